@@ -1,0 +1,52 @@
+"""What several test files share: a small text, a small model, and a run of the trainer on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.config import DataConfig, TokenizerConfig
+from model.config import GPTConfig
+from model.gpt import GPT
+from training.config import ScheduleConfig, TrainConfig
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """A file of 12,000 bytes that a model can learn: sentences of a few words, some beyond ASCII."""
+    sentences = ["the cat sat on the mat.\n", "the café is öpen.\n", "a dog ran far away → home.\n"]
+    path = tmp_path / "text.txt"
+    path.write_text("".join(sentences[i * i % 3] for i in range(600))[:12_000], encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def train_config(tmp_path: Path, text_file: Path) -> TrainConfig:
+    """A run of a few seconds: bytes, two small layers, 20 steps."""
+    return TrainConfig(
+        model=GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16),
+        data=DataConfig(path=str(text_file), cache_dir=str(tmp_path / "cache")),
+        tokenizer=TokenizerConfig(name="byte"),
+        schedule=ScheduleConfig(warmup_steps=2),
+        run_dir=str(tmp_path / "run"),
+        device="cpu",
+        batch_size=8,
+        max_steps=20,
+        eval_interval=10,
+        checkpoint_interval=10,
+        log_interval=1,
+        sample_tokens=8,
+    )
+
+
+def random_gpt(seed: int = 0, **settings) -> GPT:
+    """A small GPT in eval mode whose every weight is random, so that nothing cancels or is zero."""
+    torch.manual_seed(seed)
+    config = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=61)
+    model = GPT(GPTConfig(**(config | settings))).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
+    return model

@@ -1,0 +1,156 @@
+"""Checkpoints: complete or absent, readable without running code, refused in a sentence when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_gpt
+
+from data.config import TokenizerConfig
+from data.tokenizer import make_tokenizer
+from training import checkpoint as checkpoints
+from training.checkpoint import (
+    CheckpointError,
+    find_checkpoint,
+    link_checkpoint,
+    load_checkpoint,
+    remove_unlinked,
+    save_checkpoint,
+    training_state,
+)
+from training.config import OptimizerConfig, TrainConfig
+from training.optimizer import make_optimizers
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    directory = tmp_path / "run" / "checkpoints" / "step_5"
+    save(directory, step=5)
+    link_checkpoint(directory, "last")
+    link_checkpoint(directory, "best")
+    return directory
+
+
+def save(directory: Path, step: int, **settings) -> torch.nn.Module:
+    model = random_gpt(seed=step, vocab_size=257, **settings)
+    save_checkpoint(
+        directory,
+        model=model,
+        tokenizer=make_tokenizer(TokenizerConfig(name="byte"), []),
+        config=TrainConfig(model=model.config),
+        step=step,
+        metrics={"val_loss": 1.5},
+        state=training_state(make_optimizers(model, OptimizerConfig())),
+    )
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"tie_embeddings": True, "position": "learned", "bias": True}], ids=str)
+def test_what_is_saved_is_what_is_loaded(tmp_path, settings):
+    model = save(tmp_path / "step_1", step=1, **settings)
+    loaded = load_checkpoint(tmp_path / "step_1")
+    assert loaded.model.config == model.config and not loaded.model.training
+    assert loaded.meta["step"] == 1 and loaded.meta["metrics"] == {"val_loss": 1.5}
+    tokens = torch.randint(257, (2, 16))
+    assert torch.equal(loaded.model(tokens), model(tokens))
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode_ordinary("naïve → 漢字")) == "naïve → 漢字"
+
+
+def test_optimizer_and_random_state_load_without_running_code(saved):
+    state = torch.load(saved / "state.pt", weights_only=True)
+    optimizers = make_optimizers(random_gpt(seed=5, vocab_size=257), OptimizerConfig())
+    for optimizer, content in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(content)
+    torch.set_rng_state(state["cpu_rng"])
+
+
+def test_a_save_that_dies_leaves_the_old_checkpoint_and_no_new_one(saved, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "save_tokenizer", fail)
+    with pytest.raises(OSError, match="No space left"):
+        save(saved.with_name("step_6"), step=6)
+    assert not saved.with_name("step_6").exists()
+    assert load_checkpoint(find_checkpoint(str(saved.parent.parent))).meta["step"] == 5
+
+
+def test_only_what_last_and_best_point_to_is_kept(saved):
+    for step in (6, 7, 8):
+        save(saved.with_name(f"step_{step}"), step=step)
+    link_checkpoint(saved.with_name("step_8"), "last")
+    remove_unlinked(saved.parent)
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["best", "last", "step_5", "step_8"]
+
+
+def test_a_run_directory_that_was_moved_still_samples(saved, tmp_path):
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert load_checkpoint(find_checkpoint(str(tmp_path / "moved"))).meta["step"] == 5
+
+
+def test_the_newest_run_is_found(tmp_path):
+    for age, name in enumerate(("old/1", "new/2")):
+        directory = tmp_path / "outputs" / name / "checkpoints" / "step_1"
+        save(directory, step=1)
+        link_checkpoint(directory, "last")
+        os.utime(directory.parent / "last", (10 * age, 10 * age), follow_symlinks=False)
+    assert find_checkpoint(None, (tmp_path / "outputs",)) == tmp_path / "outputs/new/2/checkpoints/step_1"
+    with pytest.raises(CheckpointError, match=r"python train\.py"):
+        find_checkpoint(None, (tmp_path / "nothing",))
+
+
+def test_a_pickle_in_place_of_the_weights_or_the_tokenizer_runs_nothing(saved, tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    for name in ("model.safetensors", "tokenizer.json", "meta.json"):
+        original = (saved / name).read_bytes()
+        (saved / name).write_bytes(pickle.dumps(Payload()))
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_checkpoint(saved)
+        (saved / name).write_bytes(original)
+    torch.save(Payload(), saved / "state.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(saved / "state.pt", weights_only=True)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "meta.json"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "another"])
+def test_a_damaged_file_is_refused_in_a_sentence(saved, name, damage):
+    file = saved / name
+    if damage == "missing":
+        file.unlink()
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "truncated":
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    else:
+        file.write_text('{"format_version": 1}')
+    with pytest.raises(CheckpointError, match=r"checkpoint=.*(damaged|not a checkpoint)") as refused:
+        load_checkpoint(saved)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_later_format_and_settings_of_another_version_are_refused(saved):
+    meta = json.loads((saved / "meta.json").read_text())
+    (saved / "meta.json").write_text(json.dumps(meta | {"format_version": 99}))
+    with pytest.raises(CheckpointError, match="format 99"):
+        load_checkpoint(saved)
+    meta["config"]["model"]["_target_"] = "os.system"
+    (saved / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(CheckpointError, match="_target_"):
+        load_checkpoint(saved)
+
+
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        find_checkpoint(str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        load_checkpoint(find_checkpoint(str(tmp_path)))

@@ -1,0 +1,149 @@
+"""The commands as a person types them: settings, mistakes, help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+import sample
+import train
+from training.cli import CONF, to_settings
+from training.config import TrainConfig
+
+ROOT = Path(train.__file__).parent
+
+
+def run(*arguments: str, cwd: Path = ROOT, stdin: str | None = None) -> subprocess.CompletedProcess:
+    script, *rest = arguments
+    return subprocess.run(
+        [sys.executable, str(ROOT / script), *rest], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=120
+    )
+
+
+def settings_of(*overrides: str) -> TrainConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return to_settings(compose("train", ["run_dir=null", *overrides]), TrainConfig)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{group.name}={option.stem}"
+        for group in sorted(CONF.iterdir())
+        if group.is_dir()
+        for option in sorted(group.glob("*.yaml"))
+    ],
+)
+def test_every_option_of_every_group_is_a_valid_configuration(override):
+    extra = {"data=text": ["data.path=x"], "data=jsonl": ["data.path=x"], "data=hf": ["data.name=x"]}
+    prefix = "+" if override.startswith("experiment") else ""
+    settings_of(prefix + override, *extra.get(override, []))
+
+
+def test_a_short_name_selects_the_attention():
+    assert settings_of("attention=matmul").model.attention == "matmul"
+    assert settings_of("attention=matmul", "model=gpt2").model.attention == "matmul"
+
+
+def test_a_path_alone_reads_that_text():
+    config = settings_of("data.path=notes.txt")
+    assert config.data.source == "text" and config.data.held_out == 0.1
+
+
+MISTAKES = {
+    "train.py model.n_heads=8": "there is no setting model.n_heads: did you mean model.n_head",
+    "train.py optimiser=adamw": "there is no setting optimiser: did you mean optimizer",
+    "train.py +foo=1": "there is no setting foo",
+    "train.py +model.foo=1": "there is no setting model.foo",
+    "train.py model.n_head=many": "model.n_head takes a whole number",
+    "train.py max_steps=1.5": "max_steps takes a whole number",
+    "train.py model.qk_norm=maybe": "model.qk_norm takes true or false",
+    "train.py model=huge": "model=huge does not exist: choose model from gpt2",
+    "train.py attention=fast": "attention=fast does not exist: choose attention from",
+    "train.py +experiment=nope": "experiment=nope does not exist: choose experiment from",
+    "train.py experiment=shakespeare": "+experiment=shakespeare",
+    "train.py model.n_head=3": "n_head=3 does not divide n_embd=128",
+    "train.py model.n_embd=12 model.n_head=4": "odd head size of 3",
+    "train.py seed=1,2": "add -m to try each value",
+    "train.py sample_prompt=it's": "cannot read the override",
+    "train.py bogus": "cannot read the override 'bogus'",
+    "train.py data.path=/nowhere/at/all.txt": "data.path=/nowhere/at/all.txt",
+    "train.py device=cuda:99": "device=cuda:99",
+    "train.py data=jsonl": "data=jsonl needs data.path",
+    "train.py tokenizer.vocab_size=100": "tokenizer.vocab_size=100",
+    "train.py wandb.mode=on": "wandb.mode=on is not known",
+    "sample.py top_p=0": "top_p=0.0 must be above 0",
+    "sample.py top_p=1.01": "top_p=1.01",
+    "sample.py top_k=0": "top_k=0",
+    "sample.py temperature=-1": "temperature=-1.0",
+    "sample.py num_samples=0": "num_samples=0",
+    "sample.py checkpoint=/nowhere": "checkpoint=/nowhere does not exist",
+    "sample.py checkpoint=.": "is not a checkpoint",
+    "sample.py prompt_file=/nowhere": "prompt_file=/nowhere cannot be read",
+    "sample.py prompt=a prompt_file=b": "prompt and prompt_file=b are both given",
+    "sample.py temprature=1": "did you mean temperature",
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_ends_in_one_sentence_and_status_1(command, tmp_path):
+    result = run(*command.split(), cwd=tmp_path)
+    lines = result.stderr.strip().splitlines()
+    assert result.returncode == 1
+    assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
+    assert MISTAKES[command] in lines[0]
+    assert not list(tmp_path.glob("outputs/**/checkpoints"))
+
+
+def test_sample_without_a_run_says_what_to_do(tmp_path):
+    result = run("sample.py", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "python train.py" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"]], ids=str)
+def test_help_answers_without_waiting_for_torch(flags):
+    for script in ("train.py", "sample.py"):
+        started = time.perf_counter()
+        result = run(script, *flags)
+        assert result.returncode == 0 and "seed" in result.stdout
+        assert time.perf_counter() - started < 3  # on a busy machine; torch alone would add more than a second
+    loaded = "import sys; sys.argv = ['train.py', '--help']; import train; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
+    overrides = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer.vocab_size=300 max_steps=12
+        model.n_layer=1 model.n_embd=32 model.block_size=16 eval_interval=6 sample_tokens=8 device=cpu"""
+    trained = run("train.py", *overrides.split(), cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    advice = trained.stdout.strip().splitlines()[-1].split("python ")[1].split()
+    by_advice, newest = run(*advice, cwd=tmp_path), run("sample.py", cwd=tmp_path)
+    assert by_advice.returncode == 0 and by_advice.stdout == newest.stdout and len(newest.stdout) > 1
+
+    prompted = run(
+        "sample.py", "prompt_file=-", "num_samples=2", "max_new_tokens=5", cwd=tmp_path, stdin="Ünïcode, = '"
+    )
+    assert prompted.stdout.count("Ünïcode, = '") == 2 and "--- sample 2 of 2" in prompted.stdout
+
+    second = run("train.py", *overrides.split(), cwd=tmp_path)
+    assert "Preparing" in trained.stdout and "Preparing" not in second.stdout
+
+
+def test_a_sweeps_failing_job_does_not_end_the_others(text_file, tmp_path):
+    overrides = f"""-m model.n_head=1,3,2 data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte
+        max_steps=2 model.n_layer=1 model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu"""
+    result = run("train.py", *overrides.split(), cwd=tmp_path)
+    assert result.returncode == 1 and "n_head=3 does not divide n_embd=32" in result.stdout
+    assert len(list(tmp_path.glob("multirun/*/*/*/checkpoints/best"))) == 2
+
+
+def test_the_sample_command_is_configured_by_its_dataclass():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert to_settings(compose("sample"), sample.SampleConfig) == sample.SampleConfig()

@@ -1,0 +1,128 @@
+"""The GPT: its shapes, its sizes, what may influence what."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_gpt
+
+from model.config import GPTConfig
+from model.gpt import GPT
+
+VARIANTS = [
+    {},
+    {"n_kv_head": 2},
+    {"n_kv_head": 1, "qk_norm": False},
+    {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qkv_bias": True},
+    {"position": "none", "mlp": "relu2", "tie_embeddings": True},
+    {"logit_softcap": 5.0, "attention": "matmul"},
+    {"dropout": 0.5, "attention_dropout": 0.5},
+]
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_a_token_influences_only_itself_and_later_positions(settings):
+    model = random_gpt(**settings)
+    tokens = torch.randint(61, (2, 12))
+    changed = tokens.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 61
+    before, after = model(tokens), model(changed)
+    assert before.shape == (2, 12, 61)
+    torch.testing.assert_close(after[:, :7], before[:, :7], rtol=0, atol=1e-5)
+    assert (after[:, 7:] - before[:, 7:]).abs().amax(dim=(0, 2)).min() > 1e-4
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_every_parameter_gets_a_gradient(settings):
+    model = random_gpt(**settings).train()
+    tokens = torch.randint(61, (2, 13))
+    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+
+
+def test_padding_on_the_left_changes_no_real_position_when_positions_say_where_they_are():
+    model = random_gpt()
+    tokens = torch.randint(61, (1, 6))
+    padded = torch.cat([torch.randint(61, (1, 3)), tokens], dim=1)
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]])
+    positions = torch.tensor([[0, 0, 0, 0, 1, 2, 3, 4, 5]])
+    logits = model(padded, attention_mask=mask, positions=positions)
+    torch.testing.assert_close(logits[:, 3:], model(tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_the_parameters_of_gpt2_are_those_of_the_published_model():
+    with torch.device("meta"):
+        model = GPT(
+            GPTConfig(
+                n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257, position="learned",
+                norm="layernorm", mlp="gelu", bias=True, qkv_bias=True, qk_norm=False, tie_embeddings=True,
+            )
+        )  # fmt: skip
+    assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
+
+
+@pytest.mark.parametrize("zero_init", [True, False])
+def test_an_untrained_model_knows_nothing(zero_init):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(n_layer=2, n_embd=64, vocab_size=1000, zero_init=zero_init))
+    tokens = torch.randint(1000, (4, 65))
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    assert abs(loss.item() - math.log(1000)) < (1e-4 if zero_init else 0.05)
+
+
+def test_softcap_bounds_the_logits():
+    model, capped = random_gpt(), random_gpt(logit_softcap=2.0)
+    tokens = torch.randint(61, (1, 10))
+    assert model(tokens).abs().max() > 2
+    torch.testing.assert_close(capped(tokens), 2 * torch.tanh(model(tokens) / 2))
+
+
+def test_tied_embeddings_are_one_tensor():
+    model = random_gpt(tie_embeddings=True)
+    assert model.head.weight is model.token_embedding.weight
+
+
+def test_learned_positions_refuse_more_tokens_than_they_have():
+    with pytest.raises(ValueError, match="17 positions do not fit the 16 learned"):
+        random_gpt(position="learned")(torch.randint(61, (1, 17)))
+
+
+def test_rope_reads_beyond_the_block_it_was_trained_on():
+    assert random_gpt()(torch.randint(61, (1, 40))).isfinite().all()
+
+
+def test_a_model_without_a_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="vocab_size"):
+        GPT(GPTConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"n_head": 3}, "n_head=3 does not divide n_embd=128"),
+        ({"n_head": 4, "n_kv_head": 3}, "n_kv_head=3 does not divide n_head=4"),
+        ({"n_kv_head": 0}, "n_kv_head=0"),
+        ({"n_embd": 12, "n_head": 4}, "odd head size of 3"),
+        ({"attention": "fast"}, "attention=fast is not known"),
+        ({"position": "absolute"}, "position=absolute is not known"),
+        ({"norm": "batchnorm"}, "norm=batchnorm is not known"),
+        ({"mlp": "relu"}, "mlp=relu is not known"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"attention_dropout": -0.1}, "attention_dropout=-0.1"),
+        ({"n_layer": 0}, "n_layer=0"),
+        ({"attention_window": 0}, "attention_window=0"),
+        ({"rope_theta": 0.0}, "rope_theta=0.0"),
+        ({"rope_scaling_factor": 0.5}, "rope_scaling_factor=0.5"),
+        ({"logit_softcap": -1.0}, "logit_softcap=-1.0"),
+        ({"vocab_size": 0}, "vocab_size=0"),
+        ({"norm_eps": 0.0}, "norm_eps=0.0"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_are_named(settings, named):
+    with pytest.raises(ValueError, match=named):
+        GPTConfig(**settings)

@@ -1,0 +1,191 @@
+"""train(config): what a run leaves behind, and what may not change its result."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from data.config import DataError
+from train import take_step, train
+from training.checkpoint import find_checkpoint, load_checkpoint
+from training.cli import CONF, to_settings
+from training.config import OptimizerConfig, SettingsError, TrainConfig
+from training.evaluation import evaluate
+from training.run import start_run
+from training.sampling import continue_text
+
+
+def metrics(run_dir: str | Path) -> list[dict]:
+    return [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
+    best = train(train_config)
+    rows = metrics(train_config.run_dir)
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == 20 and losses[-1] < losses[0] - 1
+    evaluations = [row for row in rows if "val_loss" in row]
+    assert [row["step"] for row in evaluations] == [10, 20]
+    assert best == min(row["val_loss"] for row in evaluations) < math.log(257) - 1
+    assert evaluations[-1]["tokens"] == 20 * 8 * 16
+
+    run = Path(train_config.run_dir)
+    assert (run / "loss.png").stat().st_size > 5_000
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best", "last", "step_20"]
+    checkpoint = load_checkpoint(find_checkpoint(train_config.run_dir))
+    text = "".join(continue_text(checkpoint.model, checkpoint.tokenizer, "the", max_new_tokens=20))
+    assert 1 <= len(text) <= 20
+
+
+def test_the_checkpoint_scores_what_the_run_reported(train_config):
+    best = train(train_config)
+    run = start_run(replace(train_config, run_dir=None))
+    checkpoint = load_checkpoint(find_checkpoint(train_config.run_dir))
+    result = evaluate(checkpoint.model, run.data.val, block_size=16, batch_size=64, autocast=run.autocast)
+    assert result.loss == pytest.approx(best, rel=1e-6)
+    assert checkpoint.meta["metrics"]["val_loss"] == best
+    # With bytes for tokens, a byte costs a token's nats; <|endoftext|> before the text is not predicted.
+    assert result.bpb == pytest.approx(result.loss / math.log(2), rel=1e-9)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(train_config, tmp_path):
+    def weights(name: str, seed: int) -> torch.Tensor:
+        run_dir = str(tmp_path / name)
+        train(replace(train_config, run_dir=run_dir, seed=seed, max_steps=5))
+        return load_checkpoint(find_checkpoint(run_dir)).model.head.weight
+
+    first = weights("a", 1)
+    assert torch.equal(first, weights("b", 1))
+    assert not torch.equal(first, weights("c", 2))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_micro_batches_change_nothing_but_memory(train_config, tmp_path, optimizer):
+    def losses(micro_batch_size: int) -> list[float]:
+        run_dir = str(tmp_path / f"micro{micro_batch_size}")
+        settings = OptimizerConfig(name=optimizer, lr=1e-3)
+        train(replace(train_config, run_dir=run_dir, micro_batch_size=micro_batch_size, optimizer=settings))
+        return [row["loss"] for row in metrics(run_dir) if "loss" in row]
+
+    assert losses(2) == pytest.approx(losses(8), rel=1e-4)
+
+
+def test_evaluation_counts_every_token_once_whatever_the_batch(train_config):
+    run = start_run(train_config)
+    model = run.model.eval()
+    with torch.no_grad():
+        model.head.weight.normal_(std=0.1)
+    results = [
+        evaluate(model, run.data.val, block_size=16, batch_size=size, autocast=run.autocast).loss
+        for size in (1, 7, 500)
+    ]
+    assert results == pytest.approx([results[0]] * 3, rel=1e-6)
+    tokens = torch.from_numpy(run.data.val[:].astype("int64"))
+    total = 0.0
+    for start in range(0, len(tokens) - 1, 16):
+        window = tokens[start : start + 17]
+        logits = model(window[None, :-1])[0]
+        total += torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum").item()
+    assert results[0] == pytest.approx(total / (len(tokens) - 1), rel=1e-5)
+
+
+def test_max_minutes_ends_the_run_and_its_schedule(train_config):
+    train(replace(train_config, max_steps=10**9, max_minutes=0.02, eval_interval=10**9))
+    rows = [row for row in metrics(train_config.run_dir) if "lr" in row]
+    assert rows[-1]["seconds"] < 10
+    assert rows[-1]["lr"] < 0.1 * max(row["lr"] for row in rows)
+
+
+def test_dropout_acts_in_training_and_not_in_evaluation(train_config):
+    train_config.model = replace(train_config.model, dropout=0.5, zero_init=False)
+    run = start_run(train_config)
+    assert take_step(run, 0)[0].item() != take_step(run, 0)[0].item()
+    arguments = dict(block_size=16, batch_size=8, autocast=run.autocast)
+    assert evaluate(run.model, run.data.val, **arguments) == evaluate(run.model, run.data.val, **arguments)
+    assert run.model.training
+
+
+def test_gpt2_takes_a_training_step_on_the_cpu(train_config):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        model = to_settings(compose("train", ["model=gpt2", "run_dir=null"]), TrainConfig).model
+    model = replace(model, vocab_size=50257, block_size=128)  # a window short enough for a test
+    config = replace(
+        train_config, model=model, optimizer=OptimizerConfig(name="adamw"), batch_size=1, micro_batch_size=1
+    )
+    loss, grad_norm = take_step(start_run(config), 0)
+    assert abs(loss.item() - math.log(50257)) < 0.3 and grad_norm.isfinite()
+
+
+def test_a_text_shorter_than_a_window_is_refused_before_the_model_is_built(train_config, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text("too short\n" * 3)
+    train_config.data.path = str(short)
+    with pytest.raises(DataError, match="block_size=16"):
+        train(train_config)
+    assert not Path(train_config.run_dir).exists()
+
+
+def test_a_directory_that_holds_a_run_is_not_overwritten(train_config):
+    train(train_config)
+    before = metrics(train_config.run_dir)
+    with pytest.raises(SettingsError, match="already holds a run"):
+        train(train_config)
+    assert metrics(train_config.run_dir) == before
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(train_config):
+    train_config.model.vocab_size = 100
+    with pytest.raises(SettingsError, match=r"model\.vocab_size=100 is less than the tokenizer's 257"):
+        train(train_config)
+
+
+def test_a_device_that_is_not_there_is_refused(train_config):
+    for device in ("cuda:99", "gpu", "meta"):
+        with pytest.raises(SettingsError, match=f"device={device}"):
+            train(replace(train_config, device=device))
+
+
+def test_wandb_offline_writes_into_the_run_directory(train_config):
+    train_config.wandb.mode = "offline"
+    train(replace(train_config, max_steps=2))
+    assert list(Path(train_config.run_dir).glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 8, "micro_batch_size": 3}, "micro_batch_size=3 does not divide batch_size=8"),
+        ({"max_steps": 0}, "max_steps=0"),
+        ({"max_minutes": 0.0}, "max_minutes=0.0"),
+        ({"grad_clip": -1.0}, "grad_clip=-1.0"),
+        ({"eval_interval": 0}, "eval_interval=0"),
+        ({"precision": "fp8"}, "precision=fp8"),
+        ({"compile": "yes"}, "compile=yes"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+    ids=str,
+)
+def test_training_settings_out_of_range_are_named(settings, named):
+    with pytest.raises(ValueError, match=named):
+        TrainConfig(**settings)
+
+
+def test_nanogpts_shape_reaches_its_loss_in_a_fifth_of_the_steps(tmp_path):
+    shakespeare = Path(__file__).parent.parent.parent / "shared/data/tinyshakespeare.txt"
+    if not shakespeare.exists():
+        pytest.skip("needs tiny Shakespeare beside the checkout")
+    command = f"""train.py tokenizer=byte data.path={shakespeare} data.cache_dir={tmp_path} run_dir={tmp_path}/run
+        hydra.run.dir={tmp_path}/hydra model.n_layer=4 model.n_head=4 model.n_embd=128 model.block_size=64
+        batch_size=12 max_steps=400 eval_interval=400 checkpoint_interval=400 sample_tokens=0 device=cpu"""
+    subprocess.run([sys.executable, *command.split()], check=True, capture_output=True, env=os.environ)
+    assert metrics(tmp_path / "run")[-1]["val_loss"] <= 1.90

@@ -1,0 +1,160 @@
+"""Where the entry scripts meet Hydra: typed settings in, one sentence out when they are wrong."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import os
+import re
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data.config import DataError
+from training.config import SettingsError
+
+log = logging.getLogger("tinygpt")
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+MISTAKES = (SettingsError, DataError, PermissionError)
+
+# Two runs that start in the same second must not share a directory: their names end in this.
+OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
+
+
+def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
+    """Make a function of one `schema` object an entry script's command, configured by conf/`name`.yaml.
+
+    A person's mistake ends in one sentence on stderr and exit status 1; in a sweep it ends its own
+    job and the others go on. HYDRA_FULL_ERROR=1 shows the traceback instead.
+    """
+    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+
+    def decorate(function: Callable[[Any], Any]) -> Callable[[], None]:
+        @hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)
+        def job(cfg: DictConfig) -> Any:
+            try:
+                return function(to_settings(cfg, schema))
+            except MISTAKES as error:
+                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                    log.error("job %s failed: %s", HydraConfig.get().job.num, error)
+                elif not show_traceback:
+                    sys.exit(f"error: {error}")
+                raise
+
+        @functools.wraps(function)
+        def main() -> None:
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
+            try:
+                job()
+            except KeyboardInterrupt:
+                sys.exit(130)
+            except Exception as error:
+                if show_traceback or not (sentence := explain(error, schema)):
+                    raise
+                sys.exit(f"error: {sentence}")
+
+        return main
+
+    show_traceback = "HYDRA_FULL_ERROR" in os.environ
+    return decorate
+
+
+def to_settings(cfg: DictConfig, schema: type) -> Any:
+    """The typed, checked `schema` object that Hydra's config stands for.
+
+    Raises SettingsError for a key the schema does not have (`+key=value` slips past Hydra) or values
+    that do not fit together.
+    """
+    known = set(setting_names(schema))
+    for key in _keys(OmegaConf.to_container(cfg)):
+        if key not in known:
+            raise SettingsError(unknown_setting(key, schema))
+    try:
+        return OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise SettingsError(explain(error, schema)) from error
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def explain(error: BaseException, schema: type) -> str | None:
+    """One sentence, with the remedy, for a mistake on the command line; None for an error that is ours."""
+    cause = error.__cause__
+    if isinstance(error, MISTAKES):
+        return str(error)
+    if isinstance(error, MissingConfigException):
+        group, _, option = (error.missing_cfg_file or "").partition("/")
+        if not error.options:
+            return f"there is no conf/{error.missing_cfg_file}.yaml."
+        return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
+    if isinstance(error, OverrideParseException):
+        return (
+            f"cannot read the override {error.override!r}: write key=value, and put a value that has spaces, "
+            "commas or quotes in both kinds of quotes, as in 'sample_prompt=\"Hello, world\"'."
+        )
+    if isinstance(cause, OmegaConfBaseException):
+        return explain(cause, schema)
+    if isinstance(error, OmegaConfBaseException):
+        if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError"):
+            return unknown_setting(error.full_key or str(error.key), schema)
+        if type(error).__name__ == "ValidationError":
+            return f"{error.full_key} takes {_kind_of_value(error.full_key, schema)}: {str(error).splitlines()[0]}."
+        return f"{error.full_key}: {str(error).splitlines()[0]}."
+    if isinstance(error, ConfigCompositionException):
+        message = str(error)
+        if ambiguous := re.search(r"Ambiguous value for argument '((.*?)=(.*))'", message):
+            whole, key, value = ambiguous.groups()
+            return f"{whole} has a comma: add -m to try each value in turn, or quote it, as in '{key}=\"{value}\"'."
+        if missing_plus := re.search(r"No match in the defaults list.*use (\+\S+)", message, re.DOTALL):
+            return f"write {missing_plus[1]}, with a plus: there is no default to replace."
+        return " ".join(message.split())
+    return None
+
+
+def unknown_setting(key: str, schema: type) -> str:
+    """The sentence for a key that is no setting, with the nearest ones that are."""
+    names = [*setting_names(schema), *(path.name for path in CONF.iterdir() if path.is_dir())]
+    by_last_part = {name.rpartition(".")[2]: name for name in names}
+    near = difflib.get_close_matches(key, names, n=2, cutoff=0.75)
+    near += [by_last_part[n] for n in difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=1)]
+    hint = " or ".join(dict.fromkeys(near))
+    return f"there is no setting {key}" + (f": did you mean {hint}?" if hint else "; --help lists them all.")
+
+
+def setting_names(schema: type, prefix: str = "") -> Iterator[str]:
+    """Every setting of a dataclass and those inside it, dotted: model, model.n_head, …"""
+    hints = get_type_hints(schema)
+    for field in fields(schema):
+        yield prefix + field.name
+        if is_dataclass(hints[field.name]):
+            yield from setting_names(hints[field.name], f"{prefix}{field.name}.")
+
+
+def _keys(settings: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in settings.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{key}.")
+
+
+def _kind_of_value(name: str, schema: type) -> str:
+    """What a setting takes, in words."""
+    kind: Any = schema
+    for part in name.split("."):
+        kind = get_type_hints(kind)[part]
+    inner = next((option for option in get_args(kind) if option is not type(None)), kind)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return words.get(inner, "a group of settings") + (" or null" if inner is not kind else "")

@@ -1,0 +1,167 @@
+"""TrainConfig: every setting of a training run, typed and checked before any work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from data.config import DataConfig, TokenizerConfig
+from model.config import GPTConfig
+
+OPTIMIZERS = ("muon", "adamw")
+SCHEDULES = ("warmup_stable_decay", "cosine", "constant")
+PRECISIONS = ("auto", "fp32", "bf16")
+SWITCHES = ("auto", "on", "off")
+WANDB_MODES = ("disabled", "offline", "online")
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be honoured; the message names it, its value and the remedy."""
+
+
+@dataclass(kw_only=True)
+class OptimizerConfig:
+    """Which optimizer moves which weights how fast."""
+
+    name: str = "muon"
+    """muon (Jordan et al. 2024) for the blocks' matrices with AdamW for everything else, or adamw for all."""
+    lr: float = 0.02
+    """Peak learning rate of the blocks' matrices."""
+    embedding_lr: float | None = None
+    """Peak learning rate of the embeddings, norms and biases; lr when null."""
+    head_lr: float | None = None
+    """Peak learning rate of an untied output head; lr when null."""
+    momentum: float = 0.95
+    """Muon's Nesterov momentum."""
+    beta1: float = 0.9
+    """AdamW's decay of the mean gradient."""
+    beta2: float = 0.95
+    """AdamW's decay of the mean squared gradient."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, per unit of learning rate, on matrices and embeddings."""
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer.name", self.name, OPTIMIZERS)
+        for name in ("lr", "embedding_lr", "head_lr"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"optimizer.{name}={value} must be positive.")
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name}={getattr(self, name)} must be from 0 up to, not including, 1.")
+        if self.weight_decay < 0:
+            raise ValueError(f"optimizer.weight_decay={self.weight_decay} must not be negative; 0 turns it off.")
+
+
+@dataclass(kw_only=True)
+class ScheduleConfig:
+    """How the learning rate moves over the run, as a factor on every peak rate."""
+
+    name: str = "warmup_stable_decay"
+    """warmup_stable_decay (constant, then linear down), cosine (Loshchilov & Hutter 2017) or constant."""
+    warmup_steps: int = 10
+    """Steps over which the rate climbs linearly from 0."""
+    decay_fraction: float = 0.7
+    """For warmup_stable_decay: share of the run spent decaying, at its end."""
+    final_factor: float = 0.0
+    """Factor reached at the last step."""
+
+    def __post_init__(self) -> None:
+        _one_of("schedule.name", self.name, SCHEDULES)
+        if self.warmup_steps < 0:
+            raise ValueError(f"schedule.warmup_steps={self.warmup_steps} must not be negative; 0 turns it off.")
+        for name in ("decay_fraction", "final_factor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"schedule.{name}={getattr(self, name)} must be from 0 to 1.")
+
+
+@dataclass(kw_only=True)
+class WandbConfig:
+    """Weights & Biases; metrics.jsonl and loss.png are written with or without it."""
+
+    mode: str = "disabled"
+    """disabled, offline (written to the run directory, synced by hand) or online."""
+    project: str = "tinygpt"
+    name: str | None = None
+    """The run's name; its directory's when null."""
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("wandb.mode", self.mode, WANDB_MODES)
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """One training run."""
+
+    model: GPTConfig = field(default_factory=GPTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+    run_dir: str | None = None
+    """Where everything the run writes goes; a new folder under outputs/ when null."""
+    seed: int = 1
+    """Fixes the initial weights, the order of the text and the dropout."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    precision: str = "auto"
+    """bf16 runs the forward pass under autocast; auto is bf16 on CUDA devices that have it, else fp32."""
+    compile: str = "auto"
+    """torch.compile: auto is on for CUDA on Linux, where it pays for its compilation."""
+
+    batch_size: int = 16
+    """Windows in one optimizer step."""
+    micro_batch_size: int | None = None
+    """Windows in one forward pass; the whole batch when null. Less memory, the same result."""
+    max_steps: int = 1000
+    """Optimizer steps to take."""
+    max_minutes: float | None = None
+    """Stop, and end the schedule, after this much training time if max_steps has not come first."""
+    grad_clip: float = 1.0
+    """Longest allowed norm of the gradient; 0 turns clipping off."""
+
+    log_interval: int = 10
+    """Steps between lines of metrics.jsonl."""
+    eval_interval: int = 250
+    """Steps between evaluations on the whole validation split."""
+    eval_batch_size: int | None = None
+    """Windows in one forward pass of an evaluation; when null, as many as make 16,384 tokens."""
+    checkpoint_interval: int = 250
+    """Steps between checkpoints."""
+    sample_tokens: int = 96
+    """Tokens of the sample shown at evaluations; 0 shows none."""
+    sample_prompt: str = ""
+    """What that sample continues; the start of a document when empty."""
+
+    def __post_init__(self) -> None:
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("compile", self.compile, SWITCHES)
+        for name in ("batch_size", "max_steps", "log_interval", "eval_interval", "checkpoint_interval"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("sample_tokens", "grad_clip", "seed"):
+            _at_least(name, getattr(self, name), 0)
+        if self.micro_batch_size is None:
+            self.micro_batch_size = self.batch_size
+        if self.eval_batch_size is None:
+            self.eval_batch_size = max(1, 16_384 // self.model.block_size)
+        for name in ("micro_batch_size", "eval_batch_size"):
+            _at_least(name, getattr(self, name), 1)
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"micro_batch_size={self.micro_batch_size} does not divide batch_size={self.batch_size}: "
+                "every forward pass of a step takes the same number of windows."
+            )
+        if self.max_minutes is not None and self.max_minutes <= 0:
+            raise ValueError(f"max_minutes={self.max_minutes} must be positive, or null for no limit.")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}={value} is not known: choose one of {', '.join(known)}.")
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if value < least:
+        raise ValueError(f"{name}={value} must be at least {least}.")
