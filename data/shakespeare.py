@@ -1,0 +1,51 @@
+"""Tiny Shakespeare: downloaded once, checked, and kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.request
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data.config import DataError
+
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+_TIMEOUT = 20  # seconds without an answer
+
+
+def tiny_shakespeare(cache_dir: str) -> Path:
+    """The file in the cache, downloaded when it is not there; DataError when it cannot be had."""
+    path = Path(cache_dir).expanduser() / "tinyshakespeare.txt"
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHA256:
+        return path
+    try:
+        content = _download()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"data=shakespeare could not be downloaded from {URL} ({error}): put a copy at {path}, "
+            "or give data.path=FILE for one that you have."
+        ) from error
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise DataError(f"data.cache_dir={cache_dir} cannot be written ({error}): give another folder.") from error
+    return path
+
+
+def _download() -> bytes:
+    with urllib.request.urlopen(URL, timeout=_TIMEOUT) as response:
+        total = int(response.headers.get("Content-Length") or 0) or None
+        content = bytearray()
+        with tqdm(total=total, desc="downloading tiny Shakespeare", unit="B", unit_scale=True, disable=None) as bar:
+            while block := response.read(1 << 16):
+                content += block
+                bar.update(len(block))
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        raise ValueError("what came is not the known file: its sha256 differs")
+    return bytes(content)

@@ -1,0 +1,342 @@
+"""The rules of data/corpus.py, files.py, shakespeare.py and pieces.py: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+import types
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from data import files, shakespeare
+from data.config import SOURCES, TOKENIZERS, DataConfig, DataError, TokenizerConfig
+from data.corpus import Corpus, open_corpus
+from data.pieces import LONGEST, pieces
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHAKESPEARE = REPOSITORY / ".." / "shared" / "data" / "tinyshakespeare.txt"
+
+
+def texts(corpus: Corpus) -> list[str]:
+    """The documents that have text, each as one string."""
+    return [text for document in corpus.documents() if (text := "".join(document))]
+
+
+def text_corpus(path: Path | str) -> Corpus:
+    return open_corpus(DataConfig(path=str(path)))
+
+
+def jsonl_corpus(path: Path, **settings: str) -> Corpus:
+    return open_corpus(DataConfig(source="jsonl", path=str(path), **settings))
+
+
+# Settings
+
+
+def test_a_path_with_the_default_source_means_text_and_holds_out_a_tenth():
+    for source in ("stdlib", "shakespeare"):
+        config = DataConfig(source=source, path="notes.txt")
+        assert (config.source, config.held_out) == ("text", 0.1)
+    assert DataConfig().held_out == 0.02
+    assert DataConfig(val_fraction=0.3).held_out == 0.3
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"source": "books"}, "data.source=books"),
+        ({"val_fraction": 0.0}, "data.val_fraction=0.0"),
+        ({"val_fraction": 0.6}, "data.val_fraction=0.6"),
+        ({"source": "text"}, "data.path"),
+        ({"source": "jsonl"}, "data.path"),
+        ({"source": "hf"}, "data.name"),
+        ({"cache_dir": ""}, "data.cache_dir"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(settings, named):
+    with pytest.raises(ValueError, match=named):
+        DataConfig(**settings)
+
+
+@pytest.mark.parametrize("group", ["data", "tokenizer"])
+def test_every_group_in_conf_fits_its_settings(group):
+    schema = {"data": DataConfig, "tokenizer": TokenizerConfig}[group]
+    names = {"data": SOURCES, "tokenizer": TOKENIZERS}[group]
+    needed = {"text": {"path": "a.txt"}, "jsonl": {"path": "a.jsonl"}, "hf": {"name": "someone/stories"}}
+    assert {file.stem for file in (REPOSITORY / "conf" / group).iterdir()} == set(names)
+    for name in names:
+        given = OmegaConf.load(REPOSITORY / "conf" / group / f"{name}.yaml")
+        merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given, needed.get(name, {})))
+        assert name == (merged.source if group == "data" else merged.name)
+
+
+def test_importing_the_settings_imports_nothing_heavy():
+    code = "import sys, data.config; print({'numpy', 'tiktoken', 'rustbpe', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# Standard library
+
+
+def test_stdlib_is_the_library_of_this_interpreter_without_its_tests():
+    corpus = open_corpus(DataConfig())
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in corpus.description
+    found = texts(corpus)
+    assert len(found) > 400
+    assert sum(map(len, found)) > 8_000_000
+    assert any(text.startswith('r"""HTTP/1.1 client library') for text in found)
+    assert not any("class TestPickle" in text or "import test.support" in text for text in found)
+
+
+# Text
+
+
+def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files(tmp_path):
+    for name, content in {
+        "b.txt": b"second",
+        "a/z.md": b"first",
+        "c.bin": b"PNG\0\1\2",
+        ".hidden": b"no",
+        ".git/config": b"no",
+        "d.txt": b"",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "dangling.txt").symlink_to(tmp_path / "nowhere")
+    assert texts(text_corpus(tmp_path)) == ["first", "second"]
+
+
+def test_a_glob_a_file_and_a_packed_file_are_read(tmp_path):
+    (tmp_path / "one.txt").write_text("one")
+    (tmp_path / "two.md").write_text("two")
+    (tmp_path / "three.txt.gz").write_bytes(gzip.compress(b"three"))
+    assert texts(text_corpus(tmp_path / "*.txt")) == ["one"]
+    assert texts(text_corpus(tmp_path / "three.txt.gz")) == ["three"]
+    assert sorted(texts(text_corpus(tmp_path / "*"))) == ["one", "three", "two"]
+
+
+def test_documents_start_anew_at_each_call_and_their_text_is_not_touched(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n\n \t")
+    corpus = text_corpus(file)
+    assert texts(corpus) == texts(corpus) == ["\ufeffone\r\ntwo\rthree\n\n \t"]
+
+
+def test_invalid_utf8_becomes_replacement_characters_and_characters_across_blocks_stay_whole(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"x" * (files._BLOCK - 1) + "é".encode() + b"\xff\xfe end\xc3")
+    assert texts(text_corpus(file)) == ["x" * (files._BLOCK - 1) + "é\ufffd\ufffd end\ufffd"]
+
+
+@pytest.mark.parametrize("name", ["big.txt", "big.txt.gz"])
+def test_a_document_larger_than_its_memory_is_read_in_bounded_pieces(tmp_path, name):
+    file = tmp_path / name
+    content = b"a line of text, then another\n" * 1_000_000
+    file.write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
+    length = 0
+    tracemalloc.start()
+    try:
+        for document in text_corpus(file).documents():
+            for piece in document:
+                assert len(piece) <= LONGEST
+                length += len(piece)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert length == len(content)
+    assert peak < 8_000_000
+
+
+@pytest.mark.parametrize("name", ["missing.txt", "empty_folder", "*.none", "binary.txt", "broken.gz", "cut.gz"])
+def test_a_path_without_text_is_refused_by_name(tmp_path, name):
+    (tmp_path / "empty_folder").mkdir()
+    (tmp_path / "binary.txt").write_bytes(b"\x7fELF\0\0")
+    (tmp_path / "broken.gz").write_bytes(b"not packed at all")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(os.urandom(1000))[:500])
+    with pytest.raises(DataError, match=r"data\.path") as caught:
+        texts(text_corpus(tmp_path / name))
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_device_is_not_read_as_text():
+    with pytest.raises(DataError, match="/dev/zero"):
+        text_corpus("/dev/zero")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_file_is_refused_by_name(tmp_path):
+    (tmp_path / "secret.txt").write_text("x")
+    (tmp_path / "secret.txt").chmod(0)
+    with pytest.raises(DataError, match=r"secret\.txt"):
+        text_corpus(tmp_path)
+
+
+def test_the_fingerprint_changes_with_the_files_and_only_with_them(tmp_path, monkeypatch):
+    file = tmp_path / "a.txt"
+    file.write_text("one")
+    os.utime(file, ns=(0, 1_000))
+    first = text_corpus(tmp_path).fingerprint
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "reading", None)  # a fingerprint reads no text
+        assert text_corpus(tmp_path).fingerprint == first
+    seen = {first}
+    os.utime(file, ns=(0, 1_001))
+    seen.add(text_corpus(tmp_path).fingerprint)
+    file.write_text("more")
+    os.utime(file, ns=(0, 1_001))
+    seen.add(text_corpus(tmp_path).fingerprint)
+    file.rename(tmp_path / "b.txt")
+    seen.add(text_corpus(tmp_path).fingerprint)
+    (tmp_path / "c.txt").write_text("")
+    seen.add(text_corpus(tmp_path).fingerprint)
+    assert len(seen) == 5
+
+
+# JSON lines
+
+
+def test_jsonl_gives_one_document_a_line(tmp_path):
+    lines = [json.dumps({"body": text, "id": 1}) for text in ("one", "two\nlines", "<|endoftext|>")]
+    (tmp_path / "a.jsonl").write_text("\ufeff" + "\n\n".join(lines) + "\n")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(rb'{"body": "packed \ud800 half"}'))
+    (tmp_path / "README.md").write_text("not JSON")
+    corpus = jsonl_corpus(tmp_path, text_field="body")
+    assert texts(corpus) == ["one", "two\nlines", "<|endoftext|>", "packed \ufffd half"]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (b'{"text": "cut', "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[1, 2]", "not a JSON object"),
+        (b'{"body": "x", "id": 3}', "text_field=text: choose one of body, id"),
+        (b'{"text": null}', "data.text_field=text"),
+        (b"\xff\xfe\x00", "is not JSON"),
+    ],
+)
+def test_a_bad_jsonl_line_is_named_by_file_and_number(tmp_path, line, named):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"text": "fine"}\n\n' + line + b"\n")
+    with pytest.raises(DataError, match=named) as caught:
+        texts(jsonl_corpus(file))
+    assert f"{file} line 3" in str(caught.value)
+
+
+def test_a_folder_without_jsonl_files_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(DataError, match=r"data\.path=.*\.jsonl"):
+        jsonl_corpus(tmp_path)
+
+
+# Shakespeare
+
+
+def shakespeare_corpus(cache_dir: Path) -> Corpus:
+    return open_corpus(DataConfig(source="shakespeare", cache_dir=str(cache_dir)))
+
+
+def answer_with(monkeypatch, content: bytes | None) -> None:
+    """Have downloads give `content`, or no network."""
+
+    def urlopen(url, timeout):
+        if content is None:
+            raise urllib.error.URLError("Temporary failure in name resolution")
+        response = io.BytesIO(content)
+        response.headers = {"Content-Length": str(len(content))}
+        return response
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+
+
+def test_without_network_shakespeare_says_where_a_copy_may_go(tmp_path, monkeypatch):
+    answer_with(monkeypatch, None)
+    with pytest.raises(DataError, match=r"data\.path=FILE") as caught:
+        shakespeare_corpus(tmp_path)
+    assert str(tmp_path / "tinyshakespeare.txt") in str(caught.value)
+    assert shakespeare.URL in str(caught.value)
+
+
+def test_a_download_of_something_else_is_refused_and_not_kept(tmp_path, monkeypatch):
+    answer_with(monkeypatch, b"<html>please log in</html>")
+    with pytest.raises(DataError, match="sha256"):
+        shakespeare_corpus(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not SHAKESPEARE.exists(), reason="no copy of tiny Shakespeare here")
+def test_shakespeare_is_downloaded_once_and_replaced_when_damaged(tmp_path, monkeypatch):
+    content = SHAKESPEARE.read_bytes()
+    (tmp_path / "tinyshakespeare.txt").write_bytes(content[:-1])
+    answer_with(monkeypatch, content)
+    assert texts(shakespeare_corpus(tmp_path)) == [content.decode()]
+    answer_with(monkeypatch, None)
+    assert texts(shakespeare_corpus(tmp_path)) == [content.decode()]
+    assert [file.name for file in tmp_path.iterdir()] == ["tinyshakespeare.txt"]
+
+
+# Hugging Face datasets
+
+
+def fake_datasets(monkeypatch, load_dataset) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+
+
+def hf_corpus(**settings: str) -> Corpus:
+    return open_corpus(DataConfig(source="hf", name="someone/stories", **settings))
+
+
+def test_hf_streams_the_field_of_the_split(monkeypatch):
+    asked = []
+
+    def load_dataset(name, subset, *, split, streaming):
+        asked.append((name, subset, split, streaming))
+        return ({"body": text} for text in ("one", "", "two"))
+
+    fake_datasets(monkeypatch, load_dataset)
+    assert texts(hf_corpus(subset="en", split="test", text_field="body")) == ["one", "two"]
+    assert asked == [("someone/stories", "en", "test", True)]
+
+
+def test_hf_without_the_library_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"pip install -e"):
+        texts(hf_corpus())
+
+
+def test_an_error_of_the_library_becomes_one_sentence_with_the_settings(monkeypatch):
+    def load_dataset(*_, **__):
+        raise RuntimeError("Connection\n  refused")
+
+    fake_datasets(monkeypatch, load_dataset)
+    with pytest.raises(DataError, match=r"data\.name=someone/stories.*data\.split=train.*Connection refused"):
+        texts(hf_corpus())
+
+
+def test_hf_names_the_fields_there_are(monkeypatch):
+    fake_datasets(monkeypatch, lambda *_, **__: iter([{"story": "one"}]))
+    with pytest.raises(DataError, match=r"data\.text_field=text: choose one of story"):
+        texts(hf_corpus())
+
+
+# Pieces
+
+
+@given(st.lists(st.text("ab \n,字", max_size=40)), st.integers(2, 12))
+def test_pieces_are_the_text_in_order_and_bounded(blocks, longest):
+    cut = list(pieces(blocks, longest))
+    assert "".join(cut) == "".join(blocks)
+    assert all(0 < len(piece) <= longest for piece in cut)

@@ -1,0 +1,473 @@
+"""The rules of data/prepare.py, split.py, encode.py and shards.py: text on disk as tokens, once and whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data import encode, prepare, shards
+from data.config import DataConfig, DataError, TokenizerConfig
+from data.corpus import Corpus, open_corpus
+from data.pieces import LONGEST, pieces
+from data.prepare import PreparedData
+from data.shards import ShardWriter, Tokens, open_tokens, token_dtype
+from data.split import split_corpus
+from data.tokenizer import END_OF_TEXT, end_of_text
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHAKESPEARE = REPOSITORY / ".." / "shared" / "data" / "tinyshakespeare.txt"
+
+NASTY = [
+    f"a literal {END_OF_TEXT} inside",
+    END_OF_TEXT,
+    " " * 1_000_000 + "a",
+    "\n",
+    "tail without a line end",
+    "é字🙂\r\n",
+    "\ufffd\ufffd",
+    "x",
+    "\0 a NUL, late",
+    "y" * 300_000,
+]
+
+
+class Log(list):
+    def __call__(self, line: str) -> None:
+        self.append(line)
+
+
+def write_jsonl(file: Path, texts: list[str]) -> Path:
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return file
+
+
+def prepared(
+    tmp_path: Path, path: Path, *, tokenizer: str = "byte", log: Log | None = None, **settings
+) -> PreparedData:
+    """Prepare the text or JSON lines of `path` with a cache in tmp_path."""
+    source = "jsonl" if path.suffix == ".jsonl" else "text"
+    data = DataConfig(source=source, path=str(path), cache_dir=str(tmp_path / "cache"), **settings)
+    config = TokenizerConfig(name=tokenizer, vocab_size=300)
+    return prepare.prepare(data, config, log=log if log is not None else Log())
+
+
+def documents(data: PreparedData, tokens: Tokens) -> list[str]:
+    """The documents of a split, decoded."""
+    ids = tokens[: len(tokens)].astype(np.int64)
+    starts = np.flatnonzero(ids == end_of_text(data.tokenizer))
+    assert not len(ids) or starts[0] == 0, "a split begins with <|endoftext|>"
+    return [data.tokenizer.decode(part[1:].tolist()) for part in np.split(ids, starts)[1:]]
+
+
+def cache_names(tmp_path: Path) -> list[str]:
+    return sorted(file.name for file in (tmp_path / "cache" / "tokens").iterdir() if file.suffix != ".lock")
+
+
+# What ends up in the shards
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+def test_nasty_documents_come_back_whole_and_in_order(tmp_path, tokenizer):
+    texts = [*NASTY, "", *[f"filler {number}" for number in range(20)]]
+    data = prepared(tmp_path, write_jsonl(tmp_path / "a.jsonl", texts), tokenizer=tokenizer, val_fraction=0.1)
+    texts.remove("")
+    held_out = texts[9::10]
+    assert documents(data, data.val) == held_out
+    assert documents(data, data.train) == [text for text in texts if text not in held_out]
+    for tokens, expected in ((data.val, held_out), (data.train, [text for text in texts if text not in held_out])):
+        assert tokens.documents == len(expected)
+        assert tokens.text_bytes == sum(len(text.encode()) for text in expected)
+
+
+def test_prepared_tokens_are_those_of_each_document_encoded_whole(tmp_path):
+    folder = tmp_path / "code"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number:02}.py").write_text(Path(prepare.__file__).read_text()[number * 10 :])
+    data = prepared(tmp_path, folder, tokenizer="bpe", val_fraction=0.1)
+    texts = [file.read_text() for file in sorted(folder.iterdir())]
+    expected = []
+    for number, text in enumerate(texts):
+        if number % 10 != 9:
+            expected += [end_of_text(data.tokenizer), *data.tokenizer.encode_ordinary(text)]
+    assert data.train[: len(data.train)].tolist() == expected
+    assert data.tokenizer.n_vocab == 300
+    assert (data.train.documents, data.val.documents) == (36, 4)
+
+
+@pytest.mark.skipif(not SHAKESPEARE.exists(), reason="no copy of tiny Shakespeare here")
+def test_one_long_text_is_split_at_a_line_near_the_last_tenth_and_encoded_as_whole(tmp_path):
+    text = SHAKESPEARE.read_text()
+    assert len(text) > 4 * LONGEST
+    data = prepared(tmp_path, SHAKESPEARE, tokenizer="bpe")
+    (train,), (val,) = documents(data, data.train), documents(data, data.val)
+    assert train + val == text
+    assert train.endswith("\n")
+    assert abs(len(val) - len(text) / 10) < 100
+    assert data.train[1 : len(data.train)].tolist() == data.tokenizer.encode_ordinary(train)
+
+
+def test_invalid_utf8_is_counted_as_it_is_read(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"good \xff\xfe bad\n" * 100)
+    data = prepared(tmp_path, file)
+    text = "good \ufffd\ufffd bad\n" * 100
+    assert "".join(documents(data, data.train) + documents(data, data.val)) == text
+    assert data.train.text_bytes + data.val.text_bytes == len(text.encode())
+
+
+def test_bpe_never_learns_from_held_out_text(tmp_path, monkeypatch):
+    learnt = []
+    original = prepare.make_tokenizer
+
+    def spy(config, training_text):
+        learnt.extend(training_text)
+        return original(config, learnt)
+
+    monkeypatch.setattr(prepare, "make_tokenizer", spy)
+    texts = [f"document {number} " * 20 for number in range(50)]
+    data = prepared(tmp_path, write_jsonl(tmp_path / "a.jsonl", texts), tokenizer="bpe", val_fraction=0.1)
+    assert learnt == documents(data, data.train)
+    assert not set(learnt) & set(documents(data, data.val))
+
+
+# The split
+
+
+def corpus_of(texts: list[str], longest: int = LONGEST) -> Corpus:
+    return Corpus("a test", "0", None, lambda: (pieces([text], longest) for text in texts))
+
+
+def split_texts(texts: list[str], fraction: float, longest: int = LONGEST) -> dict[str, list[str]]:
+    """The documents of each split."""
+    found: dict[str, list[str]] = {"train": [], "val": []}
+    for split, begins, text in split_corpus(corpus_of(texts, longest), fraction):
+        assert text
+        if begins:
+            found[split].append("")
+        found[split][-1] += text
+    return found
+
+
+@given(
+    texts=st.lists(st.text("ab \n", max_size=60), max_size=30),
+    fraction=st.sampled_from([0.02, 0.1, 0.3, 0.5]),
+    longest=st.integers(2, 70),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_character_is_in_one_split_and_only_there(texts, fraction, longest):
+    found = split_texts(texts, fraction, longest)
+    kept = [text for text in texts if text]
+    if len(kept) >= 2 / fraction:
+        every = round(1 / fraction)
+        assert found["val"] == kept[every - 1 :: every]
+        assert found["train"] == [text for number, text in enumerate(kept) if number % every != every - 1]
+    else:
+        train, val = iter(found["train"]), iter(found["val"])
+        rejoined, heads, tails = [], next(train, None), next(val, None)
+        for text in kept:
+            whole = ""
+            if heads is not None and text.startswith(heads):
+                whole, heads = heads, next(train, None)
+            if tails is not None and whole + tails == text:
+                whole, tails = whole + tails, next(val, None)
+            rejoined.append(whole)
+        assert "".join(rejoined) == "".join(kept)
+        assert (heads, tails) == (None, None)
+
+
+def test_few_documents_lose_their_tails_at_a_line_or_else_a_word_or_else_anywhere():
+    lines, words, letters = "a line\n" * 1000, "word " * 1000, "x" * 5000
+    found = split_texts([lines, words, letters], 0.1)
+    assert [len(text) for text in found["train"]] == [6300, 4500, 4500]
+    assert found["val"] == ["a line\n" * 100, "word " * 100, "x" * 500]
+
+
+def test_a_tail_is_never_much_longer_than_asked_for():
+    (tail,) = split_texts(["Title\n" + "x" * 494], 0.1)["val"]
+    assert len(tail) == 50
+
+
+def test_a_tail_begins_where_it_should_in_a_document_of_many_pieces():
+    text = "".join(f"line {number}\n" for number in range(2000))
+    found = split_texts([text], 0.1, longest=50)
+    assert found["train"][0] + found["val"][0] == text
+    assert abs(len(found["val"][0]) - len(text) / 10) < 50
+
+
+# Shards
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), max_size=6),
+    bounds=st.tuples(st.integers(-3, 35), st.integers(-3, 35)),
+)
+def test_shards_read_as_one_long_array(sizes, bounds):
+    whole = np.arange(sum(sizes), dtype=np.uint16)
+    tokens = Tokens(np.split(whole, np.cumsum(sizes)[:-1]) if sizes else [], documents=1, text_bytes=1)
+    assert len(tokens) == len(whole)
+    assert tokens[slice(*bounds)].tolist() == whole[slice(*bounds)].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+def test_the_writer_fills_shards_up_to_their_size(tmp_path, dtype):
+    dtype = np.dtype(dtype)
+    with ShardWriter(tmp_path, "train", dtype, shard_tokens=10) as writer:
+        for start in range(0, 35, 7):
+            writer.write(np.arange(start, start + 7, dtype=np.uint32), documents=1, text_bytes=3)
+    summary = writer.summary()
+    assert summary == {"tokens": 35, "documents": 5, "bytes": 15, "shards": [10, 10, 10, 5]}
+    assert [file.stat().st_size for file in sorted(tmp_path.iterdir())] == [
+        count * dtype.itemsize for count in summary["shards"]
+    ]
+    tokens = open_tokens(tmp_path, "train", dtype, summary)
+    assert tokens[:35].tolist() == list(range(35))
+    assert tokens[:35].dtype == dtype
+
+
+def test_the_largest_id_fits_the_type():
+    assert token_dtype(65_536) == np.dtype("<u2")
+    assert token_dtype(65_537) == np.dtype("<u4")
+
+
+def test_many_shards_hold_the_same_tokens_as_one(tmp_path, monkeypatch):
+    file = tmp_path / "a.txt"
+    file.write_text("some words and more\n" * 500)
+    one = prepared(tmp_path / "one", file)
+    monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (999,))
+    many = prepared(tmp_path / "many", file)
+    assert len(list(many.directory.glob("train_*.bin"))) == 10
+    assert many.train[: len(many.train)].tolist() == one.train[: len(one.train)].tolist()
+
+
+# The cache
+
+
+@pytest.fixture
+def text_file(tmp_path) -> Path:
+    file = tmp_path / "a.txt"
+    file.write_text("a line of some words\n" * 300)
+    return file
+
+
+def test_a_second_run_reads_no_text_and_trains_no_tokenizer(tmp_path, text_file, monkeypatch):
+    first = prepared(tmp_path, text_file, tokenizer="bpe")
+    monkeypatch.setattr(prepare, "split_corpus", None)
+    monkeypatch.setattr(prepare, "make_tokenizer", None)
+    log = Log()
+    second = prepared(tmp_path, text_file, tokenizer="bpe", log=log)
+    assert log == []
+    assert second.directory == first.directory
+    assert second.train[: len(second.train)].tolist() == first.train[: len(first.train)].tolist()
+    assert second.train.text_bytes == first.train.text_bytes
+
+
+def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
+    seen = {prepared(tmp_path, text_file).directory}
+    seen.add(prepared(tmp_path, text_file, tokenizer="bpe").directory)
+    seen.add(prepared(tmp_path, text_file, val_fraction=0.2).directory)
+    text_file.write_text("other text\n" * 600)
+    other = prepared(tmp_path, text_file)
+    seen.add(other.directory)
+    assert len(seen) == 4
+    assert documents(other, other.train)[0].startswith("other text")
+
+
+def cut_short(directory: Path) -> None:
+    with (directory / "train_00000.bin").open("rb+") as file:
+        file.truncate(100)
+
+
+def empty_meta(directory: Path) -> None:
+    (directory / "meta.json").write_text("")
+
+
+def strange_meta(directory: Path) -> None:
+    (directory / "meta.json").write_text('{"dtype": [1], "train": 3}')
+
+
+def other_counts(directory: Path) -> None:
+    meta = json.loads((directory / "meta.json").read_text())
+    meta["train"]["tokens"] += 1
+    (directory / "meta.json").write_text(json.dumps(meta))
+
+
+def lost_shard(directory: Path) -> None:
+    (directory / "val_00000.bin").unlink()
+
+
+def broken_tokenizer(directory: Path) -> None:
+    (directory / "tokenizer.json").write_text("{")
+
+
+def empty_directory(directory: Path) -> None:
+    for file in directory.iterdir():
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [cut_short, empty_meta, strange_meta, other_counts, lost_shard, broken_tokenizer, empty_directory]
+)
+def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, damage):
+    whole = prepared(tmp_path, text_file)
+    expected = whole.train[: len(whole.train)].tolist()
+    damage(whole.directory)
+    log = Log()
+    again = prepared(tmp_path, text_file, log=log)
+    assert "damaged" in log[0]
+    assert str(whole.directory) in log[0]
+    assert again.train[: len(again.train)].tolist() == expected
+    assert cache_names(tmp_path) == [whole.directory.name]
+
+
+def test_what_dead_runs_left_is_removed_and_what_live_runs_write_is_not(tmp_path, text_file):
+    root = tmp_path / "cache" / "tokens"
+    for name in ("text-byte-dead.partial", "text-byte-alive.partial"):
+        (root / name).mkdir(parents=True)
+        (root / name / "train_00000.bin").write_text("x")
+    with FileLock(root / "text-byte-alive.lock"):
+        data = prepared(tmp_path, text_file)
+    assert cache_names(tmp_path) == sorted([data.directory.name, "text-byte-alive.partial"])
+
+
+def start(tmp_path: Path, file: Path, patch: str) -> subprocess.Popen:
+    """A process that prepares `file` after running `patch`, and prints its log."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from data import prepare\n"
+        "from data.config import DataConfig, TokenizerConfig\n"
+        f"{patch}\n"
+        f"data = DataConfig(path={str(file)!r}, cache_dir={str(tmp_path / 'cache')!r})\n"
+        "ready = prepare.prepare(data, TokenizerConfig(name='byte'), log=lambda line: print(line, flush=True))\n"
+        "print('TOKENS', len(ready.train), flush=True)\n"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_run_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_path, text_file):
+    patch = (
+        "original = prepare.encode_splits\n"
+        "def killed(*args, **settings):\n"
+        "    original(*args, **settings)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "prepare.encode_splits = killed"
+    )
+    process = start(tmp_path, text_file, patch)
+    process.communicate(timeout=30)
+    assert process.returncode < 0
+    (left,) = cache_names(tmp_path)
+    assert left.endswith(".partial")
+    data = prepared(tmp_path, text_file)
+    assert documents(data, data.train) + documents(data, data.val) == [
+        "a line of some words\n" * 270,
+        "a line of some words\n" * 30,
+    ]
+    assert cache_names(tmp_path) == [data.directory.name]
+
+
+def test_two_runs_that_start_at_once_prepare_once(tmp_path, text_file):
+    patch = (
+        "original = prepare.encode_splits\n"
+        "def slow(*args, **settings):\n"
+        "    time.sleep(1.5)\n"
+        "    return original(*args, **settings)\n"
+        "prepare.encode_splits = slow"
+    )
+    processes = [start(tmp_path, text_file, patch) for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sum("Preparing" in output for output in outputs) == 1
+    assert sum("waiting" in output for output in outputs) == 1
+    assert len({output.splitlines()[-1] for output in outputs}) == 1
+
+
+def test_a_cache_folder_that_cannot_be_written_is_refused_by_name(tmp_path, text_file):
+    (tmp_path / "file").write_text("in the way")
+    data = DataConfig(path=str(text_file), cache_dir=str(tmp_path / "file" / "cache"))
+    with pytest.raises(DataError, match=r"data\.cache_dir=.*cannot be written"):
+        prepare.prepare(data, TokenizerConfig(name="byte"), log=Log())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_cache_folder_is_refused_by_name_unless_all_is_there(tmp_path, text_file):
+    ready = prepared(tmp_path, text_file)
+    root = ready.directory.parent
+    root.chmod(0o555)
+    try:
+        assert len(prepared(tmp_path, text_file).train) == len(ready.train)
+        with pytest.raises(DataError, match=r"data\.cache_dir"):
+            prepared(tmp_path, text_file, tokenizer="bpe")
+    finally:
+        root.chmod(0o755)
+
+
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path, text_file, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(encode.ShardWriter, "write", full)
+    with pytest.raises(DataError, match=r"data\.cache_dir=.*No space left"):
+        prepared(tmp_path, text_file)
+    assert cache_names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["binary.bin", "empty.txt", "blank.txt.gz"])
+def test_a_folder_without_any_text_is_refused_and_leaves_nothing(tmp_path, name):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / name).write_bytes({"binary.bin": b"\0\1", "empty.txt": b""}.get(name, gzip.compress(b"")))
+    with pytest.raises(DataError, match=r"gave no text.*another data\.path"):
+        prepared(tmp_path, folder, tokenizer="bpe")
+    assert cache_names(tmp_path) == []
+
+
+def test_an_error_in_the_text_leaves_nothing(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", ["fine"] * 3000)
+    with file.open("a") as stream:
+        stream.write("broken\n")
+    with pytest.raises(DataError, match="line 3001 is not JSON"):
+        prepared(tmp_path, file)
+    assert cache_names(tmp_path) == []
+
+
+def test_memory_stays_bounded_for_a_large_text(tmp_path):
+    pytest.importorskip("resource")
+    file = tmp_path / "big.txt"
+    file.write_bytes(b"some words in a line of text, and more\n" * 2_500_000)  # 98 MB
+    code = (
+        "import resource\n"
+        "from data.config import DataConfig, TokenizerConfig\n"
+        "from data.prepare import prepare\n"
+        "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = used()\n"
+        f"data = DataConfig(path={str(file)!r}, cache_dir={str(tmp_path)!r})\n"
+        "prepare(data, TokenizerConfig(name='byte'), log=lambda line: None)\n"
+        "print(used() - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 60_000  # kilobytes; the text has 98,000, its tokens 196,000
+
+
+def test_the_standard_library_is_ready_in_seconds_and_then_at_once(tmp_path):
+    data = DataConfig(cache_dir=str(tmp_path))
+    first = prepare.prepare(data, TokenizerConfig(), log=Log())
+    start = time.perf_counter()
+    second = prepare.prepare(data, TokenizerConfig(), log=Log())
+    assert time.perf_counter() - start < 1  # about 0.04 s on a quiet machine
+    assert second.directory == first.directory
+    assert second.tokenizer.n_vocab == 2048
+    assert len(second.train) > 2_000_000
+    share = second.val.text_bytes / (second.train.text_bytes + second.val.text_bytes)
+    assert 0.01 < share < 0.04
+    assert open_corpus(data).description == second.description
