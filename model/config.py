@@ -27,7 +27,7 @@ class AttentionConfig:
     n_embd: int = 128
     """Width C of the residual stream; each head has n_embd / n_head channels."""
     n_head: int = 4
-    """Number of query heads H."""
+    """Number of query heads H; average, simple and single_head have one of width n_embd whatever this says."""
     n_kv_head: int | None = None
     """Number of key/value heads Hkv: n_head when null, 1 is multi-query attention (Shazeer 2019),
     a divisor of n_head is grouped-query attention (Ainslie et al. 2023)."""
@@ -58,6 +58,11 @@ class AttentionConfig:
         _one_of(self, "position", POSITIONS)
         _one_of(self, "rope_scaling", ROPE_SCALINGS)
         _probability(self, "attention_dropout")
+        if self.attention == "flex" and self.attention_dropout > 0:
+            raise ValueError(
+                f"attention=flex has no dropout, but attention_dropout={self.attention_dropout}: "
+                "set attention_dropout=0, or choose attention=sdpa."
+            )
         if self.n_embd % self.n_head:
             raise ValueError(
                 f"n_head={self.n_head} does not divide n_embd={self.n_embd}: "

@@ -1,0 +1,140 @@
+"""What every attention function agrees on: its arguments, their checks, and the cases they reduce to.
+
+An attention function has this signature and meaning, however it computes:
+
+    attend(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None)
+
+    q          (…, H, T, D)     queries; any number of leading dimensions, none included
+    k          (…, Hkv, S, D)   keys; Hkv divides H, and H / Hkv query heads share a key head
+    v          (…, Hkv, S, Dv)  values; Dv may differ from D
+    mask       broadcasts to (…, H, T, S): True or 1 = may attend, False or 0 = may not
+    bias       broadcasts to (…, H, T, S): finite, added to the scaled scores
+    is_causal  no query sees a later key; the last query sees the last key, also where T ≠ S.
+               Not together with a mask: combine the two with model.masks.
+    dropout_p  probability of dropping a weight; the caller passes 0 outside training
+    scale      factor on the products, 1/√D when None
+    returns    (…, H, T, Dv); a query that may attend nowhere gets zeros, and no gradient
+
+They raise ValueError, naming the shapes, when the arguments do not fit together.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from model.masks import as_bool, causal_mask, check_broadcast
+
+
+class AttentionFunction(Protocol):
+    """The contract above as a type."""
+
+    def __call__(
+        self,
+        q: Float[Tensor, "... H T D"],
+        k: Float[Tensor, "... Hkv S D"],
+        v: Float[Tensor, "... Hkv S Dv"],
+        *,
+        mask: Shaped[Tensor, " ..."] | None = None,
+        bias: Float[Tensor, " ..."] | None = None,
+        is_causal: bool = False,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+    ) -> Float[Tensor, "... H T Dv"]: ...
+
+
+def check_arguments(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, dropout_p: float
+) -> None:
+    """Raises ValueError unless the arguments obey the contract; on a good call it costs a microsecond or two."""
+    qs, ks, vs = q.shape, k.shape, v.shape
+    if (
+        len(qs) < 3
+        or len(qs) != len(ks)
+        or ks[:-1] != vs[:-1]
+        or qs[:-3] != ks[:-3]
+        or qs[-1] != ks[-1]
+        or ks[-3] < 1
+        or qs[-3] % ks[-3]
+    ):
+        raise ValueError(_misfit(tuple(qs), tuple(ks), tuple(vs)))
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1): 1 would drop every weight of q {tuple(qs)}.")
+    if mask is not None:
+        if is_causal:
+            raise ValueError(
+                f"mask {tuple(mask.shape)} together with is_causal=True: pass one mask, "
+                "model.masks.combine(mask, causal_mask(T, S))."
+            )
+        check_broadcast("mask", mask, (*qs[:-1], ks[-2]))
+    if bias is not None:
+        check_broadcast("bias", bias, (*qs[:-1], ks[-2]))
+
+
+def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str:
+    shapes = f"q is {q}, k is {k}, v is {v}"
+    if len(q) < 3 or len(q) != len(k) or len(k) != len(v):
+        return f"q must be (…, H, T, D), k (…, Hkv, S, D) and v (…, Hkv, S, Dv), of the same rank: {shapes}."
+    if q[:-3] != k[:-3] or k[:-3] != v[:-3]:
+        return f"the leading dimensions of q, k and v must be equal: {shapes}."
+    if q[-1] != k[-1]:
+        return f"queries and keys must have the same size D to be multiplied: {shapes}."
+    if k[:-1] != v[:-1]:
+        return f"every key needs one value, so k and v must agree in Hkv and S: {shapes}."
+    return f"the {k[-3]} key/value heads must divide the {q[-3]} query heads: {shapes}."
+
+
+def allowed_keys(
+    q: Float[Tensor, "... H T D"],
+    k: Float[Tensor, "... Hkv S D"],
+    mask: Shaped[Tensor, " ..."] | None,
+    is_causal: bool,
+) -> tuple[Bool[Tensor, " ..."] | None, Bool[Tensor, " ..."] | None]:
+    """Reduce mask and is_causal to (allowed, seeing), each None where it would be all True.
+
+    `allowed` broadcasts to (…, H, T, S). `seeing` (…, T, 1) is False for an empty row: a query that may
+    attend nowhere. A softmax over nothing is 0/0, and its NaN survives any later multiplication by zero,
+    forwards and backwards. So `allowed` opens an empty row to every key, which keeps all numbers finite,
+    and zero_empty_rows() then cuts the row out of the result, and with it out of the gradient.
+    """
+    T, S = q.shape[-2], k.shape[-2]
+    if mask is None:
+        if not is_causal or T == 1:
+            return None, None
+        allowed = causal_mask(T, S, q.device)
+        if T <= S:  # each query sees at least its own key
+            return allowed, None
+    else:
+        allowed = as_bool(mask)
+    seeing = allowed.any(-1, keepdim=True)
+    return allowed | ~seeing, seeing
+
+
+def zero_empty_rows(
+    y: Float[Tensor, "... H T D"], seeing: Bool[Tensor, "... T 1"] | None
+) -> Float[Tensor, "... H T D"]:
+    """The result with zeros for every query that sees nothing."""
+    return y if seeing is None else y.masked_fill(~seeing, 0.0)
+
+
+def repeat_heads(x: Float[Tensor, "... Hkv S D"], H: int) -> Float[Tensor, "... H S D"]:
+    """Give every query head its own copy of the key/value head it shares (Ainslie et al. 2023)."""
+    return x if x.shape[-3] == H else x.repeat_interleave(H // x.shape[-3], dim=-3)
+
+
+def fold(t: Shaped[Tensor, "... H T D"]) -> Shaped[Tensor, "B H T D"]:
+    """Fold or add leading axes: torch's kernels are fused for exactly four."""
+    if t.ndim == 4:
+        return t
+    return t.flatten(0, -4) if t.ndim > 4 else t.reshape((1,) * (4 - t.ndim) + t.shape)
+
+
+def fold_overlay(overlay: Shaped[Tensor, " ..."], q: Float[Tensor, "... H T D"], S: int) -> Shaped[Tensor, "B H T S"]:
+    """A mask or bias folded like q, with B, H or T of 1 where it is the same for all."""
+    if overlay.shape[-1] != S:  # the kernels broadcast every axis but the last
+        overlay = overlay.expand(*overlay.shape[:-1], S).contiguous()
+    if q.ndim > 4 and overlay.ndim > 3:  # several leading axes become one only when all are there
+        overlay = overlay.expand(*q.shape[:-3], *overlay.shape[-3:])
+    return fold(overlay)

@@ -1,0 +1,168 @@
+"""The rungs that lead from an average to multi-head attention. Each adds one idea to the one before."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from model.attention.functional import matmul
+from model.attention.multihead import CausalSelfAttention, MultiHeadAttention, make_rope
+from model.config import AttentionConfig
+from model.rope import rotate
+
+# Rung 1: the average of the past, four times the same.
+
+
+def average_loop(x: Float[Tensor, "... T C"]) -> Float[Tensor, "... T C"]:
+    """Position t becomes the mean of positions 0 … t: a loop that says so."""
+    return torch.stack([x[..., : t + 1, :].mean(-2) for t in range(x.shape[-2])], dim=-2)
+
+
+def average_rows(x: Float[Tensor, "... T C"]) -> Float[Tensor, "... T C"]:
+    """A mean is a product with weights: 1/(t+1) for the past, 0 for the future, a row at a time."""
+    rows = []
+    for t in range(x.shape[-2]):
+        row = torch.zeros(x.shape[-2], dtype=x.dtype, device=x.device)
+        row[: t + 1] = 1 / (t + 1)
+        rows.append(row @ x)  # (T,) @ (…, T, C) -> (…, C)
+    return torch.stack(rows, dim=-2)
+
+
+def average_triangle(x: Float[Tensor, "... T C"]) -> Float[Tensor, "... T C"]:
+    """All rows at once are a lower triangle of ones, each row divided by its sum."""
+    triangle = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device=x.device).tril()
+    return triangle / triangle.sum(-1, keepdim=True) @ x  # (T, T) @ (…, T, C) -> (…, T, C)
+
+
+def average_softmax(x: Float[Tensor, "... T C"]) -> Float[Tensor, "... T C"]:
+    """The same triangle as a softmax: every key of the past scores 0, every later one −∞.
+
+    From here on only the scores change: they will come from the content.
+    """
+    T = x.shape[-2]
+    future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
+    scores = torch.zeros(T, T, dtype=x.dtype, device=x.device).masked_fill(future, -torch.inf)
+    return torch.softmax(scores, dim=-1) @ x  # (T, T) @ (…, T, C) -> (…, T, C)
+
+
+class Averaging(CausalSelfAttention):
+    """`attention=average`: the mean of the values over whatever the mask allows, as average_softmax().
+
+    One head whose scores are all zero: nothing to rotate by RoPE, and no ALiBi, whose penalty would
+    make the mean uneven.
+    """
+
+    def __init__(self, config: AttentionConfig):
+        super().__init__(config, 1, matmul)
+        self.alibi = False
+        self.v_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+
+    def project(
+        self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None, start: int
+    ) -> tuple[Float[Tensor, "... 1 T C"], Float[Tensor, "... 1 T C"], Float[Tensor, "... 1 T C"]]:
+        v = self.v_proj(x).unsqueeze(-3)  # (…, T, C) -> (…, 1, T, C)
+        nothing = torch.zeros_like(v)
+        return nothing, nothing, v
+
+    def merge(self, y: Float[Tensor, "... 1 T C"]) -> Float[Tensor, "... T C"]:
+        return self.o_proj(y.squeeze(-3))  # (…, 1, T, C) -> (…, T, C)
+
+
+# Rung 2: scores from the content, without a weight to train.
+
+
+def simple_attention(x: Float[Tensor, "... T C"]) -> Float[Tensor, "... T C"]:
+    """Every position gathers from all that resemble it: the inputs are their own queries, keys and values."""
+    scores = x @ x.transpose(-2, -1) / math.sqrt(x.shape[-1])  # (…, T, C) @ (…, C, T) -> (…, T, T)
+    return torch.softmax(scores, dim=-1) @ x  # (…, T, T) @ (…, T, C) -> (…, T, C)
+
+
+class SimpleAttention(CausalSelfAttention):
+    """`attention=simple`: simple_attention() over the past. No weights, hence no projections and no QK-norm."""
+
+    def __init__(self, config: AttentionConfig):
+        super().__init__(config, 1, matmul)
+        self.rope = make_rope(config, config.n_embd)
+
+    def project(
+        self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None, start: int
+    ) -> tuple[Float[Tensor, "... 1 T C"], Float[Tensor, "... 1 T C"], Float[Tensor, "... 1 T C"]]:
+        v = x.unsqueeze(-3)  # (…, T, C) -> (…, 1, T, C)
+        if self.rope is None:
+            return v, v, v
+        turned = rotate(v, self.rope.rotation(x, positions, start))
+        return turned, turned, v
+
+    def merge(self, y: Float[Tensor, "... 1 T C"]) -> Float[Tensor, "... T C"]:
+        return y.squeeze(-3)  # (…, 1, T, C) -> (…, T, C)
+
+
+# Rung 3: queries, keys and values that can be trained.
+
+
+class SingleHead(MultiHeadAttention):
+    """`attention=single_head`: one head of size C, which learns what to ask, what to answer and what to say."""
+
+    def __init__(self, config: AttentionConfig):
+        super().__init__(replace(config, n_head=1, n_kv_head=None), attend=matmul)
+
+
+# Rung 4: several heads, each with its own subspace and its own weights.
+
+
+class StackedHeads(MultiHeadAttention):
+    """`attention=stacked`: H heads one after the other, their results side by side.
+
+    Head h owns rows h·D … (h+1)·D of each projection. MultiHeadAttention does the same in one product
+    and one reshape, so the two share their parameters' names and values: a checkpoint fits both.
+    """
+
+    def __init__(self, config: AttentionConfig):
+        super().__init__(config, attend=head_by_head)
+
+    def split(self, projection: nn.Linear, x: Float[Tensor, "... T C"], n: int) -> Float[Tensor, "... n T D"]:
+        """n projections, each from C channels to the D of its own head."""
+        weights = projection.weight.chunk(n)  # (n·D, C) -> n times (D, C)
+        biases = [None] * n if projection.bias is None else projection.bias.chunk(n)
+        return torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], dim=-3)
+
+
+def head_by_head(
+    q: Float[Tensor, "... H T D"],
+    k: Float[Tensor, "... Hkv S D"],
+    v: Float[Tensor, "... Hkv S D"],
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Float[Tensor, "... H T D"]:
+    """The attention of each head by itself, the results stacked: the contract of contract.py."""
+    group = q.shape[-3] // k.shape[-3]  # query heads that share a key head
+
+    def of_head(overlay: Tensor | None, h: int) -> Tensor | None:
+        if overlay is None or overlay.ndim < 3 or overlay.shape[-3] == 1:
+            return overlay  # the same for every head
+        return overlay[..., h : h + 1, :, :]
+
+    heads = [
+        matmul(
+            q[..., h : h + 1, :, :],
+            k[..., h // group : h // group + 1, :, :],
+            v[..., h // group : h // group + 1, :, :],
+            mask=of_head(mask, h),
+            bias=of_head(bias, h),
+            is_causal=is_causal,
+            dropout_p=dropout_p,
+            scale=scale,
+        )
+        for h in range(q.shape[-3])
+    ]
+    return torch.cat(heads, dim=-3)  # H times (…, 1, T, D) -> (…, H, T, D)

@@ -1,0 +1,117 @@
+"""Rotary position embedding: queries and keys turned by an angle that grows with their position.
+
+Channels (2i, 2i+1) of a head are the two coordinates of a point in a plane. At position m the point is
+turned by m·θᵢ, with θᵢ = base^(-2i/D): the first planes spin fast and tell neighbours apart, the last
+ones hardly move and tell far from near. A product of a query at m and a key at n then depends on m - n
+alone, because turning both by the same angle changes no product (Su et al. 2021, RoFormer, eq. 34).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotates (…, H, T, D) by position; it has no weights and leaves nothing in the state dict.
+
+    `scaling` stretches a model to texts `factor` times longer than it was trained on:
+    "linear" divides positions by the factor (Chen et al. 2023, eq. 4), "ntk" raises the base to
+    base · factor^(D/(D-2)), which slows the last plane by the factor and leaves the first as it was
+    (bloc97 2023; Peng et al. 2023, YaRN, eq. 16).
+
+    Angles, sines and cosines are float32 whatever the model is cast to: bfloat16 cannot count past 256.
+    """
+
+    def __init__(self, head_size: int, theta: float = 10_000.0, scaling: str = "none", factor: float = 1.0):
+        super().__init__()
+        if head_size % 2:
+            raise ValueError(f"RoPE turns pairs of channels, but head_size D={head_size} is odd.")
+        if scaling not in ("none", "linear", "ntk"):
+            raise ValueError(f"rope scaling {scaling!r} is not known: choose none, linear or ntk.")
+        self.head_size = head_size
+        if scaling == "ntk" and head_size > 2:  # a single plane has θ = 1 whatever the base
+            theta = theta * factor ** (head_size / (head_size - 2))
+        self.theta = theta
+        self.stretch = factor if scaling == "linear" else 1.0
+
+    def forward(
+        self, x: Float[Tensor, "... H T D"], positions: Int[Tensor, "... T"] | None = None
+    ) -> Float[Tensor, "... H T D"]:
+        """x turned by its positions, 0 … T-1 when none are given.
+
+        Raises ValueError when D or the positions do not fit x.
+        """
+        if x.ndim < 3 or x.shape[-1] != self.head_size:
+            raise ValueError(f"RoPE expects (…, H, T, D) with D={self.head_size}, but x is {tuple(x.shape)}.")
+        return rotate(x, self.rotation(x[..., 0, :, :], positions))
+
+    def rotation(
+        self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None = None, start: int = 0
+    ) -> Float[Tensor, "... T half 2"]:
+        """(cos, sin) of every plane for x's `positions`, or for start … start+T-1: made once for q and k.
+
+        Raises ValueError when the positions do not fit x.
+        """
+        T = x.shape[-2]
+        if positions is not None:
+            return self._rotation_at(x, positions)
+        if torch.compiler.is_compiling() or type(x) is not Tensor:  # a trace, or a fake tensor: keep nothing
+            return self._rotation_at(x, torch.arange(start, start + T, device=x.device))
+        size = max(1024, 1 << (start + T - 1).bit_length())  # grows by doubling
+        return _table(size, self.head_size, self.theta, self.stretch, x.device)[start : start + T]
+
+    def _rotation_at(
+        self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"]
+    ) -> Float[Tensor, "... T half 2"]:
+        given, lead = positions.shape, x.shape[:-1]
+        whole = len(given) == len(lead) and all(n in (1, m) for n, m in zip(given, lead, strict=True))
+        if given[-1:] != lead[-1:] or not (whole or len(given) == 1):
+            raise ValueError(f"positions {tuple(given)} must be (T,) or (…, T), as x is (…, T, C) = {tuple(x.shape)}.")
+        rotation = _cos_sin(positions, self.head_size, self.theta, self.stretch)
+        # The same for every head: (…, T, D/2, 2) -> (…, 1, T, D/2, 2)
+        return rotation if positions.ndim == 1 else rotation.unsqueeze(-4)
+
+    def extra_repr(self) -> str:
+        return f"head_size={self.head_size}, theta={self.theta:g}, stretch={self.stretch:g}"
+
+
+def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"]) -> Float[Tensor, "... H T D"]:
+    """Turn every pair of channels of x: (a, b) -> (a cos - b sin, a sin + b cos), in float32 or wider."""
+    pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))  # (…, H, T, D/2, 2)
+    if torch.compiler.is_compiling():  # inductor fuses real arithmetic, but has no complex numbers
+        (a, b), (cos, sin) = pairs.unbind(-1), rotation.unbind(-1)
+        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
+    else:  # a + ib times cos + i·sin: the same four products in one pass, 5 to 10 times faster in eager mode
+        turned = torch.view_as_real(_as_complex(pairs) * torch.view_as_complex(rotation))
+    return turned.flatten(-2).to(x.dtype)  # (…, H, T, D/2, 2) -> (…, H, T, D)
+
+
+def _as_complex(pairs: Float[Tensor, "... 2"]) -> Tensor:
+    try:
+        return torch.view_as_complex(pairs)
+    except RuntimeError:  # pairs that do not lie next to each other in memory
+        return torch.view_as_complex(pairs.contiguous())
+
+
+def _cos_sin(
+    positions: Int[Tensor, " ..."], head_size: int, theta: float, stretch: float
+) -> Float[Tensor, "... half 2"]:
+    plane = torch.arange(0, head_size, 2, dtype=torch.float32, device=positions.device)  # 2i
+    frequency = theta ** (-plane / head_size)
+    angle = positions.to(torch.float32).unsqueeze(-1) / stretch * frequency
+    return torch.stack((angle.cos(), angle.sin()), -1)
+
+
+@lru_cache(maxsize=16)
+def _table(
+    size: int, head_size: int, theta: float, stretch: float, device: torch.device
+) -> Float[Tensor, "size half 2"]:
+    # Kept here and not in a buffer: all layers share it, a cast to bfloat16 or a move does not touch it,
+    # and a model built on the meta device has nothing to fill in. A table first needed inside
+    # inference_mode must still serve training afterwards.
+    with torch.inference_mode(False):
+        return _cos_sin(torch.arange(size, device=device), head_size, theta, stretch)

@@ -1,0 +1,379 @@
+"""The attention functions obey one contract: the same numbers, the same gradients, the same errors."""
+
+import itertools
+import math
+import operator
+
+import pytest
+import torch
+from einops import rearrange
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model import config
+from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights, flex, loop, matmul, sdpa
+from model.masks import causal_mask, combine, padding_mask, sliding_window_mask
+
+WRITTEN_OUT = {name: f for name, f in ATTENTION_FUNCTIONS.items() if name != "flex"}
+every_form = pytest.mark.parametrize("attend", ATTENTION_FUNCTIONS.values(), ids=ATTENTION_FUNCTIONS)
+every_training_form = pytest.mark.parametrize("attend", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
+
+
+@pytest.fixture(autouse=True)
+def _repeatable():
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # on tensors this small threads only wait for each other
+    yield
+    torch.set_num_threads(threads)
+
+
+@st.composite
+def calls(draw):
+    """Shapes and overlays of an attention call, as (q, k, v, keyword arguments) in float64."""
+    lead = draw(st.lists(st.integers(1, 3), max_size=3))
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    T, S = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    D, Dv = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def randn(*shape):
+        # float32 numbers, so that every precision starts from the same ones
+        return torch.randn(*shape, generator=generator).double()
+
+    H = kv_heads * group
+    arguments = {}
+    kind = draw(st.sampled_from(["none", "causal", "bool", "float", "padding", "window", "empty rows"]))
+    if kind == "causal":
+        arguments["is_causal"] = True
+    elif kind == "window":
+        arguments["mask"] = sliding_window_mask(T, S, draw(st.integers(1, S)))
+    elif kind == "padding":
+        real = torch.rand(*lead, 1, 1, S, generator=generator) > 0.4
+        arguments["mask"] = combine(real, causal_mask(T, S)) if draw(st.booleans()) else real
+    elif kind != "none":
+        full = [*lead, H, T, S]
+        shape = [1 if draw(st.integers(0, 3)) == 0 else n for n in full]  # some axes broadcast,
+        shape = shape[draw(st.integers(0, len(full) - 1)) :]  # and some leading ones are missing
+        mask = torch.rand(shape, generator=generator) > 0.4
+        if kind == "empty rows":
+            mask = mask & (torch.rand([*shape[:-1], 1], generator=generator) > 0.5)
+        arguments["mask"] = mask.float() if kind == "float" else mask
+    if draw(st.booleans()):
+        arguments["bias"] = randn(*draw(st.sampled_from([[H, T, S], [T, S], [H, 1, S], [*lead, H, T, S]])))
+    if draw(st.booleans()):
+        arguments["scale"] = draw(st.floats(0.1, 1.0))
+    return randn(*lead, H, T, D), randn(*lead, kv_heads, S, D), randn(*lead, kv_heads, S, Dv), arguments
+
+
+def value_and_gradients(attend, q, k, v, arguments, dtype):
+    q, k, v = (t.to(dtype).requires_grad_() for t in (q, k, v))
+    if "bias" in arguments:
+        arguments = {**arguments, "bias": arguments["bias"].to(dtype)}
+    y = attend(q, k, v, **arguments)
+    # An upstream gradient of norm at most 1 for each query
+    weight = torch.linspace(-1, 1, y.numel(), dtype=dtype).reshape(y.shape) / math.sqrt(y.shape[-1])
+    return y, *torch.autograd.grad((y * weight).sum(), (q, k, v))
+
+
+@settings(max_examples=60, deadline=None)
+@given(calls())
+def test_float32_values_and_gradients_agree_with_the_float64_loop(call):
+    q, k, v, arguments = call
+    reference = value_and_gradients(loop, q, k, v, arguments, torch.float64)
+    for name, attend in WRITTEN_OUT.items():
+        for got, wanted in zip(value_and_gradients(attend, q, k, v, arguments, torch.float32), reference, strict=True):
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@settings(max_examples=25, deadline=None)
+@given(calls())
+def test_bfloat16_values_and_gradients_agree_with_the_float64_loop(call):
+    q, k, v, arguments = call
+    q, k, v = (t.bfloat16().double() for t in (q, k, v))
+    if "bias" in arguments:
+        arguments["bias"] = arguments["bias"].bfloat16().double()
+    reference = value_and_gradients(loop, q, k, v, arguments, torch.float64)
+    for name, attend in WRITTEN_OUT.items():
+        for got, wanted in zip(value_and_gradients(attend, q, k, v, arguments, torch.bfloat16), reference, strict=True):
+            # bfloat16 has 8 bits, and a sum cannot be more exact than its largest term
+            torch.testing.assert_close(
+                got.double(),
+                wanted,
+                rtol=2e-2,
+                atol=2e-2 * max(1, wanted.abs().max().item()),
+                msg=lambda m, n=name: f"{n}: {m}",
+            )
+
+
+@settings(max_examples=8, deadline=None)
+@given(calls())
+def test_flex_values_agree_with_the_float64_loop(call):
+    q, k, v, arguments = call
+    in_float32 = {name: x.float() if name == "bias" else x for name, x in arguments.items()}
+    got = flex(q.float(), k.float(), v.float(), **in_float32)
+    torch.testing.assert_close(got.double(), loop(q, k, v, **arguments), rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(calls())
+def test_the_loop_is_plain_arithmetic(call):
+    """The oracle itself, against sums and exponentials of Python floats."""
+    q, k, v, arguments = call
+    H, T, D, S = q.shape[-3], q.shape[-2], q.shape[-1], k.shape[-2]
+    group = H // k.shape[-3]
+    scale = arguments.get("scale", 1 / math.sqrt(D))
+    pairs = (*q.shape[:-1], S)
+    mask = arguments.get("mask", torch.ones(T, S).tril(S - T) if "is_causal" in arguments else torch.ones(()))
+    mask = mask.expand(pairs).reshape(-1, H, T, S).tolist()
+    bias = arguments.get("bias", torch.zeros(())).expand(pairs).reshape(-1, H, T, S).tolist()
+    got = loop(q, k, v, **arguments).reshape(-1, H, T, v.shape[-1])
+    q, k, v = (t.reshape(-1, *t.shape[-3:]).tolist() for t in (q, k, v))
+    for b, h, t in itertools.product(range(len(q)), range(H), range(T)):
+        keys, values = k[b][h // group], v[b][h // group]
+        exponentials = [
+            math.exp(scale * sum(map(operator.mul, q[b][h][t], keys[s])) + bias[b][h][t][s]) * mask[b][h][t][s]
+            for s in range(S)
+        ]
+        total = sum(exponentials) or 1
+        wanted = [sum(map(operator.mul, exponentials, channel)) / total for channel in zip(*values, strict=True)]
+        torch.testing.assert_close(got[b, h, t].tolist(), wanted)
+
+
+# The numbers of the textbooks.
+
+
+def scores_as_input(scores):
+    """q, k, v for which the scaled scores are `scores` and the result is the weights: (1, 1, S)."""
+    S = len(scores)
+    return torch.ones(1, 1, 1), torch.tensor(scores).reshape(1, S, 1), torch.eye(S).reshape(1, S, S)
+
+
+@every_form
+def test_equal_scores_average_the_past(attend):
+    v = torch.randn(2, 3, 5, 4)
+    y = attend(torch.zeros(2, 3, 5, 8), torch.randn(2, 3, 5, 8), v, is_causal=True)
+    torch.testing.assert_close(y, torch.stack([v[..., : t + 1, :].mean(-2) for t in range(5)], -2))
+
+
+@every_form
+def test_scores_of_a_tenth_and_two_tenths_weigh_0_4750_and_0_5250(attend):
+    q, k, v = scores_as_input([0.1, 0.2, 0.3, 0.4])
+    weights = attend(q, k, v, mask=torch.tensor([1.0, 1.0, 0.0, 0.0]), scale=1.0)
+    torch.testing.assert_close(weights.flatten(), torch.tensor([0.4750, 0.5250, 0.0, 0.0]), atol=5e-5, rtol=0)
+    assert weights.flatten()[2:].tolist() == [0.0, 0.0]
+
+
+@every_form
+def test_huge_scores_do_not_overflow(attend):
+    q, k, v = scores_as_input([1e4, 1e4, -1e4])
+    torch.testing.assert_close(attend(q, k, v, scale=1.0).flatten(), torch.tensor([0.5, 0.5, 0.0]))
+
+
+@every_training_form
+def test_dropout_of_a_half_leaves_zeros_and_twos_with_mean_one(attend):
+    torch.manual_seed(0)
+    # Equal weights 1/S on a value of ones times S: each kept weight contributes exactly 2, a dropped one 0.
+    S = 64
+    identity = torch.eye(S).expand(50, 4, S, S) * S
+    y = attend(torch.zeros(50, 4, 16, 8), torch.zeros(50, 4, S, 8), identity, dropout_p=0.5)
+    assert set(y.unique().tolist()) == {0.0, 2.0}
+    assert y.mean().item() == pytest.approx(1, abs=0.01)
+
+
+@every_training_form
+def test_scores_of_variance_one_keep_it_whatever_the_head_size(attend):
+    torch.manual_seed(0)
+    for D in (4, 256):
+        q, k = torch.randn(64, 1, 8, D), torch.randn(64, 1, 8, D)
+        log_weights = attention_weights(q, k, attend=attend).log()
+        scores = log_weights - log_weights.mean(-1, keepdim=True)  # the softmax hides each row's mean
+        assert scores.var(-1).mean().item() == pytest.approx(1, abs=0.1)
+
+
+# Causality, empty rows, grouped heads.
+
+
+@every_form
+@pytest.mark.parametrize("T", [1, 2, 5, 7])
+def test_causal_aligns_the_last_query_with_the_last_key(attend, T):
+    """A chunk of the last T queries gives the last T rows of the whole."""
+    q, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
+    if T > 5:  # more queries than keys: the first ones stand before every key
+        q = torch.cat((torch.randn(2, 4, T - 5, 8), q), -2)
+        whole = attend(q, k, v, is_causal=True)
+        assert whole[:, :, : T - 5].abs().max() == 0
+        torch.testing.assert_close(whole[:, :, T - 5 :], attend(q[:, :, T - 5 :], k, v, is_causal=True))
+    else:
+        whole = attend(q, k, v, is_causal=True)
+        torch.testing.assert_close(attend(q[:, :, -T:], k, v, is_causal=True), whole[:, :, -T:])
+
+
+@every_training_form
+def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(attend):
+    q, k, v = (t.requires_grad_() for t in torch.randn(3, 2, 4, 5, 8).unbind())
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    mask[0, :, 2] = False
+    y = attend(q, k, v, mask=mask)
+    assert y[0, :, 2].abs().max() == 0
+    gradients = torch.autograd.grad(y.square().sum() + y[0, :, 2].sum(), (q, k, v))
+    assert all(g.isfinite().all() for g in gradients)
+    assert gradients[0][0, :, 2].abs().max() == 0
+    only_empty = torch.autograd.grad(attend(q, k, v, mask=mask)[0, :, 2].sum(), (q, k, v))
+    assert all(g.abs().max() == 0 for g in only_empty)
+
+
+@every_form
+@pytest.mark.parametrize(
+    "shape",
+    [(5,), (4, 1), (4, 4, 5), (3, 1, 1, 5), (3, 4, 1, 1), (1, 3, 1, 1, 5), (2, 1, 4, 4, 5), (2, 3, 1, 4, 1)],
+)
+def test_masks_and_biases_broadcast_to_two_batch_axes(attend, shape):
+    q, k, v = torch.randn(2, 3, 4, 4, 8), torch.randn(2, 3, 2, 5, 8), torch.randn(2, 3, 2, 5, 8)
+    full = (2, 3, 4, 4, 5)
+    mask, bias = torch.rand(shape) > 0.3, torch.randn(shape)
+    wanted = loop(*(t.double() for t in (q, k, v)), mask=mask.expand(full), bias=bias.double().expand(full))
+    torch.testing.assert_close(attend(q, k, v, mask=mask, bias=bias).double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@every_form
+def test_grouped_heads_equal_repeated_key_and_value_heads(attend):
+    q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    repeated = [t.repeat_interleave(3, dim=1) for t in (k, v)]
+    torch.testing.assert_close(attend(q, k, v, is_causal=True), attend(q, *repeated, is_causal=True))
+
+
+@every_form
+def test_weights_sum_to_one_and_reproduce_the_output(attend):
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    weights = attention_weights(q, k, is_causal=True, attend=attend)
+    assert weights.shape == (2, 4, 5, 5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 5))
+    assert weights.triu(1).abs().max() == 0
+    torch.testing.assert_close(weights @ v.repeat_interleave(2, 1), matmul(q, k, v, is_causal=True))
+
+
+# The equivalent operators of the sources.
+
+
+def test_four_products_are_one():
+    weights, v = torch.rand(2, 3, 5, 5), torch.randn(2, 3, 5, 4)
+    product = torch.matmul(weights, v)
+    assert torch.equal(product, weights @ v)
+    torch.testing.assert_close(product, torch.einsum("bhij,bhjd->bhid", weights, v))
+    torch.testing.assert_close(product, torch.bmm(weights.view(6, 5, 5), v.view(6, 5, 4)).view(2, 3, 5, 4))
+
+
+def test_three_ways_to_swap_axes_are_one():
+    x = torch.randn(2, 5, 3, 4)
+    assert torch.equal(x.transpose(1, 2), x.permute(0, 2, 1, 3))
+    assert torch.equal(x.transpose(1, 2), x.swapaxes(1, 2))
+
+
+def test_four_ways_to_join_heads_are_one():
+    y = torch.randn(2, 3, 5, 4).transpose(1, 2)  # (B, T, H, D), not contiguous
+    joined = y.contiguous().view(2, 5, 12)
+    assert torch.equal(joined, y.reshape(2, 5, 12))
+    assert torch.equal(joined, y.flatten(2))
+    assert torch.equal(joined, rearrange(y.transpose(1, 2), "b h t d -> b t (h d)"))
+    with pytest.raises(RuntimeError):
+        y.view(2, 5, 12)
+
+
+def test_masking_before_the_softmax_equals_renormalising_after_it():
+    scores, mask = torch.randn(2, 3, 5, 5), causal_mask(5, 5)
+    before = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1)
+    after = torch.softmax(scores, -1) * mask
+    torch.testing.assert_close(before, after / after.sum(-1, keepdim=True))
+    q, k = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
+    after = attention_weights(q, k) * mask
+    torch.testing.assert_close(attention_weights(q, k, mask=mask), after / after.sum(-1, keepdim=True))
+
+
+# sdpa hands the work to the fused kernel.
+
+
+OTHER_CASES = ["two batch axes causal", "one query", "no mask", "grouped", "padding"]
+
+
+class Kernels(TorchDispatchMode):
+    """Collects the operators that run and the largest tensor that they make."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.largest = set(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.names.add(func.__name__)
+        for t in torch.utils._pytree.tree_leaves(result):
+            if isinstance(t, torch.Tensor):
+                self.largest = max(self.largest, t.untyped_storage().nbytes() // t.element_size())
+        return result
+
+
+@pytest.mark.parametrize("case", ["causal", "grouped causal", "wide values causal", "no batch causal", *OTHER_CASES])
+def test_sdpa_never_makes_the_scores_when_the_fused_kernel_can_do_without(case):
+    T, D = 512, 16
+    lead = {"no batch causal": (), "two batch axes causal": (2, 1)}.get(case, (2,))
+    q = torch.randn(*lead, 4, 1 if case == "one query" else T, D)
+    k = torch.randn(*lead, 2 if "grouped" in case else 4, T, D)
+    v = torch.randn(*k.shape[:-1], 24 if "wide" in case else D)
+    arguments = {"is_causal": "causal" in case or case == "one query"}
+    if case == "padding":
+        arguments = {"mask": padding_mask(torch.ones(2, T))}
+    with Kernels() as kernels:
+        y = sdpa(q, k, v, **arguments)
+    assert any("scaled_dot_product_flash_attention" in name for name in kernels.names), kernels.names
+    assert kernels.largest < T * T
+    torch.testing.assert_close(y, matmul(q, k, v, **arguments), rtol=1e-4, atol=1e-5)
+
+
+# Bad input.
+
+Q, K, V = (2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8)
+
+
+@every_form
+@pytest.mark.parametrize(
+    ("shapes", "arguments", "message"),
+    [
+        ([(5, 8), (5, 8), (5, 8)], {}, r"\(5, 8\).*"),
+        ([Q, K[1:], V[1:]], {}, r"same rank.*\(2, 5, 8\)"),
+        ([Q, (3, 2, 5, 8), (3, 2, 5, 8)], {}, r"leading dimensions.*\(3, 2, 5, 8\)"),
+        ([Q, (2, 2, 5, 7), V], {}, r"same size D.*\(2, 2, 5, 7\)"),
+        ([Q, K, (2, 2, 6, 8)], {}, r"one value.*\(2, 2, 6, 8\)"),
+        ([Q, (2, 3, 5, 8), (2, 3, 5, 8)], {}, r"3 key/value heads must divide the 4 query heads"),
+        ([Q, K, V], {"mask": torch.ones(5, 4)}, r"mask \(5, 4\) does not broadcast.*\(2, 4, 5, 5\)"),
+        ([Q, K, V], {"mask": torch.ones(2, 5)}, r"mask \(2, 5\) does not broadcast.*padding_mask"),
+        ([Q, K, V], {"mask": torch.ones(1, 2, 4, 5, 5)}, r"mask \(1, 2, 4, 5, 5\)"),
+        ([Q, K, V], {"mask": torch.ones(5, 5), "is_causal": True}, r"mask \(5, 5\) together with is_causal"),
+        ([Q, K, V], {"mask": torch.zeros(5, 5) - torch.inf}, r"mask \(5, 5\) has numbers other than"),
+        ([Q, K, V], {"bias": torch.ones(3, 5, 5)}, r"bias \(3, 5, 5\) does not broadcast"),
+        ([Q, K, V], {"dropout_p": 1.0}, r"dropout_p=1.0 must lie in \[0, 1\)"),
+        ([Q, K, V], {"dropout_p": -0.1}, r"dropout_p=-0.1"),
+    ],
+)
+def test_bad_input_is_a_value_error_that_names_the_shapes(attend, shapes, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        attend(*(torch.randn(s) for s in shapes), **arguments)
+
+
+def test_flex_says_what_it_lacks():
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ValueError, match="no dropout"):
+        flex(q, q, q, dropout_p=0.1)
+    with pytest.raises(ValueError, match="on CUDA only: choose sdpa"):
+        flex(q.requires_grad_(), q, q)
+
+
+@every_training_form
+def test_nothing_to_attend_to_and_nothing_to_ask_keep_their_shapes(attend):
+    assert attend(torch.randn(2, 4, 0, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)).shape == (2, 4, 0, 6)
+    empty = attend(torch.randn(2, 4, 3, 8), torch.randn(2, 2, 0, 8), torch.randn(2, 2, 0, 6))
+    assert torch.equal(empty, torch.zeros(2, 4, 3, 6))
+
+
+def test_the_forms_are_the_ones_the_settings_know():
+    assert tuple(ATTENTION_FUNCTIONS) == config.ATTENTION_FUNCTIONS

@@ -1,0 +1,87 @@
+"""`python -m model.attention.check` passes here, and notices an attention that is wrong."""
+
+import pytest
+import torch
+
+from model.attention import check
+from model.attention.functional import ATTENTION_FUNCTIONS
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _repeatable():
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # on tensors this small threads only wait for each other
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_every_check_of_every_form_passes_and_says_so(capsys):
+    assert check.main() == 0
+    printed = capsys.readouterr().out
+    assert "no check(s) failed" in printed
+    assert "FAIL" not in printed
+    table = [line for line in printed.splitlines() if line.split(" ")[0] in check.ATTENTION_FORMS]
+    assert len(table) == 2 * len(check.ATTENTION_FORMS)  # float32 and bfloat16
+    assert len({len(line) for line in table}) == 1  # aligned
+
+
+def wrong_scale(q, k, v, **arguments):
+    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments | {"scale": 0.9 / q.shape[-1] ** 0.5})
+
+
+def no_causality(q, k, v, **arguments):
+    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments | {"is_causal": False})
+
+
+def no_mask(q, k, v, **arguments):
+    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments | {"is_causal": True, "mask": None})
+
+
+def top_left(q, k, v, **arguments):
+    if arguments.get("is_causal"):
+        mask = torch.ones(q.shape[-2], k.shape[-2]).tril()
+        arguments = arguments | {"mask": mask, "is_causal": False}
+    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments)
+
+
+def always_drops(q, k, v, **arguments):
+    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments | {"dropout_p": 0.1})
+
+
+def not_a_number(q, k, v, **arguments):
+    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments) * torch.nan
+
+
+@pytest.mark.parametrize(
+    ("broken", "noticed_by"),
+    [
+        (wrong_scale, "value+grad"),
+        (no_causality, "future"),
+        (no_mask, "padding"),
+        (top_left, "cache"),
+        (always_drops, "eval"),
+        (not_a_number, "value+grad"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_broken_attention_is_noticed(monkeypatch, broken, noticed_by, dtype):
+    monkeypatch.setitem(ATTENTION_FUNCTIONS, "sdpa", broken)
+    assert check.run(noticed_by, "sdpa", CPU, dtype, {}).startswith("FAIL")
+
+
+def test_absolute_positions_in_the_place_of_rope_are_noticed(monkeypatch):
+    def shifted(x, rotation):
+        return x + rotation[:, 0, 0].unsqueeze(-1)
+
+    monkeypatch.setattr("model.attention.multihead.rotate", shifted)
+    assert check.run("rope", "sdpa", CPU, torch.float32, {}).startswith("FAIL")
+
+
+def test_a_failure_is_counted_and_becomes_the_exit_status(monkeypatch, capsys):
+    monkeypatch.setitem(ATTENTION_FUNCTIONS, "sdpa", no_causality)
+    monkeypatch.setattr(check, "ATTENTION_FORMS", ("sdpa",))
+    assert check.main() == 1
+    assert "FAIL" in capsys.readouterr().out

@@ -1,0 +1,357 @@
+"""The attention layer: what every form keeps, and parity with two other implementations."""
+
+import pytest
+import torch
+from torch import nn
+
+from model.attention import ATTENTION_LAYERS, attention_weights, make_attention
+from model.config import ATTENTION_FORMS, POSITIONS, AttentionConfig
+from model.kv_cache import KVCache
+from model.masks import causal_mask, padding_mask
+
+C = 16
+every_form = pytest.mark.parametrize("form", ATTENTION_FORMS)
+# flex computes gradients on CUDA only
+every_training_form = pytest.mark.parametrize("form", [form for form in ATTENTION_FORMS if form != "flex"])
+every_position = pytest.mark.parametrize("position", POSITIONS)
+
+
+@pytest.fixture(autouse=True)
+def _repeatable():
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # on tensors this small threads only wait for each other
+    yield
+    torch.set_num_threads(threads)
+
+
+def layer(form="sdpa", **settings):
+    settings = {"n_embd": C, "n_head": 4, "n_kv_head": 2} | settings
+    return make_attention(AttentionConfig(attention=form, **settings))
+
+
+def cache_for(attention, batch, size):
+    keys = attention.project(torch.zeros(batch, 1, C), None, 0)[1]
+    return KVCache(1, batch, keys.shape[1], size, keys.shape[-1])
+
+
+def close(got, wanted, **tolerance):
+    torch.testing.assert_close(got, wanted, **{"rtol": 1e-5, "atol": 1e-6, **tolerance})
+
+
+def test_every_form_of_the_settings_has_a_layer():
+    assert set(ATTENTION_LAYERS) == set(ATTENTION_FORMS)
+
+
+@every_form
+@torch.no_grad()
+def test_later_tokens_change_nothing_before_them(form):
+    attention, x = layer(form), torch.randn(2, 9, C)
+    y = attention(x)
+    for t in (1, 5, 8):
+        changed = torch.cat((x[:, :t], torch.randn(2, 9 - t, C)), 1)
+        close(attention(changed)[:, :t], y[:, :t])
+        assert (attention(changed)[:, t:] - y[:, t:]).abs().amax() > 1e-3  # and the change itself arrives
+
+
+@every_form
+@every_position
+@pytest.mark.parametrize("window", [None, 3])
+@torch.no_grad()
+def test_cached_outputs_equal_uncached_ones_at_every_step(form, position, window):
+    if form == "flex" and (position, window) not in (("rope", None), ("alibi", 3)):
+        pytest.skip("flex traces each of its shapes anew: two cases are enough")
+    attention, x = layer(form, position=position, attention_window=window), torch.randn(2, 10, C)
+    y, cache = attention(x), cache_for(attention, 2, 10)
+    for size in (4, 3, 1, 1, 1):  # a prefill in two chunks, then a token at a time
+        piece = slice(cache.length, cache.length + size)
+        close(attention(x[:, piece], cache=cache), y[:, piece])
+        cache.advance(size)
+
+
+@every_training_form
+@every_position
+def test_padding_changes_no_real_position_and_no_gradient(form, position):
+    attention = layer(form, position=position)
+    attention_mask = torch.ones(3, 8)
+    attention_mask[1, :3] = attention_mask[2, 5:] = 0  # padded on the left, and on the right
+    positions = (attention_mask.cumsum(-1) - 1).clamp(min=0).long()
+    real = attention_mask[..., None] == 1
+    x = torch.randn(3, 8, C)
+
+    def outputs_and_gradients(x):
+        x = x.clone().requires_grad_()
+        y = attention(x, mask=padding_mask(attention_mask), positions=positions).masked_fill(~real, 0)
+        gradients = torch.autograd.grad(y.square().sum(), [x, *attention.parameters()])
+        return y, *gradients
+
+    first = outputs_and_gradients(x)
+    for got, wanted in zip(outputs_and_gradients(torch.where(real, x, 9 * torch.randn_like(x))), first, strict=True):
+        close(got, wanted)
+    assert first[1].masked_select(~real).abs().max() == 0  # padding receives no gradient either
+    with torch.no_grad():
+        close(first[0][1, 3:], attention(x[1:2, 3:])[0])  # and each text alone gives the same
+        close(first[0][2, :5], attention(x[2:, :5])[0])
+
+
+@every_form
+@pytest.mark.parametrize("window", [None, 3])
+@torch.no_grad()
+def test_left_padded_prompts_decode_from_the_cache_as_each_alone(form, window):
+    attention, x, pad = layer(form, attention_window=window), torch.randn(2, 7, C), 3
+    attention_mask = torch.ones(2, 7)
+    attention_mask[1, :pad] = 0
+    positions = (attention_mask.cumsum(-1) - 1).clamp(min=0).long()
+    cache = cache_for(attention, 2, 7)
+    pieces = []
+    for size in (4, 2, 1):
+        piece = slice(cache.length, cache.length + size)
+        mask = padding_mask(attention_mask[:, : piece.stop])  # of every key so far, cached ones included
+        pieces.append(attention(x[:, piece], mask=mask, positions=positions[:, piece], cache=cache))
+        cache.advance(size)
+    y = torch.cat(pieces, 1)
+    close(y[0], attention(x[:1])[0])
+    close(y[1, pad:], attention(x[1:, pad:])[0])
+
+
+@every_form
+@torch.no_grad()
+def test_any_number_of_leading_dimensions(form):
+    attention, x = layer(form), torch.randn(3, 2, 5, C)
+    y = attention(x)
+    close(attention(x[1, 1]), y[1, 1])
+    close(attention(x[1]), y[1])
+    close(attention(x[:, None]), y[:, None])
+
+
+@every_form
+@torch.no_grad()
+def test_a_window_sees_itself_and_the_positions_just_before(form):
+    attention, x = layer(form, attention_window=3), torch.randn(1, 9, C)
+    weights = attention.weights(x)
+    inside = causal_mask(9, 9).triu(-2)
+    assert weights[..., ~inside].abs().max() == 0
+    assert (weights[..., inside] > 0).all()
+    far = torch.cat((torch.randn(1, 4, C), x[:, 4:]), 1)
+    close(attention(far)[:, 6:], attention(x)[:, 6:])
+
+
+@every_form
+@every_position
+@torch.no_grad()
+def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
+    """Each row sums to 1, and weighs the layer's own values to the layer's own output."""
+    if form == "flex" and position != "rope":
+        pytest.skip("flex traces each of its shapes anew: one case is enough")
+    dropout = 0.0 if form == "flex" else 0.5
+    attention, x = layer(form, position=position, attention_dropout=dropout), torch.randn(2, 6, C)
+    weights = attention.weights(x)
+    close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    values = attention.project(x, None, 0)[2]
+    values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
+    close(attention.merge(weights @ values), attention.eval()(x))
+
+
+@every_training_form
+def test_dropout_acts_in_training_only(form):
+    attention, x = layer(form, attention_dropout=0.5), torch.randn(2, 9, C)
+    assert not torch.equal(attention(x), attention(x))
+    attention.eval()
+    assert torch.equal(attention(x), attention(x))
+
+
+@every_training_form
+def test_bfloat16_stays_close_to_float32(form):
+    attention, x = layer(form).eval(), torch.randn(2, 9, C)
+    wanted = attention(x)
+    got = attention.bfloat16()(x.bfloat16())
+    assert got.dtype == torch.bfloat16
+    close(got.float(), wanted, rtol=2e-2, atol=3e-2)
+
+
+@every_form
+@pytest.mark.filterwarnings("error")
+@torch.no_grad()
+def test_autocast_to_bfloat16_stays_close_and_keeps_to_the_fused_kernels(form):
+    attention, x = layer(form).eval(), torch.randn(2, 9, C)
+    attention(x)  # flex announces once that it is not compiled
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = attention(x)
+    close(y.float(), attention(x), rtol=2e-2, atol=3e-2)
+
+
+def test_all_functions_make_one_layer():
+    x = torch.randn(2, 7, C, requires_grad=True)
+    reference = layer("matmul")
+    wanted = [reference(x), *torch.autograd.grad(reference(x).square().sum(), [x, *reference.parameters()])]
+    for form in ("sdpa", "einsum", "bmm", "loop", "stacked"):
+        attention = layer(form)
+        attention.load_state_dict(reference.state_dict())
+        got = [attention(x), *torch.autograd.grad(attention(x).square().sum(), [x, *attention.parameters()])]
+        for a, b in zip(got, wanted, strict=True):
+            close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_saved_names_are_the_projections_and_nothing_else():
+    names = {"q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "q_norm.weight", "k_norm.weight"}
+    assert set(layer(position="rope").state_dict()) == names
+    assert set(layer(position="alibi", qk_norm=False, qkv_bias=True).state_dict()) == {
+        *(name for name in names if "norm" not in name),
+        *("q_proj.bias", "k_proj.bias", "v_proj.bias"),
+    }
+
+
+def test_grouped_heads_are_heads_that_share_their_keys_and_values():
+    grouped, full = layer(n_kv_head=2), layer(n_kv_head=4)
+    state = grouped.state_dict()
+    for name in ("k_proj.weight", "v_proj.weight"):  # (Hkv·D, C) -> each head twice
+        state[name] = state[name].view(2, 4, C).repeat_interleave(2, 0).reshape(C, C)
+    full.load_state_dict(state)
+    x = torch.randn(2, 5, C)
+    close(grouped(x), full(x))
+
+
+def test_qk_norm_makes_scores_blind_to_the_size_of_queries_and_keys():
+    attention, x = layer(qk_norm=True), torch.randn(2, 6, C)
+    wanted = attention.weights(x)
+    with torch.no_grad():
+        attention.q_proj.weight *= 100
+        attention.k_proj.weight *= 0.5
+    close(attention.weights(x), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_alibi_lowers_far_keys_by_the_slope_of_the_head():
+    attention = layer(position="alibi", n_head=4, n_kv_head=4, qk_norm=False)
+    nn.init.zeros_(attention.q_proj.weight)  # no content: only the penalty is left
+    weights = attention.weights(torch.randn(1, 5, C))[0]
+    for h, slope in enumerate([2**-2, 2**-4, 2**-6, 2**-8]):
+        close((weights[h, 4, 0] / weights[h, 4, 3]).log(), torch.tensor(-3 * slope), atol=1e-5)
+
+
+# Two independent implementations.
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_parity_with_torch_multihead_attention(biased):
+    ours = layer(n_kv_head=4, position="none", qk_norm=False, qkv_bias=biased, bias=biased)
+    theirs = nn.MultiheadAttention(C, 4, bias=biased, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([ours.q_proj.weight, ours.k_proj.weight, ours.v_proj.weight]))
+        theirs.out_proj.weight.copy_(ours.o_proj.weight)
+        if biased:
+            theirs.in_proj_bias.copy_(torch.cat([ours.q_proj.bias, ours.k_proj.bias, ours.v_proj.bias]))
+            theirs.out_proj.bias.copy_(ours.o_proj.bias)
+    x = torch.randn(3, 7, C)
+    y, weights = theirs(x, x, x, attn_mask=~causal_mask(7, 7), average_attn_weights=False)
+    close(ours(x), y)
+    close(ours.weights(x), weights)
+    real = torch.ones(3, 7)
+    real[1, 4:] = 0
+    y, _ = theirs(x, x, x, attn_mask=~causal_mask(7, 7), key_padding_mask=real == 0)
+    close(ours(x, mask=padding_mask(real)), y)
+
+
+def test_parity_with_hugging_face_gpt2():
+    gpt2 = pytest.importorskip("transformers.models.gpt2.modeling_gpt2")
+    config = gpt2.GPT2Config(n_embd=C, n_head=4, attn_pdrop=0.0, resid_pdrop=0.0, attn_implementation="eager")
+    theirs = gpt2.GPT2Attention(config, layer_idx=0).eval()
+    nn.init.normal_(theirs.c_attn.weight, std=0.3)
+    nn.init.normal_(theirs.c_attn.bias, std=0.3)
+    ours = layer(n_kv_head=4, position="learned", qk_norm=False, qkv_bias=True, bias=True)
+    with torch.no_grad():  # its Conv1D keeps (in, out)
+        for i, projection in enumerate((ours.q_proj, ours.k_proj, ours.v_proj)):
+            projection.weight.copy_(theirs.c_attn.weight[:, i * C : (i + 1) * C].T)
+            projection.bias.copy_(theirs.c_attn.bias[i * C : (i + 1) * C])
+        ours.o_proj.weight.copy_(theirs.c_proj.weight.T)
+        ours.o_proj.bias.copy_(theirs.c_proj.bias)
+    x = torch.randn(2, 7, C)
+    additive = torch.zeros(7, 7).masked_fill(~causal_mask(7, 7), -torch.inf)[None, None]
+    close(ours(x), theirs(x, attention_mask=additive)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_parity_with_hugging_face_llama():
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = llama.LlamaConfig(
+        hidden_size=C, num_attention_heads=4, num_key_value_heads=2, head_dim=4, attn_implementation="eager",
+        max_position_embeddings=64,
+    )  # fmt: skip
+    theirs = llama.LlamaAttention(config, layer_idx=0).eval()
+    ours = layer(qk_norm=False)
+    # It rotates channel i with i + D/2 where the paper, and we, rotate 2i with 2i + 1: the same up to their order.
+    order = torch.tensor([0, 2, 1, 3])
+
+    def reorder(weight):  # (heads·D, C)
+        return weight.view(-1, 4, C)[:, order].reshape(weight.shape)
+
+    with torch.no_grad():
+        ours.q_proj.weight.copy_(reorder(theirs.q_proj.weight))
+        ours.k_proj.weight.copy_(reorder(theirs.k_proj.weight))
+        ours.v_proj.weight.copy_(theirs.v_proj.weight)
+        ours.o_proj.weight.copy_(theirs.o_proj.weight)
+    x, positions = torch.randn(2, 7, C), torch.arange(40, 47)[None]
+    rotation = llama.LlamaRotaryEmbedding(config)(x, positions)
+    additive = torch.zeros(7, 7).masked_fill(~causal_mask(7, 7), -torch.inf)[None, None]
+    close(ours(x, positions=positions), theirs(x, rotation, attention_mask=additive)[0], rtol=1e-5, atol=1e-5)
+
+
+# Bad input.
+
+
+@every_form
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mask": torch.ones(2, 5)}, r"mask \(2, 5\) does not broadcast.*padding_mask"),
+        ({"mask": torch.ones(2, 1, 1, 4)}, r"mask \(2, 1, 1, 4\) does not broadcast"),
+        ({"cache": KVCache(1, 2, 3, 8, 5)}, r"fit the cache.*\(2, 3, 8, 5\)"),
+    ],
+)
+@torch.no_grad()
+def test_bad_input_is_a_value_error_that_names_the_shapes(form, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        layer(form)(torch.randn(2, 5, C), **arguments)
+
+
+@every_form
+@torch.no_grad()
+def test_a_cache_that_is_too_short_is_a_value_error_that_names_the_shapes(form):
+    attention = layer(form)
+    with pytest.raises(ValueError, match=r"too short: 0 of its 4 positions.*5 more.*at least 5 long"):
+        attention(torch.randn(2, 5, C), cache=cache_for(attention, 2, 4))
+
+
+def test_positions_that_do_not_fit_are_a_value_error_that_names_the_shapes():
+    with pytest.raises(ValueError, match=r"positions \(2, 4\).*\(2, 5, 16\)"):
+        layer()(torch.randn(2, 5, C), positions=torch.zeros(2, 4, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"positions \(3, 5\)"):
+        layer()(torch.randn(2, 5, C), positions=torch.zeros(3, 5, dtype=torch.long))
+
+
+def test_it_compiles_into_one_graph():
+    attention = layer()
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    x = torch.randn(2, 6, C, requires_grad=True)
+    for arguments in ({}, {"mask": torch.ones(2, 1, 1, 6), "positions": torch.arange(6) + 3}):
+        y, wanted = compiled(x, **arguments), attention(x, **arguments)
+        close(y, wanted)
+        close(*(torch.autograd.grad(t.square().sum(), x)[0] for t in (y, wanted)))
+
+
+def test_it_can_be_built_on_the_meta_device_and_filled_later():
+    with torch.device("meta"):
+        attention = layer()
+        assert attention(torch.randn(2, 5, C)).shape == (2, 5, C)
+    real = layer()
+    attention.to_empty(device="cpu").load_state_dict(real.state_dict())
+    x = torch.randn(2, 5, C)
+    assert torch.equal(attention(x), real(x))
+
+
+def test_attention_weights_of_one_query_over_a_cache():
+    q, k = torch.randn(2, 4, 1, 8), torch.randn(2, 4, 6, 8)
+    close(attention_weights(q, k, is_causal=True), torch.softmax(q @ k.transpose(-2, -1) / 8**0.5, -1))
+
+
+def test_flex_with_dropout_is_refused_before_anything_is_built():
+    with pytest.raises(ValueError, match=r"flex has no dropout, but attention_dropout=0\.1"):
+        AttentionConfig(attention="flex", attention_dropout=0.1)

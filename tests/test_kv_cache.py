@@ -1,0 +1,132 @@
+"""The KV cache: filled by the layers, moved by the caller."""
+
+import pytest
+import torch
+
+from model.attention import make_attention
+from model.config import AttentionConfig
+from model.kv_cache import KVCache
+
+
+@pytest.fixture(autouse=True)
+def _repeatable():
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # on tensors this small threads only wait for each other
+    yield
+    torch.set_num_threads(threads)
+
+
+def filled(n, size=8, batch=2, n_layer=2):
+    """A cache with n slots written in every layer, and what was written: (n_layer, B, Hkv, n, D)."""
+    cache = KVCache(n_layer, batch, 3, size, 4)
+    k, v = torch.randn(2, n_layer, batch, 3, n, 4).unbind()
+    for layer in range(n_layer):
+        cache.write(layer, k[layer], v[layer])
+    cache.advance(n)
+    return cache, k, v
+
+
+def test_layers_read_back_what_all_passes_wrote():
+    cache, k, v = filled(3)
+    k2, v2 = torch.randn(2, 2, 3, 2, 4).unbind()
+    got_k, got_v = cache.write(1, k2, v2)
+    assert torch.equal(got_k, torch.cat((k[1], k2), -2))
+    assert torch.equal(got_v, torch.cat((v[1], v2), -2))
+
+
+def test_only_the_caller_moves_the_cache():
+    cache, k, _ = filled(3)
+    for layer in (0, 1, 0):  # every layer writes to the same slots, however often
+        assert cache.write(layer, *torch.randn(2, 2, 3, 2, 4).unbind())[0].shape == (2, 3, 5, 4)
+    assert cache.length == 3
+    # A pass that was never advanced over leaves no trace.
+    again, _ = cache.write(0, *torch.zeros(2, 2, 3, 1, 4).unbind())
+    assert torch.equal(again[..., :3, :], k[0])
+    assert again[..., 3:, :].abs().max() == 0
+
+
+def test_it_allocates_once():
+    cache, _, _ = filled(3)
+    address = cache.keys.data_ptr()
+    k, v = cache.write(0, *torch.randn(2, 2, 3, 5, 4).unbind())
+    cache.advance(5)
+    assert k.data_ptr() == cache.keys.data_ptr() == address
+    assert v.data_ptr() == cache.values.data_ptr()  # what is read is not a copy
+
+
+def test_truncating_forgets_the_end():
+    cache, k, _ = filled(5)
+    cache.truncate(2)
+    assert (cache.length, cache.position) == (2, 2)
+    new = torch.randn(2, 3, 1, 4)
+    assert torch.equal(cache.write(0, new, new)[0], torch.cat((k[0, ..., :2, :], new), -2))
+
+
+def test_resetting_begins_anew():
+    cache, _, _ = filled(5)
+    cache.drop_oldest(1)
+    cache.reset()
+    assert (cache.length, cache.start, cache.position) == (0, 0, 0)
+
+
+def test_dropping_the_oldest_makes_room_and_goes_on_counting_positions():
+    cache, k, v = filled(8)
+    cache.drop_oldest(3)
+    assert (cache.length, cache.start, cache.position) == (5, 3, 8)
+    new = torch.randn(2, 3, 1, 4)
+    got_k, got_v = cache.write(1, new, new)
+    assert torch.equal(got_k, torch.cat((k[1, ..., 3:, :], new), -2))
+    assert torch.equal(got_v, torch.cat((v[1, ..., 3:, :], new), -2))
+
+
+def test_rows_can_be_taken_several_times_or_not_at_all():
+    cache, k, _ = filled(4)
+    taken = cache.take(torch.tensor([1, 1, 0]))
+    assert (taken.length, taken.size, taken.keys.shape[1]) == (4, 8, 3)
+    new = torch.randn(3, 3, 1, 4)
+    assert torch.equal(taken.write(0, new, new)[0][..., :4, :], k[0][[1, 1, 0]])
+    assert torch.equal(cache.keys[0, ..., 4:, :], torch.zeros(2, 3, 4, 4))  # a copy: the first cache is untouched
+
+
+@pytest.mark.parametrize("position", ["rope", "alibi", "none"])
+@torch.no_grad()
+def test_a_text_outgrows_its_cache_as_a_window_over_what_is_left(position):
+    """After dropping, one layer sees what it would see of the kept tokens alone, at their own positions."""
+    layer = make_attention(AttentionConfig(n_embd=16, n_head=4, position=position))
+    x, cache = torch.randn(1, 9, 16), KVCache(1, 1, 4, 6, 4)
+    layer(x[:, :6], cache=cache)
+    cache.advance(6)
+    cache.drop_oldest(4)
+    for t in range(6, 9):
+        y = layer(x[:, t : t + 1], cache=cache)
+        cache.advance(1)
+        torch.testing.assert_close(y, layer(x[:, 4 : t + 1], positions=torch.arange(4, t + 1))[:, -1:])
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda c: KVCache(1, 2, 3, 0, 4), r"\(1, 2, 3, 0, 4\) has no room"),
+        (
+            lambda c: c.write(0, *torch.zeros(2, 2, 3, 5, 4).unbind()),
+            r"too short: 5 of its 8.*\(2, 3, 5, 4\).*10 long",
+        ),
+        (lambda c: c.write(0, *torch.zeros(2, 2, 2, 1, 4).unbind()), r"\(2, 3, 8, 4\), k is \(2, 2, 1, 4\)"),
+        (lambda c: c.write(0, *torch.zeros(2, 1, 3, 1, 4).unbind()), r"k is \(1, 3, 1, 4\)"),
+        (lambda c: c.write(0, *torch.zeros(2, 3, 1, 4).unbind()), r"k is \(3, 1, 4\)"),
+        (lambda c: c.write(0, torch.zeros(2, 3, 1, 4), torch.zeros(2, 3, 2, 4)), r"v is \(2, 3, 2, 4\)"),
+        (
+            lambda c: c.write(0, *torch.zeros(2, 2, 3, 1, 4).bfloat16().unbind()),
+            "make the cache with dtype=torch.bfloat16",
+        ),
+        (lambda c: c.write(0, *torch.zeros(2, 2, 3, 1, 4, requires_grad=True).unbind()), "torch.no_grad"),
+        (lambda c: c.advance(4), "cannot advance by 4: 5 of size=8"),
+        (lambda c: c.truncate(6), "cannot truncate to 6: 5 of size=8"),
+        (lambda c: c.drop_oldest(6), "cannot drop 6: 5 of size=8"),
+    ],
+)
+def test_what_does_not_fit_is_a_value_error_that_names_the_shapes(act, message):
+    cache, _, _ = filled(5)
+    with pytest.raises(ValueError, match=message):
+        act(cache)
