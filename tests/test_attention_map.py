@@ -1,0 +1,76 @@
+"""Pictures of attention show the weights that the model used."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_gpt
+
+from data.config import TokenizerConfig
+from data.tokenizer import make_tokenizer
+from training.attention_map import attention_maps, draw_attention_map, visible
+from training.config import SettingsError
+
+FORMS = ["sdpa", "matmul", "average", "simple", "single_head", "stacked"]
+
+
+@pytest.fixture(scope="module")
+def byte():
+    return make_tokenizer(TokenizerConfig(name="byte"), [])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_row_of_every_head_is_a_distribution_over_the_past(form):
+    model = random_gpt(attention=form).train()
+    maps = attention_maps(model, torch.randint(61, (1, 10)))
+    heads = 4 if form in ("sdpa", "matmul", "stacked") else 1
+    assert maps.shape == (2, heads, 10, 10) and model.training
+    torch.testing.assert_close(maps.sum(-1), torch.ones(2, heads, 10))
+    assert maps.triu(1).abs().max() == 0
+    assert (maps >= 0).all()
+
+
+def test_the_weights_drawn_are_those_of_the_forward_pass():
+    model = random_gpt(n_layer=1, attention="matmul")
+    tokens = torch.randint(61, (1, 8))
+    maps = attention_maps(model, tokens)
+    block = model.blocks[0]
+    x = block.attention_norm(model.token_embedding(tokens))
+    _, _, v = block.attention.project(x, None, 0)
+    torch.testing.assert_close(block.attention.merge(maps[0] @ v), block.attention(x))
+
+
+def test_the_page_holds_the_weights_and_the_tokens_and_needs_no_network(byte, tmp_path):
+    model = random_gpt(vocab_size=257)
+    tokens = byte.encode_ordinary("</script>\n é")
+    shown = draw_attention_map(model, byte, tokens, tmp_path / "map.html")
+    page = (tmp_path / "map.html").read_text(encoding="utf-8")
+    assert shown == len(tokens) and not re.search(r"https?://", page) and page.count("</script>") == 1
+    data = json.loads(re.search(r"const data = (.*);\n", page)[1])
+    assert data["tokens"][:3] == ["<", "/", "s"] and data["tokens"][9:11] == ["⏎", "·"]
+    packed = np.frombuffer(base64.b64decode(data["weights"]), dtype="<u2").reshape(2, 4, -1) / 65535
+    maps = attention_maps(model, torch.tensor([tokens])).numpy()
+    rows, columns = np.tril_indices(len(tokens))
+    np.testing.assert_allclose(packed, maps[..., rows, columns], atol=1e-5)
+
+
+def test_the_png_is_a_picture_and_a_long_prompt_shows_its_tail(byte, tmp_path):
+    shown = draw_attention_map(random_gpt(vocab_size=257), byte, [97] * 300, tmp_path / "map.png")
+    assert shown == 16  # the model's block
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_kind_of_file_is_refused(byte, tmp_path):
+    with pytest.raises(SettingsError, match=r"attention_map=.*map\.pdf must end in \.html"):
+        draw_attention_map(random_gpt(), byte, [1], tmp_path / "map.pdf")
+
+
+def test_white_space_and_long_tokens_are_made_visible():
+    assert [visible(label) for label in (" a", "\n", "\t", "", "x" * 20, "\x00")] == [
+        *("·a", "⏎", "→", "∅", "x" * 11 + "…", "\ufffd")
+    ]

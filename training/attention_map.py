@@ -1,0 +1,107 @@
+"""Pictures of attention: what every head of every layer looks at, for one prompt, as HTML or PNG."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from model.gpt import GPT
+from training.config import SettingsError
+
+LONGEST = {".html": 128, ".png": 40}
+"""Tokens that are still readable in each kind of picture."""
+
+
+def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, tokens: list[int], path: Path) -> int:
+    """Draw the attention of `tokens` to an .html or .png file; returns how many of them, the last ones, it shows.
+
+    Raises SettingsError for any other ending.
+    """
+    if path.suffix not in LONGEST:
+        raise SettingsError(f"attention_map={path} must end in .html (hover for numbers) or .png.")
+    longest = min(LONGEST[path.suffix], model.config.block_size)
+    tokens = tokens[-longest:]
+    labels = [tokenizer.decode_single_token_bytes(token).decode("utf-8", "replace") for token in tokens]
+    maps = attention_maps(model, torch.tensor([tokens], device=next(model.parameters()).device))
+    draw = draw_html if path.suffix == ".html" else draw_png
+    draw(maps, labels, path)
+    return len(tokens)
+
+
+@torch.no_grad()
+def attention_maps(model: GPT, tokens: Int[Tensor, "1 T"]) -> Float[Tensor, "L H T T"]:
+    """The weights with which each layer's heads attend, dropout off; a form with one head has H = 1."""
+    maps: list[Tensor] = []
+
+    def record(attention, args, kwargs) -> None:
+        maps.append(attention.weights(*args, mask=kwargs["mask"], positions=kwargs["positions"])[0])
+
+    was_training = model.training
+    model.eval()
+    hooks = [block.attention.register_forward_pre_hook(record, with_kwargs=True) for block in model.blocks]
+    try:
+        model(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    return torch.stack(maps).float().cpu()
+
+
+def draw_png(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> None:
+    """A grid of layers (rows) by heads (columns), queries downwards, keys to the right."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    layers, heads, T, _ = maps.shape
+    side = max(1.3, 0.13 * T)  # inches: room for a readable label a token
+    figure, axes = plt.subplots(
+        layers, heads, figsize=(side * heads + 1.2, side * layers + 1.2), squeeze=False, layout="constrained"
+    )
+    names = [visible(label) for label in labels]
+    for layer in range(layers):
+        for head in range(heads):
+            panel = axes[layer, head]
+            panel.imshow(maps[layer, head].sqrt().numpy(), cmap="magma", vmin=0, vmax=1)  # √ shows small weights too
+            keys, queries = names * (layer == layers - 1), names * (head == 0)
+            panel.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6, family="monospace")
+            panel.set_yticks(range(len(queries)), queries, fontsize=6, family="monospace")
+            panel.tick_params(length=0)
+            panel.set_title(f"layer {layer} head {head}", fontsize=7)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw_html(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> None:
+    """One file that opens offline: every head small, the chosen one large with its tokens and numbers."""
+    layers, heads, T, _ = maps.shape
+    rows, columns = np.tril_indices(T)
+    triangles = (maps.numpy()[..., rows, columns] * 65535).round().astype("<u2")  # causal: the rest is 0
+    data = {
+        "layers": layers,
+        "heads": heads,
+        "tokens": [visible(label) for label in labels],
+        "weights": base64.b64encode(triangles.tobytes()).decode(),
+    }
+    page = (Path(__file__).with_name("attention_map.html")).read_text(encoding="utf-8")
+    # "<" must not appear in the script: a token may well be </script>.
+    content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    title = html.escape("".join(labels)[:80])
+    path.write_text(page.replace("TITLE", title).replace("DATA", content), encoding="utf-8")
+
+
+def visible(label: str) -> str:
+    """A token with its white space made visible, at most 12 characters long."""
+    shown = label.replace(" ", "·").replace("\n", "⏎").replace("\t", "→").replace("\r", "␍") or "∅"
+    shown = "".join(char if char.isprintable() else "\ufffd" for char in shown)
+    return shown if len(shown) <= 12 else shown[:11] + "…"
