@@ -6,7 +6,6 @@ Every setting is in conf/train.yaml and can be overridden:  python train.py mode
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING
 
 from training.cli import command
@@ -15,6 +14,7 @@ from training.config import TrainConfig
 if TYPE_CHECKING:  # torch is imported where it is used: --help and shell completion do not wait for it
     from torch import Tensor
 
+    from training.monitor import Monitor
     from training.run import Run
 
 log = logging.getLogger("tinygpt")
@@ -24,91 +24,123 @@ def train(config: TrainConfig) -> float:
     """Train one model; returns the best validation loss in nats per token.
 
     Everything the run writes goes into config.run_dir. A mistake in the settings raises a ValueError
-    that names it, before any long work.
+    that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
-    from training.evaluation import evaluate
+    from training.memory import memory_named
     from training.monitor import Monitor
     from training.optimizer import schedule_factor, set_learning_rate
     from training.run import start_run
-    from training.sampling import continue_text
+    from training.signals import StopSignals
 
     run = start_run(config)
-    log.info("%s", run.description())
-    step, best, started = 0, float("inf"), time.perf_counter()
+    progress = run.progress
 
-    with Monitor(config, run.directory) as monitor:
+    with StopSignals() as signals, Monitor(run) as monitor, run:
         while True:
-            progress = step / config.max_steps
-            if config.max_minutes is not None:
-                progress = max(progress, (time.perf_counter() - started) / 60 / config.max_minutes)
-            finished = progress >= 1
-
-            if finished or (step > 0 and step % config.eval_interval == 0):
-                result = evaluate(
-                    run.forward,
-                    run.data.val,
-                    block_size=config.model.block_size,
-                    batch_size=config.eval_batch_size,
-                    autocast=run.autocast,
-                )
-                sample = continue_text(
-                    run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens
-                )
-                monitor.evaluation(step, result, "".join(sample))
-                if result.loss < best:
-                    best = result.loss
-                    run.save(step, "last", "best", val_loss=result.loss, val_bpb=result.bpb)
-            if finished or (step > 0 and step % config.checkpoint_interval == 0):
-                run.save(step, "last")
+            if stop := int(run.ranks.largest(signals.received)):
+                run.stop(stop)
+            done = run.share_done()
+            finished = done >= 1
+            if (finished or progress.step % config.eval_interval == 0) and progress.step > progress.evaluated:
+                evaluate_run(run, monitor)
+            if finished or progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step:
+                run.save(finished=finished)
             if finished:
                 break
 
-            factor = schedule_factor(config.schedule, step, progress)
+            factor = schedule_factor(config.schedule, progress.step, done)
             set_learning_rate(run.optimizers, factor)
-            loss, grad_norm = take_step(run, step)
-            step += 1
-            if step % config.log_interval == 0 or step == 1:
-                monitor.step(step, loss=loss.item(), lr=factor * config.optimizer.lr, grad_norm=grad_norm.item())
+            with memory_named(run):
+                loss, grad_norm = take_step(run, progress.step)
+            progress.step += 1
+            if progress.step % config.log_interval == 0 or progress.step == 1:
+                run.check_skipped()
+                lr = factor * config.optimizer.lr
+                monitor.step(progress.step, loss=loss.item(), lr=lr, grad_norm=grad_norm.item())
 
+        run.saver.finish()
         monitor.finish()
-    log.info("%s", run.farewell(best))
-    return best
+    log.info("%s", run.farewell())
+    return progress.best_loss if progress.best_loss is not None else float("inf")
 
 
 def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     """Move the weights once, by the gradient of the global batch of `step`.
 
     Returns the batch's loss in nats per token and the gradient's norm before clipping, as tensors on
-    the device, so that nothing waits for them here.
+    the device, so that nothing waits for them here. Where one of them is not finite nothing moves.
     """
     import torch
     import torch.nn.functional as F
 
-    config = run.config
+    from training.distributed import gradients_of, whole
+    from training.optimizer import update_weights
+    from training.run import dropout_seed
+
+    config, ranks = run.config, run.ranks
     tokens_in_batch = config.batch_size * config.model.block_size
     total_loss = torch.zeros((), device=run.device)
 
-    for first in range(0, config.batch_size, config.micro_batch_size):
-        windows = run.batches.batch(step, first, first + config.micro_batch_size)  # (B, T + 1)
+    rows = ranks.rows(config.batch_size)
+    for first in range(rows.start, rows.stop, run.micro_batch_size):
+        last = first + run.micro_batch_size == rows.stop
+        windows = run.batches.batch(step, first, first + run.micro_batch_size)  # (B, T + 1)
         windows = torch.from_numpy(windows).to(run.device)
         inputs, targets = windows[:, :-1], windows[:, 1:]
-        with run.autocast:
-            logits = run.forward(inputs)  # (B, T, V)
-        # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
-        nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-        loss = nats / tokens_in_batch
-        loss.backward()
+        torch.manual_seed(dropout_seed(config.seed, step, first))
+        with gradients_of(run.forward, last=last):
+            with run.autocast:
+                logits = run.forward(inputs)  # (B, T, V)
+            # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
+            nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+            loss = nats / tokens_in_batch
+            # DDP and FSDP average over the ranks, but each rank's loss is already its share of the sum.
+            run.scaler.scale(loss * ranks.size).backward()
         total_loss += loss.detach()
 
-    grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.grad_clip or float("inf"))
+    ranks.sum_(total_loss)
     for optimizer in run.optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        run.scaler.unscale_(optimizer)
+    grad_norm = whole(torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.grad_clip or float("inf")))
+    skip = ~(total_loss + grad_norm).isfinite()
+    update_weights(run.optimizers, skip)
+    run.scaler.update()
+    run.count_skipped(skip)
     return total_loss, grad_norm
 
 
+def evaluate_run(run: Run, monitor: Monitor) -> None:
+    """Score the model on the validation split, show a sample, and remember which step was the best."""
+    from training.evaluation import evaluate
+    from training.sampling import continue_text
+
+    config, progress = run.config, run.progress
+    result = evaluate(
+        run.forward,
+        run.data.val,
+        block_size=config.model.block_size,
+        batch_size=config.eval_batch_size,
+        autocast=run.autocast,
+        ranks=run.ranks,
+    )
+    sample = ""
+    if config.sample_tokens and not run.is_sharded:  # generating goes past FSDP, which gathers the shards
+        drawn = continue_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
+        sample = "".join(drawn)
+    monitor.evaluation(progress.step, result, sample)
+    progress.evaluated = progress.step
+    progress.metrics = {"val_loss": result.loss, "val_bpb": result.bpb}
+    if progress.best_loss is None or result.loss < progress.best_loss:
+        progress.best_loss, progress.best_step = result.loss, progress.step
+
+
 @command("train", TrainConfig)
-def main(config: TrainConfig) -> float:
+def main(config: TrainConfig) -> float | None:
+    if config.dry_run:
+        from training.preflight import preflight
+
+        print(preflight(config))
+        return None
     return train(config)
 
 

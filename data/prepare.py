@@ -21,7 +21,7 @@ from data.corpus import Corpus, open_corpus
 from data.encode import encode_splits
 from data.shards import Tokens, open_tokens, token_dtype
 from data.split import SPLITS, split_corpus
-from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer
+from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
 
 FORMAT = 1
 _PARTIAL = ".partial"
@@ -42,15 +42,18 @@ class PreparedData:
     """The corpus in words."""
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, log: Log = print) -> PreparedData:
+def prepare(
+    data: DataConfig, tokenizer: TokenizerConfig, *, encoding: tiktoken.Encoding | None = None, log: Log = print
+) -> PreparedData:
     """The tokens of a corpus, from the cache or else made now, in parallel and in bounded memory.
 
+    encoding: used instead of the one that `tokenizer` names, such as that of the model to be fine-tuned.
     Two runs that start at once do it once. Raises DataError when the text, the tokenizer or the
     cache folder cannot be had.
     """
     corpus = open_corpus(data)
     root = Path(data.cache_dir).expanduser() / "tokens"
-    directory = root / _directory_name(corpus, data, tokenizer)
+    directory = root / _directory_name(corpus, data, tokenizer, encoding)
     with _cache_errors(data):
         prepared = _open(directory, corpus, log)
         if prepared:
@@ -60,13 +63,19 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, log: Log = print) -
             prepared = _open(directory, corpus, log=lambda _: None)
             if not prepared:
                 _remove_leftovers(root, directory)
-                _make(directory, corpus, data, tokenizer, log)
+                _make(directory, corpus, data, tokenizer, encoding, log)
                 prepared = _open(directory, corpus, log)
     assert prepared, "what was just written can be read"
     return prepared
 
 
-def _directory_name(corpus: Corpus, data: DataConfig, tokenizer: TokenizerConfig) -> str:
+def _directory_name(
+    corpus: Corpus, data: DataConfig, tokenizer: TokenizerConfig, encoding: tiktoken.Encoding | None
+) -> str:
+    if encoding is not None:
+        content = json.dumps(tokenizer_content(encoding), sort_keys=True).encode()
+        key = [FORMAT, corpus.fingerprint, hashlib.sha256(content).hexdigest(), data.held_out]
+        return f"{data.source}-given-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
     vocab_size = tokenizer.vocab_size if tokenizer.name == "bpe" else None
     key = [FORMAT, corpus.fingerprint, tokenizer.name, vocab_size, data.held_out]
     return f"{data.source}-{tokenizer.name}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
@@ -133,14 +142,22 @@ def _remove_leftovers(root: Path, directory: Path) -> None:
             pass  # its run is alive
 
 
-def _make(directory: Path, corpus: Corpus, data: DataConfig, config: TokenizerConfig, log: Log) -> None:
+def _make(
+    directory: Path,
+    corpus: Corpus,
+    data: DataConfig,
+    config: TokenizerConfig,
+    encoding: tiktoken.Encoding | None,
+    log: Log,
+) -> None:
     """Write tokenizer, shards and meta.json beside `directory`, then move them there in one step."""
-    log(f"Preparing {corpus.description} with tokenizer={config.name}, once.")
+    log(f"Preparing {corpus.description} with tokenizer={encoding.name if encoding else config.name}, once.")
     partial = directory.with_name(directory.name + _PARTIAL)
     partial.mkdir()
     try:
-        training_text = (piece.text for piece in split_corpus(corpus, data.held_out) if piece.split == "train")
-        encoding = make_tokenizer(config, training_text)
+        if encoding is None:
+            training_text = (piece.text for piece in split_corpus(corpus, data.held_out) if piece.split == "train")
+            encoding = make_tokenizer(config, training_text)
         save_tokenizer(encoding, partial / "tokenizer.json")
         pieces = split_corpus(corpus, data.held_out)
         summaries = encode_splits(pieces, encoding, partial, size=corpus.size)

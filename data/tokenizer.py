@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tiktoken
@@ -138,16 +139,20 @@ def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def save_tokenizer(encoding: tiktoken.Encoding, path: str | Path) -> None:
-    """Write all that `read_tokenizer` needs to `path`, as JSON: tokens in order of rank, base64, null for none."""
+    """Write all that `read_tokenizer` needs to `path`, as JSON."""
+    Path(path).write_text(json.dumps(tokenizer_content(encoding)), encoding="utf-8")
+
+
+def tokenizer_content(encoding: tiktoken.Encoding) -> dict[str, Any]:
+    """What makes an encoding, as plain types: tokens in order of rank, base64, None for none."""
     by_rank = {rank: base64.b64encode(token).decode() for token, rank in encoding._mergeable_ranks.items()}
-    content = {
+    return {
         "format": FORMAT,
         "name": encoding.name,
         "pat_str": encoding._pat_str,
         "special_tokens": encoding._special_tokens,
         "mergeable_ranks": [by_rank.get(rank) for rank in range(max(by_rank) + 1)],
     }
-    Path(path).write_text(json.dumps(content), encoding="utf-8")
 
 
 def read_tokenizer(path: str | Path) -> tiktoken.Encoding:

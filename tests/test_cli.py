@@ -82,10 +82,10 @@ MISTAKES = {
     "sample.py top_k=0": "top_k=0",
     "sample.py temperature=-1": "temperature=-1.0",
     "sample.py num_samples=0": "num_samples=0",
-    "sample.py checkpoint=/nowhere": "checkpoint=/nowhere does not exist",
+    "sample.py checkpoint=/nowhere/at/all": "checkpoint=/nowhere/at/all does not exist",
     "sample.py checkpoint=.": "is not a checkpoint",
     "sample.py prompt_file=/nowhere": "prompt_file=/nowhere cannot be read",
-    "sample.py prompt=a prompt_file=b": "prompt and prompt_file=b are both given",
+    "sample.py prompt=a prompt_file=b": "prompt=a and prompt_file=b are given",
     "sample.py temprature=1": "did you mean temperature",
 }
 

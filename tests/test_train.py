@@ -40,7 +40,7 @@ def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
 
     run = Path(train_config.run_dir)
     assert (run / "loss.png").stat().st_size > 5_000
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best", "last", "step_20"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best", "last", "step_10", "step_20"]
     checkpoint = load_checkpoint(find_checkpoint(train_config.run_dir))
     text = "".join(continue_text(checkpoint.model, checkpoint.tokenizer, "the", max_new_tokens=20))
     assert 1 <= len(text) <= 20
@@ -122,7 +122,7 @@ def test_gpt2_takes_a_training_step_on_the_cpu(train_config):
         train_config, model=model, optimizer=OptimizerConfig(name="adamw"), batch_size=1, micro_batch_size=1
     )
     loss, grad_norm = take_step(start_run(config), 0)
-    assert abs(loss.item() - math.log(50257)) < 0.3 and grad_norm.isfinite()
+    assert abs(loss.item() - math.log(50257)) < 0.8 and grad_norm.isfinite()
 
 
 def test_a_text_shorter_than_a_window_is_refused_before_the_model_is_built(train_config, tmp_path):

@@ -3,8 +3,8 @@
 A checkpoint is a directory, complete or absent:
 
     model.safetensors   the weights, under plain names
-    state.pt            optimizer and random-number state, for resuming
-    meta.json           format version, settings, step, metrics
+    state.pt            the optimizers' state, for resuming; of a sharded run the folder state/ instead
+    meta.json           format version, settings, step, metrics, and a checksum of every file
     tokenizer.json      all that is needed to encode and decode
 
 Reading one runs no code from it: safetensors and JSON hold data only, state.pt is read with
@@ -13,9 +13,11 @@ Reading one runs no code from it: safetensors and JSON hold data only, state.pt 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,16 @@ import tiktoken
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from data.tokenizer import read_tokenizer, save_tokenizer
 from model.config import GPTConfig
 from model.gpt import GPT
 from training.config import SettingsError, TrainConfig
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+UNFINISHED = ".unfinished"
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what a full disk raises, by who is writing
 
 
 class CheckpointError(SettingsError):
@@ -59,83 +64,204 @@ def save_checkpoint(
 ) -> None:
     """Write `directory`, which is there afterwards whole, or not at all.
 
-    state: what `training_state` returned.
+    state: what a resumed run needs beside the weights: tensors and plain types.
     """
-    unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    meta = {"step": step, "metrics": metrics, "config": asdict(config)}
+    write_checkpoint(directory, plain_weights(model), state, meta, tokenizer)
+
+
+def plain_weights(model: GPT) -> dict[str, Tensor]:
+    """The weights under their plain names; a head tied to the embedding is left out."""
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_embeddings:
         del weights["head.weight"]
-    save_file(weights, unfinished / "model.safetensors")
-    torch.save(state, unfinished / "state.pt")
-    meta = {"format_version": FORMAT_VERSION, "step": step, "metrics": metrics, "config": asdict(config)}
-    (unfinished / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-    save_tokenizer(tokenizer, unfinished / "tokenizer.json")
-    for file in unfinished.iterdir():
-        _flush_to_disk(file)
-    _flush_to_disk(unfinished)
-    shutil.rmtree(directory, ignore_errors=True)
-    unfinished.rename(directory)
-    _flush_to_disk(directory.parent)
+    return weights
+
+
+def write_checkpoint(
+    directory: Path,
+    weights: dict[str, Tensor],
+    state: dict[str, Any] | None,
+    meta: dict[str, Any],
+    tokenizer: tiktoken.Encoding,
+) -> None:
+    """Write `directory` from tensors on the CPU, beside its place first, then moved there in one step.
+
+    With state=None what a sharded run has already put into the unfinished directory is kept.
+    Raises one of WRITE_ERRORS, after which the old checkpoints are as they were.
+    """
+    unfinished = unfinished_path(directory)
+    try:
+        if state is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True, exist_ok=True)
+        save_file(weights, unfinished / "model.safetensors")
+        if state is not None:
+            torch.save(state, unfinished / "state.pt")
+        save_tokenizer(tokenizer, unfinished / "tokenizer.json")
+        files = {file.relative_to(unfinished).as_posix(): describe_file(file) for file in data_files(unfinished)}
+        meta = {"format_version": FORMAT_VERSION, **meta, "files": files}
+        meta["checksum"] = meta_checksum(meta)
+        (unfinished / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        for path in [*(unfinished / name for name in files), unfinished / "meta.json", unfinished]:
+            flush_to_disk(path)
+        shutil.rmtree(directory, ignore_errors=True)  # a damaged one, which the run has not resumed from
+        unfinished.rename(directory)
+        flush_to_disk(directory.parent)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def unfinished_path(directory: Path) -> Path:
+    """Where a checkpoint is while it is being written."""
+    return directory.with_name(f".{directory.name}{UNFINISHED}")
+
+
+def data_files(directory: Path) -> list[Path]:
+    """The files of a checkpoint but for meta.json, which describes them."""
+    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != "meta.json")
+
+
+def describe_file(file: Path) -> dict[str, Any]:
+    with file.open("rb") as content:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+
+
+def meta_checksum(meta: dict[str, Any]) -> str:
+    """The SHA-256 of meta.json's content but for the checksum itself."""
+    content = {key: value for key, value in meta.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def link_checkpoint(directory: Path, name: str) -> None:
     """Point the link `name` (last, best) beside a checkpoint at it, in one atomic step."""
-    unfinished = directory.with_name(f".{name}.{os.getpid()}")
+    unfinished = directory.with_name(f".{name}{UNFINISHED}")
     unfinished.unlink(missing_ok=True)
     unfinished.symlink_to(directory.name)
     unfinished.replace(directory.with_name(name))
 
 
-def remove_unlinked(checkpoints: Path) -> None:
-    """Delete the step_N that neither last nor best points to."""
-    linked = {(checkpoints / name).resolve() for name in ("last", "best")}
-    for directory in checkpoints.glob("step_*"):
-        if directory.resolve() not in linked:
-            shutil.rmtree(directory)
+def remove_checkpoints(checkpoints: Path, *, keep: int) -> None:
+    """Delete all but the latest `keep` step_N, those that were the best when one of these was written,
+    and what `last` and `best` point to."""
+    kept = {(checkpoints / name).resolve() for name in ("last", "best")}
+    newest = checkpoints_by_step(checkpoints)[:keep]
+    for directory in newest:
+        kept.add(directory.resolve())
+        best = read_progress(directory).get("best_step")
+        kept.add((checkpoints / f"step_{best}").resolve())
+    for directory in checkpoints_by_step(checkpoints):
+        if directory.resolve() not in kept:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
-def training_state(optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
-    """What a run needs beyond the weights to go on: optimizer and random-number state."""
-    return {
-        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        "cpu_rng": torch.get_rng_state(),
-        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
+def remove_unfinished(checkpoints: Path) -> None:
+    """Delete what a save that was killed has left behind."""
+    for leftover in checkpoints.glob(f".*{UNFINISHED}"):
+        shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read the checkpoint directory `path`.
+def checkpoints_by_step(checkpoints: Path) -> list[Path]:
+    """The step_N in a run's folder of checkpoints, the latest first."""
+    numbered = [path for path in checkpoints.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
+    return sorted(numbered, key=lambda path: int(path.name[5:]), reverse=True)
 
-    Raises CheckpointError when it is none, is damaged, or was written by a later version.
+
+def read_progress(directory: Path) -> dict[str, Any]:
+    """How far the run was when it wrote a checkpoint; empty when its meta.json cannot be read."""
+    try:
+        return read_meta(directory).get("progress", {})
+    except CheckpointError:
+        return {}
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """A checkpoint's meta.json, which is what was written.
+
+    Raises CheckpointError when there is none, when it is damaged, or was written by a later version.
     """
     if not (path / "meta.json").is_file():
         raise CheckpointError(
             f"checkpoint={path} is not a checkpoint (it has no meta.json): "
             "give a run directory or one of its checkpoints/step_N."
         )
+    return _readable(path, _read_meta)
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    meta = json.loads((path / "meta.json").read_bytes())
+    version = meta["format_version"]
+    if version != FORMAT_VERSION:
+        remedy = "update tinygpt" if version > FORMAT_VERSION else "use the tinygpt that wrote it"
+        raise CheckpointError(f"checkpoint={path} has format {version}, this tinygpt reads {FORMAT_VERSION}: {remedy}.")
+    if meta["checksum"] != meta_checksum(meta):
+        raise ValueError("meta.json is not what was written")
+    return meta
+
+
+def verify_checkpoint(path: Path) -> dict[str, Any]:
+    """Read every file of a checkpoint and compare it with its checksum; returns its meta.json.
+
+    Raises CheckpointError when a file is missing, shorter or different by a bit.
+    """
+    meta = read_meta(path)
+    _readable(path, lambda _: _verify_files(path, meta["files"]))
+    return meta
+
+
+def _verify_files(path: Path, files: dict[str, Any]) -> None:
+    for name, written in files.items():
+        if path.resolve() not in (path / name).resolve().parents:
+            raise ValueError(f"{name} is outside the checkpoint")
+        if not (path / name).is_file():
+            raise ValueError(f"{name} is missing")
+        found = describe_file(path / name)
+        if found["bytes"] != written["bytes"]:
+            raise ValueError(f"{name} has {found['bytes']:,} bytes instead of {written['bytes']:,}")
+        if found != written:
+            raise ValueError(f"{name} is not what was written")
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """Read the checkpoint directory `path`.
+
+    Raises CheckpointError when it is none, is damaged, or was written by another version.
+    """
+    meta = verify_checkpoint(path)
+    model, tokenizer = _readable(path, lambda _: _read_model_and_tokenizer(path, meta))
+    return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
+
+
+def _read_model_and_tokenizer(path: Path, meta: dict[str, Any]) -> tuple[GPT, tiktoken.Encoding]:
+    model = GPT(GPTConfig(**meta["config"]["model"]))
+    load_weights(model, load_file(path / "model.safetensors"))
+    return model, read_tokenizer(path / "tokenizer.json")
+
+
+def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
+    """Copy weights that `plain_weights` gave into a model; RuntimeError when they do not fit it."""
+    if model.config.tie_embeddings:
+        weights = weights | {"head.weight": weights["token_embedding.weight"]}
+    model.load_state_dict(weights)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """The state.pt of a checkpoint, on the CPU; CheckpointError when it is damaged or more than data."""
+    return _readable(path, lambda _: torch.load(path / "state.pt", map_location="cpu", weights_only=True))
+
+
+def _readable(path: Path, read: Callable[[Path], Any]) -> Any:
+    """What `read` returns; whatever a damaged file makes it raise becomes a CheckpointError."""
     try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-        version = meta["format_version"]
-        if version > FORMAT_VERSION:
-            raise CheckpointError(
-                f"checkpoint={path} has format {version}, this tinygpt reads up to {FORMAT_VERSION}: update tinygpt."
-            )
-        model = GPT(GPTConfig(**meta["config"]["model"]))
-        weights = load_file(path / "model.safetensors")
-        if model.config.tie_embeddings:
-            weights["head.weight"] = weights["token_embedding.weight"]
-        model.load_state_dict(weights)
-        tokenizer = read_tokenizer(path / "tokenizer.json")
+        return read(path)
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"checkpoint={path} is damaged or incomplete ({reason}): use another of the run's checkpoints."
         ) from error
-    return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
 
 
 def find_checkpoint(where: str | None, outputs: tuple[Path, ...] = (Path("outputs"), Path("multirun"))) -> Path:
@@ -154,7 +280,8 @@ def find_checkpoint(where: str | None, outputs: tuple[Path, ...] = (Path("output
     return path.resolve()
 
 
-def _flush_to_disk(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
+    """Make a file or folder outlast a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,12 +9,14 @@ import os
 import re
 import secrets
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import hydra
+from hydra import compose
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
@@ -46,30 +48,99 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
         @hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)
         def job(cfg: DictConfig) -> Any:
             try:
+                if "resume" in cfg and cfg.resume:
+                    cfg = recall_settings(cfg, name)
                 return function(to_settings(cfg, schema))
             except MISTAKES as error:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
                     log.error("job %s failed: %s", HydraConfig.get().job.num, error)
                 elif not show_traceback:
-                    sys.exit(f"error: {error}")
+                    leave(str(error))
                 raise
 
         @functools.wraps(function)
         def main() -> None:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
             try:
+                sys.argv[1:] = place_run(sys.argv[1:])
                 job()
             except KeyboardInterrupt:
                 sys.exit(130)
             except Exception as error:
-                if show_traceback or not (sentence := explain(error, schema)):
-                    raise
-                sys.exit(f"error: {sentence}")
+                if sentence := explain(error, schema):
+                    if show_traceback:
+                        raise
+                    leave(sentence)
+                if "RANK" in os.environ:
+                    leave(traceback.format_exc())
+                raise
 
         return main
 
     show_traceback = "HYDRA_FULL_ERROR" in os.environ
     return decorate
+
+
+def leave(sentence: str) -> NoReturn:
+    """End the process with status 1 and one sentence; of torchrun's processes only the first to fail says it."""
+    distributed = sys.modules.get("training.distributed")
+    if os.environ.get("RANK", "0") == "0" if distributed is None else distributed.first_to_fail():
+        print(f"error: {sentence}", file=sys.stderr, flush=True)
+    if "RANK" in os.environ:
+        os._exit(1)  # leaving in good order would wait for ranks that no longer answer
+    sys.exit(1)
+
+
+def place_run(arguments: list[str]) -> list[str]:
+    """The command line with Hydra's output where this process has to write it.
+
+    A resumed run goes on in its own directory, and keeps the settings in its .hydra; of torchrun's
+    processes only the first writes, and a dry run does not. Raises SettingsError when there is no such run.
+    """
+    if os.environ.get("RANK", "0") != "0" or "dry_run=true" in arguments:
+        arguments = [*arguments, "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
+    where = next((argument.removeprefix("resume=") for argument in arguments if argument.startswith("resume=")), "null")
+    if where == "null" or {"--help", "-h", "--cfg", "-c", "--info", "-i"} & set(arguments):
+        return arguments
+    if {"--multirun", "-m"} & set(arguments):
+        raise SettingsError(f"resume={where} goes on with one run: leave out -m, and give the job's own directory.")
+    from training.resume import find_run
+
+    named = [a.partition("=")[2] for a in arguments if a.startswith(("hydra.run.dir=", "run_dir=")) and a[-2:] != "=."]
+    where = where.strip("'\"")
+    run = find_run(where, *[(Path(folder.strip("'\"")),) for folder in named]) if where == "auto" else find_run(where)
+    rest = [argument for argument in arguments if not argument.startswith("resume=")]
+    if run is None:
+        return rest
+    quoted = str(run).replace("\\", "\\\\").replace('"', '\\"')
+    if os.environ.get("RANK", "0") == "0":
+        rest = [argument for argument in rest if not argument.startswith(("hydra.run.dir=", "run_dir="))]
+        rest += [f'hydra.run.dir="{quoted}"', "hydra.output_subdir=null"]
+    return [*rest, f'resume="{quoted}"']
+
+
+def recall_settings(cfg: DictConfig, name: str) -> DictConfig:
+    """The settings of the run that `cfg.resume` goes on with, but for those that the command line names.
+
+    It names a setting by its own name, by its group's, or by an option of another group that changes it.
+    """
+    from training.resume import saved_settings
+
+    default = OmegaConf.to_container(compose(name), resolve=False)
+    recalled = OmegaConf.merge(cfg, saved_settings(Path(cfg.resume)))
+    typed = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+    for key in _keys(OmegaConf.to_container(cfg)):
+        value = OmegaConf.select(cfg, key)
+        named = any(key == name or key.startswith(name + ".") for name in typed)
+        if not OmegaConf.is_config(value) and (named or value != _select(default, key)):
+            OmegaConf.update(recalled, key, value)
+    return recalled
+
+
+def _select(settings: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        settings = settings[part]
+    return settings
 
 
 def to_settings(cfg: DictConfig, schema: type) -> Any:

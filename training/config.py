@@ -9,8 +9,9 @@ from model.config import GPTConfig
 
 OPTIMIZERS = ("muon", "adamw")
 SCHEDULES = ("warmup_stable_decay", "cosine", "constant")
-PRECISIONS = ("auto", "fp32", "bf16")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 SWITCHES = ("auto", "on", "off")
+DISTRIBUTED = ("ddp", "fsdp")
 WANDB_MODES = ("disabled", "offline", "online")
 
 
@@ -90,6 +91,19 @@ class WandbConfig:
 
 
 @dataclass(kw_only=True)
+class PlanConfig:
+    """The machines that dry_run predicts for."""
+
+    devices: int = 1
+    """How many of them work together."""
+    device: str | None = None
+    """A name that training/plan.py knows, such as h100; this machine when null."""
+
+    def __post_init__(self) -> None:
+        _at_least("plan.devices", self.devices, 1)
+
+
+@dataclass(kw_only=True)
 class TrainConfig:
     """One training run."""
 
@@ -99,7 +113,16 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
 
+    resume: str | None = None
+    """A run's directory, to go on where it was stopped; auto: the newest unfinished run, or else a new one."""
+    allow_changes: bool = False
+    """Resume even though settings that change the result are not those the run began with."""
+    init_from: str | None = None
+    """A checkpoint or run directory, or hf:NAME_OR_FOLDER, whose weights a new run begins with."""
+    dry_run: bool = False
+    """Print what the run would need and how long it would take, and do not train."""
     run_dir: str | None = None
     """Where everything the run writes goes; a new folder under outputs/ when null."""
     seed: int = 1
@@ -107,29 +130,39 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
-    """bf16 runs the forward pass under autocast; auto is bf16 on CUDA devices that have it, else fp32."""
+    """bf16 and fp16 run the forward pass under autocast, fp16 with a scaled loss; auto is bf16 on CUDA
+    devices that have it, fp16 on those that do not, and fp32 elsewhere."""
     compile: str = "auto"
     """torch.compile: auto is on for CUDA on Linux, where it pays for its compilation."""
+    deterministic: bool = False
+    """On CUDA, use only kernels that give the same bits every time; slower."""
+    distributed: str = "ddp"
+    """Under torchrun: ddp copies the model to every process, fsdp cuts it into shards."""
 
     batch_size: int = 16
     """Windows in one optimizer step."""
-    micro_batch_size: int | None = None
-    """Windows in one forward pass; the whole batch when null. Less memory, the same result."""
-    max_steps: int = 1000
+    micro_batch_size: int | str | None = None
+    """Windows in one forward pass of one process; all of its batch when null, as many as memory holds
+    when auto. Less memory, the same result."""
+    max_steps: int = 600
     """Optimizer steps to take."""
     max_minutes: float | None = None
     """Stop, and end the schedule, after this much training time if max_steps has not come first."""
     grad_clip: float = 1.0
     """Longest allowed norm of the gradient; 0 turns clipping off."""
+    max_skipped_steps: int = 10
+    """Stop after this many steps in a row that were skipped because loss or gradient was not finite."""
 
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""
-    eval_interval: int = 250
+    eval_interval: int = 200
     """Steps between evaluations on the whole validation split."""
     eval_batch_size: int | None = None
     """Windows in one forward pass of an evaluation; when null, as many as make 16,384 tokens."""
-    checkpoint_interval: int = 250
+    checkpoint_interval: int = 200
     """Steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """How many of the latest checkpoints are kept, beside the best."""
     sample_tokens: int = 96
     """Tokens of the sample shown at evaluations; 0 shows none."""
     sample_prompt: str = ""
@@ -138,23 +171,34 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("compile", self.compile, SWITCHES)
+        _one_of("distributed", self.distributed, DISTRIBUTED)
         for name in ("batch_size", "max_steps", "log_interval", "eval_interval", "checkpoint_interval"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("max_skipped_steps", "keep_checkpoints"):
             _at_least(name, getattr(self, name), 1)
         for name in ("sample_tokens", "grad_clip", "seed"):
             _at_least(name, getattr(self, name), 0)
-        if self.micro_batch_size is None:
-            self.micro_batch_size = self.batch_size
+        if self.resume and self.init_from:
+            raise ValueError(f"resume={self.resume} and init_from={self.init_from} are both given: choose one.")
         if self.eval_batch_size is None:
             self.eval_batch_size = max(1, 16_384 // self.model.block_size)
-        for name in ("micro_batch_size", "eval_batch_size"):
-            _at_least(name, getattr(self, name), 1)
-        if self.batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"micro_batch_size={self.micro_batch_size} does not divide batch_size={self.batch_size}: "
-                "every forward pass of a step takes the same number of windows."
-            )
+        _at_least("eval_batch_size", self.eval_batch_size, 1)
+        self._check_micro_batch_size()
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise ValueError(f"max_minutes={self.max_minutes} must be positive, or null for no limit.")
+
+    def _check_micro_batch_size(self) -> None:
+        size = self.micro_batch_size
+        if size is None or size == "auto":
+            return
+        if isinstance(size, str):
+            raise ValueError(f"micro_batch_size={size} must be a whole number, auto, or null for the whole batch.")
+        _at_least("micro_batch_size", size, 1)
+        if self.batch_size % size:
+            raise ValueError(
+                f"micro_batch_size={size} does not divide batch_size={self.batch_size}: "
+                "every forward pass of a step takes the same number of windows."
+            )
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -9,8 +10,13 @@ import torch
 from training.config import SettingsError
 
 
-def choose_device(name: str) -> torch.device:
-    """The device called `name`; auto prefers CUDA, then MPS, then the CPU."""
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+    """The device called `name`; auto prefers CUDA, then MPS, then the CPU.
+
+    local_rank: this process's number among those on its machine, each of which has a CUDA device of its own.
+    """
+    if local_rank is not None and name in ("auto", "cuda") and torch.cuda.is_available():
+        name = f"cuda:{local_rank}"
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -31,9 +37,16 @@ def choose_device(name: str) -> torch.device:
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """The dtype of the forward pass's matrix products; weights and optimizer stay float32."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
+    if name == "auto" and device.type == "cuda":
+        name = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
+
+
+def make_deterministic() -> None:
+    """Let CUDA use only kernels that give the same bits every time; on a CPU they do anyway."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
 
 
 def choose_compile(name: str, device: torch.device) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from data.batches import evaluation_batches
 from data.shards import Tokens
+from training.distributed import Ranks
 
 
 @dataclass
@@ -30,23 +32,36 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, tokens: Tokens, *, block_size: int, batch_size: int, autocast: torch.autocast
+    model: nn.Module,
+    tokens: Tokens,
+    *,
+    block_size: int,
+    batch_size: int,
+    autocast: torch.autocast,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Score every token of a split once, in windows of block_size; the same figures every time.
 
-    The model is left in the mode (train or eval) it came in.
+    With several ranks each scores a share of the batches, and all return the sum's figures. The model
+    is left in the mode (train or eval) it came in.
     """
+    ranks = ranks or Ranks()
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    nats = torch.zeros((), dtype=torch.float64, device=device if device.type != "mps" else "cpu")
-    scored = 0
-    for batch in evaluation_batches(tokens, block_size=block_size, batch_size=batch_size):
-        windows = torch.from_numpy(batch).to(device)
+    # Nats and targets, together so that they are summed over the ranks at once.
+    sums = torch.zeros(2, dtype=torch.float64, device=device if device.type != "mps" else "cpu")
+    batches = evaluation_batches(tokens, block_size=block_size, batch_size=batch_size)
+    while turn := list(itertools.islice(batches, ranks.size)):
+        has_one = ranks.rank < len(turn)
+        # A rank without a batch runs another's: FSDP gathers weights from all ranks, so none may sit out.
+        windows = torch.from_numpy(turn[ranks.rank if has_one else 0]).to(device)
         inputs, targets = windows[:, :-1], windows[:, 1:]
         with autocast:
             logits = model(inputs)
-        nats += F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum").to(nats.device)
-        scored += targets.numel()
+        if has_one:
+            nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+            sums += torch.stack([nats.double(), nats.new_tensor(targets.numel()).double()]).to(sums.device)
     model.train(was_training)
-    return Evaluation(loss=nats.item() / scored, bpb=nats.item() / math.log(2) / tokens.text_bytes)
+    nats, scored = ranks.sum_(sums).tolist()
+    return Evaluation(loss=nats / scored, bpb=nats / math.log(2) / tokens.text_bytes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +13,8 @@ from pathlib import Path
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from training.config import TrainConfig
 from training.evaluation import Evaluation
+from training.run import Run
 
 log = logging.getLogger("tinygpt")
 
@@ -20,24 +22,30 @@ log = logging.getLogger("tinygpt")
 class Monitor:
     """Reports a run as it goes; use it as a context manager.
 
-    run_dir: gets metrics.jsonl, one JSON object a line, and loss.png.
+    The run's directory gets metrics.jsonl, one JSON object a line, and loss.png. Of several processes
+    only the first reports.
     """
 
-    def __init__(self, config: TrainConfig, run_dir: Path) -> None:
-        self.config = config
-        self.run_dir = run_dir
+    def __init__(self, run: Run) -> None:
+        config, progress = run.config, run.progress
+        self.run = run
         self.tokens_per_step = config.batch_size * config.model.block_size
-        self.metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
-        self.wandb = _start_wandb(config, run_dir) if config.wandb.mode != "disabled" else None
+        self.silent = not run.ranks.is_first
+        mode = "a" if progress.step else "w"
+        metrics = os.devnull if self.silent else run.directory / "metrics.jsonl"
+        self.metrics = Path(metrics).open(mode, encoding="utf-8")  # noqa: SIM115
+        self.wandb = None if self.silent or config.wandb.mode == "disabled" else _start_wandb(run)
         self.bar = tqdm(
             total=config.max_steps,
+            initial=progress.step,
             unit="step",
-            disable=None,  # no bar where the output is not a terminal
+            disable=self.silent or None,  # None: no bar where the output is not a terminal
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
         )
         self.redirect = logging_redirect_tqdm()  # log lines go above the bar instead of through it
-        self.started = self.last_time = time.perf_counter()
-        self.last_step = 0
+        self.last_time = time.perf_counter()
+        self.last_step = progress.step
+        self.last_skipped = progress.skipped
 
     def __enter__(self) -> Monitor:
         self.redirect.__enter__()
@@ -52,6 +60,13 @@ class Monitor:
 
     def step(self, step: int, *, loss: float, lr: float, grad_norm: float) -> None:
         """Report the update that made `step` finished updates."""
+        skipped = self.run.progress.skipped
+        if skipped > self.last_skipped:
+            log.warning(
+                "step %d: %d of the last %d steps changed nothing, because loss or gradient was not finite",
+                *(step, skipped - self.last_skipped, step - self.last_step),
+            )
+        self.last_skipped = skipped
         now = time.perf_counter()
         speed = (step - self.last_step) * self.tokens_per_step / (now - self.last_time)
         self.last_step, self.last_time = step, now
@@ -74,8 +89,14 @@ class Monitor:
 
     def finish(self) -> Path:
         """Draw loss.png from metrics.jsonl; returns its path."""
-        self.metrics.flush()
-        picture = plot_losses(self.run_dir / "metrics.jsonl")
+        picture = self.run.directory / "loss.png"
+        if self.silent:
+            return picture
+        try:
+            plot_losses(self.run.directory / "metrics.jsonl")
+        except OSError as error:
+            log.error("%s cannot be written (%s).", picture, error)
+            return picture
         if self.wandb:
             import wandb
 
@@ -83,12 +104,24 @@ class Monitor:
         return picture
 
     def _write(self, step: int, **values: float) -> None:
-        seconds = round(time.perf_counter() - self.started, 3)
-        row = {"step": step, "tokens": step * self.tokens_per_step, "seconds": seconds, **values}
-        self.metrics.write(json.dumps(row) + "\n")
-        self.metrics.flush()
+        row = {"step": step, "tokens": step * self.tokens_per_step, "seconds": round(self.run.seconds, 3), **values}
+        if self.run.progress.skipped:
+            row["skipped"] = self.run.progress.skipped
+        # JSON has no NaN: what is not finite is null.
+        row = {name: value if math.isfinite(value) else None for name, value in row.items()}
+        try:
+            self.metrics.write(json.dumps(row) + "\n")
+            self.metrics.flush()
+        except OSError as error:
+            self._give_up_metrics(error)
         if self.wandb:
             self.wandb.log(row)
+
+    def _give_up_metrics(self, error: OSError) -> None:
+        log.error(
+            "%s cannot be written (%s); training goes on without it.", self.run.directory / "metrics.jsonl", error
+        )
+        self.metrics = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def plot_losses(metrics: Path) -> Path:
@@ -99,8 +132,8 @@ def plot_losses(metrics: Path) -> Path:
     from matplotlib import pyplot as plt
 
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    train = [(row["step"], row["loss"]) for row in rows if "loss" in row]
-    val = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+    train = [(row["step"], row["loss"]) for row in rows if row.get("loss") is not None]
+    val = [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     if train:
         steps, losses = zip(*train, strict=True)
@@ -126,17 +159,21 @@ def _smooth(losses: tuple[float, ...], weight: float = 0.9) -> list[float]:
     return smoothed
 
 
-def _start_wandb(config: TrainConfig, run_dir: Path):
-    """A wandb run; its own x-axis is our step, so that lines written late are not dropped."""
+def _start_wandb(run: Run):
+    """A wandb run, the same after a resume; its own x-axis is our step, so that lines written late are not dropped."""
     import wandb
 
-    run = wandb.init(
+    config = run.config
+    session = wandb.init(
         project=config.wandb.project,
-        name=config.wandb.name or run_dir.name,
+        name=config.wandb.name or run.directory.name,
         group=config.wandb.group,
-        dir=str(run_dir),
+        dir=str(run.directory),
         mode=config.wandb.mode,
         config=asdict(config),
+        id=run.progress.wandb_id,
+        resume="allow",
     )
-    run.define_metric("*", step_metric="step")
-    return run
+    run.progress.wandb_id = session.id
+    session.define_metric("*", step_metric="step")
+    return session

@@ -6,7 +6,9 @@ import math
 from collections import defaultdict
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import AdamW, Optimizer
 
 from model.gpt import GPT
@@ -57,8 +59,12 @@ class Muon(Optimizer):
     """Momentum, orthogonalised: every update of a matrix has singular values near 1 (Jordan et al. 2024).
 
     The update of an (m, n) matrix is scaled by √max(1, m/n). Matrices of one shape go through
-    Newton–Schulz as one batch, which costs a fraction of one at a time.
+    Newton–Schulz as one batch, which costs a fraction of one at a time. A model cut into shards keeps
+    its momentum cut: each rank orthogonalises its share of the matrices and sends the shards back.
     """
+
+    found_inf: Tensor | None = None
+    """1.0 where this step must change nothing, else 0.0, as torch's fused optimizers have it."""
 
     def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -71,15 +77,20 @@ class Muon(Optimizer):
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
             for shape, parameters in by_shape.items():
-                gradients = [parameter.grad for parameter in parameters]
-                momenta = [self._momentum(parameter) for parameter in parameters]
+                gradients = [local(parameter.grad) for parameter in parameters]
+                momenta = [local(self._momentum(parameter)) for parameter in parameters]
+                rate, decay = group["lr"] * math.sqrt(max(1, shape[0] / shape[1])), group["lr"] * group["weight_decay"]
+                if self.found_inf is not None:  # moved towards itself, the momentum stays what it is
+                    skipped = self.found_inf.bool()
+                    gradients = [torch.where(skipped, m, g) for m, g in zip(momenta, gradients, strict=True)]
+                    rate, decay = rate * (1 - self.found_inf), decay * (1 - self.found_inf)
                 torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-                nesterov = torch._foreach_lerp(gradients, momenta, group["momentum"])
-                updates = orthogonalize(torch.stack(nesterov))
+                nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+                updates = orthogonalize_shards(nesterov, parameters[0]).to(gradients[0].dtype) * rate
+                weights = [local(parameter) for parameter in parameters]
                 if group["weight_decay"]:
-                    torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                rate = group["lr"] * math.sqrt(max(1, shape[0] / shape[1]))
-                torch._foreach_add_(parameters, updates.to(parameters[0].dtype).unbind(), alpha=-rate)
+                    torch._foreach_mul_(weights, 1 - decay)
+                torch._foreach_sub_(weights, updates.unbind())
 
     def _momentum(self, parameter: nn.Parameter) -> Tensor:
         state = self.state[parameter]
@@ -104,6 +115,78 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if tall else x
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows that this rank holds of a tensor cut into shards; the tensor itself when it is whole."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def orthogonalize_shards(rows: Tensor, like: Tensor) -> Tensor:
+    """`orthogonalize` for matrices of which each rank has some rows, (N, rows, n), cut as `like` is.
+
+    Every rank gets N / ranks of the matrices in one piece, works on these, and returns the rows.
+    """
+    if not isinstance(like, DTensor):
+        return orthogonalize(rows)
+    ranks, (m, n) = like.device_mesh.size(), like.shape
+    group, most_rows = like.device_mesh.get_group(), -(-m // ranks)
+    count = -(-len(rows) // ranks)  # matrices of one rank
+    sent = rows.new_zeros(ranks * count, most_rows, n)  # shards that are shorter, and matrices that are missing, are 0
+    sent[: len(rows), : rows.size(1)] = rows
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    # (ranks, count, rows, n) -> (count, ranks · rows, n): the shards of a matrix below each other
+    whole = received.view(ranks, count, most_rows, n).transpose(0, 1).reshape(count, ranks * most_rows, n)
+    whole[:, :m] = orthogonalize(whole[:, :m]).to(whole.dtype)
+    sent = whole.view(count, ranks, most_rows, n).transpose(0, 1).contiguous()  # may share memory with received
+    returned = torch.empty_like(received)
+    dist.all_to_all_single(returned, sent, group=group)
+    return returned[: len(rows), : rows.size(1)]
+
+
+def update_weights(optimizers: list[Optimizer], skip: Tensor) -> None:
+    """One step of every optimizer, or none where the device finds `skip` to be true: nothing waits for it."""
+    for optimizer in optimizers:
+        optimizer.found_inf, optimizer.grad_scale = skip.float(), None
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def optimizer_state(model: GPT, optimizers: list[Optimizer]) -> dict[str, Tensor]:
+    """What the optimizers remember, by parameter and kind: {"head.weight.exp_avg": …}.
+
+    Rates and the like are not in it: they follow from the settings and the step.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[id(parameter)]}.{kind}": tensor
+        for optimizer in optimizers
+        for parameter, kinds in optimizer.state.items()
+        for kind, tensor in kinds.items()
+    }
+
+
+def load_optimizer_state(model: GPT, optimizers: list[Optimizer], state: dict[str, Tensor]) -> None:
+    """Give the optimizers what `optimizer_state` returned, whole or cut as the parameters are.
+
+    Raises ValueError when it is another model's or another optimizer's.
+    """
+    owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    parameters = dict(model.named_parameters())
+    for key, tensor in state.items():
+        name, _, kind = key.rpartition(".")
+        if name not in parameters:
+            raise ValueError(f"it has optimizer state for {name}, which the model has not")
+        parameter = parameters[name]
+        owners[id(parameter)].state[parameter][kind] = cut_like(tensor.to(parameter.device), parameter)
+
+
+def cut_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor cut into shards as a parameter is; anything else as it is."""
+    if isinstance(parameter, DTensor) and not isinstance(tensor, DTensor) and tensor.shape == parameter.shape:
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+    return tensor
 
 
 def schedule_factor(schedule: ScheduleConfig, step: int, progress: float) -> float:

@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import random
 import secrets
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import tiktoken
 import torch
-from torch import nn
+from filelock import FileLock
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from data.batches import Batches, check_split
 from data.prepare import PreparedData, prepare
+from data.tokenizer import read_tokenizer
 from model.gpt import GPT
-from training.checkpoint import link_checkpoint, remove_unlinked, save_checkpoint, training_state
+from training.checkpoint import checkpoints_by_step, load_state, load_weights, plain_weights, unfinished_path
 from training.config import SettingsError, TrainConfig
-from training.device import choose_compile, choose_device, choose_precision
-from training.optimizer import make_optimizers, split_parameters
+from training.device import choose_compile, choose_device, choose_precision, make_deterministic
+from training.distributed import (
+    Ranks,
+    is_lost_connection,
+    join_ranks,
+    leave_ranks,
+    load_shards,
+    save_shards,
+    spread,
+    whole,
+)
+from training.memory import choose_micro_batch_size
+from training.optimizer import load_optimizer_state, make_optimizers, optimizer_state, split_parameters
+from training.pretrained import load_pretrained, shape_of
+from training.resume import check_settings, find_run, lock_run, log_sizes, newest_intact, tidy
+from training.saver import Saver
 
 log = logging.getLogger("tinygpt")
+
+
+class RankLostError(SettingsError):
+    """Another process of the run is gone."""
+
+
+class NumbersError(SettingsError):
+    """Training that produces no finite numbers any more; the message names the step and the likeliest settings."""
+
+
+@dataclass
+class Progress:
+    """How far a run is; a checkpoint carries it, and with it all that resuming needs beside the weights."""
+
+    step: int = 0
+    """Updates made."""
+    seconds: float = 0.0
+    """Training time up to the last checkpoint."""
+    evaluated: int = 0
+    """The step of the latest evaluation."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What that evaluation found."""
+    best_loss: float | None = None
+    best_step: int = 0
+    skipped: int = 0
+    """Steps that changed nothing, because loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    finished: bool = False
+    wandb_id: str | None = None
 
 
 @dataclass
@@ -28,32 +81,157 @@ class Run:
     """Everything that lives as long as a training run."""
 
     config: TrainConfig
+    ranks: Ranks
     directory: Path
+    lock: FileLock | None
     device: torch.device
     autocast: torch.autocast
+    scaler: GradScaler
+    """Scales the loss where the forward pass is in fp16, and does nothing elsewhere."""
     data: PreparedData
+    own_tokenizer: bool
+    """Whether the tokenizer came with the weights that the run began with, instead of from config.tokenizer."""
     batches: Batches
     model: GPT
     forward: nn.Module
-    """The model, compiled where that pays."""
+    """The model, compiled where that pays, and copied to or cut up for the ranks."""
+    compiled: bool
     optimizers: list[Optimizer]
+    micro_batch_size: int
+    progress: Progress
+    saver: Saver
+    skipped: Tensor
+    """On the device: how many steps changed nothing, in all and in a row."""
+    saved_step: int
+    """The step of the latest checkpoint."""
+    started: float = field(default_factory=time.perf_counter)
 
-    def save(self, step: int, *links: str, **metrics: float) -> None:
-        """Write checkpoints/step_N if it is not there yet, and point the links at it."""
-        directory = self.directory / "checkpoints" / f"step_{step}"
-        if not directory.exists():
-            save_checkpoint(
-                directory,
-                model=self.model,
-                tokenizer=self.data.tokenizer,
-                config=self.config,
-                step=step,
-                metrics=metrics,
-                state=training_state(self.optimizers),
+    @property
+    def seconds(self) -> float:
+        """Training time so far, that before a resume counted in."""
+        return self.progress.seconds + time.perf_counter() - self.started
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.saver.wait()
+        if self.lock:
+            self.lock.release()
+        if exception[0] in (None, SystemExit):
+            leave_ranks()
+        elif self.ranks.together and is_lost_connection(exception[1]):
+            raise RankLostError(
+                f"another process ended during step {self.progress.step + 1}, so this one cannot go on: see what it "
+                f"says above, if anything, then start all again with resume={self.directory}."
+            ) from None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether every rank holds a part of each weight only (FSDP)."""
+        return self.ranks.together and self.config.distributed == "fsdp"
+
+    def share_done(self) -> float:
+        """How much of the run is over, from 0 to 1, by steps or by max_minutes, whichever is further."""
+        share = self.progress.step / self.config.max_steps
+        if self.config.max_minutes is not None:
+            share = max(share, self.ranks.largest(self.seconds / 60 / self.config.max_minutes))
+        return min(share, 1.0)
+
+    def save(self, *, finished: bool = False) -> None:
+        """Copy the run's state, and write checkpoints/step_N while training goes on, unless it is there."""
+        progress = self.progress
+        if self.saved_step == progress.step and not self.saver.failure:
+            return
+        self.started, progress.seconds, progress.finished = time.perf_counter(), self.seconds, finished
+        self.saved_step = progress.step
+        progress.skipped, progress.skipped_in_a_row = self.skipped.tolist()
+        weights, optimizers = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
+        if self.is_sharded:
+            self.save_sharded(weights, optimizers)
+        elif self.ranks.is_first:
+            self.saver.save(progress, weights, optimizers, self.describe(), self.data.tokenizer)
+
+    def save_sharded(self, weights: dict[str, Tensor], optimizers: dict[str, Tensor]) -> None:
+        """Write a checkpoint of shards: every rank its part of the optimizers' state, the first one the weights."""
+        directory = self.directory / "checkpoints" / f"step_{self.progress.step}"
+        save_shards(optimizers, unfinished_path(directory) / "state")
+        for name, tensor in weights.items():
+            in_one_piece = whole(tensor)
+            weights[name] = in_one_piece.cpu() if self.ranks.is_first else in_one_piece[:0]
+        if self.ranks.is_first:
+            self.saver.save(self.progress, weights, None, self.describe(), self.data.tokenizer)
+            self.saver.wait()
+        self.ranks.wait()
+
+    def stop(self, signal_number: int) -> None:
+        """Save, say how to go on, and raise SystemExit with the status of a process that a signal ended."""
+        if not self.progress.step:
+            self.saved_step = -1  # nothing is saved before the first step, unless the run ends there
+        self.save()
+        self.saver.finish()
+        log.info("stopped after step %d; to go on:  python train.py resume=%s", self.progress.step, self.directory)
+        raise SystemExit(128 + signal_number)
+
+    def count_skipped(self, skip: Tensor) -> None:
+        """Count, on the device, a step that changed nothing."""
+        self.skipped = torch.stack([self.skipped[0] + skip, (self.skipped[1] + 1) * skip])
+
+    def check_skipped(self) -> None:
+        """Read the count of skipped steps; NumbersError when there were too many in a row."""
+        progress, config = self.progress, self.config
+        progress.skipped, progress.skipped_in_a_row = self.skipped.tolist()
+        if progress.skipped_in_a_row >= config.max_skipped_steps:
+            raise NumbersError(
+                f"loss or gradient was not finite in {progress.skipped_in_a_row} steps in a row, first in step "
+                f"{progress.step - progress.skipped_in_a_row + 1}: lower optimizer.lr={config.optimizer.lr}, set "
+                f"grad_clip=1.0 (it is {config.grad_clip}) or precision=fp32 (it is {config.precision}); the weights "
+                f"of the steps before are in {self.directory / 'checkpoints'}."
             )
-        for link in links:
-            link_checkpoint(directory, link)
-        remove_unlinked(directory.parent)
+
+    def describe(self) -> dict[str, Any]:
+        """What meta.json says of this moment."""
+        progress = self.progress
+        return {
+            "step": progress.step,
+            "metrics": progress.metrics if progress.evaluated == progress.step else {},
+            "progress": asdict(progress),
+            "data": self.data.directory.name,
+            "own_tokenizer": self.own_tokenizer,
+            "computed_on": self.computed_on(),
+            "logs": log_sizes(self.directory),
+            "scaler": self.scaler.state_dict(),
+            "config": asdict(self.config),
+        }
+
+    def computed_on(self) -> dict[str, Any]:
+        """What the last bits of the result depend on beside the settings."""
+        return {
+            "device": self.device.type,
+            "processes": self.ranks.size,
+            "micro_batch_size": self.micro_batch_size,
+            "threads": torch.get_num_threads(),
+            "compiled": self.compiled,
+            "torch": torch.__version__,
+        }
+
+    def restore(self, checkpoint: Path, meta: dict[str, Any]) -> None:
+        """Go back to the moment that a checkpoint was written; the model has its weights already."""
+        if (checkpoint / "state").is_dir():
+            state = load_shards(checkpoint / "state", dict(self.model.named_parameters()))
+        else:
+            state = load_state(checkpoint)["optimizers"]
+        load_optimizer_state(self.model, self.optimizers, state)
+        self.scaler.load_state_dict(meta["scaler"])
+        self.progress = replace(Progress(**meta["progress"]), finished=False)  # max_steps may have grown
+        self.skipped = torch.tensor([self.progress.skipped, self.progress.skipped_in_a_row], device=self.device)
+        self.saved_step = self.progress.step
+        if self.ranks.is_first:
+            self.saver.link(self.progress.step, self.progress.best_step)
+        log.info("resuming at step %d of %s", self.progress.step, self.directory)
+        if (before := meta["computed_on"]) != (now := self.computed_on()):
+            changes = [f"{name} {now[name]} (was {before.get(name)})" for name in now if now[name] != before.get(name)]
+            log.info("with %s: the same text in the same order, though not to the last bit", ", ".join(changes))
 
     def description(self) -> str:
         """What is about to happen, in a few lines."""
@@ -62,6 +240,7 @@ class Run:
         matrices, *_ = split_parameters(self.model)
         tokens = config.max_steps * config.batch_size * config.model.block_size
         precision = str(self.autocast.fast_dtype if self.autocast._enabled else torch.float32)
+        processes = f" × {self.ranks.size} ({config.distributed})" if self.ranks.size > 1 else ""
         return (
             f"text      {data.description}\n"
             f"tokens    {len(data.train):,} for training, {len(data.val):,} for validation, "
@@ -70,29 +249,100 @@ class Run:
             f"{config.model.n_layer} blocks of {config.model.n_head} heads ({config.model.attention}), "
             f"{config.model.n_embd} wide\n"
             f"run       {config.max_steps:,} steps of {config.batch_size} × {config.model.block_size} tokens, "
-            f"{tokens / (len(data.train)):.2f} epochs, on {self.device} in {precision.removeprefix('torch.')}\n"
+            f"{tokens / (len(data.train)):.2f} epochs, on {self.device}{processes} in "
+            f"{precision.removeprefix('torch.')}\n"
             f"output    {self.directory}"
         )
 
-    def farewell(self, best: float) -> str:
+    def farewell(self) -> str:
         """What the run reached and what to type next."""
         return (
-            f"\nbest validation loss {best:.4f} nats/token\n"
+            f"\nbest validation loss {self.progress.best_loss or float('nan'):.4f} nats/token\n"
             f"curves    {self.directory / 'loss.png'}\n"
             f"sample    python sample.py checkpoint={self.directory}"
         )
 
 
 def start_run(config: TrainConfig) -> Run:
-    """Check the settings against the machine and the text, then build what the run needs.
+    """Check the settings against the machine and the text, then build what the run needs, or go on with one.
 
-    Sets config.model.vocab_size to the tokenizer's where it is null, and seeds torch.
+    Sets config.model.vocab_size to the tokenizer's where it is null, and seeds all generators.
     """
-    device = choose_device(config.device)
+    ranks = join_ranks()
+    log.disabled = not ranks.is_first
+    device = choose_device(config.device, ranks.local_rank if ranks.together else None)
     precision = choose_precision(config.precision, device)
     compile_model = choose_compile(config.compile, device)
+    if config.deterministic:
+        make_deterministic()
 
-    data = prepare(config.data, config.tokenizer, log=log.info)
+    checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config) if ranks.is_first else None)
+    pretrained, encoding = None, None
+    if config.init_from:
+        pretrained, encoding = load_pretrained(config.init_from)
+        config.model = shape_of(pretrained, config.model)
+        log.info("init_from=%s: its weights, its tokenizer, and its settings but for dropout", config.init_from)
+    elif checkpoint and meta["own_tokenizer"]:
+        encoding = read_tokenizer(checkpoint / "tokenizer.json")
+    data = prepare_data(config, encoding)
+    micro_batch_size = choose_micro_batch_size(config, ranks, device, precision)
+    if checkpoint:
+        check_settings(config, meta, data=data.directory.name)
+
+    seed_everything(config.seed)
+    model = GPT(config.model).to(device)
+    if pretrained:
+        model.load_state_dict(pretrained.state_dict())
+    if checkpoint:
+        load_weights(model, load_file(checkpoint / "model.safetensors"))
+    forward = spread(model, config.distributed, device, compiled=compile_model)
+    directory, lock = None, None
+    if ranks.is_first:
+        directory = checkpoint.parent.parent if checkpoint else make_run_directory(config.run_dir)
+        lock = lock_run(directory)
+    directory = ranks.from_first(directory)
+    run = Run(
+        config=config,
+        ranks=ranks,
+        directory=directory,
+        lock=lock,
+        device=device,
+        autocast=torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32),
+        scaler=GradScaler(device.type, enabled=precision == torch.float16),
+        data=data,
+        own_tokenizer=encoding is not None,
+        batches=Batches(data.train, block_size=config.model.block_size, batch_size=config.batch_size, seed=config.seed),
+        model=model,
+        forward=forward,
+        compiled=compile_model,
+        optimizers=make_optimizers(model, config.optimizer),
+        micro_batch_size=micro_batch_size,
+        progress=Progress(),
+        saver=Saver(directory / "checkpoints", config.keep_checkpoints),
+        skipped=torch.zeros(2, dtype=torch.int64, device=device),
+        saved_step=0,
+    )
+    if checkpoint:
+        if ranks.is_first:
+            tidy(directory, meta)
+        run.restore(checkpoint, meta)
+    else:
+        log.info("%s", run.description())
+    return run
+
+
+def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
+    """The checkpoint that config.resume goes on from, and its meta.json; None and None for a new run."""
+    run = find_run(config.resume) if config.resume else None
+    return newest_intact(run) if run else (None, None)
+
+
+def prepare_data(config: TrainConfig, encoding: tiktoken.Encoding | None) -> PreparedData:
+    """The tokens of the run's text, enough of them, and config.model.vocab_size made to fit.
+
+    encoding: the tokenizer of the model to go on with, if there is one.
+    """
+    data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info)
     check_split(data.train, config.model.block_size, "training")
     check_split(data.val, config.model.block_size, "validation")
     vocab_size = data.tokenizer.n_vocab
@@ -101,20 +351,22 @@ def start_run(config: TrainConfig) -> Run:
         raise SettingsError(
             f"model.vocab_size={config.model.vocab_size} is less than the tokenizer's {vocab_size}: leave it null."
         )
+    return data
 
-    torch.manual_seed(config.seed)
-    model = GPT(config.model).to(device)
-    return Run(
-        config=config,
-        directory=make_run_directory(config.run_dir),
-        device=device,
-        autocast=torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32),
-        data=data,
-        batches=Batches(data.train, block_size=config.model.block_size, batch_size=config.batch_size, seed=config.seed),
-        model=model,
-        forward=torch.compile(model) if compile_model else model,
-        optimizers=make_optimizers(model, config.optimizer),
-    )
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators of python, numpy and torch from one number."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def dropout_seed(seed: int, step: int, row: int) -> int:
+    """The seed of the dropout of the micro-batch of `step` that begins with `row`.
+
+    What is dropped depends on nothing else, so neither resuming nor the number of processes changes it.
+    """
+    return int.from_bytes(hashlib.sha256(f"dropout {seed} {step} {row}".encode()).digest()[:8], "little")
 
 
 def make_run_directory(where: str | None) -> Path:
@@ -124,7 +376,10 @@ def make_run_directory(where: str | None) -> Path:
     """
     now = datetime.now()
     directory = Path(where or f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{secrets.token_hex(2)}")
-    if (directory / "checkpoints").exists():
-        raise SettingsError(f"run_dir={directory} already holds a run: choose another, or remove it first.")
-    directory.mkdir(parents=True, exist_ok=True)
+    if checkpoints_by_step(directory / "checkpoints"):
+        raise SettingsError(
+            f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
+            f"resume={directory}."
+        )
+    (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory

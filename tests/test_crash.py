@@ -1,0 +1,261 @@
+"""What survives when a run is killed, the disk is full, or the numbers are no longer numbers."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import ROOT, assert_same_run, rows
+
+import train as train_module
+from train import train
+from training import checkpoint as checkpoints
+from training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint, read_meta
+from training.config import OptimizerConfig
+from training.run import NumbersError, Run
+
+# Starts a child by fork, which needs no second import of torch, kills it after a random time or as soon as it is
+# inside a save, and starts the next, until one gets to the end.
+KILLER = """
+import os, random, signal, sys, time
+from pathlib import Path
+from dataclasses import replace
+import torch, training.monitor, training.run
+from data.config import DataConfig, TokenizerConfig
+from model.config import GPTConfig
+from train import train
+from training.config import OptimizerConfig, TrainConfig
+
+folder, kills, optimizer = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+config = TrainConfig(
+    model=GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16, dropout=0.1, attention_dropout=0.1),
+    data=DataConfig(path=str(folder / "text.txt"), cache_dir=str(folder / "cache")),
+    tokenizer=TokenizerConfig(name="byte"), optimizer=OptimizerConfig(name=optimizer, lr=0.01),
+    device="cpu", batch_size=6, micro_batch_size=2, max_steps=150, eval_interval=25,
+    checkpoint_interval=3, log_interval=1, sample_tokens=0,
+)
+
+def start(run_dir, resume=None):
+    pid = os.fork()
+    if pid == 0:
+        train(replace(config, run_dir=str(run_dir), resume=resume))
+        os._exit(0)
+    return pid
+
+assert os.waitpid(start(folder / "whole"), 0)[1] == 0
+rng, killed, inside = random.Random(0), 0, 0
+checkpoints = folder / "killed" / "checkpoints"
+while True:
+    pid = start(folder / "killed", str(folder / "killed") if list(checkpoints.glob("step_*")) else None)
+    if killed < kills:
+        if killed % 2:
+            time.sleep(rng.uniform(0, 0.25))
+        else:  # wait for a save, and kill somewhere inside it
+            until = time.monotonic() + 5
+            while not list(checkpoints.glob(".step_*")) and time.monotonic() < until:
+                pass
+            time.sleep(rng.uniform(0, 0.004))
+        os.kill(pid, signal.SIGKILL)
+        killed += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        inside += bool(list(checkpoints.glob(".step_*")))
+    else:
+        assert os.waitpid(pid, 0)[1] == 0
+        break
+print(killed, inside)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_run_killed_at_30_random_moments_ends_in_the_same_bits(text_file, tmp_path, optimizer):
+    command = [sys.executable, "-c", KILLER, str(tmp_path), "30", optimizer]
+    killer = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert killer.returncode == 0, killer.stderr[-2000:]
+    killed, inside_a_save = map(int, killer.stdout.splitlines()[-1].split())
+    assert killed == 30 and inside_a_save >= 5
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+    assert not list((tmp_path / "killed/checkpoints").glob(".*"))  # no leftovers
+
+
+WRITES = ("save_file", "save_tokenizer", "flush_to_disk", "link_checkpoint", "torch.save", "Path.rename", "Path.mkdir")
+
+
+@pytest.mark.parametrize(
+    ("write", "number"),
+    [*((write, errno.ENOSPC) for write in WRITES), *(("save_file", n) for n in (errno.EIO, errno.EACCES, errno.EROFS))],
+)
+def test_a_failing_write_keeps_the_old_checkpoint_and_training_goes_on(
+    train_config, tmp_path, monkeypatch, caplog, write, number
+):
+    config = replace(train_config, max_steps=6, checkpoint_interval=2, eval_interval=100, sample_tokens=0)
+    train(config)
+    failing = replace(config, run_dir=str(tmp_path / "failing"))
+    owner, name = {"torch.save": (torch, "save"), "Path.rename": (Path, "rename"), "Path.mkdir": (Path, "mkdir")}.get(
+        write, (checkpoints, write)
+    )
+    if write == "link_checkpoint":
+        import training.saver as owner
+    original = getattr(owner, name)
+
+    def fail(*arguments, **options):
+        # Fails for step 4, of steps 2, 4 and 6.
+        if any("step_4" in str(argument) for argument in arguments):
+            raise OSError(number, os.strerror(number))
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, fail)
+    train(failing)
+    assert_same_run(config.run_dir, failing.run_dir)
+    (message,) = {record.message for record in caplog.records if "could not be written" in record.message}
+    assert os.strerror(number) in message and "step_4" in message and "bytes" in message
+    assert "the last good checkpoint is" in message and "training goes on" in message
+    assert not list((tmp_path / "failing/checkpoints").glob(".*"))
+
+
+def test_a_final_checkpoint_that_cannot_be_written_ends_in_one_sentence(train_config, monkeypatch):
+    config = replace(train_config, max_steps=6, checkpoint_interval=4, eval_interval=100, sample_tokens=0)
+
+    def fail(weights, path):
+        if "step_6" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(weights, path)
+
+    original = checkpoints.save_file
+    monkeypatch.setattr(checkpoints, "save_file", fail)
+    with pytest.raises(CheckpointError, match=r"step 6 could not be written .*No space left.*go on from .*step_4"):
+        train(config)
+    assert load_checkpoint(find_checkpoint(config.run_dir)).meta["step"] == 4
+    monkeypatch.undo()
+    train(replace(config, resume=config.run_dir))
+    assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_limit_on_file_size_is_a_failed_write_not_the_end(text_file, tmp_path):
+    # The system itself refuses: no file of this process may pass 60,000 bytes, and the weights do.
+    limited = "import resource, train; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); train.main()"
+    settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+        model.n_embd=64 model.block_size=16 sample_tokens=0 device=cpu max_steps=4 checkpoint_interval=2"""
+    command = [sys.executable, "-c", limited, *settings.split()]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=120)
+    assert result.returncode == 1 and "step 4 could not be written" in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr and "step 2 could not be written" in result.stdout
+    assert len(list(tmp_path.glob("outputs/*/*/metrics.jsonl"))) == 1
+
+
+def plant_nan(monkeypatch, steps: range, where: str) -> None:
+    """Make the loss of these steps, or one gradient in them, not a number."""
+    original = train_module.take_step
+
+    def take_step(run: Run, step: int):
+        if step not in steps:
+            return original(run, step)
+        weight = run.model.blocks[0].mlp.down_proj.weight
+        with torch.no_grad():
+            kept = weight.clone()
+            if where == "loss":
+                weight[0, 0] = math.nan
+        handle = weight.register_hook(lambda g: g * math.nan) if where == "gradient" else None
+        result = original(run, step)
+        if handle:
+            handle.remove()
+        else:
+            assert weight[0, 0].isnan()  # untouched by the step
+            with torch.no_grad():
+                weight[0, 0] = kept[0, 0]
+        return result
+
+    monkeypatch.setattr(train_module, "take_step", take_step)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(train_config, monkeypatch, where, optimizer, caplog):
+    config = replace(train_config, optimizer=OptimizerConfig(name=optimizer, weight_decay=0.1), sample_tokens=0)
+    snapshots = {}
+    original = train_module.take_step
+
+    def watch(run: Run, step: int):
+        result = original(run, step)
+        snapshots[step] = [p.detach().clone() for p in run.model.parameters()] + [
+            value.clone() for o in run.optimizers for state in o.state.values() for value in state.values()
+        ]
+        return result
+
+    monkeypatch.setattr(train_module, "take_step", watch)
+    original_watch = train_module.take_step
+    plant_nan(monkeypatch, range(7, 9), where)
+    assert train_module.take_step is not original_watch
+    assert math.isfinite(train(config))
+    before, during = snapshots[6], snapshots[8]
+    same = [torch.equal(a, b) for a, b in zip(before, during, strict=True)]
+    assert sum(same) >= len(same) - (where == "loss")  # the planted weight itself is not the step's doing
+    assert not torch.equal(during[0], snapshots[9][0])
+    found = rows(config.run_dir)
+    assert found[-1]["skipped"] == 2 and "skipped" not in found[6]
+    assert "1 of the last 1 steps changed nothing" in caplog.text
+    if where == "loss":
+        assert next(row for row in found if row["step"] == 8)["loss"] is None
+
+
+def test_too_many_steps_in_a_row_end_the_run_naming_step_and_settings(train_config, monkeypatch):
+    config = replace(train_config, max_skipped_steps=3, checkpoint_interval=4, sample_tokens=0)
+    plant_nan(monkeypatch, range(5, 100), "gradient")
+    with pytest.raises(NumbersError, match=r"3 steps in a row, first in step 6: lower optimizer\.lr=0\.02") as ended:
+        train(config)
+    assert all(name in str(ended.value) for name in ("grad_clip", "precision", "checkpoints"))
+    loaded = load_checkpoint(find_checkpoint(config.run_dir))
+    assert loaded.meta["step"] == 4 and all(p.isfinite().all() for p in loaded.model.parameters())
+
+
+def test_fp16_scales_its_loss_and_learns(train_config):
+    train(replace(train_config, precision="fp16", sample_tokens=0))
+    losses = [row["loss"] for row in rows(train_config.run_dir) if row.get("loss") is not None]
+    assert losses[-1] < losses[0] - 1
+    assert read_meta(Path(train_config.run_dir) / "checkpoints/last")["scaler"]["scale"] > 1
+
+
+def test_two_runs_started_in_the_same_second_have_directories_of_their_own(train_config, tmp_path, monkeypatch):
+    from training.run import make_run_directory
+
+    monkeypatch.chdir(tmp_path)
+    directories = {make_run_directory(None) for _ in range(20)}
+    assert len(directories) == 20
+
+
+def test_saving_in_the_background_copies_before_training_goes_on(train_config, monkeypatch):
+    config = replace(train_config, checkpoint_interval=1, max_steps=4, eval_interval=100, sample_tokens=0)
+    original = checkpoints.save_file
+    written = {}
+
+    def slow(weights, path):
+        time.sleep(0.2)  # the next steps are taken meanwhile
+        written[path.parent.name] = {name: tensor.clone() for name, tensor in weights.items()}
+        return original(weights, path)
+
+    taken = {}
+    step = train_module.take_step
+
+    def watch(run: Run, number: int):
+        result = step(run, number)
+        taken[number + 1] = run.model.head.weight.detach().clone()
+        return result
+
+    monkeypatch.setattr(checkpoints, "save_file", slow)
+    monkeypatch.setattr(train_module, "take_step", watch)
+    train(config)
+    assert len(written) == 4
+    for name, weights in written.items():
+        step_number = int(name.split("step_")[1].split(".")[0])
+        assert torch.equal(weights["head.weight"], taken[step_number])

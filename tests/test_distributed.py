@@ -1,0 +1,215 @@
+"""Several processes on one machine (gloo) learn what one process learns, DDP and FSDP2, and end as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_resume import ROOT, rows, wait_for
+
+from training.checkpoint import find_checkpoint, load_checkpoint
+
+# Runs jobs one after the other, each on ranks that are forked, which needs no second import of torch.
+RANKS = """
+import faulthandler, json, os, signal, socket, sys
+from pathlib import Path
+import numpy as np
+import torch, training.monitor, training.run
+from data.batches import Batches
+from data.config import DataConfig, TokenizerConfig
+from model.config import GPTConfig
+from train import train
+from training.config import OptimizerConfig, TrainConfig
+
+folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
+torch.set_num_threads(1)
+
+def rank(job, number, size, port):
+    faulthandler.dump_traceback_later(60, exit=True)
+    if size:
+        os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(size)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    seen = open(folder / f"{job['name']}.{number}.batches", "wb")
+    batch = Batches.batch
+    def record(self, *arguments):
+        windows = batch(self, *arguments)
+        seen.write(windows.tobytes())
+        seen.flush()
+        return windows
+    Batches.batch = record
+    settings = dict(distributed=job["how"], micro_batch_size=job["micro"], max_steps=20) | job.get("more", {})
+    train(TrainConfig(
+        model=GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, zero_init=False, **job.get("model", {})),
+        data=DataConfig(path=str(folder / "text.txt"), cache_dir=str(folder / "cache")),
+        tokenizer=TokenizerConfig(name="byte"), optimizer=OptimizerConfig(name=job["optimizer"], lr=0.003),
+        run_dir=str(folder / job["name"]), device="cpu", batch_size=8, eval_interval=10, eval_batch_size=5,
+        checkpoint_interval=6, log_interval=1, sample_tokens=0, **settings,
+    ))
+
+for job in jobs:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids = []
+    for number in range(job["ranks"] or 1):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                rank(job, number, job["ranks"], port)
+                status = 0
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(status)
+        pids.append(pid)
+    while pids:
+        pid, status = os.wait()
+        pids.remove(pid)
+        if status:
+            for other in pids:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(f"{job}: a rank ended with status {status}")
+"""
+
+
+def run_ranks(folder: Path, *jobs: dict) -> str:
+    """Each job: name, ranks (0: without torchrun's environment), how, micro, optimizer, more settings."""
+    command = [sys.executable, "-c", RANKS, str(folder), json.dumps(jobs)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def job(name: str, ranks: int, how: str, micro: int, optimizer: str = "adamw", **more) -> dict:
+    return dict(name=name, ranks=ranks, how=how, micro=micro, optimizer=optimizer, **more)
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [row["loss"] for row in rows(run_dir) if "loss" in row]
+
+
+def all_batches(folder: Path, name: str, ranks: int) -> set[bytes]:
+    """The windows of each step, put together from what the ranks saw, as 20 pieces of bytes."""
+    window = 17 * 8
+    seen = [(folder / f"{name}.{rank}.batches").read_bytes() for rank in range(ranks)]
+    share = 8 // ranks * window
+    return [b"".join(s[step * share : (step + 1) * share] for s in seen) for step in range(20)]
+
+
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-4)])
+def test_one_process_and_several_learn_the_same_from_the_same_batches(text_file, tmp_path, optimizer, tolerance):
+    jobs = [
+        job("alone", 0, "ddp", 2, optimizer),
+        job("ddp2", 2, "ddp", 2, optimizer),
+        job("ddp4", 4, "ddp", 2, optimizer),
+        job("fsdp2", 2, "fsdp", 2, optimizer),
+        job("fsdp4", 4, "fsdp", 2, optimizer),
+    ]
+    run_ranks(tmp_path, *jobs)
+    expected = losses(tmp_path / "alone")
+    assert len(expected) == 20 and expected[-1] < expected[0] - 0.5
+    for one in jobs[1:]:
+        assert all_batches(tmp_path, one["name"], one["ranks"]) == all_batches(tmp_path, "alone", 1)
+        assert losses(tmp_path / one["name"]) == pytest.approx(expected, rel=tolerance)
+    evaluations = {one["name"]: [r["val_bpb"] for r in rows(tmp_path / one["name"]) if "val_bpb" in r] for one in jobs}
+    for name, found in evaluations.items():
+        assert len(found) == 2 and found == pytest.approx(evaluations["alone"], rel=tolerance), name
+
+
+def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, tmp_path):
+    dropout = {"model": {"dropout": 0.1, "tie_embeddings": True}}
+    chain = [("ddp", 2), ("fsdp", 4), ("fsdp", 2), ("ddp", 4), ("fsdp", 2), ("ddp", 0)]
+    jobs = []
+    for number, (how, ranks) in enumerate(chain):
+        more = {"max_steps": 3 * (number + 1) if number < len(chain) - 1 else 20}
+        if number:
+            more["resume"] = str(tmp_path / "chain")
+        jobs.append(job("chain", ranks, how, 2, "muon", more=more, **dropout))
+    run_ranks(tmp_path, *jobs)
+    assert [row["step"] for row in rows(tmp_path / "chain") if "loss" in row] == list(range(1, 21))
+    last = tmp_path / "chain/checkpoints/last"
+    assert load_checkpoint(last).meta["step"] == 20
+
+
+def test_a_sharded_runs_checkpoint_samples_and_holds_whole_weights_under_plain_names(text_file, tmp_path):
+    run_ranks(tmp_path, job("sharded", 2, "fsdp", 4), job("alone", 0, "ddp", 4))
+    checkpoint = load_checkpoint(find_checkpoint(str(tmp_path / "sharded")))
+    logits = checkpoint.model(torch.zeros(1, 4, dtype=torch.long))
+    assert logits.isfinite().all()
+    sharded = load_file(tmp_path / "sharded/checkpoints/last/model.safetensors")
+    alone = load_file(tmp_path / "alone/checkpoints/last/model.safetensors")
+    assert sharded.keys() == alone.keys()
+    for name, weight in sharded.items():
+        torch.testing.assert_close(weight, alone[name], rtol=1e-3, atol=1e-4)
+    assert sorted(p.name for p in (tmp_path / "sharded/checkpoints/last").iterdir()) == [
+        *("meta.json", "model.safetensors", "state", "tokenizer.json")
+    ]
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def start_torchrun(folder: Path, text: Path, *overrides: str) -> subprocess.Popen:
+    settings = f"""data.path={text} data.cache_dir={folder}/cache tokenizer=byte model.n_layer=1 model.n_embd=32
+        model.block_size=16 sample_tokens=0 device=cpu log_interval=1 max_steps=1000000 eval_interval=1000000
+        checkpoint_interval=20 hydra.run.dir=run"""
+    command = [*TORCHRUN, str(ROOT / "train.py"), *settings.split(), *overrides]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
+
+
+def ranks_of(process: subprocess.Popen) -> list[int]:
+    """The processes that a torchrun has started, the first rank first."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    found = {}
+    for child in children:
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        rank = next((item[5:] for item in environment if item.startswith(b"RANK=")), None)
+        if rank is not None:
+            found[int(rank)] = int(child)
+    return [found[rank] for rank in sorted(found)]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
+def test_a_sigterm_on_any_rank_saves_on_all(text_file, tmp_path):
+    process = start_torchrun(tmp_path, text_file, "distributed=fsdp")
+    wait_for(tmp_path / "run/metrics.jsonl")
+    os.kill(ranks_of(process)[1], signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode != 0 and output.count("stopped after step") == 1, errors
+    step = int(output.split("stopped after step ")[1].split(";")[0])
+    assert load_checkpoint(tmp_path / "run/checkpoints/last").meta["step"] == step
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()].count("outputs") == 0  # one run directory
+    assert [row["step"] for row in rows(tmp_path / "run") if "loss" in row] == list(range(1, step + 1))
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
+def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_file, tmp_path):
+    process = start_torchrun(tmp_path, text_file)
+    wait_for(tmp_path / "run/checkpoints/last/meta.json")
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    started = time.monotonic()
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode != 0 and time.monotonic() - started < 40
+    messages = [line for line in (output + errors).splitlines() if line.startswith("error: ")]
+    assert len(messages) == 1 and "another process" in messages[0] and "resume=" in messages[0], errors
+    assert load_checkpoint((tmp_path / "run/checkpoints/last").resolve()).meta["step"] % 20 == 0
+
+
+def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
+    process = start_torchrun(tmp_path, text_file, "batch_size=7")
+    output, errors = process.communicate(timeout=60)
+    messages = [line for line in (output + errors).splitlines() if line.startswith("error: ")]
+    assert messages == ["error: batch_size=7 is not a multiple of the 2 processes: choose one that is."]

@@ -1,0 +1,103 @@
+"""Fine-tuning: a new run that begins with the weights, the shape and the tokenizer of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_gpt
+from test_resume import assert_same_run, run_train, stop_at
+
+from data.config import TokenizerConfig
+from train import train
+from training.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from training.config import SettingsError, TrainConfig
+from training.run import start_run
+
+
+@pytest.fixture
+def pretrained(train_config: TrainConfig, tmp_path: Path) -> str:
+    """A run with a tokenizer of its own and a shape that is not the default."""
+    tokenizer = TokenizerConfig(name="bpe", vocab_size=280)
+    run_dir = str(tmp_path / "pretrained")
+    train(replace(train_config, run_dir=run_dir, tokenizer=tokenizer, max_steps=10, sample_tokens=0))
+    return run_dir
+
+
+@pytest.fixture
+def other_text(train_config: TrainConfig, tmp_path: Path) -> TrainConfig:
+    """Settings of another run: other text, another shape, another tokenizer, dropout."""
+    path = tmp_path / "other.txt"
+    path.write_text("a quite different text, in which dogs speak.\n" * 200)
+    train_config.data = replace(train_config.data, path=str(path))
+    train_config.model = replace(train_config.model, n_layer=1, n_embd=64, dropout=0.1)
+    return replace(train_config, sample_tokens=0)
+
+
+def test_a_run_begins_with_the_weights_shape_and_tokenizer_it_is_given(pretrained, other_text):
+    run = start_run(replace(other_text, init_from=pretrained))
+    source = load_checkpoint(find_checkpoint(pretrained))
+    assert run.model.config == replace(source.model.config, dropout=0.1)
+    for name, weight in source.model.state_dict().items():
+        assert torch.equal(run.model.state_dict()[name], weight)
+    text = "a quite different text"
+    assert run.data.tokenizer.encode(text) == source.tokenizer.encode(text)
+    assert run.progress.step == 0
+
+
+def test_fine_tuning_leaves_its_source_as_it_was_and_can_be_resumed(pretrained, other_text, tmp_path, monkeypatch):
+    before = {path: path.read_bytes() for path in Path(pretrained).rglob("*") if path.is_file()}
+    whole = replace(other_text, init_from=pretrained)
+    train(whole)
+    assert {path: path.read_bytes() for path in Path(pretrained).rglob("*") if path.is_file()} == before
+
+    stopped = replace(other_text, init_from=pretrained, run_dir=str(tmp_path / "stopped"))
+    stop_at(monkeypatch, 13)
+    with pytest.raises(SystemExit):
+        train(stopped)
+    monkeypatch.undo()
+    train(replace(stopped, init_from=None, resume=stopped.run_dir))
+    assert_same_run(whole.run_dir, stopped.run_dir)
+
+
+def test_a_hugging_face_folder_is_a_beginning_too(tmp_path, other_text):
+    from data.tokenizer import make_tokenizer
+    from interop.huggingface import to_huggingface
+    from interop.tokenizer import save_tokenizer_json
+
+    encoding = make_tokenizer(TokenizerConfig(name="byte"), [])
+    model = random_gpt(vocab_size=encoding.n_vocab)
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    to_huggingface(model, folder, encoding.eot_token)
+    save_tokenizer_json(encoding, folder, model.config.block_size)
+    run = start_run(replace(other_text, init_from=f"hf:{folder}"))
+    torch.testing.assert_close(run.model.state_dict()["head.weight"], model.state_dict()["head.weight"])
+
+
+def test_a_beginning_that_is_not_there_is_named(other_text):
+    for where in ("/nowhere", "hf:/nowhere/at/all"):
+        with pytest.raises(SettingsError, match=f"init_from={where}"):
+            train(replace(other_text, init_from=where))
+    with pytest.raises(ValueError, match="resume=a and init_from=b are both given"):
+        replace(other_text, resume="a", init_from="b")
+
+
+def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other_text, tmp_path):
+    source = load_checkpoint(find_checkpoint(pretrained))
+    source.tokenizer.name = "../../../escaped"
+    config = replace(other_text, model=source.model.config)
+    content = dict(model=source.model, tokenizer=source.tokenizer, config=config, step=1, metrics={}, state={})
+    save_checkpoint(tmp_path / "forged", **content)
+    start_run(replace(other_text, init_from=str(tmp_path / "forged")))
+    assert not list(tmp_path.parent.glob("*escaped*")) and not list(tmp_path.glob("*escaped*"))
+
+
+def test_from_the_command_line(pretrained, text_file, tmp_path):
+    result = run_train(
+        f"init_from={pretrained}", f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache", "max_steps=2",
+        "sample_tokens=0", "device=cpu", cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0 and "2 blocks of 2 heads" in result.stdout, result.stderr

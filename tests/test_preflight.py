@@ -1,0 +1,184 @@
+"""What dry_run says before a run is what the run then takes; and a run that does not fit says what would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from test_resume import ROOT, final_files, rows, run_train
+from torch.utils.flop_counter import FlopCounterMode
+
+import train as train_module
+from model.config import GPTConfig
+from model.gpt import GPT
+from train import train
+from training import memory
+from training.cli import CONF, to_settings
+from training.config import OptimizerConfig, SettingsError, TrainConfig
+from training.memory import largest_that_fits, predict_memory
+from training.preflight import count_parameters, flops_per_token, preflight
+from training.run import Run, start_run
+
+PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_parameters_predicted_for_a_preset_are_those_it_has(preset):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = to_settings(compose("train", [f"model={preset}", "run_dir=null"]), TrainConfig).model
+    config.vocab_size = 50257
+    with torch.device("meta"):
+        expected = sum(parameter.numel() for parameter in GPT(config).parameters())
+    assert count_parameters(config).total() == expected
+    known = {"gpt2": 124_439_808, "gpt2_medium": 354_823_168, "gpt2_large": 774_030_080, "gpt2_xl": 1_557_611_200}
+    assert expected == known.get(preset, expected)
+
+
+def test_the_operations_predicted_are_those_counted():
+    config = GPTConfig(n_layer=2, n_embd=64, block_size=32, vocab_size=100, attention="matmul")
+    model = GPT(config)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(torch.zeros(3, 32, dtype=torch.long)).sum().backward()
+    # The counter takes the whole square of scores, of which causal attention needs half.
+    whole_square = 6 * config.n_layer * config.n_embd * config.block_size
+    assert counter.get_total_flops() / (3 * 32) == pytest.approx(flops_per_token(config) + whole_square, rel=0.01)
+
+
+MEASURE = """
+import os, sys
+import numpy as np, torch
+from model.config import GPTConfig
+from train import take_step
+from training.config import OptimizerConfig, TrainConfig
+from training.memory import predict_memory, trial_run
+config = eval(sys.argv[1])
+print(predict_memory(config, config.micro_batch_size).peak)
+def status(key):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+# A smaller run first loads the kernels, whose code is not the model's memory.
+small = TrainConfig(model=GPTConfig(n_layer=1, n_embd=32, n_head=2, block_size=8, vocab_size=10), batch_size=1)
+take_step(trial_run(small, torch.device("cpu"), torch.float32), 0)
+before = status("VmRSS")
+with open("/proc/self/clear_refs", "w") as reset:
+    reset.write("5")
+run = trial_run(config, torch.device("cpu"), torch.float32)
+for step in range(2):
+    take_step(run, step)
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "model=GPTConfig(vocab_size=2048, n_layer=4, n_embd=256, block_size=256), batch_size=16, micro_batch_size=8",
+        "model=GPTConfig(vocab_size=20000, n_layer=2, n_embd=512, n_head=8, block_size=128, position='learned', "
+        "mlp='gelu', norm='layernorm', tie_embeddings=True, dropout=0.1), batch_size=4, micro_batch_size=4, "
+        "optimizer=OptimizerConfig(name='adamw')",
+        "model=GPTConfig(vocab_size=512, n_layer=3, n_embd=192, block_size=256, attention='matmul', "
+        "attention_dropout=0.1), batch_size=8, micro_batch_size=8",
+    ],
+    ids=["muon, accumulating", "adamw, large vocabulary", "explicit attention with dropout"],
+)
+def test_peak_memory_is_within_15_percent_of_the_measured(settings):
+    # The allocator is told to give freed blocks back, so that what is measured is what tensors hold.
+    command = [sys.executable, "-c", MEASURE, f"TrainConfig(eval_batch_size=1, {settings})"]
+    environment = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=120, check=True)
+    predicted, measured = map(int, done.stdout.split())
+    assert predicted == pytest.approx(measured, rel=0.15)
+
+
+def test_predicting_takes_neither_the_memory_nor_the_time():
+    config = TrainConfig(model=GPTConfig(n_layer=24, n_head=32, n_embd=2048, block_size=1024, vocab_size=50257))
+    predicted = predict_memory(config, 1)
+    assert predicted.weights == predicted.gradients == 4 * count_parameters(config.model).total()
+    assert predicted.peak > 15e9
+
+
+def test_dry_run_reports_all_kinds_and_trains_nothing(train_config):
+    report = preflight(replace(train_config, max_steps=1000))
+    for word in ("parameters ", "arithmetic ", "text ", "memory ", "weights", "gradients", "optimizer", "activations"):
+        assert word in report
+    assert "epochs" in report and "time " in report and "a step took" in report
+    assert not Path(train_config.run_dir).exists()
+
+
+def test_the_time_to_finish_is_about_what_it_then_takes(train_config):
+    report = preflight(replace(train_config, max_steps=1))
+    predicted = float(report.split("a step took ")[1].split()[0])
+    train(replace(train_config, max_steps=60, eval_interval=100, checkpoint_interval=100, sample_tokens=0))
+    found = rows(train_config.run_dir)
+    assert len(found) == 61
+    last = json.loads((Path(train_config.run_dir) / "metrics.jsonl").read_text().splitlines()[59])
+    assert 0.2 < predicted * 60 / last["seconds"] < 5  # a shared machine; a wrong unit or batch size is further off
+
+
+def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config):
+    train_config.plan.devices, train_config.plan.device = 8, "h100"
+    report = preflight(train_config)
+    for word in ("8 × h100", "ddp ", "fsdp ", "of compute", "assumed", "40% of 989", "a GPU, fits"):
+        assert word in report
+    train_config.plan.device = "tpu"
+    with pytest.raises(SettingsError, match=r"plan\.device=tpu is not known: choose one of v100, a100"):
+        preflight(train_config)
+    train_config.plan.device, train_config.plan.devices = "h100", 3
+    with pytest.raises(SettingsError, match=r"plan\.devices=3 does not divide batch_size=8"):
+        preflight(train_config)
+
+
+def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
+    result = run_train(
+        "dry_run=true", f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache", "tokenizer=byte",
+        "model.n_layer=1", "model.n_embd=32", "model.block_size=16", "device=cpu", cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0 and result.stdout.startswith("parameters"), result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "text.txt"]
+
+
+def test_auto_takes_the_largest_micro_batch_that_fits_and_changes_no_result(train_config, tmp_path, monkeypatch):
+    config = replace(train_config, sample_tokens=0, eval_batch_size=1, optimizer=OptimizerConfig(name="adamw", lr=1e-3))
+    config.model.vocab_size = 257
+    peaks = {size: predict_memory(config, size).peak for size in (8, 4, 2, 1)}
+    assert peaks[8] > peaks[4] > peaks[2] > peaks[1]
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(1.3 * peaks[4]))
+    auto = replace(config, micro_batch_size="auto")
+    assert start_run(replace(auto, run_dir=str(tmp_path / "other"))).micro_batch_size == 4
+    train(auto)
+    train(replace(config, micro_batch_size=4, run_dir=str(tmp_path / "four")))
+    assert final_files(auto.run_dir)[0] == final_files(tmp_path / "four")[0]
+
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
+    with pytest.raises(SettingsError, match="micro_batch_size=auto: not even one window fits"):
+        train(replace(auto, run_dir=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_running_out_of_memory_names_the_micro_batch_that_would_fit(train_config, monkeypatch, error):
+    def full(run: Run, step: int):
+        raise error("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+
+    train_config.model.vocab_size, train_config.eval_batch_size = 257, 1
+    free = int(1.3 * predict_memory(train_config, 2).peak)
+    monkeypatch.setattr(train_module, "take_step", full)
+    monkeypatch.setattr(memory, "free_memory", lambda device: free)
+    monkeypatch.setattr(memory, "largest_that_fits", lambda *arguments: 2)
+    with pytest.raises(SettingsError, match=r"micro_batch_size=8 is more than .* holds .*: set micro_batch_size=2;"):
+        train(train_config)
+    monkeypatch.undo()
+    assert largest_that_fits(train_config, 8, free, torch.float32) == 2
+
+
+@pytest.mark.parametrize("size", ["many", 0, 3])
+def test_a_micro_batch_size_that_is_none_is_refused(train_config, size):
+    with pytest.raises(ValueError, match=f"micro_batch_size={size}"):
+        replace(train_config, micro_batch_size=size)

@@ -1,0 +1,279 @@
+"""A run that was stopped goes on to the same bits: weights, losses, metrics; and only as the same run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import train as train_module
+from train import train
+from training.checkpoint import CheckpointError
+from training.config import OptimizerConfig, SettingsError, TrainConfig
+from training.resume import find_run, lock_run
+from training.run import Run
+
+ROOT = Path(train_module.__file__).parent
+WALL_CLOCK = ("seconds", "tokens_per_s")
+
+
+def rows(run_dir: str | Path) -> list[dict]:
+    """metrics.jsonl without what the clock says."""
+    lines = (Path(run_dir) / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in WALL_CLOCK} for line in lines]
+
+
+def final_files(run_dir: str | Path) -> tuple[bytes, dict[str, torch.Tensor]]:
+    """The last checkpoint's weights, byte for byte, and its optimizer state."""
+    last = Path(run_dir) / "checkpoints" / "last"
+    return (last / "model.safetensors").read_bytes(), torch.load(last / "state.pt", weights_only=True)["optimizers"]
+
+
+def assert_same_run(first: str | Path, second: str | Path) -> None:
+    assert rows(first) == rows(second)
+    (weights, state), (weights2, state2) = final_files(first), final_files(second)
+    assert weights == weights2 and state.keys() == state2.keys()
+    assert all(torch.equal(state[key], state2[key]) for key in state)
+
+
+def stop_at(monkeypatch, step: int) -> None:
+    """Send this process a SIGTERM while it takes a step."""
+    original = train_module.take_step
+
+    def take_step(run: Run, number: int):
+        if number == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(run, number)
+
+    monkeypatch.setattr(train_module, "take_step", take_step)
+
+
+@pytest.fixture
+def config(train_config: TrainConfig) -> TrainConfig:
+    """Dropout everywhere and three micro-batches a step: all that could make a difference."""
+    train_config.model = replace(train_config.model, dropout=0.1, attention_dropout=0.1, zero_init=False)
+    return replace(
+        train_config, batch_size=6, micro_batch_size=2, eval_interval=5, checkpoint_interval=7, sample_tokens=0
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("step", [0, 4, 5, 7, 12])
+def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_to_the_bit(config, tmp_path, monkeypatch, optimizer, step):
+    config.optimizer = OptimizerConfig(name=optimizer, lr=0.01, weight_decay=0.1)
+    best = train(config)
+    stopped = replace(config, run_dir=str(tmp_path / "stopped"))
+    stop_at(monkeypatch, step)
+    with pytest.raises(SystemExit) as ended:
+        train(stopped)
+    assert ended.value.code == 128 + signal.SIGTERM
+    monkeypatch.undo()
+    torch.manual_seed(99)  # nothing of the process it resumes in matters
+    assert train(replace(stopped, resume=stopped.run_dir)) == best
+    assert_same_run(config.run_dir, stopped.run_dir)
+
+
+def test_a_run_without_warning_goes_on_from_its_checkpoint_without_gaps_or_repeats(config, tmp_path, monkeypatch):
+    train(config)
+    crashed = replace(config, run_dir=str(tmp_path / "crashed"))
+
+    def crash(run: Run, step: int):
+        if step == 13:
+            raise RuntimeError("crash")
+        return original(run, step)
+
+    original = train_module.take_step
+    monkeypatch.setattr(train_module, "take_step", crash)
+    with pytest.raises(RuntimeError):
+        train(crashed)
+    assert rows(crashed.run_dir)[-1]["step"] == 13
+    with (Path(crashed.run_dir) / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 14, "lo')  # the line that was being written
+    monkeypatch.undo()
+    train(replace(crashed, resume=crashed.run_dir))
+    assert_same_run(config.run_dir, crashed.run_dir)
+
+
+def test_a_longer_max_steps_goes_on_where_a_finished_run_ended(config):
+    train(replace(config, max_steps=10))
+    train(replace(config, max_steps=14, resume=config.run_dir))
+    assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == list(range(1, 15))
+    train(replace(config, max_steps=14, resume=config.run_dir))  # nothing is left to do
+    assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == list(range(1, 15))
+
+
+def test_evaluating_differently_does_not_change_training(config, tmp_path):
+    train(config)
+    other = replace(config, run_dir=str(tmp_path / "other"), eval_interval=3, eval_batch_size=5, log_interval=4)
+    train(other)
+    assert final_files(config.run_dir)[0] == final_files(other.run_dir)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 2}, r"seed=2 \(was 1\)"),
+        ({"optimizer": OptimizerConfig(lr=0.5)}, r"optimizer\.lr=0\.5 \(was 0\.02\)"),
+        ({"batch_size": 12}, r"batch_size=12 \(was 6\)"),
+        ({"grad_clip": 2.0}, r"grad_clip=2\.0 \(was 1\.0\)"),
+    ],
+    ids=str,
+)
+def test_settings_that_change_the_result_are_named_and_refused(config, changes, named):
+    train(replace(config, max_steps=7))
+    with pytest.raises(SettingsError, match=named):
+        train(replace(config, **changes, resume=config.run_dir))
+    train(replace(config, **changes, max_steps=8, resume=config.run_dir, allow_changes=True))
+
+
+def test_another_text_is_refused(config, text_file):
+    train(replace(config, max_steps=7))
+    text_file.write_text(text_file.read_text() + "one more sentence.\n")
+    with pytest.raises(SettingsError, match="the text has changed"):
+        train(replace(config, resume=config.run_dir))
+
+
+def test_settings_that_do_not_change_the_result_may_change(config):
+    train(replace(config, max_steps=7))
+    train(replace(config, max_steps=9, eval_interval=2, log_interval=3, keep_checkpoints=1, resume=config.run_dir))
+
+
+def test_a_run_directory_that_was_moved_resumes(config, tmp_path):
+    train(replace(config, max_steps=7))
+    Path(config.run_dir).rename(tmp_path / "moved")
+    train(replace(config, resume=str(tmp_path / "moved")))
+    assert rows(tmp_path / "moved")[-1]["step"] == 20 and not Path(config.run_dir).exists()
+
+
+@pytest.mark.parametrize("member", ["model.safetensors", "state.pt", "tokenizer.json", "meta.json"])
+@pytest.mark.parametrize("damage", ["truncated", "bit flipped", "missing"])
+def test_a_damaged_checkpoint_is_passed_over_saying_so(config, tmp_path, caplog, member, damage):
+    train(replace(config, max_steps=8, checkpoint_interval=3, eval_interval=100))
+    caplog.set_level("INFO", "tinygpt")
+    last = (Path(config.run_dir) / "checkpoints" / "last").resolve()
+    content = bytearray((last / member).read_bytes())
+    if damage == "missing":
+        (last / member).unlink()
+    else:
+        content[len(content) // 2] ^= 4
+        (last / member).write_bytes(content[: len(content) // 2] if damage == "truncated" else content)
+    train(replace(config, max_steps=8, checkpoint_interval=3, eval_interval=100, resume=config.run_dir))
+    assert any("trying the one before" in record.message for record in caplog.records)
+    assert any("resuming at step 6" in record.message for record in caplog.records)
+
+    whole = replace(config, run_dir=str(tmp_path / "whole"), max_steps=8, checkpoint_interval=3, eval_interval=100)
+    train(whole)
+    assert_same_run(whole.run_dir, config.run_dir)
+
+
+def test_when_no_checkpoint_can_be_read_the_run_is_left_as_it_is(config):
+    train(replace(config, max_steps=3))
+    for member in Path(config.run_dir).glob("checkpoints/step_*/model.safetensors"):
+        member.write_bytes(b"")
+    before = sorted(Path(config.run_dir).rglob("*"))
+    with pytest.raises(CheckpointError, match="no checkpoint that can be read"):
+        train(replace(config, resume=config.run_dir))
+    assert sorted(Path(config.run_dir).rglob("*")) == before
+
+
+def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config, tmp_path, monkeypatch):
+    outputs = tmp_path / "outputs"
+    for age, (name, stops) in enumerate({"first": 3, "second": 4, "complete": None}.items()):
+        if stops:
+            stop_at(monkeypatch, stops)
+            with pytest.raises(SystemExit):
+                train(replace(config, run_dir=str(outputs / name)))
+            monkeypatch.undo()
+        else:
+            train(replace(config, run_dir=str(outputs / name)))
+        os.utime(outputs / name / "checkpoints", (age, age))
+    assert find_run("auto", (outputs,)) == outputs / "second"
+    with lock_run(outputs / "second"):
+        assert find_run("auto", (outputs,)) == outputs / "first"
+        with pytest.raises(SettingsError, match="still going on"):
+            train(replace(config, resume=str(outputs / "second")))
+    assert find_run("auto", (tmp_path / "nothing",)) is None
+
+
+def test_resume_needs_a_run(tmp_path, config):
+    with pytest.raises(SettingsError, match="holds no run"):
+        train(replace(config, resume=str(tmp_path)))
+
+
+def test_all_weights_are_in_the_file_under_plain_names(config):
+    train(replace(config, max_steps=1))
+    weights = load_file(Path(config.run_dir) / "checkpoints/last/model.safetensors")
+    assert "blocks.0.attention.q_proj.weight" in weights and not [name for name in weights if "module" in name]
+
+
+def run_train(*overrides: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "train.py"), *overrides]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def test_from_the_command_line_a_run_remembers_its_settings_and_goes_on_in_its_directory(text_file, tmp_path):
+    settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+        model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu seed=5 optimizer=adamw eval_interval=4
+        log_interval=1 model.dropout=0.1"""
+    assert run_train(*settings.split(), "max_steps=9", "hydra.run.dir=whole", cwd=tmp_path).returncode == 0
+    assert run_train(*settings.split(), "max_steps=4", cwd=tmp_path).returncode == 0
+    (run_dir,) = tmp_path.glob("outputs/*/*")
+    before = sorted(path.name for path in run_dir.rglob("*.yaml"))
+
+    refused = run_train(f"resume={run_dir}", "optimizer=muon", "optimizer.lr=0.3", cwd=tmp_path)
+    assert refused.returncode == 1 and len(refused.stderr.splitlines()) == 1
+    assert "optimizer.name=muon (was adamw)" in refused.stderr and "optimizer.lr=0.3 (was 0.001)" in refused.stderr
+
+    resumed = run_train(f"resume={run_dir}", "max_steps=9", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["step"] for row in rows(run_dir) if "loss" in row] == list(range(1, 10))
+    assert list(tmp_path.glob("outputs/*/*")) == [run_dir]  # no second directory
+    assert sorted(path.name for path in run_dir.rglob("*.yaml")) == before
+    log = (run_dir / "train.log").read_text()
+    assert log.count("step 4: validation") == log.count("step 8: validation") == 1
+    # max_steps=4 was decayed to its end at step 4, so the whole run differs; its settings do not.
+    assert [row["step"] for row in rows(run_dir)] == [row["step"] for row in rows(tmp_path / "whole")]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_path, number, status):
+    settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+        model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu max_steps=1000000 log_interval=1
+        hydra.run.dir=the_run eval_interval=100000"""
+    command = [sys.executable, ROOT / "train.py", *settings.split()]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(tmp_path / "the_run/metrics.jsonl")
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == status
+    line = output.decode().strip().splitlines()[-1]
+    steps = int(line.split("stopped after step ")[1].split(";")[0])
+    assert line.endswith("python train.py resume=the_run")
+    resumed = run_train("resume=auto", f"max_steps={steps + 2}", "hydra.run.dir=the_run", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["step"] for row in rows(tmp_path / "the_run") if "loss" in row] == list(range(1, steps + 3))
+
+
+def wait_for(file: Path, seconds: float = 60) -> None:
+    """Until a file has content."""
+    until = time.monotonic() + seconds
+    while not (file.is_file() and file.stat().st_size):
+        assert time.monotonic() < until, f"{file} did not appear"
+        time.sleep(0.05)
+
+
+def test_resume_with_nothing_to_go_on_with(tmp_path):
+    missing = run_train("resume=/nowhere", cwd=tmp_path)
+    assert missing.returncode == 1 and missing.stderr.startswith("error: resume=/nowhere holds no run")
+    sweep = run_train("resume=x", "-m", "seed=1,2", cwd=tmp_path)
+    assert sweep.returncode == 1 and "leave out -m" in sweep.stderr
+    assert list(tmp_path.iterdir()) == []

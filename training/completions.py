@@ -1,0 +1,93 @@
+"""Many prompts in, many texts out, as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from tqdm import tqdm
+
+from training.checkpoint import Checkpoint
+from training.config import SettingsError
+from training.sampling import Piece, encode_prompt, fit_prompt, write
+
+if TYPE_CHECKING:
+    from sample import SampleConfig
+
+RESULT_FIELDS = ("text", "finish", "sample", "logprobs")
+
+
+def read_prompts(where: str) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file (- is standard input), each with a text under "prompt".
+
+    Raises SettingsError, naming the line, for what is no such record.
+    """
+    try:
+        content = sys.stdin.buffer.read() if where == "-" else Path(where).read_bytes()
+    except OSError as error:
+        raise SettingsError(f"prompts={where} cannot be read ({error.strerror}).") from None
+    records = []
+    for number, line in enumerate(content.decode("utf-8", errors="replace").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SettingsError(f"prompts={where}: line {number} is not JSON ({error}).") from None
+        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+            raise SettingsError(f'prompts={where}: line {number} must look like {{"prompt": "some text"}}.')
+        if taken := [name for name in RESULT_FIELDS if name in record]:
+            raise SettingsError(f"prompts={where}: line {number} has a field {taken[0]}, which results are to have.")
+        records.append(record)
+    if not records:
+        raise SettingsError(f'prompts={where} has no prompts: write one {{"prompt": "some text"}} a line.')
+    return records
+
+
+def complete_prompts(checkpoint: Checkpoint, config: SampleConfig, records: list[dict[str, Any]]) -> None:
+    """Write each record, in order, with its text, why that ended, and if asked for its log-probabilities."""
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    jobs = [(record, number) for record in records for number in range(config.num_samples)]
+    with _results(config.results) as file, tqdm(total=len(jobs), unit="text", disable=None) as bar:
+        for first in range(0, len(jobs), config.batch_size):
+            batch = jobs[first : first + config.batch_size]
+            prompts = [
+                fit_prompt(
+                    encode_prompt(tokenizer, record["prompt"], special_tokens=config.special_tokens),
+                    model.config.block_size,
+                )
+                for record, _ in batch
+            ]
+            parts: list[list[Piece]] = [[] for _ in batch]
+            seeds = [config.seed + number for _, number in batch]
+            for piece in write(model, tokenizer, prompts, seeds=seeds, logprobs=config.logprobs, **config.drawing()):
+                parts[piece.sample].append(piece)
+                bar.update(piece.finish is not None)
+            for (record, number), pieces in zip(batch, parts, strict=True):
+                result = {**record, "text": "".join(p.text for p in pieces), "finish": pieces[-1].finish}
+                if config.num_samples > 1:
+                    result["sample"] = number
+                if config.logprobs:
+                    drawn = [(tokenizer.decode([token]), nats) for p in pieces for token, nats in p.logprobs]
+                    result["logprobs"] = [{"token": text, "logprob": round(nats, 6)} for text, nats in drawn]
+                file.write(json.dumps(result, ensure_ascii=False) + "\n")
+            file.flush()
+
+
+@contextmanager
+def _results(where: str | None) -> Iterator[TextIO]:
+    if where in (None, "-"):
+        yield sys.stdout
+        return
+    try:
+        file = Path(where).open("x", encoding="utf-8")  # noqa: SIM115  (closed below)
+    except FileExistsError:
+        raise SettingsError(f"results={where} exists already: give another name, or remove it first.") from None
+    except OSError as error:
+        raise SettingsError(f"results={where} cannot be written ({error.strerror}).") from None
+    with file:
+        yield file

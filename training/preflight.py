@@ -1,0 +1,195 @@
+"""What a run would take, said before it starts: parameters, memory, arithmetic, tokens, time; here or on a cluster."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+
+from data.prepare import prepare
+from model.config import GPTConfig
+from model.gpt import GPT
+from training.config import SettingsError, TrainConfig
+from training.device import choose_device, choose_precision
+from training.memory import Memory, free_memory, predict_memory, trial_run
+
+# The share of its peak arithmetic that a well-fed GPU reaches in training: 40% is what published GPT-2 runs report.
+UTILISATION = 0.4
+DEVICES_A_MACHINE = 8
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU by its data sheet: dense bf16 (V100: fp16) operations, memory, and bytes each way a second."""
+
+    flops: float
+    memory: float
+    link: float
+    """To the other GPUs of its machine."""
+    network: float
+    """Its share of the machine's network."""
+
+
+DEVICES = {
+    "v100": Device(125e12, 32e9, 150e9, 12.5e9),
+    "a100": Device(312e12, 80e9, 300e9, 25e9),
+    "h100": Device(989e12, 80e9, 450e9, 50e9),
+    "h200": Device(989e12, 141e9, 450e9, 50e9),
+    "b200": Device(2250e12, 180e9, 900e9, 50e9),
+}
+
+
+def preflight(config: TrainConfig) -> str:
+    """The report of dry_run=true.
+
+    Raises SettingsError for a plan.device that is not known, and what preparing the text raises.
+    """
+    if config.plan.device is not None and config.plan.device not in DEVICES:
+        raise SettingsError(f"plan.device={config.plan.device} is not known: choose one of {', '.join(DEVICES)}.")
+    data = prepare(config.data, config.tokenizer, log=lambda _: None)
+    config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
+    tokens_a_step = config.batch_size * config.model.block_size
+    flops = flops_per_token(config.model)
+    lines = [
+        _parameters_line(config.model),
+        f"arithmetic  {_si(flops)}FLOP a token, {_si(flops * tokens_a_step)}FLOP a step (forward and backward)",
+        f"text        {len(data.train):,} tokens an epoch; {config.max_steps:,} steps of {tokens_a_step:,} tokens are "
+        f"{config.max_steps * tokens_a_step / len(data.train):.2f} epochs",
+    ]
+    if config.plan.device is None:
+        return "\n".join(lines + _this_machine(config, flops))
+    return "\n".join(lines + _cluster(config, flops))
+
+
+def count_parameters(config: GPTConfig) -> Counter[str]:
+    """Numbers of weights by part; their sum is that of the model's parameters. Takes no memory."""
+    with torch.device("meta"):
+        model = GPT(config)
+    parts: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        last = name.split(".")
+        part = last[2] if last[0] == "blocks" else last[0]
+        part = {"token_embedding": "embedding", "position_embedding": "embedding"}.get(part, part)
+        parts["norms" if part.endswith("norm") else part] += parameter.numel()
+    return parts
+
+
+def flops_per_token(config: GPTConfig) -> float:
+    """Floating-point operations of forward and backward for one token of a full window.
+
+    6 for each weight that multiplies it (Kaplan et al. 2020), and 6 · n_layer · n_embd · block_size for
+    the scores and sums of causal attention, of which a token sees half the window on average.
+    """
+    parts = count_parameters(config)
+    multiplied = parts["attention"] + parts["mlp"] + config.vocab_size * config.n_embd
+    return 6 * multiplied + 6 * config.n_layer * config.n_embd * config.block_size
+
+
+def _parameters_line(config: GPTConfig) -> str:
+    parts = count_parameters(config)
+    tied = ", which is the head too" if config.tie_embeddings else ""
+    listed = ", ".join(
+        f"{part} {parts[part]:,}" for part in ("embedding", "attention", "mlp", "norms", "head") if parts[part]
+    )
+    return f"parameters  {parts.total():,}: {listed}{tied}"
+
+
+def _memory_lines(memory: Memory) -> list[str]:
+    kinds = (
+        f"weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, optimizer {_bytes(memory.optimizer)}"
+    )
+    return [f"memory      {_bytes(memory.peak)} at the most: {kinds}, activations {_bytes(memory.activations)}"]
+
+
+def _this_machine(config: TrainConfig, flops: float) -> list[str]:
+    device = choose_device(config.device)
+    micro = config.batch_size if config.micro_batch_size in (None, "auto") else config.micro_batch_size
+    memory = predict_memory(config, micro, choose_precision(config.precision, device))
+    free = free_memory(device)
+    lines = _memory_lines(memory)
+    lines.append(f"            and {_bytes(memory.copy_for_saving)} in main memory while a checkpoint is written")
+    if memory.peak > free:
+        lines.append(f"            too much for the {_bytes(free)} free on {device}: lower micro_batch_size={micro}")
+        return lines
+    seconds = seconds_per_step(config, device)
+    rate = config.batch_size * config.model.block_size / seconds
+    lines.append(
+        f"time        {_duration(config.max_steps * seconds)} for {config.max_steps:,} steps, evaluations apart: "
+        f"a step took {seconds:.3g} s on {device}, {_si(rate)}tokens/s, {_si(rate * flops)}FLOP/s"
+    )
+    return lines
+
+
+def seconds_per_step(config: TrainConfig, device: torch.device) -> float:
+    """The time of one step, from one that was taken; from a part of one where the whole would take over 20 s."""
+    from train import take_step
+
+    windows, precision = 1, choose_precision(config.precision, device)
+    while True:
+        run = trial_run(replace(config, batch_size=windows, micro_batch_size=None), device, precision)
+        take_step(run, 0)  # warms up, and makes the optimizer's state
+        started = time.perf_counter()
+        loss, _ = take_step(run, 1)
+        loss.item()  # waits for the device
+        seconds = time.perf_counter() - started
+        size = config.micro_batch_size if isinstance(config.micro_batch_size, int) else config.batch_size
+        bigger = min(4 * windows, size)
+        if bigger == windows or seconds * bigger / windows > 20:
+            return seconds * config.batch_size / windows
+        windows = bigger
+
+
+def _cluster(config: TrainConfig, flops: float) -> list[str]:
+    name, devices = config.plan.device, config.plan.devices
+    device = DEVICES[name]
+    if config.batch_size % devices:
+        raise SettingsError(f"plan.devices={devices} does not divide batch_size={config.batch_size}: change one.")
+    windows = config.batch_size // devices
+    micro = windows if config.micro_batch_size in (None, "auto") else min(windows, config.micro_batch_size)
+    memory = predict_memory(config, micro, torch.float32 if config.precision == "fp32" else torch.bfloat16)
+    state = memory.weights + memory.gradients + memory.optimizer
+    block = 4 * (count_parameters(config.model).total() // config.model.n_layer)
+    compute = windows * config.model.block_size * flops / (device.flops * UTILISATION)
+    way, speed = ("link", device.link) if devices <= DEVICES_A_MACHINE else ("network", device.network)
+    share = (devices - 1) / devices
+    passes = windows // micro  # FSDP gathers the weights anew for each forward and backward pass
+    lines = _memory_lines(memory)
+    lines.append(
+        f"plan        {devices} × {name}, {windows} windows each, {micro} at a time; compute {compute:.3g} s a step"
+    )
+    ways = {
+        "ddp": (state + memory.activations, 2 * share * memory.gradients),
+        "fsdp": (state / devices + memory.activations + 2 * block, (2 * passes + 1) * share * memory.weights),
+    }
+    for how, (held, sent) in ways.items():
+        fits = "fits" if held < 0.9 * device.memory else f"does NOT fit {_bytes(device.memory)}"
+        step = max(compute, sent / speed)
+        lines.append(
+            f"{how:12}{_bytes(held)} a GPU, {fits}; sends {_bytes(sent)} a step, {sent / speed:.3g} s over the {way} "
+            f"({sent / speed / compute:.0%} of compute); {_duration(config.max_steps * step)} in all"
+        )
+    lines.append(
+        f"assumed     {UTILISATION:.0%} of {_si(device.flops)}FLOP/s, {_bytes(device.link)}/s to the GPUs of a machine "
+        f"of {DEVICES_A_MACHINE}, {_bytes(device.network)}/s each over the network, communication behind compute, "
+        "no failures; weights, gradients and optimizer in fp32; activations of eager kernels"
+    )
+    return lines
+
+
+def _bytes(number: float) -> str:
+    return _si(number) + "B"
+
+
+def _si(number: float) -> str:
+    power = min(6, max(0, int(math.log10(max(number, 1)) // 3)))
+    return f"{number / 1000**power:.4g} {' kMGTPE'[power].strip()}"
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} seconds"

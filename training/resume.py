@@ -1,0 +1,154 @@
+"""Going on with a run that was stopped: finding it, checking that it is the same run, tidying its logs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from training.checkpoint import (
+    CheckpointError,
+    checkpoints_by_step,
+    read_meta,
+    read_progress,
+    remove_unfinished,
+    verify_checkpoint,
+)
+from training.config import SettingsError, TrainConfig
+
+log = logging.getLogger("tinygpt")
+
+LOGS = ("metrics.jsonl", "train.log")
+
+# What a person asks of one invocation, and what is not remembered from the one before.
+OF_THIS_INVOCATION = ("resume", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
+# What may change while the run goes on: when it ends, what it shows and keeps, where it computes.
+FREE = (
+    *OF_THIS_INVOCATION,
+    *("max_steps", "max_minutes", "log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval"),
+    *("keep_checkpoints", "max_skipped_steps", "sample_tokens", "sample_prompt", "wandb", "data.cache_dir"),
+    *("device", "compile", "deterministic", "distributed", "micro_batch_size"),
+)
+
+
+def find_run(where: str, folders: tuple[Path, ...] = (Path("outputs"), Path("multirun"))) -> Path | None:
+    """The run directory that resume=`where` means; for auto the newest unfinished one, or None.
+
+    Raises SettingsError when the directory holds no run, or the run is still going on.
+    """
+    if where == "auto":
+        found = [path for folder in folders for path in folder.glob("**/checkpoints")]
+        newest_first = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+        runs = (path.parent for path in newest_first)
+        return next((run for run in runs if is_unfinished(run) and not is_locked(run)), None)
+    run = Path(where)
+    if not (run / "checkpoints").is_dir():
+        raise SettingsError(f"resume={where} holds no run (no folder checkpoints): give a run's directory, or auto.")
+    return run
+
+
+def is_unfinished(run: Path) -> bool:
+    """Whether the run's latest checkpoint was written before its end."""
+    progress = (read_progress(checkpoint) for checkpoint in checkpoints_by_step(run / "checkpoints"))
+    latest = next((p for p in progress if p), {"finished": True})
+    return not latest["finished"]
+
+
+def lock_run(run: Path) -> FileLock:
+    """Keep other processes from training in this directory for as long as this one lives."""
+    lock = FileLock(run / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.") from None
+    return lock
+
+
+def is_locked(run: Path) -> bool:
+    try:
+        lock_run(run).release()
+    except SettingsError:
+        return True
+    return False
+
+
+def newest_intact(run: Path) -> tuple[Path, dict[str, Any]]:
+    """The latest checkpoint whose every byte is as it was written, and its meta.json.
+
+    Says which damaged ones it passes over; CheckpointError when none is left.
+    """
+    for checkpoint in checkpoints_by_step(run / "checkpoints"):
+        try:
+            return checkpoint, verify_checkpoint(checkpoint)
+        except CheckpointError as error:
+            problem, _, _ = str(error).rpartition(": ")  # what remains is the remedy, which is this:
+            log.warning("%s; trying the one before.", problem)
+    raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.")
+
+
+def saved_settings(run: Path) -> dict[str, Any]:
+    """The settings that a run was started with, as in its latest readable checkpoint."""
+    for checkpoint in checkpoints_by_step(run / "checkpoints"):
+        try:
+            settings = read_meta(checkpoint)["config"]
+        except CheckpointError:
+            continue
+        return {name: value for name, value in settings.items() if name not in OF_THIS_INVOCATION}
+    raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.")
+
+
+def check_settings(config: TrainConfig, saved: dict[str, Any], *, data: str) -> None:
+    """Raise SettingsError, naming every setting that differs from the saved run's and would change its result.
+
+    data: a name for the tokens that changes with the text, compared with the one that was saved.
+    """
+    now, before = _flat(asdict(config)), _flat(saved["config"])
+    changed = [
+        f"{name}={now.get(name)} (was {before.get(name)})"
+        for name in sorted(now.keys() | before.keys())
+        if now.get(name) != before.get(name) and not _is_free(name)
+    ]
+    if data != saved["data"]:
+        changed.append("the text has changed")
+    if not changed:
+        return
+    sentence = f"resume={config.resume} would not be the same run: {', '.join(changed)}"
+    if not config.allow_changes:
+        raise SettingsError(f"{sentence}: leave these out, or set allow_changes=true to go on from there all the same.")
+    log.warning("%s.", sentence)
+
+
+def tidy(run: Path, saved: dict[str, Any]) -> None:
+    """Take from the run's directory what happened after the checkpoint that it goes on from.
+
+    Later checkpoints, which are damaged, are set aside.
+    """
+    remove_unfinished(run / "checkpoints")
+    for checkpoint in checkpoints_by_step(run / "checkpoints"):
+        if int(checkpoint.name.removeprefix("step_")) > saved["step"]:
+            checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))
+    for name, size in saved["logs"].items():
+        path = run / name
+        if name in LOGS and path.is_file() and path.stat().st_size > size:
+            os.truncate(path, size)
+
+
+def log_sizes(run: Path) -> dict[str, int]:
+    """How long the run's logs are now, in bytes."""
+    return {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
+
+
+def _is_free(name: str) -> bool:
+    return any(name == free or name.startswith(free + ".") for free in FREE)
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

@@ -1,0 +1,118 @@
+"""Saving while training goes on: the training thread copies, another thread writes."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tiktoken
+import torch
+from torch import Tensor
+
+from training.checkpoint import (
+    WRITE_ERRORS,
+    CheckpointError,
+    link_checkpoint,
+    remove_checkpoints,
+    write_checkpoint,
+)
+
+if TYPE_CHECKING:
+    from training.run import Progress
+
+log = logging.getLogger("tinygpt")
+
+
+class Saver:
+    """Writes a run's checkpoints one at a time, points last and best at them, and deletes the old ones."""
+
+    def __init__(self, checkpoints: Path, keep: int) -> None:
+        self.checkpoints, self.keep = checkpoints, keep
+        self.failure: str | None = None
+        """Why the latest checkpoint could not be written."""
+        self._copies: dict[str, dict[str, Tensor]] = {}
+        self._thread: threading.Thread | None = None
+
+    def save(
+        self,
+        progress: Progress,
+        weights: dict[str, Tensor],
+        optimizers: dict[str, Tensor] | None,
+        meta: dict[str, Any],
+        tokenizer: tiktoken.Encoding,
+    ) -> None:
+        """Copy the tensors as they are now, and write checkpoints/step_N from the copies while training goes on.
+
+        optimizers: None where a sharded run has written them already. Waits for the write before this one.
+        """
+        self.wait()
+        weights = self._copy("weights", weights)
+        state = None if optimizers is None else {"optimizers": self._copy("optimizers", optimizers)}
+        content = (progress.step, progress.best_step, weights, state, meta, tokenizer)
+        self._thread = threading.Thread(target=self._write, args=content, name="saver")
+        self._thread.start()
+
+    def _copy(self, kind: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors in memory that is kept for the next copy: making room costs more than copying."""
+        copies = self._copies.setdefault(kind, {})
+        for name, tensor in tensors.items():
+            if name not in copies:  # into pinned memory the device copies by itself
+                copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            copies[name].copy_(tensor.detach(), non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return copies
+
+    def _write(self, step: int, best_step: int, weights: dict, state: dict | None, meta: dict, tokenizer: Any) -> None:
+        directory = self.checkpoints / f"step_{step}"
+        try:
+            write_checkpoint(directory, weights, state, meta, tokenizer)
+            self.link(step, best_step)
+            remove_checkpoints(self.checkpoints, keep=self.keep)
+            self.failure = None
+        except WRITE_ERRORS as error:
+            tensors = [*weights.values(), *(state or {}).get("optimizers", {}).values()]
+            needed = sum(tensor.nbytes for tensor in tensors)
+            self.failure = (
+                f"the checkpoint of step {step} could not be written to {directory} ({_reason(error)}): it needs "
+                f"{needed:,} bytes and {_free_bytes(self.checkpoints)} are free there"
+            )
+            log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last())
+
+    def link(self, step: int, best_step: int) -> None:
+        """Point last at a step's checkpoint, and best at the best one's if it is there."""
+        link_checkpoint(self.checkpoints / f"step_{step}", "last")
+        if (self.checkpoints / f"step_{best_step}").exists():
+            link_checkpoint(self.checkpoints / f"step_{best_step}", "best")
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def finish(self) -> None:
+        """Wait for the run's final checkpoint; CheckpointError when it could not be written."""
+        self.wait()
+        if self.failure:
+            raise CheckpointError(
+                f"{self.failure}; make room, then go on from {self._last()} with resume={self.checkpoints.parent}."
+            )
+
+    def _last(self) -> str:
+        last = self.checkpoints / "last"
+        return str(self.checkpoints / last.readlink()) if last.is_symlink() else "none yet"
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _free_bytes(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free:,}"
+    except OSError:
+        return "an unknown number"

@@ -1,0 +1,65 @@
+"""Samples on the screen as they are drawn."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from training.checkpoint import Checkpoint
+from training.sampling import encode_prompt, fit_prompt, write
+
+if TYPE_CHECKING:
+    from sample import SampleConfig
+
+
+def stream(checkpoint: Checkpoint, config: SampleConfig, prompt: str) -> str:
+    """Print the prompt and each sample behind it, the first one as it comes, later ones in their turn.
+
+    On a terminal the prompt is dimmed and control characters are made visible. Returns the first
+    sample's text; Ctrl-C ends an interactive one where it is.
+    """
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    tokens = encode_prompt(tokenizer, prompt, special_tokens=config.special_tokens)
+    tokens = fit_prompt(tokens, model.config.block_size)
+    terminal = sys.stdout.isatty()
+
+    def show(text: str) -> None:
+        print(visible(text) if terminal else text, end="", flush=True)
+
+    def begin(number: int) -> None:
+        if config.num_samples > 1:
+            print(f"--- sample {number + 1} of {config.num_samples}")
+        print(f"\x1b[2m{visible(prompt)}\x1b[0m" if terminal else prompt, end="", flush=True)
+
+    texts = [""] * config.num_samples
+    seeds = [config.seed + number for number in range(config.num_samples)]
+    ended: set[int] = set()
+    current = 0
+    begin(current)
+    try:
+        for piece in write(model, tokenizer, [tokens] * config.num_samples, seeds=seeds, **config.drawing()):
+            texts[piece.sample] += piece.text
+            if piece.sample == current:
+                show(piece.text)
+            if piece.finish:
+                ended.add(piece.sample)
+            while current in ended:
+                print()
+                current += 1
+                if current < config.num_samples:
+                    begin(current)
+                    show(texts[current])
+    except KeyboardInterrupt:
+        print()
+        if not config.interactive:
+            raise
+    return texts[0]
+
+
+def visible(text: str) -> str:
+    """Control characters but tab and line end as their pictures, so that no text can steer the terminal."""
+    return text.translate(PICTURES)
+
+
+PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)

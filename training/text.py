@@ -1,0 +1,87 @@
+"""The text that checkpoints are judged by, in the tokens of each."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import tiktoken
+
+from data.config import DataConfig, DataError, TokenizerConfig
+from data.corpus import open_corpus
+from data.prepare import prepare
+from data.tokenizer import encode_text, end_of_text
+from training.checkpoint import Checkpoint
+
+
+def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, list[np.ndarray]]:
+    """What the text is, in words, and its tokens for each checkpoint.
+
+    path: as data.path; None means the validation split of the first checkpoint's run. Raises
+    DataError when there is no such text any more, or too little of it.
+    """
+    if path is not None:
+        corpus = open_corpus(DataConfig(source="text", path=path))
+        documents = ["".join(document) for document in corpus.documents()]
+        texts = [_encode(checkpoint.tokenizer, documents) for checkpoint in checkpoints]
+        return _checked(corpus.description, texts)
+    first = checkpoints[0]
+    description, tokens = _validation_split(first)
+    documents = None
+    texts = [tokens]
+    for checkpoint in checkpoints[1:]:
+        if not _same(checkpoint.tokenizer, first.tokenizer):
+            documents = documents or _documents(first.tokenizer, tokens)
+            texts.append(_encode(checkpoint.tokenizer, documents))
+        else:
+            texts.append(tokens)
+    return _checked(f"validation split of {description}", texts)
+
+
+def _validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
+    settings = checkpoint.meta["config"]
+    try:
+        data = prepare(_restore(DataConfig, settings["data"]), _restore(TokenizerConfig, settings["tokenizer"]))
+    except DataError as error:
+        raise DataError(
+            f"the validation split of {checkpoint.path} cannot be had ({error}): give a text with data.path=..."
+        ) from error
+    if not _same(data.tokenizer, checkpoint.tokenizer):
+        raise DataError(
+            f"the text of {checkpoint.path} ({data.description}) gives other tokens now than those it was trained on, "
+            "so there is no validation split to score: give a text with data.path=..."
+        )
+    return data.description, np.asarray(data.val[:])
+
+
+def _restore(schema: type, settings: dict[str, Any]) -> Any:
+    known = {field.name for field in fields(schema)}
+    return schema(**{name: value for name, value in settings.items() if name in known})
+
+
+def _same(one: tiktoken.Encoding, other: tiktoken.Encoding) -> bool:
+    return (one._pat_str, one._mergeable_ranks, one._special_tokens) == (
+        other._pat_str,
+        other._mergeable_ranks,
+        other._special_tokens,
+    )
+
+
+def _encode(tokenizer: tiktoken.Encoding, documents: list[str]) -> np.ndarray:
+    """Each document after its <|endoftext|>, as in training."""
+    mark = np.array([end_of_text(tokenizer)], dtype=np.uint32)
+    return np.concatenate([mark, *(part for text in documents for part in (encode_text(tokenizer, text), mark))][:-1])
+
+
+def _documents(tokenizer: tiktoken.Encoding, tokens: np.ndarray) -> list[str]:
+    """The texts between the <|endoftext|>."""
+    places = np.flatnonzero(tokens == end_of_text(tokenizer))
+    parts = np.split(tokens, places)
+    return [tokenizer.decode(part[part != end_of_text(tokenizer)].tolist()) for part in parts if len(part) > 1]
+
+
+def _checked(description: str, texts: list[np.ndarray]) -> tuple[str, list[np.ndarray]]:
+    if min(map(len, texts)) < 2:
+        raise DataError(f"{description} has nothing to score: give a longer text with data.path=...")
+    return description, texts
