@@ -5,9 +5,11 @@ Takes the newest run unless told otherwise:  python sample.py checkpoint=outputs
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from training.cli import command
 from training.config import SettingsError
@@ -23,37 +25,104 @@ class SampleConfig:
     """What the text continues; the start of a document when empty."""
     prompt_file: str | None = None
     """Read the prompt from this file; - reads it from standard input."""
+    prompts: str | None = None
+    """Read many prompts, {"prompt": "…"} a line, from this file; - reads them from standard input."""
+    results: str | None = None
+    """Write the samples as JSON, one a line, to this new file; - writes them to standard output."""
+    interactive: bool = False
+    """Ask for prompts until Ctrl-D; /help tells what else can be typed."""
+    special_tokens: bool = False
+    """Let <|endoftext|> and its like in a prompt be the tokens, not the text, that they are."""
+
     num_samples: int = 1
+    """Texts to write for each prompt, which is read once for all of them."""
+    batch_size: int = 16
+    """With `prompts`: texts to write at a time."""
     max_new_tokens: int = 256
     """Tokens at the most; a sample also ends where the model ends the document."""
+    stop: list[str] = field(default_factory=list)
+    """End a sample before the first of these strings."""
+
     temperature: float = 0.8
     """Below 1 sharper, above 1 flatter, 0 always the likeliest token."""
     top_k: int | None = None
     """Draw from the k likeliest tokens only."""
     top_p: float = 1.0
     """Draw from the fewest likeliest tokens whose probabilities reach this sum (Holtzman et al. 2020)."""
+    min_p: float = 0.0
+    """Draw from tokens at least this fraction as likely as the likeliest one (Nguyen et al. 2024)."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens that the text already has less likely (Keskar et al. 2019)."""
     seed: int = 1
-    """Sample i is drawn with seed + i."""
+    """Sample i of a prompt is drawn with seed + i."""
+    logprobs: bool = False
+    """Add each token's log-probability, in nats and before the controls above, to `results`."""
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.prompt and self.prompt_file:
-            raise ValueError(f"prompt and prompt_file={self.prompt_file} are both given: choose one.")
-        if self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature} must not be negative; 0 takes the likeliest token.")
+        given = [name for name in ("prompt", "prompt_file", "prompts") if getattr(self, name)]
+        if len(given) > 1:
+            both = " and ".join(f"{name}={getattr(self, name)}" for name in given)
+            raise ValueError(f"{both} are given: choose one.")
+        if self.interactive and (self.prompt_file or self.prompts or self.results):
+            raise ValueError("interactive=true asks for the prompts: give no prompt_file, prompts or results with it.")
+        if self.logprobs and not (self.results or self.prompts):
+            raise ValueError("logprobs=true is written as JSON: add results=FILE, or results=- to see it here.")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature={self.temperature} must be a number from 0 on; 0 takes the likeliest token.")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1; 1 turns it off.")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p={self.min_p} must be from 0 to 1; 0 turns it off.")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} must be at least 1, or null to turn it off.")
-        for name in ("num_samples", "max_new_tokens"):
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty={self.repetition_penalty} must be positive; 1 turns it off.")
+        if "" in self.stop:
+            raise ValueError("stop has an empty string, which every text contains: remove it.")
+        for name in ("num_samples", "batch_size", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must not be negative.")
+        if not 0 <= self.seed < 2**63 - self.num_samples:
+            raise ValueError(f"seed={self.seed} must be from 0 to 2^63.")
+
+    def drawing(self) -> dict[str, Any]:
+        """The settings that training.sampling.write takes."""
+        from model.generate import Controls
+
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        controls = Controls(**{name: getattr(self, name) for name in names})
+        return {"max_new_tokens": self.max_new_tokens, "controls": controls, "stop": self.stop}
+
+
+def sample(config: SampleConfig) -> None:
+    """Write the samples as they are drawn."""
+    from training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
+    from training.completions import complete_prompts, read_prompts
+    from training.device import choose_device
+    from training.interactive import converse
+    from training.stream import stream
+
+    device = choose_device(config.device)
+    records = read_prompts(config.prompts) if config.prompts else None
+    prompt = read_prompt(config)
+    checkpoint = load_checkpoint(find_checkpoint(config.checkpoint), device)
+    if sys.stderr.isatty():
+        print(f"{checkpoint.path}, step {checkpoint.meta['step']}", file=sys.stderr)
+
+    try:
+        if config.interactive:
+            converse(checkpoint, config)
+        elif records or config.results:
+            complete_prompts(checkpoint, config, records or [{"prompt": prompt}])
+        else:
+            stream(checkpoint, config, prompt)
+    except FloatingPointError as error:
+        raise CheckpointError(f"checkpoint={checkpoint.path} is of no use ({error}): take an earlier one.") from None
 
 
 def read_prompt(config: SampleConfig) -> str:
-    """The prompt, from the setting, a file or standard input."""
+    """The prompt, from the setting, a file or standard input; bytes that are no UTF-8 become U+FFFD."""
     if config.prompt_file is None:
         return config.prompt
     if config.prompt_file == "-":
@@ -64,39 +133,14 @@ def read_prompt(config: SampleConfig) -> str:
         raise SettingsError(f"prompt_file={config.prompt_file} cannot be read ({error.strerror}).") from None
 
 
-def sample(config: SampleConfig) -> None:
-    """Write the samples to standard output as they are drawn."""
-    from training.checkpoint import find_checkpoint, load_checkpoint
-    from training.device import choose_device
-    from training.sampling import continue_text
-
-    prompt = read_prompt(config)
-    device = choose_device(config.device)
-    checkpoint = load_checkpoint(find_checkpoint(config.checkpoint), device)
-    if sys.stderr.isatty():
-        print(f"{checkpoint.path}, step {checkpoint.meta['step']}", file=sys.stderr)
-
-    for number in range(config.num_samples):
-        if config.num_samples > 1:
-            print(f"--- sample {number + 1} of {config.num_samples}")
-        print(prompt, end="", flush=True)
-        for piece in continue_text(
-            checkpoint.model,
-            checkpoint.tokenizer,
-            prompt,
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            seed=config.seed + number,
-        ):
-            print(piece, end="", flush=True)
-        print()
-
-
 @command("sample", SampleConfig)
 def main(config: SampleConfig) -> None:
-    sample(config)
+    sys.stdout.reconfigure(errors="replace")
+    try:
+        sample(config)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -52,6 +52,17 @@ class GPT(nn.Module):
         positions: absolute positions; by default they count on from what the cache holds.
         cache: keys and values of earlier tokens; this pass appends its own and advances it.
         """
+        return self.logits(self.hidden(tokens, attention_mask=attention_mask, positions=positions, cache=cache))
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "B T"],
+        *,
+        attention_mask: Int[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "B T"] | Int[Tensor, " T"] | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "B T C"]:
+        """The residual stream after the last block: forward() up to the logits, for who needs few of them."""
         mask = None if attention_mask is None else padding_mask(attention_mask)
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.config.position == "learned":
@@ -61,8 +72,14 @@ class GPT(nn.Module):
             x = block(x, mask=mask, positions=positions, cache=cache, layer=layer)
         if cache is not None:
             cache.advance(tokens.size(1))
+        return x
 
-        logits = self.head(self.final_norm(x))  # (B, T, V)
+    def logits(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... V"]:
+        """What the residual stream says about the next token."""
+        return self.cap(self.head(self.final_norm(x)))
+
+    def cap(self, logits: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
+        """Logits kept within ± logit_softcap, where there is one."""
         if (cap := self.config.logit_softcap) is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits
@@ -92,7 +109,9 @@ class GPT(nn.Module):
         config = self.config
         for name, module in self.named_modules():
             writes_residual = name.endswith(("o_proj", "down_proj"))
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            elif isinstance(module, nn.Linear) and module.weight is not self.token_embedding.weight:
                 if config.zero_init:
                     std = 0.0 if writes_residual or module is self.head else module.in_features**-0.5
                 else:
@@ -100,8 +119,6 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
 
 
 class Block(nn.Module):

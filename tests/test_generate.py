@@ -1,111 +1,256 @@
-"""From logits to text."""
+"""From logits to tokens: the controls, the draw, and what a sample may depend on."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
-import tiktoken
 import torch
 from conftest import random_gpt
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from data.config import TokenizerConfig
-from data.tokenizer import end_of_text, make_tokenizer
-from model.config import GPTConfig
-from model.generate import generate, next_token_probabilities
-from training.sampling import continue_text, decode_stream
+from model.generate import (
+    DRAWS,
+    Controls,
+    apply_controls,
+    draw,
+    forbid,
+    generate,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    penalize_repetition,
+)
 
 
-@pytest.fixture(scope="module")
-def byte() -> tiktoken.Encoding:
-    return make_tokenizer(TokenizerConfig(name="byte"), [])
+def tokens_of(model, prompts, seeds, *, new=30, finished=frozenset(), **controls) -> list[list[int]]:
+    texts = [[] for _ in prompts]
+    steps = generate(
+        model, prompts, seeds=seeds, max_new_tokens=new, controls=Controls(**controls), finished=finished
+    )  # fmt: skip
+    for step in steps:
+        for drawn in step:
+            texts[drawn.sample].append(drawn.token)
+    return texts
 
 
-def test_temperature_zero_takes_the_likeliest_token():
-    probabilities = next_token_probabilities(torch.tensor([[1.0, 3.0, 2.0]]), temperature=0, top_k=2, top_p=0.5)
-    assert probabilities.tolist() == [[0, 1, 0]]
+def random_logits(seed: int, B: int = 3, V: int = 30) -> torch.Tensor:
+    return 3 * torch.randn(B, V, generator=torch.Generator().manual_seed(seed))
 
 
-def test_temperature_divides_the_logits():
-    logits = torch.randn(2, 7)
-    torch.testing.assert_close(next_token_probabilities(logits, temperature=2.0), (logits / 2).softmax(-1))
+# The controls
 
 
 @settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 10**6), k=st.integers(1, 40), p=st.floats(0.01, 1.0))
-def test_the_filters_keep_exactly_the_tokens_their_definitions_name(seed, k, p):
-    logits = 3 * torch.randn(1, 30, generator=torch.Generator().manual_seed(seed))
-    kept = set(next_token_probabilities(logits, top_k=k, top_p=p)[0].nonzero().flatten().tolist())
-    likeliest = logits[0].argsort(descending=True).tolist()[:k]
-    probabilities = dict(zip(likeliest, logits[0][likeliest].double().softmax(-1).tolist(), strict=True))
-    expected, total = set(), 0.0
-    for token in likeliest:
-        if total >= p - 1e-6:
-            break
-        expected.add(token)
-        total += probabilities[token]
-    boundary = any(abs(sum(list(probabilities.values())[: i + 1]) - p) < 1e-5 for i in range(len(likeliest)))
-    assert kept == expected or boundary
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 40), p=st.floats(0.01, 0.99), m=st.floats(0.001, 1))
+def test_each_filter_keeps_exactly_the_tokens_its_definition_names(seed, k, p, m):
+    logits = random_logits(seed, B=1)
+    probabilities = logits[0].double().softmax(-1).tolist()
+    likeliest = sorted(range(30), key=lambda token: -probabilities[token])
+
+    def kept(filtered):
+        return set(filtered[0].isfinite().nonzero().flatten().tolist())
+
+    assert kept(keep_top_k(logits, k)) == set(likeliest[:k])
+    sums = [sum(probabilities[token] for token in likeliest[:n]) for n in range(30)]  # before each token
+    if min(abs(total - p) for total in sums) > 1e-5:  # else rounding decides
+        assert kept(keep_top_p(logits, p)) == {likeliest[n] for n in range(30) if n == 0 or sums[n] < p}
+    floor = m * max(probabilities)
+    if min(abs(probability - floor) for probability in probabilities) > 1e-7:
+        assert kept(keep_min_p(logits, m)) == {token for token in range(30) if probabilities[token] >= floor}
 
 
-def test_the_same_seed_gives_the_same_tokens_and_another_seed_others():
-    model, prompt = random_gpt(), torch.tensor([[1, 2, 3]])
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    temperature=st.floats(0.1, 3),
+    k=st.integers(1, 40),
+    p=st.floats(0.05, 1),
+    m=st.floats(0, 0.5),
+    penalty=st.floats(0.5, 2),
+)
+def test_the_controls_in_their_order_equal_hugging_faces_processors(seed, temperature, k, p, m, penalty):
+    processors = pytest.importorskip("transformers.generation.logits_process")
+    logits = random_logits(seed)
+    text = torch.randint(30, (3, 8), generator=torch.Generator().manual_seed(seed))
+    seen = torch.zeros(3, 30, dtype=torch.bool).scatter(1, text, True)
+    ours = penalize_repetition(logits, seen, penalty)
+    ours = apply_controls(ours, Controls(temperature=temperature, top_k=k, top_p=p, min_p=m))
+    theirs = logits
+    for processor in (
+        processors.RepetitionPenaltyLogitsProcessor(penalty),
+        processors.TemperatureLogitsWarper(temperature),
+        processors.TopKLogitsWarper(k),
+        processors.TopPLogitsWarper(p),
+        processors.MinPLogitsWarper(m),
+    ):
+        theirs = processor(text, theirs)
+    # They sum probabilities from the small end, we from the large one: at the very edge rounding decides.
+    assume(not at_edge(penalize_repetition(logits, seen, penalty) / temperature, k, p, m))
+    torch.testing.assert_close(ours, theirs)
 
-    def draw(seed):
-        drawn = generate(model, prompt, max_new_tokens=30, n_vocab=61, generator=torch.Generator().manual_seed(seed))
-        return torch.stack(list(drawn)).tolist()
 
-    assert draw(0) == draw(0) != draw(1)
+def at_edge(logits: torch.Tensor, k: int, p: float, m: float) -> bool:
+    """Whether a sum of probabilities lies so near p, or a probability so near m's floor, that rounding decides."""
+    probabilities = keep_top_k(logits, k).double().softmax(-1).sort(descending=True).values
+    sums = probabilities.cumsum(-1)
+    nucleus = keep_top_p(keep_top_k(logits, k).double(), p).softmax(-1)
+    near_floor = (nucleus - m * nucleus.amax(-1, keepdim=True)).abs().min() < 1e-6
+    return bool((sums - p).abs().min() < 1e-6 or near_floor)
 
 
-def test_ids_the_tokenizer_does_not_have_are_never_drawn():
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 40), p=st.floats(1e-6, 1), m=st.floats(0, 1))
+def test_the_likeliest_token_survives_every_filter(seed, k, p, m):
+    logits = random_logits(seed)
+    kept = apply_controls(logits, Controls(top_k=k, top_p=p, min_p=m))
+    assert kept.gather(-1, logits.argmax(-1, keepdim=True)).isfinite().all()
+
+
+def test_the_controls_are_pure():
+    logits = random_logits(0)
+    before, seen = logits.clone(), torch.ones(3, 30, dtype=torch.bool)
+    for changed in (
+        forbid(logits, torch.arange(30) < 9),
+        penalize_repetition(logits, seen, 2.0),
+        apply_controls(logits, Controls(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1)),
+    ):
+        assert not torch.equal(changed, logits)
+    assert torch.equal(logits, before)
+
+
+# The draw
+
+
+def test_a_number_draws_the_token_whose_share_of_the_line_it_falls_in():
+    logits = torch.tensor([[0.1, 0.0, 0.6, 0.3]]).log()
+    numbers = torch.tensor([0.0, 0.099, 0.101, 0.699, 0.701, 1 - 2**-24])
+    assert [draw(logits, u.view(1, 1)).item() for u in numbers] == [0, 0, 2, 2, 3, 3]
+
+
+@given(seed=st.integers(0, 10**6), u=st.sampled_from([0.0, 2**-24, 0.5, 1 - 2**-24]))
+def test_a_token_without_probability_is_never_drawn(seed, u):
+    logits = random_logits(seed, V=1000)
+    allowed = torch.rand(1000, generator=torch.Generator().manual_seed(seed)) < 0.01
+    allowed[seed % 1000] = True
+    assert allowed[draw(forbid(logits, allowed), torch.full((3, 1), u))].all()
+
+
+def test_tokens_come_as_often_as_they_are_probable():
+    logits, n = random_logits(1, B=1, V=8), 200_000
+    drawn = draw(logits.expand(n, 8), torch.rand(n, 1, generator=torch.Generator().manual_seed(0)))
+    shares = torch.bincount(drawn, minlength=8) / n
+    torch.testing.assert_close(shares, logits[0].softmax(-1), atol=0.004, rtol=0)  # 3.6 standard errors
+
+
+# The loop
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_a_sample_depends_on_its_prompt_and_seed_and_on_nothing_else_in_the_batch(position):
+    model = random_gpt(position=position, block_size=8)
+    prompts, seeds = [[1, 2, 3], [4], [1, 2, 3], [5, 6]], [11, 12, 13, 11]
+    together = tokens_of(model, prompts, seeds)
+    alone = [tokens_of(model, [prompt], [seed])[0] for prompt, seed in zip(prompts, seeds, strict=True)]
+    assert together == alone and together[0] != together[2]
+
+
+def test_a_longer_limit_goes_on_with_the_same_text():
     model = random_gpt()
+    short, long = (tokens_of(model, [[1]], [7], new=new)[0] for new in (DRAWS - 3, DRAWS + 40))
+    assert long[: len(short)] == short
+
+
+def test_the_seed_decides():
+    model = random_gpt()
+    assert tokens_of(model, [[1]], [3]) == tokens_of(model, [[1]], [3]) != tokens_of(model, [[1]], [4])
+    greedy = {str(tokens_of(model, [[1]], [seed], temperature=0)) for seed in range(5)}
+    assert len(greedy) == 1
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_the_same_seed_gives_the_same_text_with_and_without_the_cache(monkeypatch, position, temperature):
+    from test_decode import uncached
+
+    class Uncached:
+        def __init__(self, model):
+            self.model = model
+
+        def read(self, texts, room):
+            self.texts = texts
+            return uncached(self.model, self.texts)
+
+        def step(self, tokens):
+            self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
+            return uncached(self.model, self.texts)
+
+    model = random_gpt(position=position, block_size=8)
+    cached = tokens_of(model, [[1, 2], [3]], [5, 6], temperature=temperature)
+    monkeypatch.setattr("model.generate.Decoder", Uncached)
+    assert tokens_of(model, [[1, 2], [3]], [5, 6], temperature=temperature) == cached
+
+
+def test_a_finished_sample_is_not_drawn_again_and_the_others_go_on_as_they_would():
+    model, prompts, seeds = random_gpt(block_size=8), [[1], [2, 3], [4]], [1, 2, 3]
+    whole = tokens_of(model, prompts, seeds)
+    finished, texts = set(), [[], [], []]
+    steps = generate(model, prompts, seeds=seeds, max_new_tokens=30, finished=finished)
+    for number, step in enumerate(steps, start=1):
+        for drawn in step:
+            texts[drawn.sample].append(drawn.token)
+        finished |= {5: {1}, 9: {0, 2}}.get(number, set())
+    assert texts == [whole[0][:9], whole[1][:5], whole[2][:9]]
+
+
+def test_equal_prompts_are_read_once(monkeypatch):
+    model, sizes = random_gpt(), []
+    hidden = model.hidden
+    monkeypatch.setattr(model, "hidden", lambda tokens, **rest: sizes.append(tokens.shape) or hidden(tokens, **rest))
+    tokens_of(model, [[1, 2], [3, 4], [1, 2], [1, 2]], [1, 2, 3, 4], new=2)
+    assert sizes == [(2, 2)]
+
+
+def test_of_a_long_prompt_the_tail_counts():
+    model, prompt = random_gpt(block_size=8), list(range(30))
+    assert tokens_of(model, [prompt], [1]) == tokens_of(model, [prompt[-8:]], [1])
+
+
+def test_ids_that_are_not_allowed_are_never_drawn():
+    model, allowed = random_gpt(), torch.arange(61) % 2 == 0
     with torch.no_grad():
-        model.head.weight[50:] *= 100
-    drawn = generate(model, torch.zeros(64, 1, dtype=torch.long), max_new_tokens=8, n_vocab=50, temperature=5.0)
-    assert torch.stack(list(drawn)).max() < 50
+        model.head.weight[1::2] *= 100
+    for temperature in (0, 5.0):
+        steps = generate(
+            model, [[1]] * 16, seeds=list(range(16)), max_new_tokens=8,
+            allowed=allowed, controls=Controls(temperature=temperature, repetition_penalty=3.0),
+        )  # fmt: skip
+        assert {drawn.token % 2 for step in steps for drawn in step} == {0}
 
 
-def test_generation_goes_on_past_the_block():
-    for position in ("rope", "learned"):
-        drawn = list(generate(random_gpt(position=position), torch.tensor([[1]]), max_new_tokens=40, n_vocab=61))
-        assert len(drawn) == 40
+def test_logprobs_are_the_models_own_before_any_control():
+    model = random_gpt()
+    steps = generate(
+        model, [[1, 2]], seeds=[0], max_new_tokens=6, logprobs=True,
+        controls=Controls(temperature=0.3, top_k=2, repetition_penalty=2.0),
+    )  # fmt: skip
+    drawn = [drawn for step in steps for drawn in step]
+    text = torch.tensor([[1, 2, *(d.token for d in drawn)]])
+    expected = model(text).log_softmax(-1)[0, 1:-1].gather(-1, text[0, 2:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor([d.logprob for d in drawn]), expected.detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_sampling_leaves_the_global_generator_and_the_mode_alone(byte):
-    model = random_gpt(vocab_size=257).train()
-    before = torch.get_rng_state()
-    "".join(continue_text(model, byte, "hi", max_new_tokens=5))
-    assert torch.equal(torch.get_rng_state(), before) and model.training
+def test_a_repetition_penalty_keeps_a_greedy_text_from_repeating():
+    model = random_gpt(block_size=64)
+    plain, penalized = (
+        tokens_of(model, [[1]], [0], temperature=0, repetition_penalty=p, new=40)[0] for p in (1.0, 1e6)
+    )
+    assert len(set(plain)) < 20 and len(set(penalized)) == 40 and 1 not in penalized
 
 
-class Scripted(torch.nn.Module):
-    """A model that writes the given tokens after a prompt of one token."""
-
-    def __init__(self, script: list[int]) -> None:
-        super().__init__()
-        self.script, self.anchor = script, torch.nn.Parameter(torch.zeros(()))
-        self.config = GPTConfig(block_size=100)
-
-    def forward(self, tokens, **_):
-        next_token = self.script[tokens.size(1) - 1]
-        return torch.nn.functional.one_hot(torch.full_like(tokens, next_token), 257).float() * 100
-
-
-def test_a_sample_ends_where_the_model_ends_the_document(byte):
-    model = Scripted([*b"abc", end_of_text(byte), *b"def"])
-    assert "".join(continue_text(model, byte, "", max_new_tokens=7)) == "abc"
-    assert "".join(continue_text(model, byte, "", max_new_tokens=2)) == "ab"
-
-
-@settings(max_examples=100, deadline=None)
-@given(text=st.text(max_size=40))
-def test_streamed_text_is_the_text_and_never_a_broken_character(byte, text):
-    text = text.encode("utf-8", "replace").decode()
-    chunks = list(decode_stream(byte, byte.encode_ordinary(text)))
-    assert "".join(chunks) == text
-    assert sum(chunk.count("\ufffd") for chunk in chunks) == text.count("\ufffd")
-
-
-def test_bytes_that_are_no_text_are_replaced_at_the_end(byte):
-    assert "".join(decode_stream(byte, [0x61, 0xE2, 0x82])) == "a\ufffd"
+def test_nothing_but_the_tokens_is_changed():
+    model = random_gpt()
+    state, weights = torch.get_rng_state(), copy.deepcopy(model.state_dict())
+    tokens_of(model, [[1]], [0])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

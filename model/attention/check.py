@@ -177,7 +177,8 @@ def main() -> int:
         print(note)
     if device.type == "cpu":
         print("value+grad: gradients n/a for flex: flex_attention computes them on CUDA only.")
-    print(f"\n{failures or 'no'} check(s) failed, {time.perf_counter() - began:.0f} s")
+    outcome = f"{failures} of the checks failed" if failures else "every check passed"
+    print(f"\n{outcome}, {time.perf_counter() - began:.0f} s")
     return 1 if failures else 0
 
 

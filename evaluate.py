@@ -1,0 +1,112 @@
+"""How good is a checkpoint?  python evaluate.py
+
+On its run's validation split, or on any text:  python evaluate.py data.path=notes.txt html=surprise.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.cli import command
+from training.config import SettingsError
+
+if TYPE_CHECKING:  # torch is imported where it is used: --help and shell completion do not wait for it
+    import numpy as np
+
+    from training.checkpoint import Checkpoint
+    from training.scoring import Scores
+
+
+@dataclass(kw_only=True)
+class TextConfig:
+    """Which text."""
+
+    path: str | None = None
+    """A file, a folder (searched deeply) or a glob; the validation split of the checkpoint's run when null."""
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig:
+    """What to score, and how."""
+
+    checkpoint: str | None = None
+    """A run's directory (its best checkpoint) or a checkpoint's own; the newest run when null."""
+    against: str | None = None
+    """A second one, to be compared on the same text."""
+    data: TextConfig = field(default_factory=TextConfig)
+    stride: int | None = None
+    """Each token has at least block_size - stride tokens before it; an eighth of block_size when null,
+    1 is exact and slow, block_size is what the trainer reports and fast."""
+    html: str | None = None
+    """Write the text here as a page in which every token is tinted by its surprise."""
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.stride is not None and self.stride < 1:
+            raise ValueError(f"stride={self.stride} must be at least 1, or null for an eighth of block_size.")
+
+
+def evaluate(config: EvaluateConfig) -> list[Scores]:
+    """Print the figures of one checkpoint, or of two side by side; returns them."""
+    from training.checkpoint import find_checkpoint, load_checkpoint
+    from training.device import choose_device
+    from training.scoring import compare
+    from training.surprise import write_surprise
+    from training.text import load_text
+
+    if config.html and not Path(config.html).absolute().parent.is_dir():
+        raise SettingsError(f"html={config.html} cannot be written: its folder does not exist.")
+    device = choose_device(config.device)
+    places = [config.checkpoint] + [config.against] * (config.against is not None)
+    checkpoints = [load_checkpoint(find_checkpoint(place), device) for place in places]
+    description, texts = load_text(config.data.path, checkpoints)
+    scores = [score_text(c, tokens, config.stride) for c, tokens in zip(checkpoints, texts, strict=True)]
+
+    print(f"text        {description}: {int(scores[0].bytes.sum()):,} bytes")
+    rows = {
+        "checkpoint": [f"{c.path.parent.parent.name}/{c.path.name}" for c in checkpoints],
+        "tokens": [f"{len(s.nats):,}" for s in scores],
+        "nats/token": [f"{s.loss:.4f}" for s in scores],
+        "perplexity": [f"{s.perplexity:,.2f}" for s in scores],
+        "bits/byte": [f"{s.bpb:.4f}" for s in scores],
+    }
+    width = max(len(cell) for cells in rows.values() for cell in cells) + 2
+    for name, cells in rows.items():
+        print(f"{name:12}" + "".join(f"{cell:{width}}" for cell in cells).rstrip())
+    if len(scores) == 2:
+        difference = compare(*scores)
+        print(f"difference  {difference.bpb:+.4f} ± {difference.standard_error:.4f} bits/byte (standard error)")
+    if config.html:
+        summary = f"{description}. {scores[0].loss:.3f} nats a token, {scores[0].bpb:.3f} bits a byte."
+        title = f"Surprise of {checkpoints[0].path}"
+        write_surprise(Path(config.html), checkpoints[0].tokenizer, texts[0], scores[0], title, summary)
+        print(f"page        {config.html}")
+    return scores
+
+
+def score_text(checkpoint: Checkpoint, tokens: np.ndarray, stride: int | None) -> Scores:
+    """The checkpoint's surprise at every token; SettingsError when the stride does not suit its model."""
+    import torch
+
+    from training.device import choose_precision
+    from training.scoring import score
+
+    model = checkpoint.model
+    device, block_size = model.token_embedding.weight.device, model.config.block_size
+    stride = max(1, block_size // 8) if stride is None else stride
+    if stride > block_size:
+        raise SettingsError(f"stride={stride} would skip tokens: the model of {checkpoint.path} sees {block_size}.")
+    precision = choose_precision("auto", device)
+    autocast = torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32)
+    return score(model, checkpoint.tokenizer, tokens, stride=stride, autocast=autocast)
+
+
+@command("evaluate", EvaluateConfig)
+def main(config: EvaluateConfig) -> None:
+    evaluate(config)
+
+
+if __name__ == "__main__":
+    main()

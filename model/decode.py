@@ -1,0 +1,201 @@
+"""Decoding with the KV cache: texts are read once, then go on a token at a time.
+
+What a text sees once it is longer than block_size:
+
+rope, alibi, none   the latest block_size tokens, in every layer: the cache slides along with the text.
+learned             there is no embedding for position block_size, so the text begins anew with its latest
+                    block_size // 2 tokens whenever the next one would stand there.
+
+Both depend on nothing but the text itself, so a batch of texts is decoded as each would be alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from model.attention import MultiHeadAttention
+from model.gpt import GPT, Block
+from model.kv_cache import KVCache
+from model.rope import rotate
+
+LARGE = 400_000  # weights from which on a product is worth a call of oneDNN
+
+
+class Decoder:
+    """The state of a batch of texts that are being written; `read` begins, `step` goes on.
+
+    Texts of different lengths are padded on the left, so that all end in the same slot of the cache.
+    """
+
+    def __init__(self, model: GPT) -> None:
+        config = model.config
+        self.model = model
+        self.device = model.token_embedding.weight.device
+        self.slides = config.position != "learned"
+        self.window = min(config.block_size, config.attention_window or config.block_size)
+        # ALiBi and the rungs below multi-head attention take the way of a whole text, which is slower.
+        lean = isinstance(model.blocks[0].attention, MultiHeadAttention) and config.position != "alibi"
+        self.steps = [OneTokenBlock(block) for block in model.blocks] if lean else None
+        self.head = one_row_product(model.head.weight, None)
+
+    def read(self, texts: list[list[int]], room: int) -> Float[Tensor, "B V"]:
+        """Logits of the token after each text of 1 to block_size tokens; `room` more will be asked for."""
+        longest = max(map(len, texts))
+        assert min(map(len, texts)) > 0 and longest <= self.model.config.block_size
+        rows = [[0] * (longest - len(text)) + text for text in texts]
+        tokens = torch.tensor(rows, device=self.device)  # (B, T)
+        self.padding = torch.tensor([longest - len(text) for text in texts], device=self.device)  # (B,)
+        self.most_padding = longest - min(map(len, texts))
+
+        largest = self.window + self.window // 4 + 1 if self.slides else self.model.config.block_size
+        self.cache = self._make_cache(len(texts), max(longest, min(longest + room, largest)))
+        # The tokens behind the cache's slots, from which learned positions begin anew.
+        self.written = torch.zeros(len(texts), self.cache.size, dtype=torch.long, device=self.device)
+        self.written[:, :longest] = tokens
+
+        real = positions = None
+        if self.most_padding:
+            slots = torch.arange(longest, device=self.device)
+            real = slots >= self.padding[:, None]  # (B, T)
+            positions = (slots - self.padding[:, None]).clamp(min=0)  # (B, T)
+        x = self.model.hidden(tokens, attention_mask=real, positions=positions, cache=self.cache)
+        return self.model.logits(x[:, -1])
+
+    def step(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+        """Logits of the token after these, which go to the end of each text."""
+        cache = self.cache
+        if cache.length == cache.size:
+            if not self.slides:
+                return self._begin_anew(tokens)
+            cache.drop_oldest(cache.length + 1 - self.window)
+        if not self.slides:
+            self.written[:, cache.length] = tokens
+        if self.steps is None:
+            return self._plain_step(tokens)
+
+        position = cache.position
+        first, end = max(0, cache.length + 1 - self.window), cache.length + 1  # the slots in sight
+        new = (cache.keys[..., end - 1 : end, :].unbind(), cache.values[..., end - 1 : end, :].unbind())
+        seen = (cache.keys[..., first:end, :].unbind(), cache.values[..., first:end, :].unbind())
+        positions = mask = rotation = None
+        if self.most_padding:
+            positions = (position - self.padding)[:, None]  # (B, 1)
+            if self.most_padding > cache.start + first:
+                mask = torch.arange(cache.start + first, position + 1, device=self.device) >= self.padding[:, None]
+                mask = mask[:, None, None, :]  # (B, S) -> (B, 1, 1, S)
+        x = self.model.token_embedding(tokens)  # (B, C)
+        if not self.slides:
+            x = x + self.model.position_embedding.weight[position if positions is None else positions[:, 0]]
+        if (rope := self.model.blocks[0].attention.rope) is not None:
+            rotation = rope.rotation(x[:, None], positions, position)  # (1, D/2, 2), or (B, 1, 1, D/2, 2) when padded
+
+        for block, k, v, keys, values in zip(self.steps, *new, *seen, strict=True):
+            x = block(x, rotation, k, v, keys, values, mask)
+        cache.advance(1)
+        return self.model.cap(self.head(self.model.final_norm(x)))
+
+    def take(self, rows: list[int]) -> None:
+        """Go on with these texts alone, in this order; one that comes several times goes on in several ways."""
+        index = torch.tensor(rows, device=self.device)
+        self.cache = self.cache.take(index)
+        self.padding, self.written = self.padding[index], self.written[index]
+
+    def _plain_step(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+        """step() by way of the model's own forward pass, for forms that have no OneTokenBlock."""
+        slots = torch.arange(self.cache.start, self.cache.position + 1, device=self.device)
+        in_sight = slots > self.cache.position - self.window
+        real = (slots >= self.padding[:, None]) & in_sight  # (B, S)
+        positions = (self.cache.position - self.padding)[:, None]  # (B, 1)
+        x = self.model.hidden(tokens[:, None], attention_mask=real, positions=positions, cache=self.cache)
+        return self.model.logits(x[:, -1])
+
+    def _begin_anew(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+        """step() where the longest text has used up the learned positions; a shorter one keeps all it has."""
+        most = self.model.config.block_size
+        texts = []
+        for written, padding, token in zip(*(t.tolist() for t in (self.written, self.padding, tokens)), strict=True):
+            text = [*written[padding:], token]
+            texts.append(text if len(text) <= most else text[-max(1, most // 2) :])
+        return self.read(texts, room=most)
+
+    def _make_cache(self, B: int, size: int) -> KVCache:
+        weight = self.model.token_embedding.weight
+        attention = self.model.blocks[0].attention
+        probe = torch.zeros(1, 1, weight.shape[1], device=self.device, dtype=weight.dtype)
+        Hkv, _, D = attention.project(probe, None, 0)[1].shape[1:]  # the form decides how many heads of which size
+        return KVCache(len(self.model.blocks), B, Hkv, size, D, device=self.device, dtype=weight.dtype)
+
+
+class OneTokenBlock:
+    """Block.forward for T = 1, in as few operations as there are: at that size each costs more than its arithmetic.
+
+    The three projections are one product with a copy of their weights; heads come out where attention
+    wants them, so that nothing is transposed; keys and values go straight to their slots in the cache.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.block, attention = block, block.attention
+        self.H, self.Hkv, self.D = attention.n_head, attention.kv_heads, attention.head_size
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weight = torch.cat([projection.weight for projection in projections])  # ((H + 2 Hkv) · D, C)
+        bias = None if attention.q_proj.bias is None else torch.cat([projection.bias for projection in projections])
+        self.project = one_row_product(weight, bias)
+        self.merge = one_row_product(attention.o_proj.weight, attention.o_proj.bias)
+        self.mlp = {name: one_row_product(layer.weight, layer.bias) for name, layer in block.mlp.named_children()}
+        self.eps = None
+        if attention.q_norm is not None:
+            self.eps = attention.q_norm.eps
+            q_weight = attention.q_norm.weight.expand(self.H, 1, self.D)
+            k_weight = attention.k_norm.weight.expand(self.Hkv, 1, self.D)
+            self.qk_weight = torch.cat((q_weight, k_weight))  # (H + Hkv, 1, D)
+
+    def __call__(
+        self,
+        x: Float[Tensor, "B C"],
+        rotation: Float[Tensor, "... 1 half 2"] | None,
+        k_slot: Float[Tensor, "B Hkv 1 D"],
+        v_slot: Float[Tensor, "B Hkv 1 D"],
+        keys: Float[Tensor, "B Hkv S D"],
+        values: Float[Tensor, "B Hkv S D"],
+        mask: Bool[Tensor, "B 1 1 S"] | None,
+    ) -> Float[Tensor, "B C"]:
+        """x after this block; its key and value are written to the slots, which `keys` and `values` end with."""
+        B, H, Hkv = x.shape[0], self.H, self.Hkv
+        qkv = self.project(self.block.attention_norm(x)).view(B, -1, 1, self.D)  # (B, H + 2 Hkv, 1, D)
+        qk, v = qkv[:, : H + Hkv], qkv[:, H + Hkv :]
+        if self.eps is not None:
+            qk = F.rms_norm(qk, (self.D,), eps=self.eps) * self.qk_weight
+        if rotation is not None:
+            qk = rotate(qk, rotation)
+        k_slot.copy_(qk[:, H:])
+        v_slot.copy_(v)
+        # One query sees every key in sight, so this is all there is of causality.
+        y = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=mask, enable_gqa=Hkv != H)  # (B, H, 1, D)
+        x = x + self.merge(y.reshape(B, -1))
+        return x + self._mlp(self.block.mlp_norm(x))
+
+    def _mlp(self, x: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
+        up = self.mlp["up_proj"](x)
+        hidden = F.silu(self.mlp["gate_proj"](x)) * up if "gate_proj" in self.mlp else self.block.mlp.activation(up)
+        return self.mlp["down_proj"](hidden)
+
+
+def one_row_product(weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None) -> Callable[[Tensor], Tensor]:
+    """The linear layer with these weights, for a row or a few.
+
+    Its time is that of reading the weights from memory, which torch's product of one row does on a
+    single core. oneDNN uses all of them, but takes 10 μs to be called: that pays from LARGE weights on.
+    """
+    if (
+        weight.is_cpu
+        and weight.dtype == torch.float32
+        and weight.numel() >= LARGE
+        and torch.backends.mkldnn.is_available()
+    ):
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return lambda x: F.linear(x, weight, bias)

@@ -1,0 +1,132 @@
+"""Decoding with the cache gives what the whole text at once gives."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_gpt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from model.config import ATTENTION_FORMS, POSITIONS
+from model.decode import Decoder
+from model.gpt import GPT
+from model.kv_cache import KVCache
+
+PRESETS = sorted((Path(__file__).parent.parent / "conf/model").glob("*.yaml"))
+
+
+def uncached(model: GPT, texts: list[list[int]]) -> torch.Tensor:
+    """What follows each text (B, V), by reading from its beginning what the policy says it sees."""
+    block = model.config.block_size
+    if model.config.position == "learned":
+        half = max(1, block // 2)
+        tails = [half + (len(text) - block - 1) % (block - half + 1) for text in texts]
+        texts = [text if len(text) <= block else text[-tail:] for text, tail in zip(texts, tails, strict=True)]
+    else:
+        model = copy.deepcopy(model)
+        for layer in model.blocks:
+            layer.attention.window = min(block, layer.attention.window or block)
+    return torch.cat([model(torch.tensor([text]))[:, -1] for text in texts])
+
+
+@torch.inference_mode()
+def check(model: GPT, texts: list[list[int]], steps: int, tolerance: float = 1e-5) -> None:
+    """Every step's logits, from prompts of any lengths, against the whole text's."""
+    decoder = Decoder(model)
+    texts = [list(text) for text in texts]
+    logits = decoder.read(texts, room=steps)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        torch.testing.assert_close(logits, uncached(model, texts), atol=tolerance, rtol=tolerance)
+        tokens = torch.randint(model.config.vocab_size, (len(texts),), generator=generator)
+        for text, token in zip(texts, tokens.tolist(), strict=True):
+            text.append(token)
+        logits = decoder.step(tokens)
+
+
+@pytest.mark.parametrize("form", ATTENTION_FORMS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_cached_logits_equal_uncached_ones_in_every_form_before_and_past_the_block(form, position):
+    model = random_gpt(attention=form, position=position, block_size=8)
+    check(model, [[1, 2, 3], [4], [5, 6, 7, 8, 9]], steps=11 if form == "flex" else 24)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_cached_logits_equal_uncached_ones_for_every_preset(preset):
+    shape = OmegaConf.to_container(OmegaConf.load(preset))
+    small = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_inner": None, "block_size": 8}
+    model = random_gpt(**shape | small | ({"n_kv_head": 2} if "n_kv_head" in shape else {}))
+    check(model, [[3, 1, 4, 1, 5], [9, 2]], steps=24)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"n_kv_head": 1},
+        {"n_kv_head": 2, "qkv_bias": True, "bias": True, "norm": "layernorm"},
+        {"attention_window": 3},
+        {"attention_window": 3, "position": "learned"},
+        {"rope_scaling": "linear", "rope_scaling_factor": 2.0},
+        {"rope_scaling": "ntk", "rope_scaling_factor": 4.0},
+        {"logit_softcap": 5.0, "tie_embeddings": True},
+        {"mlp": "relu2", "qk_norm": False},
+        {"block_size": 1},
+        {"block_size": 1, "position": "learned"},
+        {"block_size": 2, "position": "learned"},
+    ],
+    ids=str,
+)
+def test_cached_logits_equal_uncached_ones_for_every_setting_that_reaches_decoding(case):
+    model = random_gpt(**{"block_size": 8} | case)
+    longest = min(4, model.config.block_size)
+    check(model, [[7, 8, 9, 10][-longest:], [5]], steps=24)
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_any_batch_of_prompts_is_decoded_as_each_would_be_alone(data):
+    position = data.draw(st.sampled_from(["rope", "learned", "alibi"]))
+    texts = data.draw(st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=8), min_size=1, max_size=4))
+    check(random_gpt(position=position, block_size=8), texts, steps=data.draw(st.integers(1, 20)))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.inference_mode()
+def test_a_prefill_in_chunks_gives_the_logits_of_the_whole_at_every_position(position):
+    model = random_gpt(position=position)
+    tokens = torch.randint(61, (2, 16))
+    whole, cache, pieces = model(tokens), KVCache(2, 2, 4, 16, 8), []
+    for chunk in tokens.split((5, 1, 7, 2, 1), dim=1):
+        pieces.append(model(chunk, cache=cache))
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["rope", "learned", "alibi"])
+@torch.inference_mode()
+def test_rows_can_be_doubled_and_dropped_on_the_way(position):
+    model, texts = random_gpt(position=position, block_size=8), [[1, 2, 3, 4, 5], [6, 7]]
+    decoder = Decoder(model)
+    decoder.read(texts, room=30)
+    decoder.take([1, 0, 1])
+    texts = [[6, 7], [1, 2, 3, 4, 5], [6, 7]]
+    for step in range(20):
+        tokens = [step, 2 * step % 61, 3 * step % 61][: len(texts)]
+        texts = [[*text, token] for text, token in zip(texts, tokens, strict=True)]
+        torch.testing.assert_close(decoder.step(torch.tensor(tokens)), uncached(model, texts), atol=1e-5, rtol=1e-5)
+        if step == 9:
+            decoder.take([0, 2])
+            texts = [texts[0], texts[2]]
+
+
+@torch.inference_mode()
+def test_the_cache_is_no_larger_than_what_is_asked_or_seen():
+    decoder = Decoder(random_gpt(block_size=16))
+    decoder.read([[1, 2, 3]], room=5)
+    assert decoder.cache.size == 8
+    decoder.read([[1, 2, 3]], room=10**9)
+    assert decoder.cache.size == 16 + 4 + 1

@@ -1,0 +1,203 @@
+"""python evaluate.py: how good a checkpoint is, which of two is better, and where it is surprised."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_gpt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import training.scoring
+from data.config import DataError, TokenizerConfig
+from data.tokenizer import END_OF_TEXT, end_of_text, make_tokenizer, train_bpe
+from evaluate import EvaluateConfig, TextConfig, evaluate
+from train import train
+from training.checkpoint import save_checkpoint
+from training.config import SettingsError, TrainConfig
+from training.scoring import Scores, compare, score
+from training.surprise import write_surprise
+
+BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
+PLAIN = torch.autocast("cpu", enabled=False)
+
+
+def save(directory: Path, seed: int, tokenizer=BYTE) -> Path:
+    model = random_gpt(seed=seed, vocab_size=tokenizer.n_vocab)
+    config = TrainConfig(model=model.config)
+    save_checkpoint(directory, model=model, tokenizer=tokenizer, config=config, step=1, metrics={}, state={})
+    return directory
+
+
+@pytest.fixture
+def text_settings(text_file, tmp_path):
+    return {"checkpoint": str(save(tmp_path / "one", 1)), "data": TextConfig(path=str(text_file)), "device": "cpu"}
+
+
+# The scores
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+@torch.inference_mode()
+def test_with_stride_1_every_token_is_scored_after_all_the_context_there_is(position):
+    model, tokens = random_gpt(position=position, vocab_size=257), np.random.default_rng(0).integers(256, size=45)
+    scores = score(model, BYTE, tokens, stride=1, autocast=PLAIN)
+    for place in range(1, 45):
+        context = torch.from_numpy(tokens[max(0, place - 16) : place])[None]
+        expected = -model(context)[0, -1].log_softmax(-1)[tokens[place]]
+        assert scores.nats[place - 1] == pytest.approx(expected.item(), abs=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(size=st.integers(2, 80), stride=st.integers(1, 16), batch=st.integers(1, 100))
+def test_every_token_is_scored_once_after_at_least_the_context_that_the_stride_leaves(size, stride, batch):
+    tokens = np.random.default_rng(size).integers(256, size=size)
+    model = random_gpt(vocab_size=257)
+    passes = list(training.scoring._passes(size - 1, min(16, size - 1), stride, batch))
+    seen = []
+    for starts, scored in passes:
+        for start in starts:
+            length = min(16, size - 1)
+            assert start == 0 or length - scored >= 16 - stride
+            seen += range(start + length - scored, start + length)
+    assert seen == list(range(size - 1))
+    scores = score(model, BYTE, tokens, stride=stride, autocast=PLAIN, batch_tokens=batch)
+    assert np.isfinite(scores.nats).all() and len(scores.nats) == size - 1
+
+
+def test_memory_that_does_not_suffice_is_met_with_smaller_batches(monkeypatch):
+    model, tokens = random_gpt(vocab_size=257), np.random.default_rng(0).integers(256, size=200)
+    expected = score(model, BYTE, tokens, stride=4, autocast=PLAIN)
+    hidden = model.hidden
+
+    def cramped(windows):
+        if len(windows) > 3:
+            raise torch.OutOfMemoryError
+        return hidden(windows)
+
+    monkeypatch.setattr(model, "hidden", cramped)
+    np.testing.assert_allclose(score(model, BYTE, tokens, stride=4, autocast=PLAIN).nats, expected.nats, atol=1e-4)
+
+
+def test_the_figures_are_what_their_names_say():
+    scores = Scores(np.array([1.0, 3.0], dtype=np.float32), np.array([1, 4]))
+    assert (scores.loss, scores.perplexity) == (2.0, math.exp(2))
+    assert scores.bpb == pytest.approx(4 / math.log(2) / 5)
+
+
+# Two models
+
+
+def test_the_difference_and_its_standard_error_are_those_of_paired_blocks():
+    random = np.random.default_rng(0)
+    hard = random.gamma(2.0, size=200_000)  # what makes a token hard for both models
+    first = Scores((hard + 0.1 * random.normal(size=hard.size)).astype(np.float32), np.ones(hard.size, dtype=int))
+    second = Scores((hard + 0.02 + 0.1 * random.normal(size=hard.size)).astype(np.float32), first.bytes)
+    difference = compare(first, second)
+    assert difference.bpb == pytest.approx(second.bpb - first.bpb, rel=1e-6)
+    exact = 0.1 * math.sqrt(2 / hard.size) / math.log(2)
+    assert difference.standard_error == pytest.approx(exact, rel=0.25)
+    assert compare(first, first).standard_error == 0
+
+
+def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_file, capsys):
+    bpe = train_bpe([text_file.read_text()], 300)
+    scores = evaluate(EvaluateConfig(**text_settings, against=str(save(tmp_path / "two", 2, bpe))))
+    out = capsys.readouterr().out
+    assert scores[0].bytes.sum() == scores[1].bytes.sum() == text_file.stat().st_size
+    assert len(scores[1].nats) < len(scores[0].nats)
+    difference = float(re.search(r"difference +([+-]\d+\.\d+) ± \d+\.\d+ bits/byte", out)[1])
+    assert difference == pytest.approx(scores[1].bpb - scores[0].bpb, abs=1e-4)
+
+
+# The command
+
+
+def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config, capsys):
+    train(train_config)
+    out = evaluate(EvaluateConfig(checkpoint=train_config.run_dir, stride=16, device="cpu"))[0]
+    meta = json.loads((Path(train_config.run_dir) / "checkpoints/best/meta.json").read_text())
+    assert out.loss == pytest.approx(meta["metrics"]["val_loss"], rel=1e-5)
+    assert out.bpb == pytest.approx(meta["metrics"]["val_bpb"], rel=1e-5)
+    shown = capsys.readouterr().out
+    assert f"nats/token  {out.loss:.4f}" in shown and f"bits/byte   {out.bpb:.4f}" in shown
+
+
+def test_a_validation_split_that_is_gone_or_changed_is_refused_in_a_sentence(train_config, text_file):
+    train_config.tokenizer.name, train_config.tokenizer.vocab_size = "bpe", 270
+    train_config.max_steps = train_config.eval_interval = 1
+    train(train_config)
+    text_file.write_text("another text. " * 900)
+    with pytest.raises(DataError, match="no validation split to score"):
+        evaluate(EvaluateConfig(checkpoint=train_config.run_dir))
+    text_file.unlink()
+    with pytest.raises(DataError, match=r"does not exist.*give a text with data\.path"):
+        evaluate(EvaluateConfig(checkpoint=train_config.run_dir))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"path": "/no/where"}}, "data.path=/no/where does not exist"),
+        ({"data": {"path": "{tmp}/empty"}}, "nothing to score"),
+        ({"data": {"path": "{tmp}/binary"}}, "binary file"),
+        ({"stride": 0}, "stride=0"),
+        ({"stride": 17}, "stride=17 would skip tokens"),
+        ({"against": "/no/where"}, "checkpoint=/no/where does not exist"),
+        ({"html": "/no/where.html"}, "html=/no/where.html cannot be written: its folder"),
+        ({"checkpoint": "{tmp}"}, "is not a checkpoint"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_scored_is_refused_in_a_sentence(change, message, text_settings, tmp_path):
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "binary").write_bytes(b"\0\1\2")
+    change = json.loads(json.dumps(change).replace("{tmp}", str(tmp_path)))
+    if "data" in change:
+        change["data"] = TextConfig(**change["data"])
+    with pytest.raises((SettingsError, ValueError), match=re.escape(message)) as refused:
+        evaluate(EvaluateConfig(**text_settings | change))
+    assert "\n" not in str(refused.value)
+
+
+# The page
+
+
+def test_the_page_shows_the_whole_text_and_needs_nothing_else(tmp_path):
+    text = 'if a < b & c > "d":\n    漢字 😀 é\n'
+    tokens = np.array([end_of_text(BYTE), *text.encode(), 0xFF, end_of_text(BYTE), *b"x", 0xE6])
+    nats = np.linspace(0, 12, len(tokens) - 1, dtype=np.float32)
+    write_surprise(tmp_path / "s.html", BYTE, tokens, Scores(nats, nats), title="<a run>", summary="&")
+    page = (tmp_path / "s.html").read_text(encoding="utf-8")
+    shown = re.sub(r"<[^>]*>", "", page[page.index("<main>") : page.index("</main>")])
+    assert html.unescape(shown) == f"{text}\ufffd{END_OF_TEXT}x\ufffd"
+    assert not re.search(r"https?:|<script|<link|<img|@import|url\(", page)
+    assert "<title>&lt;a run&gt;</title>" in page
+    three_bytes = sum(nats[text.encode().index("漢".encode()) + i] for i in range(3)) / math.log(2)
+    assert re.search(rf'class="b\d+" title="{three_bytes:.1f} bits">漢<', page)
+
+
+def test_a_long_text_is_cut_and_the_page_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.surprise.MOST_TOKENS", 10)
+    nats = np.full(50, 3.0, dtype=np.float32)
+    write_surprise(tmp_path / "s.html", BYTE, np.full(51, 97), Scores(nats, nats), title="t", summary="s.")
+    page = (tmp_path / "s.html").read_text()
+    assert page.count(">a</i>") == 10 and "first 10 tokens" in page
+
+
+def test_a_token_is_tinted_by_its_own_surprise(text_settings, tmp_path, text_file):
+    scores = evaluate(EvaluateConfig(**text_settings, html=str(tmp_path / "s.html")))[0]
+    page = (tmp_path / "s.html").read_text()
+    first = re.search(r'<main><i class="b(\d+)" title="([\d.]+) bits">t</i>', page)
+    bits = scores.nats[0] / math.log(2)
+    assert first[2] == f"{bits:.1f}" and int(first[1]) == min(12, round(float(bits)))
+    logits = random_gpt(seed=1, vocab_size=257)(torch.tensor([[256]]))
+    assert scores.nats[0] == pytest.approx(F.cross_entropy(logits[0], torch.tensor([ord("t")])).item(), abs=1e-4)

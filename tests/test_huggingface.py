@@ -1,0 +1,272 @@
+"""To Hugging Face and back: the same bits, the same logits, the same ids."""
+
+from __future__ import annotations
+
+import json
+import string
+import sys
+from pathlib import Path
+
+import pytest
+import tiktoken
+import torch
+from conftest import random_gpt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+
+from data.config import TokenizerConfig
+from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
+from interop.huggingface import HuggingFaceError, from_huggingface, to_huggingface
+from interop.resize import resize_block, resize_vocabulary
+from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
+from training.cli import CONF
+
+GPT2 = {
+    "position": "learned",
+    "norm": "layernorm",
+    "norm_eps": 1e-5,
+    "mlp": "gelu",
+    "bias": True,
+    "qkv_bias": True,
+    "qk_norm": False,
+}
+LLAMA = {"qk_norm": False, "norm_eps": 1e-5}
+SHAPES = {
+    "gpt2": GPT2,
+    "gpt2-tied": GPT2 | {"tie_embeddings": True, "n_inner": 48},
+    "llama": LLAMA,
+    "llama-grouped-tied": LLAMA | {"n_kv_head": 2, "tie_embeddings": True},
+    "llama-stretched": LLAMA | {"rope_scaling": "linear", "rope_scaling_factor": 2.0, "rope_theta": 5e5},
+    "llama-ntk": LLAMA | {"rope_scaling": "ntk", "rope_scaling_factor": 4.0},
+    "qwen3": {},
+    "qwen3-multi-query": {"n_kv_head": 1, "n_inner": 40},
+    "qwen3-single-head": {"attention": "single_head"},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_there_and_back_returns_the_same_bits(shape, tmp_path):
+    model = random_gpt(**SHAPES[shape])
+    to_huggingface(model, tmp_path)
+    back = from_huggingface(str(tmp_path))
+    state = back.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert (back.config.tie_embeddings, back.config.block_size) == (model.config.tie_embeddings, 16)
+    tokens = torch.randint(61, (2, 16))
+    torch.testing.assert_close(back(tokens), model(tokens), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_their_model_gives_our_logits(shape, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = random_gpt(**SHAPES[shape])
+    to_huggingface(model, tmp_path, end_of_text=60)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = torch.randint(61, (3, 16))
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-4, rtol=0)
+    assert theirs.config.eos_token_id == 60
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen3"])
+def test_what_transformers_saves_gives_our_gpt_its_logits(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    if kind == "GPT2":
+        config = transformers.GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=16, vocab_size=61)
+    else:
+        config = getattr(transformers, f"{kind}Config")(
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, head_dim=8,
+            intermediate_size=48, max_position_embeddings=16, vocab_size=61,
+        )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    theirs.save_pretrained(tmp_path)
+    tokens = torch.randint(61, (2, 16))
+    torch.testing.assert_close(from_huggingface(str(tmp_path))(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("preset", sorted(CONF.glob("model/*.yaml")), ids=lambda path: path.stem)
+def test_every_preset_can_be_exported(preset, tmp_path):
+    shape = OmegaConf.to_container(OmegaConf.load(preset))
+    model = random_gpt(**shape | {"n_layer": 1, "n_head": 4, "n_embd": 32, "n_inner": None, "block_size": 8})
+    expected = {"gpt2": "GPT2LMHeadModel", "llam": "LlamaForCausalLM"}.get(preset.stem[:4], "Qwen3ForCausalLM")
+    assert to_huggingface(model, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "obstacle", "preset"),
+    [
+        ({"position": "alibi"}, "position=alibi", "tiny"),
+        ({"mlp": "relu2"}, "mlp=relu2", "tiny"),
+        ({"attention": "average"}, "attention=average", "tiny"),
+        ({"attention_window": 4}, "attention_window=4", "tiny"),
+        ({"logit_softcap": 30.0}, "logit_softcap=30.0", "tiny"),
+        ({"norm_eps": 1e-5}, "norm_eps=1e-05", "tiny"),
+        (LLAMA | {"qkv_bias": True}, "qkv_bias=True", "llama"),
+        (GPT2 | {"bias": False}, "bias=False", "gpt2"),
+        (GPT2 | {"n_kv_head": 2}, "n_kv_head=2", "gpt2"),
+    ],
+    ids=str,
+)
+def test_what_they_cannot_express_names_the_setting_and_a_preset_that_can(settings, obstacle, preset, tmp_path):
+    with pytest.raises(HuggingFaceError, match=f"no .*{obstacle}.*model={preset} can be exported"):
+        to_huggingface(random_gpt(**settings), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
+    model = random_gpt()
+    to_huggingface(model, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    parts = {"a.safetensors": list(weights)[::2], "b.safetensors": list(weights)[1::2]}
+    for file, names in parts.items():
+        save_file({name: weights[name].bfloat16() for name in names}, tmp_path / file)
+    index = {"weight_map": {name: file for file, names in parts.items() for name in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    back = from_huggingface(str(tmp_path)).state_dict()
+    assert all(torch.equal(back[name], tensor.bfloat16().float()) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba"}, "is a mamba: only gpt2, llama and qwen3"),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type=yarn"),
+        ({"head_dim": 16}, "head_dim=16"),
+        ({"vocab_size": 62}, "size mismatch"),
+        ({"num_hidden_layers": 3}, "KeyError"),
+        ({"hidden_size": None}, "TypeError"),
+    ],
+    ids=str,
+)
+def test_a_model_that_ours_cannot_express_or_that_is_damaged_is_refused_in_a_sentence(change, message, tmp_path):
+    to_huggingface(random_gpt(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(HuggingFaceError, match=message) as refused:
+        from_huggingface(str(tmp_path))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_name_that_cannot_be_had_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(HuggingFaceError, match=r"no local folder.*pip install huggingface_hub"):
+        from_huggingface("no/such-model")
+
+
+# The tokenizer
+
+
+@pytest.fixture(scope="module")
+def bpe() -> tiktoken.Encoding:
+    text = Path(string.__file__).read_text() + Path(json.__file__).read_text() + "héllo wörld 漢字 123 4567 😀 " * 50
+    return train_bpe([text], 600)
+
+
+def with_pattern(encoding: tiktoken.Encoding, pattern: str) -> tiktoken.Encoding:
+    return tiktoken.Encoding(
+        "other", pat_str=pattern, mergeable_ranks=encoding._mergeable_ranks, special_tokens=encoding._special_tokens
+    )
+
+
+def patterns() -> dict[str, str]:
+    """Our own, and those that OpenAI published with the encodings we offer."""
+    from tiktoken_ext import openai_public
+
+    published = {"gpt2": openai_public.r50k_pat_str}
+    for name in ("cl100k_base", "o200k_base"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
+            published[name] = getattr(openai_public, name)()["pat_str"]
+    return {"bpe": BPE_PATTERN} | published
+
+
+TEXTS = st.text(
+    st.sampled_from("ab Z9 \t\n\r'sſ.,_/é漢😀\u0301\u00a0\u2028\u0085") | st.characters(codec="utf-8"), max_size=30
+)
+
+
+@pytest.mark.parametrize("name", ["byte", "bpe", "gpt2", "cl100k_base", "o200k_base"])
+def test_their_tokenizer_gives_our_ids(name, bpe, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    ours = (
+        make_tokenizer(TokenizerConfig(name="byte"), []) if name == "byte" else with_pattern(bpe, patterns()[name])
+    )  # fmt: skip
+    save_tokenizer_json(ours, tmp_path, 16)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    back = read_tokenizer_json(tmp_path)
+    source = Path(string.__file__).read_text() + Path(tiktoken.__file__).read_text()
+    assert theirs.encode(source).ids == ours.encode_ordinary(source) == back.encode_ordinary(source)
+
+    @settings(max_examples=150, deadline=None)
+    @given(text=TEXTS)
+    def the_same(text):
+        ids = ours.encode_ordinary(text)
+        assert theirs.encode(text).ids == ids == back.encode_ordinary(text)
+        assert theirs.decode(ids) == text
+
+    the_same()
+    assert theirs.token_to_id(END_OF_TEXT) == ours.eot_token == back.eot_token
+
+
+def test_auto_tokenizer_loads_it(bpe, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    save_tokenizer_json(bpe, tmp_path, 16)
+    to_huggingface(random_gpt(vocab_size=bpe.n_vocab), tmp_path, bpe.eot_token)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "def f(x):\n    return {'a': 12345}  # naïve 😀"
+    assert tokenizer(text)["input_ids"] == bpe.encode_ordinary(text)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.eos_token_id == bpe.eot_token
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t["model"].update(type="Unigram"), "no byte-level BPE"),
+        (lambda t: t["model"]["merges"].reverse(), "another order"),
+        (lambda t: t["model"]["vocab"].pop("a"), "another order|cannot be read"),
+        (lambda t: t.pop("model"), "cannot be read"),
+        (lambda t: t["pre_tokenizer"].update(type="Whitespace", pretokenizers=[{"type": "Whitespace"}]), "byte-level"),
+    ],
+)
+def test_a_tokenizer_that_tiktoken_cannot_stand_for_is_refused(change, message, bpe, tmp_path):
+    save_tokenizer_json(bpe, tmp_path, 16)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    change(content)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(HuggingFaceError, match=message):
+        read_tokenizer_json(tmp_path)
+
+
+# Other sizes
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_a_cropped_or_extended_block_gives_the_same_logits_where_both_reach(position):
+    model, tokens = random_gpt(position=position), torch.randint(61, (2, 8))
+    for block_size in (8, 16, 40):
+        resized = resize_block(model, block_size)
+        assert resized.config.block_size == block_size and not resized.training
+        assert torch.equal(resized(tokens), model(tokens))
+        resized(torch.randint(61, (1, block_size)))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_resized_vocabulary_gives_the_known_tokens_the_same_logits(tied):
+    model, tokens = random_gpt(tie_embeddings=tied), torch.randint(50, (2, 8))
+    for vocab_size in (50, 61, 70):
+        resized, both = resize_vocabulary(model, vocab_size), min(61, vocab_size)
+        logits = resized(tokens)
+        assert logits.shape[-1] == vocab_size
+        torch.testing.assert_close(logits[..., :both], model(tokens)[..., :both])
+        if vocab_size == 70:
+            new = model(tokens).mean(-1, keepdim=True).expand(2, 8, 9)
+            torch.testing.assert_close(logits[..., 61:], new, atol=1e-5, rtol=1e-5)
