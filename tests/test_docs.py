@@ -1,0 +1,56 @@
+"""The documents keep their word: their code runs, their links lead somewhere, their commands exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+import train  # noqa: F401  registers the schema of conf/train.yaml
+from sample import SampleConfig
+from training.cli import CONF, to_settings
+from training.config import TrainConfig
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_python_runs_in_the_order_of_the_page(page):
+    torch.manual_seed(0)
+    names: dict[str, object] = {}
+    text = page.read_text(encoding="utf-8")
+    for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        line = text[: block.start()].count("\n") + 1
+        exec(compile("\n" * line + block[1], str(page), "exec"), names)  # the blank lines make errors point at the page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_inside_the_project_leads_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    anchors = {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.M)
+    }
+    for target in re.findall(r"\]\((?!https?://)([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+        else:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_shown_has_settings_that_exist(page):
+    schemas = {"train.py": ("train", TrainConfig), "sample.py": ("sample", SampleConfig)}
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for script, rest in re.findall(r"^(?:.*&& )?python (train\.py|sample\.py)(.*)$", text, re.M):
+        words = shlex.split(rest, comments=True)
+        overrides = [re.sub(r"^([^=]+)=([^\"'\[]*?),.*", r"\1=\2", word) for word in words if not word.startswith("-")]
+        name, schema = schemas[script]
+        if name == "train":
+            overrides.append("run_dir=null")
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            to_settings(compose(name, overrides), schema)
