@@ -57,6 +57,8 @@ class SampleConfig:
     """Sample i of a prompt is drawn with seed + i."""
     logprobs: bool = False
     """Add each token's log-probability, in nats and before the controls above, to `results`."""
+    attention_map: str | None = None
+    """Instead of writing, draw what every head attends to in the prompt, to this .html or .png file."""
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -97,6 +99,7 @@ class SampleConfig:
 
 def sample(config: SampleConfig) -> None:
     """Write the samples as they are drawn."""
+    from training.attention_map import draw_prompt
     from training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
     from training.completions import complete_prompts, read_prompts
     from training.device import choose_device
@@ -111,7 +114,9 @@ def sample(config: SampleConfig) -> None:
         print(f"{checkpoint.path}, step {checkpoint.meta['step']}", file=sys.stderr)
 
     try:
-        if config.interactive:
+        if config.attention_map:
+            draw_prompt(checkpoint, prompt, Path(config.attention_map))
+        elif config.interactive:
             converse(checkpoint, config)
         elif records or config.results:
             complete_prompts(checkpoint, config, records or [{"prompt": prompt}])

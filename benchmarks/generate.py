@@ -107,13 +107,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nanogpt", type=Path, help="a checkout of github.com/karpathy/nanoGPT")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes, from the smallest")
+    parser.add_argument("--shape", type=int, choices=range(len(SHAPES)), help="only this one of the shapes")
     arguments = parser.parse_args()
 
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     print(f"{processor()}, {torch.get_num_threads()} threads, {versions}")
     print(f"{TOKENS} new tokens, batch 1, float32; medians of {arguments.rounds} rounds (slowest – fastest)\n")
-    for shape, (n_layer, n_head, n_embd, block_size, vocab_size) in list(SHAPES.items())[: arguments.shapes]:
+    shapes = list(SHAPES.items())
+    for shape, (n_layer, n_head, n_embd, block_size, vocab_size) in (
+        shapes if arguments.shape is None else [shapes[arguments.shape]]
+    ):
         sizes = dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=block_size, vocab_size=vocab_size)
         gpt2 = sizes | dict(
             position="learned", norm="layernorm", norm_eps=1e-5, mlp="gelu", bias=True, qkv_bias=True, qk_norm=False,

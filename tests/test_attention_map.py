@@ -13,7 +13,8 @@ from conftest import random_gpt
 
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
-from training.attention_map import attention_maps, draw_attention_map, visible
+from training.attention_map import attention_maps, draw_attention_map, draw_prompt, visible
+from training.checkpoint import Checkpoint
 from training.config import SettingsError
 
 FORMS = ["sdpa", "matmul", "average", "simple", "single_head", "stacked"]
@@ -65,12 +66,22 @@ def test_the_png_is_a_picture_and_a_long_prompt_shows_its_tail(byte, tmp_path):
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_another_kind_of_file_is_refused(byte, tmp_path):
-    with pytest.raises(SettingsError, match=r"attention_map=.*map\.pdf must end in \.html"):
-        draw_attention_map(random_gpt(), byte, [1], tmp_path / "map.pdf")
+def test_a_prompt_is_drawn_after_the_token_that_begins_a_document(byte, tmp_path, capsys):
+    checkpoint = Checkpoint(tmp_path, random_gpt(vocab_size=257), byte, {})
+    draw_prompt(checkpoint, "hello", tmp_path / "map.html")
+    assert '"<|endoftext|>"'.replace("<", "\\u003c") in (tmp_path / "map.html").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == f"{tmp_path}/map.html: every layer and head\n"
+    draw_prompt(checkpoint, "x" * 50, tmp_path / "map.html")
+    assert "the last 16 of 51 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["map.pdf", "map", "nowhere/map.html"])
+def test_another_kind_of_file_is_refused(byte, tmp_path, name):
+    with pytest.raises(SettingsError, match=r"attention_map=.*must be an \.html or \.png file"):
+        draw_prompt(Checkpoint(tmp_path, random_gpt(), byte, {}), "x", tmp_path / name)
 
 
 def test_white_space_and_long_tokens_are_made_visible():
     assert [visible(label) for label in (" a", "\n", "\t", "", "x" * 20, "\x00")] == [
-        *("·a", "⏎", "→", "∅", "x" * 11 + "…", "\ufffd")
+        *("·a", "⏎", "→", "∅", "x" * 12 + "…", "\ufffd")
     ]

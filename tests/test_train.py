@@ -154,6 +154,12 @@ def test_a_device_that_is_not_there_is_refused(train_config):
             train(replace(train_config, device=device))
 
 
+def test_a_form_of_attention_that_cannot_train_here_is_refused(train_config):
+    train_config.model.attention = "flex"
+    with pytest.raises(SettingsError, match="attention=flex trains on CUDA only"):
+        train(train_config)
+
+
 def test_wandb_offline_writes_into_the_run_directory(train_config):
     train_config.wandb.mode = "offline"
     train(replace(train_config, max_steps=2))

@@ -13,20 +13,27 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from data.tokenizer import encode_text, end_of_text
 from model.gpt import GPT
+from training.checkpoint import Checkpoint
 from training.config import SettingsError
 
 LONGEST = {".html": 128, ".png": 40}
 """Tokens that are still readable in each kind of picture."""
 
 
-def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, tokens: list[int], path: Path) -> int:
-    """Draw the attention of `tokens` to an .html or .png file; returns how many of them, the last ones, it shows.
+def draw_prompt(checkpoint: Checkpoint, prompt: str, path: Path) -> None:
+    """Draw the attention of a checkpoint's model to a prompt, after <|endoftext|> as in training, and say so."""
+    if path.suffix not in LONGEST or not path.parent.is_dir():
+        raise SettingsError(f"attention_map={path} must be an .html or .png file in a folder that is there.")
+    tokens = [end_of_text(checkpoint.tokenizer), *encode_text(checkpoint.tokenizer, prompt).tolist()]
+    shown = draw_attention_map(checkpoint.model, checkpoint.tokenizer, tokens, path)
+    kept = "" if shown == len(tokens) else f", the last {shown} of {len(tokens)} tokens"
+    print(f"{path}: every layer and head{kept}")
 
-    Raises SettingsError for any other ending.
-    """
-    if path.suffix not in LONGEST:
-        raise SettingsError(f"attention_map={path} must end in .html (hover for numbers) or .png.")
+
+def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, tokens: list[int], path: Path) -> int:
+    """Draw the attention of `tokens` to an .html or .png file; returns how many of them, the last ones, it shows."""
     longest = min(LONGEST[path.suffix], model.config.block_size)
     tokens = tokens[-longest:]
     labels = [tokenizer.decode_single_token_bytes(token).decode("utf-8", "replace") for token in tokens]
@@ -101,7 +108,7 @@ def draw_html(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> 
 
 
 def visible(label: str) -> str:
-    """A token with its white space made visible, at most 12 characters long."""
+    """A token with its white space made visible, at most 13 characters long."""
     shown = label.replace(" ", "·").replace("\n", "⏎").replace("\t", "→").replace("\r", "␍") or "∅"
     shown = "".join(char if char.isprintable() else "\ufffd" for char in shown)
-    return shown if len(shown) <= 12 else shown[:11] + "…"
+    return shown if len(shown) <= 13 else shown[:12] + "…"

@@ -273,6 +273,8 @@ def start_run(config: TrainConfig) -> Run:
     device = choose_device(config.device, ranks.local_rank if ranks.together else None)
     precision = choose_precision(config.precision, device)
     compile_model = choose_compile(config.compile, device)
+    if config.model.attention == "flex" and device.type != "cuda":
+        raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
     if config.deterministic:
         make_deterministic()
 
