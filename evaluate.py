@@ -64,7 +64,7 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
     description, texts = load_text(config.data.path, checkpoints)
     scores = [score_text(c, tokens, config.stride) for c, tokens in zip(checkpoints, texts, strict=True)]
 
-    print(f"text        {description}: {int(scores[0].bytes.sum()):,} bytes")
+    print(f"text        {description}; {int(scores[0].bytes.sum()):,} bytes are scored")
     rows = {
         "checkpoint": [f"{c.path.parent.parent.name}/{c.path.name}" for c in checkpoints],
         "tokens": [f"{len(s.nats):,}" for s in scores],

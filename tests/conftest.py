@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
 from model.gpt import GPT
 from training.config import ScheduleConfig, TrainConfig
+
+# The tests run on all cores side by side, each on one: threads that wait for each other are slower.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ def all_batches(folder: Path, name: str, ranks: int) -> set[bytes]:
     return [b"".join(s[step * share : (step + 1) * share] for s in seen) for step in range(20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-4)])
 def test_one_process_and_several_learn_the_same_from_the_same_batches(text_file, tmp_path, optimizer, tolerance):
     jobs = [

@@ -66,6 +66,10 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
                 job()
             except KeyboardInterrupt:
                 sys.exit(130)
+            except SystemExit as exiting:
+                if "RANK" in os.environ:
+                    end_rank(exiting.code)
+                raise
             except Exception as error:
                 if sentence := explain(error, schema):
                     if show_traceback:
@@ -74,6 +78,8 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
                 if "RANK" in os.environ:
                     leave(traceback.format_exc())
                 raise
+            if "RANK" in os.environ:
+                end_rank(0)
 
         return main
 
@@ -87,8 +93,17 @@ def leave(sentence: str) -> NoReturn:
     if os.environ.get("RANK", "0") == "0" if distributed is None else distributed.first_to_fail():
         print(f"error: {sentence}", file=sys.stderr, flush=True)
     if "RANK" in os.environ:
-        os._exit(1)  # leaving in good order would wait for ranks that no longer answer
+        end_rank(1)
     sys.exit(1)
+
+
+def end_rank(status: Any) -> NoReturn:
+    """End one of torchrun's processes now: to take its connections to pieces in order can wait for ever, for
+    ranks that are gone or for its own threads, and everything worth keeping is on the disk."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else 1)
 
 
 def place_run(arguments: list[str]) -> list[str]:

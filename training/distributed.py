@@ -97,16 +97,14 @@ def join_ranks() -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)), together=True)
 
 
-def leave_ranks() -> None:
-    """In good order, when all are at the end."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def is_lost_connection(error: BaseException | None) -> bool:
     """Whether a collective failed because a rank is not there any more; gloo and NCCL raise no type of their own."""
     words = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+
+
+_alive: list[nn.Module] = []
+"""What DDP made: destroyed while the process group's threads still run, it can wait for them for ever."""
 
 
 def spread(model: GPT, how: str, device: torch.device, *, compiled: bool) -> nn.Module:
@@ -123,7 +121,8 @@ def spread(model: GPT, how: str, device: torch.device, *, compiled: bool) -> nn.
         return model
     forward = torch.compile(model) if compiled else model
     if dist.is_initialized():
-        return DistributedDataParallel(forward, device_ids=[device.index] if device.type == "cuda" else None)
+        forward = DistributedDataParallel(forward, device_ids=[device.index] if device.type == "cuda" else None)
+        _alive.append(forward)
     return forward
 
 

@@ -32,7 +32,6 @@ from training.distributed import (
     Ranks,
     is_lost_connection,
     join_ranks,
-    leave_ranks,
     load_shards,
     save_shards,
     spread,
@@ -118,9 +117,7 @@ class Run:
         self.saver.wait()
         if self.lock:
             self.lock.release()
-        if exception[0] in (None, SystemExit):
-            leave_ranks()
-        elif self.ranks.together and is_lost_connection(exception[1]):
+        if self.ranks.together and is_lost_connection(exception[1]):
             raise RankLostError(
                 f"another process ended during step {self.progress.step + 1}, so this one cannot go on: see what it "
                 f"says above, if anything, then start all again with resume={self.directory}."
