@@ -373,8 +373,13 @@ def make_run_directory(where: str | None) -> Path:
 
     Raises SettingsError when a run has already left checkpoints there.
     """
-    now = datetime.now()
-    directory = Path(where or f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{secrets.token_hex(2)}")
+    if where is None:
+        now = datetime.now()
+        directory = Path(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{secrets.token_hex(2)}")
+        if directory.exists():  # another run's, of this second
+            return make_run_directory(None)
+    else:
+        directory = Path(where)
     if checkpoints_by_step(directory / "checkpoints"):
         raise SettingsError(
             f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
