@@ -18,6 +18,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _repeatable():
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
     """A file of 12,000 bytes that a model can learn: sentences of a few words, some beyond ASCII."""

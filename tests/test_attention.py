@@ -20,15 +20,6 @@ every_form = pytest.mark.parametrize("attend", ATTENTION_FUNCTIONS.values(), ids
 every_training_form = pytest.mark.parametrize("attend", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
 
 
-@pytest.fixture(autouse=True)
-def _repeatable():
-    threads = torch.get_num_threads()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)  # on tensors this small threads only wait for each other
-    yield
-    torch.set_num_threads(threads)
-
-
 @st.composite
 def calls(draw):
     """Shapes and overlays of an attention call, as (q, k, v, keyword arguments) in float64."""

@@ -9,15 +9,6 @@ from model.attention.functional import ATTENTION_FUNCTIONS
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _repeatable():
-    threads = torch.get_num_threads()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)  # on tensors this small threads only wait for each other
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_every_check_of_every_form_passes_and_says_so(capsys):
     assert check.main() == 0
     printed = capsys.readouterr().out

@@ -16,15 +16,6 @@ every_training_form = pytest.mark.parametrize("form", [form for form in ATTENTIO
 every_position = pytest.mark.parametrize("position", POSITIONS)
 
 
-@pytest.fixture(autouse=True)
-def _repeatable():
-    threads = torch.get_num_threads()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)  # on tensors this small threads only wait for each other
-    yield
-    torch.set_num_threads(threads)
-
-
 def layer(form="sdpa", **settings):
     settings = {"n_embd": C, "n_head": 4, "n_kv_head": 2} | settings
     return make_attention(AttentionConfig(attention=form, **settings))

@@ -8,15 +8,6 @@ from model.config import AttentionConfig
 from model.kv_cache import KVCache
 
 
-@pytest.fixture(autouse=True)
-def _repeatable():
-    threads = torch.get_num_threads()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)  # on tensors this small threads only wait for each other
-    yield
-    torch.set_num_threads(threads)
-
-
 def filled(n, size=8, batch=2, n_layer=2):
     """A cache with n slots written in every layer, and what was written: (n_layer, B, Hkv, n, D)."""
     cache = KVCache(n_layer, batch, 3, size, 4)

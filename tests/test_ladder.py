@@ -19,15 +19,6 @@ from model.masks import padding_mask
 C = 16
 
 
-@pytest.fixture(autouse=True)
-def _repeatable():
-    threads = torch.get_num_threads()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)  # on tensors this small threads only wait for each other
-    yield
-    torch.set_num_threads(threads)
-
-
 def layer(form, **settings):
     return make_attention(AttentionConfig(attention=form, **{"n_embd": C, "n_head": 4} | settings))
 

@@ -8,15 +8,6 @@ import torch
 from model.rope import RotaryEmbedding, rotate
 
 
-@pytest.fixture(autouse=True)
-def _repeatable():
-    threads = torch.get_num_threads()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)  # on tensors this small threads only wait for each other
-    yield
-    torch.set_num_threads(threads)
-
-
 def by_hand(x, position, base):
     """RoFormer eq. 34 for one vector, in Python floats."""
     out = list(x)
