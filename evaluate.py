@@ -15,8 +15,8 @@ from training.config import SettingsError
 if TYPE_CHECKING:  # torch is imported where it is used: --help and shell completion do not wait for it
     import numpy as np
 
+    from inference.score import Scores
     from training.checkpoint import Checkpoint
-    from training.scoring import Scores
 
 
 @dataclass(kw_only=True)
@@ -50,11 +50,11 @@ class EvaluateConfig:
 
 def evaluate(config: EvaluateConfig) -> list[Scores]:
     """Print the figures of one checkpoint, or of two side by side; returns them."""
+    from inference.score import compare
+    from inference.surprise import write_surprise
+    from inference.text import load_text
     from training.checkpoint import find_checkpoint, load_checkpoint
     from training.device import choose_device
-    from training.scoring import compare
-    from training.surprise import write_surprise
-    from training.text import load_text
 
     if config.html and not Path(config.html).absolute().parent.is_dir():
         raise SettingsError(f"html={config.html} cannot be written: its folder does not exist.")
@@ -90,8 +90,8 @@ def score_text(checkpoint: Checkpoint, tokens: np.ndarray, stride: int | None) -
     """The checkpoint's surprise at every token; SettingsError when the stride does not suit its model."""
     import torch
 
+    from inference.score import score
     from training.device import choose_precision
-    from training.scoring import score
 
     model = checkpoint.model
     device, block_size = model.token_embedding.weight.device, model.config.block_size

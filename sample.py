@@ -89,7 +89,7 @@ class SampleConfig:
             raise ValueError(f"seed={self.seed} must be from 0 to 2^63.")
 
     def drawing(self) -> dict[str, Any]:
-        """The settings that training.sampling.write takes."""
+        """The settings that inference.write.write takes."""
         from model.generate import Controls
 
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -99,12 +99,12 @@ class SampleConfig:
 
 def sample(config: SampleConfig) -> None:
     """Write the samples as they are drawn."""
-    from training.attention_map import draw_prompt
+    from inference.attention_map import draw_prompt
+    from inference.completions import complete_prompts, read_prompts
+    from inference.interactive import converse
+    from inference.stream import stream
     from training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
-    from training.completions import complete_prompts, read_prompts
     from training.device import choose_device
-    from training.interactive import converse
-    from training.stream import stream
 
     device = choose_device(config.device)
     records = read_prompts(config.prompts) if config.prompts else None

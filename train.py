@@ -111,8 +111,8 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
 
 def evaluate_run(run: Run, monitor: Monitor) -> None:
     """Score the model on the validation split, show a sample, and remember which step was the best."""
+    from inference.write import continue_text
     from training.evaluation import evaluate
-    from training.sampling import continue_text
 
     config, progress = run.config, run.progress
     result = evaluate(

@@ -13,7 +13,7 @@ from conftest import random_gpt
 
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
-from training.attention_map import attention_maps, draw_attention_map, draw_prompt, visible
+from inference.attention_map import attention_maps, draw_attention_map, draw_prompt, visible
 from training.checkpoint import Checkpoint
 from training.config import SettingsError
 

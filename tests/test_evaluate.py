@@ -16,15 +16,15 @@ from conftest import random_gpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import training.scoring
+import inference.score
 from data.config import DataError, TokenizerConfig
 from data.tokenizer import END_OF_TEXT, end_of_text, make_tokenizer, train_bpe
 from evaluate import EvaluateConfig, TextConfig, evaluate
+from inference.score import Scores, compare, score
+from inference.surprise import write_surprise
 from train import train
 from training.checkpoint import save_checkpoint
 from training.config import SettingsError, TrainConfig
-from training.scoring import Scores, compare, score
-from training.surprise import write_surprise
 
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
 PLAIN = torch.autocast("cpu", enabled=False)
@@ -61,7 +61,7 @@ def test_with_stride_1_every_token_is_scored_after_all_the_context_there_is(posi
 def test_every_token_is_scored_once_after_at_least_the_context_that_the_stride_leaves(size, stride, batch):
     tokens = np.random.default_rng(size).integers(256, size=size)
     model = random_gpt(vocab_size=257)
-    passes = list(training.scoring._passes(size - 1, min(16, size - 1), stride, batch))
+    passes = list(inference.score._passes(size - 1, min(16, size - 1), stride, batch))
     seen = []
     for starts, scored in passes:
         for start in starts:
@@ -186,7 +186,7 @@ def test_the_page_shows_the_whole_text_and_needs_nothing_else(tmp_path):
 
 
 def test_a_long_text_is_cut_and_the_page_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.surprise.MOST_TOKENS", 10)
+    monkeypatch.setattr("inference.surprise.MOST_TOKENS", 10)
     nats = np.full(50, 3.0, dtype=np.float32)
     write_surprise(tmp_path / "s.html", BYTE, np.full(51, 97), Scores(nats, nats), title="t", summary="s.")
     page = (tmp_path / "s.html").read_text()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from inference.stream import stream
 from training.checkpoint import Checkpoint
 from training.cli import explain, to_settings
 from training.config import SettingsError
-from training.stream import stream
 
 if TYPE_CHECKING:
     from sample import SampleConfig

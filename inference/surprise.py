@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
+from inference.score import Scores
 from training.config import SettingsError
-from training.scoring import Scores
 
 MOST_TOKENS = 100_000  # more makes browsers slow
 DARKEST = 12  # bits from which on the tint no longer grows

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
+from inference.write import Piece, encode_prompt, fit_prompt, write
 from training.checkpoint import Checkpoint
 from training.config import SettingsError
-from training.sampling import Piece, encode_prompt, fit_prompt, write
 
 if TYPE_CHECKING:
     from sample import SampleConfig

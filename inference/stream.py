@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from inference.write import encode_prompt, fit_prompt, write
 from training.checkpoint import Checkpoint
-from training.sampling import encode_prompt, fit_prompt, write
 
 if TYPE_CHECKING:
     from sample import SampleConfig
