@@ -26,6 +26,7 @@ def train(config: TrainConfig) -> float:
     Everything the run writes goes into config.run_dir. A mistake in the settings raises a ValueError
     that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
+    from training.device import fast_products
     from training.memory import memory_named
     from training.monitor import Monitor
     from training.optimizer import schedule_factor, set_learning_rate
@@ -35,7 +36,7 @@ def train(config: TrainConfig) -> float:
     run = start_run(config)
     progress = run.progress
 
-    with StopSignals() as signals, Monitor(run) as monitor, run:
+    with StopSignals() as signals, Monitor(run) as monitor, run, fast_products(run.device):
         while True:
             if stop := int(run.ranks.largest(signals.received)):
                 run.stop(stop)

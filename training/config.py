@@ -130,8 +130,8 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
-    """bf16 and fp16 run the forward pass under autocast, fp16 with a scaled loss; auto is bf16 on CUDA
-    devices that have it, fp16 on those that do not, and fp32 elsewhere."""
+    """bf16 and fp16 run the forward pass under autocast, fp16 with a scaled loss; auto is bf16 on CUDA devices
+    and processors that have it, fp16 on CUDA devices that do not, and fp32 elsewhere."""
     compile: str = "auto"
     """torch.compile: auto is on for CUDA on Linux, where it pays for its compilation."""
     deterministic: bool = False

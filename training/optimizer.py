@@ -13,6 +13,7 @@ from torch.optim import AdamW, Optimizer
 
 from model.gpt import GPT
 from training.config import OptimizerConfig, ScheduleConfig
+from training.device import multiplies_bf16
 
 
 def make_optimizers(model: GPT, config: OptimizerConfig) -> list[Optimizer]:
@@ -102,11 +103,11 @@ class Muon(Optimizer):
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """The nearest semi-orthogonal matrix to each of (N, m, n), roughly: singular values within 0.7…1.2.
 
-    A quintic Newton–Schulz iteration (Jordan et al. 2024), in bf16 on CUDA, where it is as good and
-    faster, and in the given precision elsewhere.
+    A quintic Newton–Schulz iteration (Jordan et al. 2024), in bf16 where that is faster, which is as
+    good, and in the given precision elsewhere.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    x = matrices.bfloat16() if multiplies_bf16(matrices.device) else matrices
     if tall := x.size(-2) > x.size(-1):
         x = x.mT
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)

@@ -25,6 +25,8 @@ from model.attention.contract import (
 )
 from model.attention.flex import flex
 
+SHORT = 256  # up to this many queries and keys `bmm` beats the fused kernels of a CPU: benchmarks/RESULTS.md
+
 
 def matmul(
     q: Float[Tensor, "... H T D"],
@@ -169,9 +171,14 @@ def sdpa(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Float[Tensor, "... H T Dv"]:
-    """The same by torch's fused kernels, in whichever way they are right and need no (T, S) matrix."""
-    check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
+    """The same by torch's fused kernels, in whichever way they are right and need no (T, S) matrix.
+
+    But on a CPU they are no faster for short texts, and several times slower in bf16: there `bmm` does the work.
+    """
     T, S = q.shape[-2], k.shape[-2]
+    if q.is_cpu and 1 < T <= SHORT and S <= SHORT:
+        return bmm(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+    check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
     seeing = None
     if mask is None and bias is None and (not is_causal or T in (1, S)):
         if T == 1:  # a single query is the last one: it sees every key
