@@ -17,12 +17,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import train as train_module
 from model.config import GPTConfig
 from model.gpt import GPT
+from model.size import count_parameters, flops_per_token
 from train import train
 from training import memory
 from training.cli import CONF, to_settings
 from training.config import OptimizerConfig, SettingsError, TrainConfig
 from training.memory import largest_that_fits, predict_memory
-from training.preflight import count_parameters, flops_per_token, preflight
+from training.preflight import preflight
 from training.run import Run, start_run
 
 PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))

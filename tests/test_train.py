@@ -173,6 +173,7 @@ def test_wandb_offline_writes_into_the_run_directory(train_config):
         ({"batch_size": 8, "micro_batch_size": 3}, "micro_batch_size=3 does not divide batch_size=8"),
         ({"max_steps": 0}, "max_steps=0"),
         ({"max_minutes": 0.0}, "max_minutes=0.0"),
+        ({"max_flops": -1.0}, "max_flops=-1.0"),
         ({"grad_clip": -1.0}, "grad_clip=-1.0"),
         ({"eval_interval": 0}, "eval_interval=0"),
         ({"precision": "fp8"}, "precision=fp8"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
+import operator
 import os
 import re
 import secrets
@@ -34,6 +35,8 @@ MISTAKES = (SettingsError, DataError, PermissionError)
 
 # Two runs that start in the same second must not share a directory: their names end in this.
 OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
+# Settings that follow from others: ${floordiv:65536,${model.n_embd}}.
+OmegaConf.register_new_resolver("floordiv", lambda *numbers: functools.reduce(operator.floordiv, numbers), replace=True)
 
 
 def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:

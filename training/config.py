@@ -148,6 +148,9 @@ class TrainConfig:
     """Optimizer steps to take."""
     max_minutes: float | None = None
     """Stop, and end the schedule, after this much training time if max_steps has not come first."""
+    max_flops: float | None = None
+    """Take only as many steps as make this much arithmetic (6 operations for each weight and token, and
+    attention's), which is how models of different sizes are given the same budget."""
     grad_clip: float = 1.0
     """Longest allowed norm of the gradient; 0 turns clipping off."""
     max_skipped_steps: int = 10
@@ -184,8 +187,9 @@ class TrainConfig:
             self.eval_batch_size = max(1, 16_384 // self.model.block_size)
         _at_least("eval_batch_size", self.eval_batch_size, 1)
         self._check_micro_batch_size()
-        if self.max_minutes is not None and self.max_minutes <= 0:
-            raise ValueError(f"max_minutes={self.max_minutes} must be positive, or null for no limit.")
+        for name in ("max_minutes", "max_flops"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive, or null for no limit.")
 
     def _check_micro_batch_size(self) -> None:
         size = self.micro_batch_size

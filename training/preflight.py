@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
 
 from data.prepare import prepare
 from model.config import GPTConfig
-from model.gpt import GPT
+from model.size import count_parameters, flops_per_token
 from training.config import SettingsError, TrainConfig
 from training.device import choose_device, choose_precision
 from training.memory import Memory, free_memory, predict_memory, trial_run
+from training.run import steps_within_flops
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training: 40% is what published GPT-2 runs report.
 UTILISATION = 0.4
@@ -51,6 +51,7 @@ def preflight(config: TrainConfig) -> str:
         raise SettingsError(f"plan.device={config.plan.device} is not known: choose one of {', '.join(DEVICES)}.")
     data = prepare(config.data, config.tokenizer, log=lambda _: None)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
+    config.max_steps = steps_within_flops(config)
     tokens_a_step = config.batch_size * config.model.block_size
     flops = flops_per_token(config.model)
     lines = [
@@ -62,30 +63,6 @@ def preflight(config: TrainConfig) -> str:
     if config.plan.device is None:
         return "\n".join(lines + _this_machine(config, flops))
     return "\n".join(lines + _cluster(config, flops))
-
-
-def count_parameters(config: GPTConfig) -> Counter[str]:
-    """Numbers of weights by part; their sum is that of the model's parameters. Takes no memory."""
-    with torch.device("meta"):
-        model = GPT(config)
-    parts: Counter[str] = Counter()
-    for name, parameter in model.named_parameters():
-        last = name.split(".")
-        part = last[2] if last[0] == "blocks" else last[0]
-        part = {"token_embedding": "embedding", "position_embedding": "embedding"}.get(part, part)
-        parts["norms" if part.endswith("norm") else part] += parameter.numel()
-    return parts
-
-
-def flops_per_token(config: GPTConfig) -> float:
-    """Floating-point operations of forward and backward for one token of a full window.
-
-    6 for each weight that multiplies it (Kaplan et al. 2020), and 6 · n_layer · n_embd · block_size for
-    the scores and sums of causal attention, of which a token sees half the window on average.
-    """
-    parts = count_parameters(config)
-    multiplied = parts["attention"] + parts["mlp"] + config.vocab_size * config.n_embd
-    return 6 * multiplied + 6 * config.n_layer * config.n_embd * config.block_size
 
 
 def _parameters_line(config: GPTConfig) -> str:

@@ -25,6 +25,7 @@ from data.batches import Batches, check_split
 from data.prepare import PreparedData, prepare
 from data.tokenizer import read_tokenizer
 from model.gpt import GPT
+from model.size import flops_per_token
 from training.checkpoint import checkpoints_by_step, load_state, load_weights, plain_weights, unfinished_path
 from training.config import SettingsError, TrainConfig
 from training.device import choose_compile, choose_device, choose_precision, make_deterministic
@@ -124,6 +125,11 @@ class Run:
             ) from None
 
     @property
+    def precision(self) -> str:
+        """The dtype of the forward pass's products."""
+        return str(self.autocast.fast_dtype if self.autocast._enabled else torch.float32).removeprefix("torch.")
+
+    @property
     def is_sharded(self) -> bool:
         """Whether every rank holds a part of each weight only (FSDP)."""
         return self.ranks.together and self.config.distributed == "fsdp"
@@ -205,6 +211,7 @@ class Run:
         """What the last bits of the result depend on beside the settings."""
         return {
             "device": self.device.type,
+            "precision": self.precision,
             "processes": self.ranks.size,
             "micro_batch_size": self.micro_batch_size,
             "threads": torch.get_num_threads(),
@@ -236,7 +243,6 @@ class Run:
         total = sum(parameter.numel() for parameter in self.model.parameters())
         matrices, *_ = split_parameters(self.model)
         tokens = config.max_steps * config.batch_size * config.model.block_size
-        precision = str(self.autocast.fast_dtype if self.autocast._enabled else torch.float32)
         processes = f" × {self.ranks.size} ({config.distributed})" if self.ranks.size > 1 else ""
         return (
             f"text      {data.description}\n"
@@ -247,7 +253,7 @@ class Run:
             f"{config.model.n_embd} wide\n"
             f"run       {config.max_steps:,} steps of {config.batch_size} × {config.model.block_size} tokens, "
             f"{tokens / (len(data.train)):.2f} epochs, on {self.device}{processes} in "
-            f"{precision.removeprefix('torch.')}\n"
+            f"{self.precision}\n"
             f"output    {self.directory}"
         )
 
@@ -284,6 +290,7 @@ def start_run(config: TrainConfig) -> Run:
     elif checkpoint and meta["own_tokenizer"]:
         encoding = read_tokenizer(checkpoint / "tokenizer.json")
     data = prepare_data(config, encoding)
+    config.max_steps = steps_within_flops(config)
     micro_batch_size = choose_micro_batch_size(config, ranks, device, precision)
     if checkpoint:
         check_settings(config, meta, data=data.directory.name)
@@ -351,6 +358,14 @@ def prepare_data(config: TrainConfig, encoding: tiktoken.Encoding | None) -> Pre
             f"model.vocab_size={config.model.vocab_size} is less than the tokenizer's {vocab_size}: leave it null."
         )
     return data
+
+
+def steps_within_flops(config: TrainConfig) -> int:
+    """How many steps the run takes: max_steps, or fewer where max_flops would be passed."""
+    if config.max_flops is None:
+        return config.max_steps
+    a_step = flops_per_token(config.model) * config.batch_size * config.model.block_size
+    return min(config.max_steps, max(1, round(config.max_flops / a_step)))
 
 
 def seed_everything(seed: int) -> None:

@@ -1,0 +1,105 @@
+"""Fit and draw a scaling law:  python docs/scaling_law.py SWEEP [PICTURE.png]
+
+SWEEP is the folder of  python train.py -m +experiment=scaling  (or any sweep of max_flops and one setting
+of the size). For every budget of arithmetic a parabola through loss against log(parameters) gives the best
+size, and a line through those in logarithms the power law (Hoffmann et al. 2022, approach 2).
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+
+@dataclass
+class Budget:
+    """The runs that spent the same arithmetic: their sizes and losses, and the parabola through them."""
+
+    flops: float
+    parameters: np.ndarray
+    bpb: np.ndarray
+
+    def __post_init__(self) -> None:
+        self.curve = np.polynomial.Polynomial.fit(np.log10(self.parameters), self.bpb, 2)
+        bend = self.curve.convert().coef
+        self.best_size = 10 ** (-bend[1] / (2 * bend[2])) if bend[2] > 0 else float("nan")
+        inside = self.parameters.min() <= self.best_size <= self.parameters.max()
+        self.best_size = self.best_size if inside else float("nan")
+        self.best_bpb = self.curve(np.log10(self.best_size))
+
+
+def read_budgets(sweep: Path) -> list[Budget]:
+    """The finished runs of a sweep by their budget, the seeds of a size averaged."""
+    table = sweep / "leaderboard.csv"
+    if not table.is_file():
+        sys.exit(f"error: {table} does not exist: give the folder of a sweep of +experiment=scaling.")
+    runs: dict[float, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    with table.open(encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            if row["status"] == "finished" and row.get("max_flops"):
+                runs[float(row["max_flops"])][float(row["parameters"])].append(float(row["val_bpb"]))
+    budgets = []
+    for flops, sizes in sorted(runs.items()):
+        if len(sizes) >= 3:
+            parameters = sorted(sizes)
+            budgets.append(Budget(flops, np.array(parameters), np.array([np.mean(sizes[n]) for n in parameters])))
+    if len(budgets) < 2:
+        sys.exit(f"error: {table} has fewer than two values of max_flops with three sizes each: sweep both.")
+    return budgets
+
+
+def power_law(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """a and b of y = a · x^b, by least squares in logarithms, of the points that are there."""
+    there = np.isfinite(y)
+    if there.sum() < 2:
+        return float("nan"), float("nan")
+    b, a = np.polyfit(np.log(x[there]), np.log(y[there]), 1)
+    return float(np.exp(a)), float(b)
+
+
+def draw(budgets: list[Budget], law: tuple[float, float], picture: Path) -> None:
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    sizes, best = figure.subplots(1, 2)
+    for budget in budgets:
+        line = sizes.plot(budget.parameters, budget.bpb, "o", label=f"{budget.flops:.0e} FLOP")[0]
+        along = np.geomspace(budget.parameters.min(), budget.parameters.max())
+        sizes.plot(along, budget.curve(np.log10(along)), color=line.get_color(), alpha=0.6)
+        sizes.plot(budget.best_size, budget.best_bpb, "*", color=line.get_color(), markersize=14)
+        best.plot(budget.flops, budget.best_size, "*", color=line.get_color(), markersize=14)
+    sizes.set(
+        xscale="log", xlabel="parameters", ylabel="validation loss (bits per byte)", title="One budget, many sizes"
+    )
+    sizes.legend()
+    flops = np.array([budget.flops for budget in budgets])
+    best.plot(flops, law[0] * flops ** law[1], color="grey", label=f"N = {law[0]:.2g} · C^{law[1]:.2f}")
+    best.set(title="The best size", xscale="log", yscale="log", xlabel="training FLOP C", ylabel="parameters N")
+    best.legend()
+    for axes in (sizes, best):
+        axes.grid(alpha=0.3)
+    figure.savefig(picture, dpi=110)
+
+
+def main() -> None:
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    sweep = Path(sys.argv[1])
+    picture = Path(sys.argv[2]) if len(sys.argv) == 3 else sweep / "scaling_law.png"
+    budgets = read_budgets(sweep)
+    law = power_law(np.array([b.flops for b in budgets]), np.array([b.best_size for b in budgets]))
+    print("| training FLOP | best parameters | bits per byte there |\n|---|---|---|")
+    for budget in budgets:
+        size = "outside the sizes tried" if np.isnan(budget.best_size) else f"{budget.best_size:,.0f}"
+        print(f"| {budget.flops:.0e} | {size} | {budget.best_bpb:.3f} |")
+    print(f"\nbest parameters N = {law[0]:.3g} · C^{law[1]:.2f}")
+    draw(budgets, law, picture)
+    print(f"drawn in {picture}")
+
+
+if __name__ == "__main__":
+    main()

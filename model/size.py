@@ -1,0 +1,34 @@
+"""What a model of given settings costs, before it is built: its parameters by part, its arithmetic."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from model.config import GPTConfig
+from model.gpt import GPT
+
+
+def count_parameters(config: GPTConfig) -> Counter[str]:
+    """Numbers of weights by part; their sum is that of the model's parameters. Takes no memory."""
+    with torch.device("meta"):
+        model = GPT(config)
+    parts: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        last = name.split(".")
+        part = last[2] if last[0] == "blocks" else last[0]
+        part = {"token_embedding": "embedding", "position_embedding": "embedding"}.get(part, part)
+        parts["norms" if part.endswith("norm") else part] += parameter.numel()
+    return parts
+
+
+def flops_per_token(config: GPTConfig) -> float:
+    """Floating-point operations of forward and backward for one token of a full window.
+
+    6 for each weight that multiplies it (Kaplan et al. 2020), and 6 · n_layer · n_embd · block_size for
+    the scores and sums of causal attention, of which a token sees half the window on average.
+    """
+    parts = count_parameters(config)
+    multiplied = parts["attention"] + parts["mlp"] + config.vocab_size * config.n_embd
+    return 6 * multiplied + 6 * config.n_layer * config.n_embd * config.block_size

@@ -1,0 +1,68 @@
+"""docs/scaling_law.py finds the law that a sweep's figures follow, and max_flops gives every size one budget."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.config import GPTConfig
+from model.size import flops_per_token
+from training.config import TrainConfig
+from training.run import steps_within_flops
+
+SCRIPT = Path(__file__).resolve().parent.parent / "docs" / "scaling_law.py"
+
+
+def run_script(*arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True)
+
+
+def write_sweep(folder: Path, exponent: float) -> None:
+    """Losses that are least at N = 2 · C^exponent, with a failed job and an unfinished one among them."""
+    lines = ["rank,job,max_flops,model.n_embd,status,parameters,val_bpb"]
+    for flops in (1e12, 1e13, 1e14):
+        best = 2 * flops**exponent
+        for factor in (0.25, 0.5, 1, 2, 4):
+            bpb = 3 - 0.05 * np.log10(flops) + 0.2 * np.log10(factor) ** 2
+            lines.append(f"1,0,{flops},1,finished,{best * factor},{bpb}")
+        lines += [f"9,9,{flops},1,failed,,", f"9,9,{flops},1,running,5,0.1"]
+    (folder / "leaderboard.csv").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("exponent", [0.4, 0.5])
+def test_the_law_behind_the_figures_is_found(tmp_path, exponent):
+    write_sweep(tmp_path, exponent)
+    result = run_script(tmp_path)
+    assert f"best parameters N = 2 · C^{exponent:.2f}" in result.stdout, result.stderr
+    assert (tmp_path / "scaling_law.png").stat().st_size > 5000
+
+
+def test_a_best_size_outside_those_tried_is_not_given(tmp_path):
+    lines = ["max_flops,status,parameters,val_bpb"]
+    lines += [
+        f"{flops},finished,{n},{5 - np.log10(n) + 0.01 * np.log10(n) ** 2}" for flops in (1, 2) for n in (1, 2, 3)
+    ]
+    (tmp_path / "leaderboard.csv").write_text("\n".join(lines))
+    assert run_script(tmp_path).stdout.count("outside the sizes tried") == 2
+
+
+def test_a_folder_that_is_no_such_sweep_is_one_sentence(tmp_path):
+    for result in (run_script(tmp_path), run_script(tmp_path / "missing")):
+        assert result.returncode == 1 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    (tmp_path / "leaderboard.csv").write_text("max_flops,status,parameters,val_bpb\n1e9,finished,5,2\n")
+    assert "sweep both" in run_script(tmp_path).stderr
+
+
+def test_max_flops_gives_every_size_the_same_arithmetic():
+    for n_embd in (32, 64, 128):
+        model = GPTConfig(n_embd=n_embd, vocab_size=257)
+        config = TrainConfig(model=model, max_steps=10**9, max_flops=1e12)
+        spent = steps_within_flops(config) * config.batch_size * model.block_size * flops_per_token(model)
+        assert spent == pytest.approx(1e12, rel=0.01)
+        assert steps_within_flops(replace(config, max_steps=7)) == 7
+        assert steps_within_flops(replace(config, max_flops=1.0)) == 1
