@@ -42,6 +42,7 @@ def train_config(tmp_path: Path, text_file: Path) -> TrainConfig:
         schedule=ScheduleConfig(warmup_steps=2),
         run_dir=str(tmp_path / "run"),
         device="cpu",
+        precision="fp32",  # auto is bf16 on some processors
         batch_size=8,
         max_steps=20,
         eval_interval=10,

@@ -109,7 +109,7 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.bfloat16() if multiplies_bf16(matrices.device) else matrices
     if tall := x.size(-2) > x.size(-1):
-        x = x.mT
+        x = x.mT.contiguous()  # products into a transposed matrix take nearly twice as long
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT
