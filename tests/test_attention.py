@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import config
-from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights, flex, loop, matmul, sdpa
+from model.attention.functional import ATTENTION_FUNCTIONS, SHORT, attention_weights, flex, fused, loop, matmul, sdpa
 from model.masks import causal_mask, combine, padding_mask, sliding_window_mask
 
-WRITTEN_OUT = {name: f for name, f in ATTENTION_FUNCTIONS.items() if name != "flex"}
-every_form = pytest.mark.parametrize("attend", ATTENTION_FUNCTIONS.values(), ids=ATTENTION_FUNCTIONS)
+ALL = ATTENTION_FUNCTIONS | {"fused": fused}  # for short texts on a CPU sdpa is bmm
+WRITTEN_OUT = {name: f for name, f in ALL.items() if name != "flex"}
+every_form = pytest.mark.parametrize("attend", ALL.values(), ids=ALL)
 every_training_form = pytest.mark.parametrize("attend", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
 
 
@@ -319,6 +320,14 @@ def test_sdpa_never_makes_the_scores_when_the_fused_kernel_can_do_without(case):
     assert any("scaled_dot_product_flash_attention" in name for name in kernels.names), kernels.names
     assert kernels.largest < T * T
     torch.testing.assert_close(y, matmul(q, k, v, **arguments), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("T", "is_fused"), [(SHORT, False), (SHORT + 1, True)])
+def test_sdpa_takes_the_fused_kernels_of_a_cpu_for_longer_texts_only(T, is_fused):
+    q, k, v = torch.randn(3, 1, 2, T, 8)
+    with Kernels() as kernels:
+        sdpa(q, k, v, is_causal=True)
+    assert any("flash_attention" in name for name in kernels.names) == is_fused, kernels.names
 
 
 # Bad input.

@@ -1,8 +1,8 @@
 """One attention, several ways to compute it. The contract they all obey is in contract.py.
 
 `matmul` is the one to read. `einsum`, `bmm` and `loop` say the same in other words, and `loop` in
-float64 is the judge of all others. `sdpa` and `flex` hand the work to torch's fused kernels, which never
-write the (T, S) matrix to memory (Dao et al. 2022, FlashAttention).
+float64 is the judge of all others. `sdpa` and `flex` hand the work to torch's fused kernels (`fused`), which
+never write the (T, S) matrix to memory (Dao et al. 2022, FlashAttention).
 """
 
 from __future__ import annotations
@@ -171,14 +171,28 @@ def sdpa(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Float[Tensor, "... H T Dv"]:
-    """The same by torch's fused kernels, in whichever way they are right and need no (T, S) matrix.
+    """The same in the fastest way: torch's fused kernels, but for short texts on a CPU `bmm`.
 
-    But on a CPU they are no faster for short texts, and several times slower in bf16: there `bmm` does the work.
+    There the kernels save no time, in bf16 they cost several times as much, and the matrix they avoid is small.
     """
-    T, S = q.shape[-2], k.shape[-2]
-    if q.is_cpu and 1 < T <= SHORT and S <= SHORT:
-        return bmm(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+    how = bmm if q.is_cpu and 1 < q.shape[-2] <= SHORT and k.shape[-2] <= SHORT else fused
+    return how(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+
+
+def fused(
+    q: Float[Tensor, "... H T D"],
+    k: Float[Tensor, "... Hkv S D"],
+    v: Float[Tensor, "... Hkv S Dv"],
+    *,
+    mask: Shaped[Tensor, " ..."] | None = None,
+    bias: Float[Tensor, " ..."] | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Float[Tensor, "... H T Dv"]:
+    """The same by torch's fused kernels, in whichever way they are right and need no (T, S) matrix."""
     check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
+    T, S = q.shape[-2], k.shape[-2]
     seeing = None
     if mask is None and bias is None and (not is_causal or T in (1, S)):
         if T == 1:  # a single query is the last one: it sees every key
