@@ -30,15 +30,8 @@ OF_THIS_INVOCATION = ("resume", "allow_changes", "init_from", "dry_run", "plan",
 # What may change while the run goes on: when it ends, what it shows and keeps, where it computes.
 FREE = (
     *OF_THIS_INVOCATION,
-    *(
-        "max_steps",
-        "max_minutes",
-        "max_flops",
-        "log_interval",
-        "eval_interval",
-        "eval_batch_size",
-        "checkpoint_interval",
-    ),
+    *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
+    *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
     *("sample_tokens", "sample_prompt", "wandb", "data.cache_dir"),
     *("device", "compile", "deterministic", "distributed", "micro_batch_size"),
 )
