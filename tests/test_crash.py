@@ -219,6 +219,31 @@ def test_too_many_steps_in_a_row_end_the_run_naming_step_and_settings(train_conf
     assert loaded.meta["step"] == 4 and all(p.isfinite().all() for p in loaded.model.parameters())
 
 
+@pytest.mark.parametrize("evaluation", [1, 2])
+def test_an_evaluation_that_is_not_finite_is_no_best_one_and_ends_nothing(
+    train_config, monkeypatch, caplog, evaluation
+):
+    config = replace(train_config, eval_interval=5, checkpoint_interval=100)
+    original = train_module.evaluate_run
+
+    def evaluate_run(run: Run, monitor) -> None:
+        weight = run.model.blocks[0].mlp.down_proj.weight
+        with torch.no_grad():
+            kept = weight.clone()
+            if run.progress.step == 5 * evaluation:
+                weight[0, 0] = math.nan
+            original(run, monitor)
+            weight.copy_(kept)
+
+    monkeypatch.setattr(train_module, "evaluate_run", evaluate_run)
+    best = train(config)
+    found = [row["val_loss"] for row in rows(config.run_dir) if "val_loss" in row]
+    assert found[evaluation - 1] is None and best == min(loss for loss in found if loss is not None)
+    assert "there is no sample" in caplog.text
+    progress = read_meta(Path(config.run_dir) / "checkpoints/best")["progress"]
+    assert progress["best_loss"] == best and progress["best_step"] == 20
+
+
 def test_fp16_scales_its_loss_and_learns(train_config):
     train(replace(train_config, precision="fp16", sample_tokens=0))
     losses = [row["loss"] for row in rows(train_config.run_dir) if row.get("loss") is not None]

@@ -50,6 +50,8 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
             try:
                 if "resume" in cfg and cfg.resume:
                     cfg = recall_settings(cfg, name)
+                elif "init_from" in cfg and cfg.init_from:
+                    check_asked(cfg)
                 return function(to_settings(cfg, schema))
             except MISTAKES as error:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -143,13 +145,33 @@ def recall_settings(cfg: DictConfig, name: str) -> DictConfig:
 
     default = OmegaConf.to_container(compose(name), resolve=False)
     recalled = OmegaConf.merge(cfg, saved_settings(Path(cfg.resume)))
-    typed = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+    typed = _typed()
     for key in _keys(OmegaConf.to_container(cfg)):
         value = OmegaConf.select(cfg, key)
         named = any(key == name or key.startswith(name + ".") for name in typed)
         if not OmegaConf.is_config(value) and (named or value != _select(default, key)):
             OmegaConf.update(recalled, key, value)
     return recalled
+
+
+def check_asked(cfg: DictConfig) -> None:
+    """Raise SettingsError when the command line names a setting of the model, by its own name or its group's,
+    that the one which `cfg.init_from` brings along has otherwise."""
+    typed = _typed()
+    asked = {
+        key: value
+        for key, value in cfg.model.items()
+        if f"model.{key}" in typed or ("attention" if key == "attention" else "model") in typed
+    }
+    if asked:
+        from training.pretrained import check_shape
+
+        check_shape(cfg.init_from, asked)
+
+
+def _typed() -> set[str]:
+    """The settings and groups that the command line names."""
+    return {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
 
 
 def _select(settings: dict[str, Any], key: str) -> Any:

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from training.checkpoint import (
     CheckpointError,
     checkpoints_by_step,
+    first_intact,
     read_meta,
     read_progress,
     remove_unfinished,
@@ -82,13 +83,15 @@ def newest_intact(run: Path) -> tuple[Path, dict[str, Any]]:
 
     Says which damaged ones it passes over; CheckpointError when none is left.
     """
-    for checkpoint in checkpoints_by_step(run / "checkpoints"):
-        try:
-            return checkpoint, verify_checkpoint(checkpoint)
-        except CheckpointError as error:
-            problem, _, _ = str(error).rpartition(": ")  # what remains is the remedy, which is this:
-            log.warning("%s; trying the one before.", problem)
-    raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.")
+    if not (checkpoints := checkpoints_by_step(run / "checkpoints")):
+        raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.")
+    try:
+        return first_intact(checkpoints, lambda path: (path, verify_checkpoint(path)), log.warning)
+    except CheckpointError as error:
+        problem, _, _ = str(error).rpartition(": ")
+        raise CheckpointError(
+            f"resume={run} has no checkpoint that can be read, and {problem}: start the run anew."
+        ) from error
 
 
 def saved_settings(run: Path) -> dict[str, Any]:
