@@ -278,7 +278,9 @@ train.main()
 """
 
 
-@pytest.mark.parametrize(("first", "second", "status"), [("INT", "INT", 130), ("TERM", "TERM", 143), ("INT", "TERM", 143)])
+@pytest.mark.parametrize(
+    ("first", "second", "status"), [("INT", "INT", 130), ("TERM", "TERM", 143), ("INT", "TERM", 143)]
+)
 def test_a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole(text_file, tmp_path, first, second, status):
     settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu log_interval=1 hydra.run.dir=the_run"""

@@ -14,6 +14,7 @@ Reading one runs no code from it: safetensors and JSON hold data only, state.pt 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -289,7 +290,7 @@ def first_intact(checkpoints: list[Path], read: Callable[[Path], T], say: Callab
 
     say: is told of each damaged one why it is passed over, and which one is tried instead.
     """
-    for path, following in zip(checkpoints, checkpoints[1:], strict=False):
+    for path, following in itertools.pairwise(checkpoints):
         try:
             return read(path)
         except CheckpointError as error:

@@ -321,6 +321,7 @@ def start_run(config: TrainConfig) -> Run:
         skipped=torch.zeros(2, dtype=torch.int64, device=device),
         saved_step=0,
     )
+    run.saver.guard(run.optimizers)
     if checkpoint:
         if ranks.is_first:
             tidy(directory, meta)
