@@ -17,7 +17,6 @@ from training.checkpoint import (
     first_intact,
     read_meta,
     read_progress,
-    remove_unfinished,
     verify_checkpoint,
 )
 from training.config import SettingsError, TrainConfig
@@ -131,7 +130,6 @@ def tidy(run: Path, saved: dict[str, Any]) -> None:
 
     Later checkpoints, which are damaged, are set aside.
     """
-    remove_unfinished(run / "checkpoints")
     for checkpoint in checkpoints_by_step(run / "checkpoints"):
         if int(checkpoint.name.removeprefix("step_")) > saved["step"]:
             checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))

@@ -25,7 +25,14 @@ from data.batches import Batches, check_split
 from data.prepare import PreparedData, prepare
 from data.tokenizer import read_tokenizer
 from model.gpt import GPT
-from training.checkpoint import checkpoints_by_step, load_state, load_weights, plain_weights, unfinished_path
+from training.checkpoint import (
+    checkpoints_by_step,
+    load_state,
+    load_weights,
+    plain_weights,
+    remove_unfinished,
+    unfinished_path,
+)
 from training.config import SettingsError, TrainConfig
 from training.device import choose_compile, choose_device, choose_precision, make_deterministic
 from training.distributed import (
@@ -152,14 +159,19 @@ class Run:
     def save_sharded(self, weights: dict[str, Tensor], optimizers: dict[str, Tensor]) -> None:
         """Write a checkpoint of shards: every rank its part of the optimizers' state, the first one the weights."""
         directory = self.directory / "checkpoints" / f"step_{self.progress.step}"
-        save_shards(optimizers, unfinished_path(directory) / "state")
+        needed = sum(tensor.nbytes for tensor in [*weights.values(), *optimizers.values()])
+        try:
+            save_shards(optimizers, unfinished_path(directory) / "state")
+        except OSError as error:
+            self.saver.fail(self.progress.step, needed, error)
+            return
         for name, tensor in weights.items():
             in_one_piece = whole(tensor)
             weights[name] = in_one_piece.cpu() if self.ranks.is_first else in_one_piece[:0]
         if self.ranks.is_first:
             self.saver.save(self.progress, weights, None, self.describe(), self.data.tokenizer)
             self.saver.wait()
-        self.ranks.wait()
+        self.saver.failure = self.ranks.from_first(self.saver.failure)  # which decides whether all save again
 
     def stop(self, signal_number: int) -> None:
         """Save, say how to go on, and raise SystemExit with the status of a process that a signal ended."""
@@ -299,6 +311,7 @@ def start_run(config: TrainConfig) -> Run:
     if ranks.is_first:
         directory = checkpoint.parent.parent if checkpoint else make_run_directory(config.run_dir)
         lock = lock_run(directory)
+        remove_unfinished(directory / "checkpoints")
     directory = ranks.from_first(directory)
     run = Run(
         config=config,

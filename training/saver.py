@@ -22,6 +22,7 @@ from training.checkpoint import (
     CheckpointError,
     link_checkpoint,
     remove_checkpoints,
+    unfinished_path,
     write_checkpoint,
 )
 
@@ -110,11 +111,17 @@ class Saver:
             remove_checkpoints(self.checkpoints, keep=self.keep)
             self.failure = None
         except WRITE_ERRORS as error:
-            self.failure = (
-                f"the checkpoint of step {step} could not be written to {directory} ({_reason(error)}): it needs "
-                f"{needed:,} bytes and {_free_bytes(self.checkpoints)} are free there"
-            )
-            log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last())
+            self.fail(step, needed, error)
+
+    def fail(self, step: int, needed: int, error: BaseException) -> None:
+        """Say that a checkpoint of `needed` bytes could not be written, and leave nothing of it."""
+        directory = self.checkpoints / f"step_{step}"
+        shutil.rmtree(unfinished_path(directory), ignore_errors=True)
+        self.failure = (
+            f"the checkpoint of step {step} could not be written to {directory} ({_reason(error)}): it needs "
+            f"{needed:,} bytes and {_free_bytes(self.checkpoints)} are free there"
+        )
+        log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last())
 
     def link(self, step: int, best_step: int) -> None:
         """Point last at a step's checkpoint, and best at the best one's if it is there."""
