@@ -95,6 +95,14 @@ def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other
     assert not list(tmp_path.parent.glob("*escaped*")) and not list(tmp_path.glob("*escaped*"))
 
 
+def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text):
+    from training.preflight import count_parameters, preflight
+
+    source = load_checkpoint(find_checkpoint(pretrained)).model.config
+    report = preflight(replace(other_text, init_from=pretrained))
+    assert report.startswith(f"parameters  {count_parameters(source).total():,}:")
+
+
 def test_a_shape_that_is_asked_for_and_is_not_the_models_is_refused(pretrained, text_file, tmp_path):
     settings = [f"init_from={pretrained}", f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache", "max_steps=2"]
     for typed, named in (

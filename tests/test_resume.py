@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,6 +174,17 @@ def test_a_damaged_checkpoint_is_passed_over_saying_so(config, tmp_path, caplog,
     whole = replace(config, run_dir=str(tmp_path / "whole"), max_steps=8, checkpoint_interval=3, eval_interval=100)
     train(whole)
     assert_same_run(whole.run_dir, config.run_dir)
+
+
+def test_a_copy_of_a_run_whose_links_have_become_folders_goes_on(config, tmp_path):
+    train(replace(config, max_steps=8))
+    copy = tmp_path / "copy"
+    shutil.copytree(config.run_dir, copy)  # follows the links
+    assert not (copy / "checkpoints" / "last").is_symlink()
+    for run in (config.run_dir, str(copy)):
+        train(replace(config, max_steps=12, resume=run))
+        assert (Path(run) / "checkpoints" / "last").readlink() == Path("step_12")
+    assert_same_run(config.run_dir, copy)
 
 
 def test_when_no_checkpoint_can_be_read_the_run_is_left_as_it_is(config):

@@ -144,7 +144,10 @@ def link_checkpoint(directory: Path, name: str) -> None:
     unfinished = directory.with_name(f".{name}{UNFINISHED}")
     unfinished.unlink(missing_ok=True)
     unfinished.symlink_to(directory.name)
-    unfinished.replace(directory.with_name(name))
+    link = directory.with_name(name)
+    if link.is_dir() and not link.is_symlink():  # a tool that follows links has copied the run
+        shutil.rmtree(link)
+    unfinished.replace(link)
 
 
 def remove_checkpoints(checkpoints: Path, *, keep: int) -> None:
