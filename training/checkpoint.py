@@ -299,7 +299,13 @@ def first_intact(checkpoints: list[Path], read: Callable[[Path], T], say: Callab
         except CheckpointError as error:
             problem, _, _ = str(error).rpartition(": ")  # what remains is the remedy, which is this:
             say(f"{problem}; trying {following.name}.")
-    return read(checkpoints[-1])
+    try:
+        return read(checkpoints[-1])
+    except CheckpointError as error:
+        if len(checkpoints) == 1:
+            raise
+        problem, _, _ = str(error).rpartition(": ")
+        raise CheckpointError(f"{problem}, and so are the run's others: use another run.") from error
 
 
 def find_checkpoint(where: str | None, outputs: tuple[Path, ...] = OUTPUTS) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import logging
 import os
@@ -31,6 +32,8 @@ log = logging.getLogger("tinygpt")
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 MISTAKES = (SettingsError, DataError, PermissionError)
+# Why a folder cannot be written, which Hydra meets before we do.
+UNWRITABLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 
 # Two runs that start in the same second must not share a directory: their names end in this.
 OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
@@ -203,6 +206,13 @@ def explain(error: BaseException, schema: type) -> str | None:
     cause = error.__cause__
     if isinstance(error, MISTAKES):
         return str(error)
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        return (
+            f"{error.filename or 'the run directory'} cannot be written ({error.strerror}): "
+            "give a folder on a disk with room that you may write to, as hydra.run.dir=..."
+        )
+    if isinstance(cause, OSError):  # logging's, say
+        return explain(cause, schema)
     if isinstance(error, MissingConfigException):
         group, _, option = (error.missing_cfg_file or "").partition("/")
         if not error.options:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-import secrets
 import time
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from data.prepare import PreparedData, prepare
 from data.tokenizer import read_tokenizer
 from model.gpt import GPT
 from training.checkpoint import (
-    checkpoints_by_step,
     load_state,
     load_weights,
     plain_weights,
@@ -47,7 +44,7 @@ from training.distributed import (
 from training.memory import choose_micro_batch_size
 from training.optimizer import load_optimizer_state, make_optimizers, optimizer_state, split_parameters
 from training.pretrained import load_pretrained, shape_of
-from training.resume import check_settings, find_run, lock_run, log_sizes, newest_intact, tidy
+from training.resume import check_settings, find_run, lock_run, log_sizes, make_run_directory, newest_intact, tidy
 from training.saver import Saver
 
 log = logging.getLogger("tinygpt")
@@ -380,24 +377,3 @@ def dropout_seed(seed: int, step: int, row: int) -> int:
     What is dropped depends on nothing else, so neither resuming nor the number of processes changes it.
     """
     return int.from_bytes(hashlib.sha256(f"dropout {seed} {step} {row}".encode()).digest()[:8], "little")
-
-
-def make_run_directory(where: str | None) -> Path:
-    """The run's directory, made; a new one under outputs/ when none is named.
-
-    Raises SettingsError when a run has already left checkpoints there.
-    """
-    if where is None:
-        now = datetime.now()
-        directory = Path(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{secrets.token_hex(2)}")
-        if directory.exists():  # another run's, of this second
-            return make_run_directory(None)
-    else:
-        directory = Path(where)
-    if checkpoints_by_step(directory / "checkpoints"):
-        raise SettingsError(
-            f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
-            f"resume={directory}."
-        )
-    (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-    return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
