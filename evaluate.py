@@ -53,14 +53,14 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
     from inference.score import compare
     from inference.surprise import write_surprise
     from inference.text import load_text
-    from training.checkpoint import find_checkpoint, load_checkpoint
+    from training.checkpoint import open_checkpoint
     from training.device import choose_device
 
     if config.html and not Path(config.html).absolute().parent.is_dir():
         raise SettingsError(f"html={config.html} cannot be written: its folder does not exist.")
     device = choose_device(config.device)
     places = [config.checkpoint] + [config.against] * (config.against is not None)
-    checkpoints = [load_checkpoint(find_checkpoint(place), device) for place in places]
+    checkpoints = [open_checkpoint(place, device) for place in places]
     description, texts = load_text(config.data.path, checkpoints)
     scores = [score_text(c, tokens, config.stride) for c, tokens in zip(checkpoints, texts, strict=True)]
 

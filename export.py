@@ -54,9 +54,9 @@ def export_model(where: str | None, folder: Path) -> None:
     from data.tokenizer import end_of_text
     from interop.huggingface import to_huggingface
     from interop.tokenizer import save_tokenizer_json
-    from training.checkpoint import find_checkpoint, load_checkpoint
+    from training.checkpoint import open_checkpoint
 
-    checkpoint = load_checkpoint(find_checkpoint(where))
+    checkpoint = open_checkpoint(where)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     try:
         name = to_huggingface(checkpoint.model, unfinished, end_of_text(checkpoint.tokenizer))

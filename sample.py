@@ -103,13 +103,13 @@ def sample(config: SampleConfig) -> None:
     from inference.completions import complete_prompts, read_prompts
     from inference.interactive import converse
     from inference.stream import stream
-    from training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
+    from training.checkpoint import CheckpointError, open_checkpoint
     from training.device import choose_device
 
     device = choose_device(config.device)
     records = read_prompts(config.prompts) if config.prompts else None
     prompt = read_prompt(config)
-    checkpoint = load_checkpoint(find_checkpoint(config.checkpoint), device)
+    checkpoint = open_checkpoint(config.checkpoint, device)
     if sys.stderr.isatty():
         print(f"{checkpoint.path}, step {checkpoint.meta['step']}", file=sys.stderr)
 

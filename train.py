@@ -127,11 +127,14 @@ def evaluate_run(run: Run, monitor: Monitor) -> None:
     sample = ""
     if config.sample_tokens and not run.is_sharded:  # generating goes past FSDP, which gathers the shards
         drawn = continue_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
-        sample = "".join(drawn)
+        try:
+            sample = "".join(drawn)
+        except FloatingPointError as error:  # check_skipped ends the run if it stays so
+            log.warning("step %d: there is no sample (%s)", progress.step, error)
     monitor.evaluation(progress.step, result, sample)
     progress.evaluated = progress.step
     progress.metrics = {"val_loss": result.loss, "val_bpb": result.bpb}
-    if progress.best_loss is None or result.loss < progress.best_loss:
+    if result.loss < (float("inf") if progress.best_loss is None else progress.best_loss):
         progress.best_loss, progress.best_step = result.loss, progress.step
 
 

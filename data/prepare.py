@@ -6,11 +6,14 @@ import hashlib
 import json
 import os
 import shutil
+import time
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tiktoken
@@ -23,7 +26,14 @@ from data.shards import Tokens, open_tokens, token_dtype
 from data.split import SPLITS, split_corpus
 from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 FORMAT = 1
+UNUSED_DAYS = 30
+"""Tokens that no run has opened for so long are removed when others are prepared."""
 _PARTIAL = ".partial"
 
 Log = Callable[[str], None]
@@ -40,6 +50,8 @@ class PreparedData:
     """Where the shards lie."""
     description: str
     """The corpus in words."""
+    held: Any = None
+    """The open file that tells other processes that these tokens are in use."""
 
 
 def prepare(
@@ -63,6 +75,7 @@ def prepare(
             prepared = _open(directory, corpus, log=lambda _: None)
             if not prepared:
                 _remove_leftovers(root, directory)
+                _remove_unused(root, log)
                 _make(directory, corpus, data, tokenizer, encoding, log)
                 prepared = _open(directory, corpus, log)
     assert prepared, "what was just written can be read"
@@ -92,10 +105,24 @@ def _open(directory: Path, corpus: Corpus, log: Log) -> PreparedData | None:
         encoding = read_tokenizer(directory / "tokenizer.json")
         if encoding.n_vocab != meta["n_vocab"] or token_dtype(encoding.n_vocab) != dtype:
             raise ValueError("tokenizer.json is another one's")
+        if meta.get("tokenizer_crc32") not in (None, zlib.crc32((directory / "tokenizer.json").read_bytes())):
+            raise ValueError("tokenizer.json is not what was written")
+        held = _hold(directory / "meta.json")
     except (OSError, ValueError, KeyError, TypeError) as error:
         log(f"The prepared tokens in {directory} are damaged ({error}); preparing them again.")
         return None
-    return PreparedData(encoding, train, val, directory, corpus.description)
+    return PreparedData(encoding, train, val, directory, corpus.description, held)
+
+
+def _hold(meta: Path) -> Any:
+    """Note that the tokens beside `meta` are used now; as long as what is returned lives, they are not removed."""
+    file = meta.open("rb")
+    with suppress(OSError):  # the folder may be read-only, and not every file system has locks
+        os.utime(meta)
+    with suppress(OSError):
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return file
 
 
 @contextmanager
@@ -142,6 +169,20 @@ def _remove_leftovers(root: Path, directory: Path) -> None:
             pass  # its run is alive
 
 
+def _remove_unused(root: Path, log: Log) -> None:
+    """Delete the tokens that nobody has used for UNUSED_DAYS, and nobody is using."""
+    if not fcntl:
+        return
+    for meta in root.glob("*/meta.json"):
+        with suppress(OSError, Timeout):
+            if time.time() - meta.stat().st_mtime < UNUSED_DAYS * 86400:
+                continue
+            with FileLock(_lock_path(meta.parent), timeout=0), meta.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(meta.parent)
+                log(f"Removed {meta.parent}: tokens that no run has used for {UNUSED_DAYS} days.")
+
+
 def _make(
     directory: Path,
     corpus: Corpus,
@@ -172,6 +213,7 @@ def _make(
             "fingerprint": corpus.fingerprint,
             "tokenizer": encoding.name,
             "n_vocab": encoding.n_vocab,
+            "tokenizer_crc32": zlib.crc32((partial / "tokenizer.json").read_bytes()),
             "dtype": token_dtype(encoding.n_vocab).str,
             "val_fraction": data.held_out,
             "versions": {name: version(name) for name in ("tiktoken", "rustbpe", "numpy")},

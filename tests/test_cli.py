@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from hydra import compose, initialize_config_dir
 
 import sample
 import train
-from training.cli import CONF, to_settings
+from training.cli import CONF, explain, to_settings
 from training.config import TrainConfig
 
 ROOT = Path(train.__file__).parent
@@ -147,3 +148,22 @@ def test_a_sweeps_failing_job_does_not_end_the_others(text_file, tmp_path):
 def test_the_sample_command_is_configured_by_its_dataclass():
     with initialize_config_dir(str(CONF), version_base="1.3"):
         assert to_settings(compose("sample"), sample.SampleConfig) == sample.SampleConfig()
+
+
+@pytest.mark.parametrize("place", ["hydra.run.dir", "run_dir"])
+def test_a_run_directory_that_cannot_be_made_is_named(place, tmp_path):
+    (tmp_path / "file").write_text("x")
+    result = run("train.py", f"{place}=file/run", "max_steps=1", f"data.path={ROOT / 'README.md'}",
+                 f"data.cache_dir={tmp_path}/cache", "tokenizer=byte", cwd=tmp_path)  # fmt: skip
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
+    assert "file/run" in result.stderr and "cannot be written" in result.stderr
+
+
+def test_a_full_or_read_only_disk_is_a_sentence_however_it_is_met():
+    full = OSError(errno.ENOSPC, "No space left on device", "outputs/run/train.log")
+    expected = "outputs/run/train.log cannot be written (No space left on device): give a folder"
+    assert explain(full, TrainConfig).startswith(expected)
+    wrapped = ValueError("Unable to configure handler 'file'")
+    wrapped.__cause__ = full
+    assert explain(wrapped, TrainConfig).startswith(expected)
+    assert explain(OSError(errno.EIO, "Input/output error"), TrainConfig) is None

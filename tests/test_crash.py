@@ -21,6 +21,7 @@ from training import checkpoint as checkpoints
 from training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint, read_meta
 from training.config import OptimizerConfig
 from training.run import NumbersError, Run
+from training.saver import Saver
 
 # Starts a child by fork, which needs no second import of torch, kills it after a random time or as soon as it is
 # inside a save, and starts the next, until one gets to the end.
@@ -123,6 +124,20 @@ def test_a_failing_write_keeps_the_old_checkpoint_and_training_goes_on(
     assert not list((tmp_path / "failing/checkpoints").glob(".*"))
 
 
+def test_a_copy_that_does_not_fit_the_memory_is_a_failed_write_and_holds_nothing_up(train_config, monkeypatch, caplog):
+    def fail(saver, *arguments):
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+        return copy(saver, *arguments)
+
+    failed, copy = [], Saver._copy
+    monkeypatch.setattr(Saver, "_copy", fail)
+    train(replace(train_config, max_steps=6, checkpoint_interval=2, eval_interval=100, sample_tokens=0))
+    assert "step 2 could not be written" in caplog.text and "can't allocate memory" in caplog.text
+    assert load_checkpoint(find_checkpoint(train_config.run_dir)).meta["step"] == 6
+
+
 def test_a_final_checkpoint_that_cannot_be_written_ends_in_one_sentence(train_config, monkeypatch):
     config = replace(train_config, max_steps=6, checkpoint_interval=4, eval_interval=100, sample_tokens=0)
 
@@ -219,6 +234,31 @@ def test_too_many_steps_in_a_row_end_the_run_naming_step_and_settings(train_conf
     assert loaded.meta["step"] == 4 and all(p.isfinite().all() for p in loaded.model.parameters())
 
 
+@pytest.mark.parametrize("evaluation", [1, 2])
+def test_an_evaluation_that_is_not_finite_is_no_best_one_and_ends_nothing(
+    train_config, monkeypatch, caplog, evaluation
+):
+    config = replace(train_config, eval_interval=5, checkpoint_interval=100)
+    original = train_module.evaluate_run
+
+    def evaluate_run(run: Run, monitor) -> None:
+        weight = run.model.blocks[0].mlp.down_proj.weight
+        with torch.no_grad():
+            kept = weight.clone()
+            if run.progress.step == 5 * evaluation:
+                weight[0, 0] = math.nan
+            original(run, monitor)
+            weight.copy_(kept)
+
+    monkeypatch.setattr(train_module, "evaluate_run", evaluate_run)
+    best = train(config)
+    found = [row["val_loss"] for row in rows(config.run_dir) if "val_loss" in row]
+    assert found[evaluation - 1] is None and best == min(loss for loss in found if loss is not None)
+    assert "there is no sample" in caplog.text
+    progress = read_meta(Path(config.run_dir) / "checkpoints/best")["progress"]
+    assert progress["best_loss"] == best and progress["best_step"] == 20
+
+
 def test_fp16_scales_its_loss_and_learns(train_config):
     train(replace(train_config, precision="fp16", sample_tokens=0))
     losses = [row["loss"] for row in rows(train_config.run_dir) if row.get("loss") is not None]
@@ -234,13 +274,19 @@ def test_two_runs_started_in_the_same_second_have_directories_of_their_own(train
     assert len(directories) == 20
 
 
-def test_saving_in_the_background_copies_before_training_goes_on(train_config, monkeypatch):
+def test_saving_in_the_background_copies_before_the_next_update(train_config, monkeypatch):
+    def slow_copy(*arguments):
+        time.sleep(0.2)  # the next forward and backward passes are done meanwhile
+        return copy(*arguments)
+
+    copy = Saver._copy
+    monkeypatch.setattr(Saver, "_copy", slow_copy)
     config = replace(train_config, checkpoint_interval=1, max_steps=4, eval_interval=100, sample_tokens=0)
     original = checkpoints.save_file
     written = {}
 
     def slow(weights, path):
-        time.sleep(0.2)  # the next steps are taken meanwhile
+        time.sleep(0.2)
         written[path.parent.name] = {name: tensor.clone() for name, tensor in weights.items()}
         return original(weights, path)
 

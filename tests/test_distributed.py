@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from test_resume import ROOT, rows, wait_for
 
-from training.checkpoint import find_checkpoint, load_checkpoint
+from training.checkpoint import find_checkpoint, load_checkpoint, read_meta
 
 # Runs jobs one after the other, each on ranks that are forked, which needs no second import of torch.
 RANKS = """
@@ -45,12 +45,13 @@ def rank(job, number, size, port):
         seen.flush()
         return windows
     Batches.batch = record
+    exec(job.get("patch", ""), {"number": number})
     settings = dict(distributed=job["how"], micro_batch_size=job["micro"], max_steps=20) | job.get("more", {})
     train(TrainConfig(
         model=GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, zero_init=False, **job.get("model", {})),
         data=DataConfig(path=str(folder / "text.txt"), cache_dir=str(folder / "cache")),
         tokenizer=TokenizerConfig(name="byte"), optimizer=OptimizerConfig(name=job["optimizer"], lr=0.003),
-        run_dir=str(folder / job["name"]), device="cpu", batch_size=8, eval_interval=10, eval_batch_size=5,
+        run_dir=str(folder / job["name"]), device="cpu", precision="fp32", batch_size=8, eval_interval=10, eval_batch_size=5,
         checkpoint_interval=6, log_interval=1, sample_tokens=0, **settings,
     ))
 
@@ -82,12 +83,12 @@ for job in jobs:
 """
 
 
-def run_ranks(folder: Path, *jobs: dict) -> str:
+def run_ranks(folder: Path, *jobs: dict, status: int = 0) -> str:
     """Each job: name, ranks (0: without torchrun's environment), how, micro, optimizer, more settings."""
     command = [sys.executable, "-c", RANKS, str(folder), json.dumps(jobs)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == status, done.stderr[-3000:]
     return done.stdout + done.stderr
 
 
@@ -108,7 +109,7 @@ def all_batches(folder: Path, name: str, ranks: int) -> set[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-4)])
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-3)])
 def test_one_process_and_several_learn_the_same_from_the_same_batches(text_file, tmp_path, optimizer, tolerance):
     jobs = [
         job("alone", 0, "ddp", 2, optimizer),
@@ -156,6 +157,61 @@ def test_a_sharded_runs_checkpoint_samples_and_holds_whole_weights_under_plain_n
     assert sorted(p.name for p in (tmp_path / "sharded/checkpoints/last").iterdir()) == [
         *("meta.json", "model.safetensors", "state", "tokenizer.json")
     ]
+
+
+# The disk of one rank is full when it has to write the shards of one step.
+FULL_DISK = """
+import errno, os
+from torch.distributed.checkpoint.filesystem import FileSystem
+create_stream = FileSystem.create_stream
+def full(self, path, mode):
+    if number == {rank} and "step_{step}." in str(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return create_stream(self, path, mode)
+FileSystem.create_stream = full
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_write_its_shards_keeps_the_old_checkpoint_on_all(text_file, tmp_path, rank):
+    whole, failing = (job(name, 2, "fsdp", 4) for name in ("whole", "failing"))
+    output = run_ranks(tmp_path, whole, failing | {"patch": FULL_DISK.format(rank=rank, step=12)})
+    assert losses(tmp_path / "whole") == losses(tmp_path / "failing")
+    (message,) = [line for line in output.splitlines() if "could not be written" in line]
+    assert "step 12" in message and f"No space left on device, on rank {rank}" in message and "bytes" in message
+    assert "training goes on" in message and message.endswith("step_10.")
+    checkpoints = tmp_path / "failing/checkpoints"
+    assert not list(checkpoints.glob(".*")) and not (checkpoints / "step_12").exists()
+    assert load_checkpoint(checkpoints / "last").meta["step"] == 20
+
+    # The last one of a run: all ranks end, and its resumption begins where the latest checkpoint is.
+    last = job("last", 2, "fsdp", 4, patch=FULL_DISK.format(rank=rank, step=20))
+    output = run_ranks(tmp_path, last, status=1)
+    assert "step 20 could not be written" in output and "make room, then go on from" in output
+    assert "Timeout" not in output  # no rank waited for the other
+    run_ranks(tmp_path, job("last", 2, "fsdp", 4, more={"resume": str(tmp_path / "last")}))
+    assert losses(tmp_path / "whole") == losses(tmp_path / "last")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "bit flipped", "missing"])
+def test_a_damaged_shard_is_found_and_the_checkpoint_before_used(text_file, tmp_path, damage):
+    run_ranks(tmp_path, job("run", 2, "fsdp", 4))
+    checkpoints = tmp_path / "run/checkpoints"
+    meta = read_meta(checkpoints / "step_20")
+    shards = sorted((checkpoints / "step_20/state").iterdir())
+    assert len(shards) == 2 and {f"state/{shard.name}" for shard in shards} < meta["files"].keys()
+    expected = load_file(checkpoints / "step_20/model.safetensors")
+
+    content = bytearray(shards[1].read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "missing":
+        shards[1].unlink()
+    else:
+        shards[1].write_bytes(content[:-100] if damage == "truncated" else content)
+    output = run_ranks(tmp_path, job("run", 2, "fsdp", 4, more={"resume": str(tmp_path / "run")}))
+    assert f"state/{shards[1].name}" in output and "trying step_18." in output
+    found = load_file(checkpoints / "step_20/model.safetensors")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -95,6 +95,31 @@ def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other
     assert not list(tmp_path.parent.glob("*escaped*")) and not list(tmp_path.glob("*escaped*"))
 
 
+def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text):
+    from training.preflight import count_parameters, preflight
+
+    source = load_checkpoint(find_checkpoint(pretrained)).model.config
+    report = preflight(replace(other_text, init_from=pretrained))
+    assert report.startswith(f"parameters  {count_parameters(source).total():,}:")
+
+
+def test_a_shape_that_is_asked_for_and_is_not_the_models_is_refused(pretrained, text_file, tmp_path):
+    settings = [f"init_from={pretrained}", f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache", "max_steps=2"]
+    for typed, named in (
+        (["model.n_layer=6", "model.n_head=2"], "model.n_layer=6 (it has 2)"),
+        (["model=small"], "model.n_layer=8 (it has 2)"),
+        (["attention=matmul"], "model.attention=matmul (it has sdpa)"),
+    ):
+        result = run_train(*settings, *typed, "sample_tokens=0", cwd=tmp_path)
+        assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
+        assert named in result.stderr and f"init_from={pretrained}" in result.stderr
+        assert "n_head=2 (" not in result.stderr and not list(tmp_path.glob("outputs/*/*/checkpoints"))
+    result = run_train(*settings, "model.dropout=0.2", "model.n_layer=2", "sample_tokens=0", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = tmp_path.glob("outputs/*/*/checkpoints/last")
+    assert load_checkpoint(run_dir).model.config.dropout == 0.2
+
+
 def test_from_the_command_line(pretrained, text_file, tmp_path):
     result = run_train(
         f"init_from={pretrained}", f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache", "max_steps=2",

@@ -81,6 +81,7 @@ print(status("VmHWM") - before)
 @pytest.mark.parametrize(
     "settings",
     [
+        "model=GPTConfig(vocab_size=2048, n_layer=4, n_embd=128, block_size=128), batch_size=16, micro_batch_size=16",
         "model=GPTConfig(vocab_size=2048, n_layer=4, n_embd=256, block_size=256), batch_size=16, micro_batch_size=8",
         "model=GPTConfig(vocab_size=20000, n_layer=2, n_embd=512, n_head=8, block_size=128, position='learned', "
         "mlp='gelu', norm='layernorm', tie_embeddings=True, dropout=0.1), batch_size=4, micro_batch_size=4, "
@@ -88,7 +89,7 @@ print(status("VmHWM") - before)
         "model=GPTConfig(vocab_size=512, n_layer=3, n_embd=192, block_size=256, attention='matmul', "
         "attention_dropout=0.1), batch_size=8, micro_batch_size=8",
     ],
-    ids=["muon, accumulating", "adamw, large vocabulary", "explicit attention with dropout"],
+    ids=["the default", "muon, accumulating", "adamw, large vocabulary", "explicit attention with dropout"],
 )
 def test_peak_memory_is_within_15_percent_of_the_measured(settings):
     # The allocator is told to give freed blocks back, so that what is measured is what tensors hold.
@@ -108,7 +109,17 @@ def test_predicting_takes_neither_the_memory_nor_the_time():
 
 def test_dry_run_reports_all_kinds_and_trains_nothing(train_config):
     report = preflight(replace(train_config, max_steps=1000))
-    for word in ("parameters ", "arithmetic ", "text ", "memory ", "weights", "gradients", "optimizer", "activations"):
+    for word in (
+        "parameters ",
+        "arithmetic ",
+        "text ",
+        "memory ",
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "what tensors hold",
+    ):
         assert word in report
     assert "epochs" in report and "time " in report and "a step took" in report
     assert not Path(train_config.run_dir).exists()
@@ -151,7 +162,7 @@ def test_auto_takes_the_largest_micro_batch_that_fits_and_changes_no_result(trai
     config.model.vocab_size = 257
     peaks = {size: predict_memory(config, size).peak for size in (8, 4, 2, 1)}
     assert peaks[8] > peaks[4] > peaks[2] > peaks[1]
-    monkeypatch.setattr(memory, "free_memory", lambda device: int(1.3 * peaks[4]))
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(1.7 * peaks[4]))
     auto = replace(config, micro_batch_size="auto")
     assert start_run(replace(auto, run_dir=str(tmp_path / "other"))).micro_batch_size == 4
     train(auto)
@@ -169,14 +180,14 @@ def test_running_out_of_memory_names_the_micro_batch_that_would_fit(train_config
         raise error("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
     train_config.model.vocab_size, train_config.eval_batch_size = 257, 1
-    free = int(1.3 * predict_memory(train_config, 2).peak)
+    free = int(1.7 * predict_memory(train_config, 2).peak)
     monkeypatch.setattr(train_module, "take_step", full)
     monkeypatch.setattr(memory, "free_memory", lambda device: free)
     monkeypatch.setattr(memory, "largest_that_fits", lambda *arguments: 2)
     with pytest.raises(SettingsError, match=r"micro_batch_size=8 is more than .* holds .*: set micro_batch_size=2;"):
         train(train_config)
     monkeypatch.undo()
-    assert largest_that_fits(train_config, 8, free, torch.float32) == 2
+    assert largest_that_fits(train_config, 8, free, torch.float32, torch.device("cpu")) == 2
 
 
 @pytest.mark.parametrize("size", ["many", 0, 3])

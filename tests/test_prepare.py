@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -227,7 +229,8 @@ def test_the_writer_fills_shards_up_to_their_size(tmp_path, dtype):
         for start in range(0, 35, 7):
             writer.write(np.arange(start, start + 7, dtype=np.uint32), documents=1, text_bytes=3)
     summary = writer.summary()
-    assert summary == {"tokens": 35, "documents": 5, "bytes": 15, "shards": [10, 10, 10, 5]}
+    checksums = [zlib.crc32(np.arange(start, min(start + 10, 35)).astype(dtype)) for start in (0, 10, 20, 30)]
+    assert summary == {"crc32": checksums, "tokens": 35, "documents": 5, "bytes": 15, "shards": [10, 10, 10, 5]}
     assert [file.stat().st_size for file in sorted(tmp_path.iterdir())] == [
         count * dtype.itemsize for count in summary["shards"]
     ]
@@ -289,6 +292,21 @@ def cut_short(directory: Path) -> None:
         file.truncate(100)
 
 
+def flipped_bit(directory: Path, name: str = "train_00000.bin") -> None:
+    content = bytearray((directory / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (directory / name).write_bytes(content)
+
+
+def flipped_bit_held_out(directory: Path) -> None:
+    flipped_bit(directory, "val_00000.bin")
+
+
+def other_tokenizer(directory: Path) -> None:
+    with (directory / "tokenizer.json").open("a") as file:
+        file.write("\n")  # still one that can be read
+
+
 def empty_meta(directory: Path) -> None:
     (directory / "meta.json").write_text("")
 
@@ -317,7 +335,11 @@ def empty_directory(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [cut_short, empty_meta, strange_meta, other_counts, lost_shard, broken_tokenizer, empty_directory]
+    "damage",
+    [
+        *(cut_short, flipped_bit, flipped_bit_held_out, empty_meta, strange_meta, other_counts, lost_shard),
+        *(broken_tokenizer, other_tokenizer, empty_directory),
+    ],
 )
 def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, damage):
     whole = prepared(tmp_path, text_file)
@@ -329,6 +351,42 @@ def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, damage):
     assert str(whole.directory) in log[0]
     assert again.train[: len(again.train)].tolist() == expected
     assert cache_names(tmp_path) == [whole.directory.name]
+
+
+def test_tokens_of_a_version_without_checksums_are_used_as_they_are(tmp_path, text_file):
+    first = prepared(tmp_path, text_file)
+    meta = json.loads((first.directory / "meta.json").read_text())
+    del meta["tokenizer_crc32"], meta["train"]["crc32"], meta["val"]["crc32"]
+    (first.directory / "meta.json").write_text(json.dumps(meta))
+    log = Log()
+    prepared(tmp_path, text_file, log=log)
+    assert log == []
+
+
+def test_tokens_that_nobody_has_used_for_long_make_room_when_others_are_prepared(tmp_path):
+    def prepare_text(name: str, log: Log | None = None) -> PreparedData:
+        file = tmp_path / f"{name}.txt"
+        if not file.exists():
+            file.write_text(f"{name} has a line of some words\n" * 300)
+        return prepared(tmp_path, file, log=log)
+
+    def age(directory: Path, days: float) -> None:
+        then = time.time() - days * 86400
+        os.utime(directory / "meta.json", (then, then))
+
+    folders = {name: prepare_text(name).directory for name in ("old", "recent", "used", "locked", "used_again")}
+    gc.collect()
+    used = prepare_text("used")  # and still is
+    for name, directory in folders.items():
+        age(directory, days=29 if name == "recent" else 31)
+    prepare_text("used_again")
+    log = Log()
+    with FileLock(str(folders["locked"]) + ".lock"):
+        new = prepare_text("new", log)
+    kept = [folders[name].name for name in ("recent", "used", "locked", "used_again")]
+    assert cache_names(tmp_path) == sorted([*kept, new.directory.name])
+    assert len([line for line in log if str(folders["old"]) in line and "30 days" in line]) == 1
+    assert len(used.train)
 
 
 def test_what_dead_runs_left_is_removed_and_what_live_runs_write_is_not(tmp_path, text_file):

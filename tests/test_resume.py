@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 
 import train as train_module
 from train import train
-from training.checkpoint import CheckpointError
+from training.checkpoint import CheckpointError, load_checkpoint
 from training.config import OptimizerConfig, SettingsError, TrainConfig
 from training.resume import find_run, lock_run
 from training.run import Run
@@ -167,12 +168,23 @@ def test_a_damaged_checkpoint_is_passed_over_saying_so(config, tmp_path, caplog,
         content[len(content) // 2] ^= 4
         (last / member).write_bytes(content[: len(content) // 2] if damage == "truncated" else content)
     train(replace(config, max_steps=8, checkpoint_interval=3, eval_interval=100, resume=config.run_dir))
-    assert any("trying the one before" in record.message for record in caplog.records)
+    assert any("; trying step_6." in record.message for record in caplog.records)
     assert any("resuming at step 6" in record.message for record in caplog.records)
 
     whole = replace(config, run_dir=str(tmp_path / "whole"), max_steps=8, checkpoint_interval=3, eval_interval=100)
     train(whole)
     assert_same_run(whole.run_dir, config.run_dir)
+
+
+def test_a_copy_of_a_run_whose_links_have_become_folders_goes_on(config, tmp_path):
+    train(replace(config, max_steps=8))
+    copy = tmp_path / "copy"
+    shutil.copytree(config.run_dir, copy)  # follows the links
+    assert not (copy / "checkpoints" / "last").is_symlink()
+    for run in (config.run_dir, str(copy)):
+        train(replace(config, max_steps=12, resume=run))
+        assert (Path(run) / "checkpoints" / "last").readlink() == Path("step_12")
+    assert_same_run(config.run_dir, copy)
 
 
 def test_when_no_checkpoint_can_be_read_the_run_is_left_as_it_is(config):
@@ -261,6 +273,50 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_p
     resumed = run_train("resume=auto", f"max_steps={steps + 2}", "hydra.run.dir=the_run", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows(tmp_path / "the_run") if "loss" in row] == list(range(1, steps + 3))
+
+
+# Saving takes so long that one can interrupt it.
+SLOW_SAVES = """
+import time, train
+from pathlib import Path
+from training import checkpoint
+original = checkpoint.save_file
+def slow(weights, path):
+    original(weights, path)
+    Path("saving").write_text("x")
+    time.sleep(60)
+checkpoint.save_file = slow
+train.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"), [("INT", "INT", 130), ("TERM", "TERM", 143), ("INT", "TERM", 143)]
+)
+def test_a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole(text_file, tmp_path, first, second, status):
+    settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+        model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu log_interval=1 hydra.run.dir=the_run"""
+    assert run_train(*settings.split(), "max_steps=2", cwd=tmp_path).returncode == 0
+    longer = ["resume=the_run", "max_steps=1000000", "eval_interval=1000000", "checkpoint_interval=1000000"]
+    command = [sys.executable, "-c", SLOW_SAVES, *longer]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(command, cwd=tmp_path, **pipes)
+    while len(rows(tmp_path / "the_run")) < 5:
+        time.sleep(0.05)
+    process.send_signal(getattr(signal, f"SIG{first}"))
+    wait_for(tmp_path / "saving")
+    started = time.monotonic()
+    process.send_signal(getattr(signal, f"SIG{second}"))
+    process.communicate(timeout=60)
+    assert process.returncode == status and time.monotonic() - started < 5
+    checkpoints = tmp_path / "the_run/checkpoints"
+    assert [path.name for path in checkpoints.glob("step_*")] == ["step_2"]
+    assert load_checkpoint(checkpoints / "last").meta["step"] == 2
+    assert list(checkpoints.glob(".step_*"))  # the save was under way
+    resumed = run_train("resume=the_run", "max_steps=4", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert load_checkpoint(checkpoints / "last").meta["step"] == 4 and not list(checkpoints.glob(".step_*"))
 
 
 def wait_for(file: Path, seconds: float = 60) -> None:

@@ -354,6 +354,37 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_in_a_sentence(damage, run_d
     assert "\n" not in str(refused.value)
 
 
+def test_of_a_run_whose_best_checkpoint_is_damaged_the_newest_intact_one_speaks(run_directory, tmp_path, capsys):
+    run = tmp_path / "run"
+    for step in (1, 2, 3, 4):
+        shutil.copytree(run_directory / "checkpoints" / "step_1", run / "checkpoints" / f"step_{step}")
+    link_checkpoint(run / "checkpoints" / "step_1", "best")
+    link_checkpoint(run / "checkpoints" / "step_4", "last")
+    settings = SampleConfig(checkpoint=str(run), device="cpu", max_new_tokens=5)
+    sample(settings)
+    expected = capsys.readouterr()
+    assert not expected.err
+
+    for step, instead in ((1, "step_4"), (4, "step_3"), (3, "step_2")):
+        weights = run / "checkpoints" / f"step_{step}" / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[len(content) // 2] ^= 1
+        weights.write_bytes(content)
+        sample(settings)
+        found = capsys.readouterr()
+        assert found.out == expected.out
+        said = found.err.splitlines()[-1]
+        assert f"step_{step} is damaged" in said and "model.safetensors" in said and said.endswith(f"trying {instead}.")
+    assert len(found.err.splitlines()) == 3
+
+    # One that is asked for by its name is not replaced by another, and one must be left.
+    with pytest.raises(SettingsError, match="step_1 is damaged"):
+        sample(SampleConfig(checkpoint=str(run / "checkpoints" / "step_1")))
+    shutil.rmtree(run / "checkpoints" / "step_2")
+    with pytest.raises(SettingsError, match=r"step_3 is damaged .*, and so are the run's others: use another run"):
+        sample(settings)
+
+
 @pytest.mark.parametrize(
     "prompt", ["\ud800", "\x00", " " * 5000 + "a", "👩‍🚀" * 50, END_OF_TEXT * 3, "\ufeff"], ids=ascii
 )

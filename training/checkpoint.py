@@ -14,13 +14,15 @@ Reading one runs no code from it: safetensors and JSON hold data only, state.pt 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tiktoken
 import torch
@@ -33,7 +35,10 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from training.config import SettingsError, TrainConfig
 
+T = TypeVar("T")
+
 FORMAT_VERSION = 2
+OUTPUTS = (Path("outputs"), Path("multirun"))
 UNFINISHED = ".unfinished"
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what a full disk raises, by who is writing
 
@@ -139,7 +144,10 @@ def link_checkpoint(directory: Path, name: str) -> None:
     unfinished = directory.with_name(f".{name}{UNFINISHED}")
     unfinished.unlink(missing_ok=True)
     unfinished.symlink_to(directory.name)
-    unfinished.replace(directory.with_name(name))
+    link = directory.with_name(name)
+    if link.is_dir() and not link.is_symlink():  # a tool that follows links has copied the run
+        shutil.rmtree(link)
+    unfinished.replace(link)
 
 
 def remove_checkpoints(checkpoints: Path, *, keep: int) -> None:
@@ -251,7 +259,7 @@ def load_state(path: Path) -> dict[str, Any]:
     return _readable(path, lambda _: torch.load(path / "state.pt", map_location="cpu", weights_only=True))
 
 
-def _readable(path: Path, read: Callable[[Path], Any]) -> Any:
+def _readable(path: Path, read: Callable[[Path], T]) -> T:
     """What `read` returns; whatever a damaged file makes it raise becomes a CheckpointError."""
     try:
         return read(path)
@@ -264,8 +272,53 @@ def _readable(path: Path, read: Callable[[Path], Any]) -> Any:
         ) from error
 
 
-def find_checkpoint(where: str | None, outputs: tuple[Path, ...] = (Path("outputs"), Path("multirun"))) -> Path:
-    """The checkpoint directory that `where` names: itself one, a run directory (its best), or the newest run."""
+def to_stderr(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def open_checkpoint(
+    where: str | None, device: torch.device | str = "cpu", *, say: Callable[[str], None] = to_stderr
+) -> Checkpoint:
+    """Read the checkpoint that `where` names, as `find_checkpoints` finds it.
+
+    Of a run it takes the first that is intact, and tells `say` which damaged ones it passes over.
+    Raises CheckpointError when there is none.
+    """
+    found = find_checkpoints(where)
+    return first_intact(found, lambda path: load_checkpoint(path, device), say)
+
+
+def first_intact(checkpoints: list[Path], read: Callable[[Path], T], say: Callable[[str], None]) -> T:
+    """What `read` returns for the first of a run's checkpoints that it can read; CheckpointError when it can read none.
+
+    say: is told of each damaged one why it is passed over, and which one is tried instead.
+    """
+    for path, following in itertools.pairwise(checkpoints):
+        try:
+            return read(path)
+        except CheckpointError as error:
+            problem, _, _ = str(error).rpartition(": ")  # what remains is the remedy, which is this:
+            say(f"{problem}; trying {following.name}.")
+    try:
+        return read(checkpoints[-1])
+    except CheckpointError as error:
+        if len(checkpoints) == 1:
+            raise
+        problem, _, _ = str(error).rpartition(": ")
+        raise CheckpointError(f"{problem}, and so are the run's others: use another run.") from error
+
+
+def find_checkpoint(where: str | None, outputs: tuple[Path, ...] = OUTPUTS) -> Path:
+    """The checkpoint directory that `where` means, intact or not."""
+    return find_checkpoints(where, outputs)[0]
+
+
+def find_checkpoints(where: str | None, outputs: tuple[Path, ...] = OUTPUTS) -> list[Path]:
+    """The checkpoint directories that `where` can mean, at least one, the one that is meant first.
+
+    where: a checkpoint; a run's directory, whose best is meant, then the last, then the others by step;
+    None for the newest run.
+    """
     if where is None:
         found = [path for folder in outputs for path in folder.glob("**/checkpoints/last")]
         if not found:
@@ -274,10 +327,10 @@ def find_checkpoint(where: str | None, outputs: tuple[Path, ...] = (Path("output
     path = Path(where)
     if not path.exists():
         raise CheckpointError(f"checkpoint={where} does not exist: give a run directory or a checkpoint in it.")
-    for name in ("best", "last"):
-        if (path / "checkpoints" / name).exists():
-            return (path / "checkpoints" / name).resolve()
-    return path.resolve()
+    folder = path / "checkpoints"
+    linked = [(folder / name).resolve() for name in ("best", "last") if (folder / name).exists()]
+    numbered = [checkpoint.resolve() for checkpoint in checkpoints_by_step(folder)]
+    return list(dict.fromkeys(linked + numbered)) or [path.resolve()]
 
 
 def flush_to_disk(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import logging
 import operator
@@ -32,6 +33,8 @@ log = logging.getLogger("tinygpt")
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 MISTAKES = (SettingsError, DataError, PermissionError)
+# Why a folder cannot be written, which Hydra meets before we do.
+UNWRITABLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 
 # Two runs that start in the same second must not share a directory: their names end in this.
 OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
@@ -53,6 +56,8 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
             try:
                 if "resume" in cfg and cfg.resume:
                     cfg = recall_settings(cfg, name)
+                elif "init_from" in cfg and cfg.init_from:
+                    check_asked(cfg)
                 return function(to_settings(cfg, schema))
             except MISTAKES as error:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -146,13 +151,33 @@ def recall_settings(cfg: DictConfig, name: str) -> DictConfig:
 
     default = OmegaConf.to_container(compose(name), resolve=False)
     recalled = OmegaConf.merge(cfg, saved_settings(Path(cfg.resume)))
-    typed = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+    typed = _typed()
     for key in _keys(OmegaConf.to_container(cfg)):
         value = OmegaConf.select(cfg, key)
         named = any(key == name or key.startswith(name + ".") for name in typed)
         if not OmegaConf.is_config(value) and (named or value != _select(default, key)):
             OmegaConf.update(recalled, key, value)
     return recalled
+
+
+def check_asked(cfg: DictConfig) -> None:
+    """Raise SettingsError when the command line names a setting of the model, by its own name or its group's,
+    that the one which `cfg.init_from` brings along has otherwise."""
+    typed = _typed()
+    asked = {
+        key: value
+        for key, value in cfg.model.items()
+        if f"model.{key}" in typed or ("attention" if key == "attention" else "model") in typed
+    }
+    if asked:
+        from training.pretrained import check_shape
+
+        check_shape(cfg.init_from, asked)
+
+
+def _typed() -> set[str]:
+    """The settings and groups that the command line names."""
+    return {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
 
 
 def _select(settings: dict[str, Any], key: str) -> Any:
@@ -184,6 +209,13 @@ def explain(error: BaseException, schema: type) -> str | None:
     cause = error.__cause__
     if isinstance(error, MISTAKES):
         return str(error)
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        return (
+            f"{error.filename or 'the run directory'} cannot be written ({error.strerror}): "
+            "give a folder on a disk with room that you may write to, as hydra.run.dir=..."
+        )
+    if isinstance(cause, OSError):  # logging's, say
+        return explain(cause, schema)
     if isinstance(error, MissingConfigException):
         group, _, option = (error.missing_cfg_file or "").partition("/")
         if not error.options:

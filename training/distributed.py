@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -141,9 +142,15 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def save_shards(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write tensors, each rank its own shards, as safetensors files that any number of ranks can read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    """Write tensors, each rank its own shards, as safetensors files that any number of ranks can read.
+
+    Raises OSError on every rank when one of them cannot write.
+    """
+    try:
+        dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:  # which the ranks have told each other
+        rank, (cause, _) = min(error.failures.items())
+        raise OSError(f"{getattr(cause, 'strerror', None) or cause}, on rank {rank}") from error
 
 
 def load_shards(folder: Path, parameters: dict[str, Tensor]) -> dict[str, Tensor]:

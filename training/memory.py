@@ -24,6 +24,11 @@ from training.config import SettingsError, TrainConfig
 from training.distributed import Ranks
 from training.optimizer import make_optimizers, optimizer_state
 
+CPU_ALLOCATOR = 1.6
+"""Memory that a process holds on a CPU, in units of what its tensors do: the most that was measured with glibc, which
+keeps freed blocks. Told to give those above 1 MB back (MALLOC_MMAP_THRESHOLD_=1048576) it holds 1.04 times as much
+at the most, but a step of the default run takes 1.8 times as long, for the pages have to be made anew."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -128,7 +133,7 @@ def choose_micro_batch_size(config: TrainConfig, ranks: Ranks, device: torch.dev
     share = config.batch_size // ranks.size
     if config.micro_batch_size == "auto":
         beside = ranks.size if device.type == "cpu" else 1  # processes that share this memory
-        size = ranks.from_first(largest_that_fits(config, share, free_memory(device) // beside, precision))
+        size = ranks.from_first(largest_that_fits(config, share, free_memory(device) // beside, precision, device))
         if size is None:
             raise SettingsError(
                 f"micro_batch_size=auto: not even one window fits the memory free on {device}: choose a smaller model, "
@@ -144,13 +149,16 @@ def choose_micro_batch_size(config: TrainConfig, ranks: Ranks, device: torch.dev
     return size
 
 
-def largest_that_fits(config: TrainConfig, share: int, free: int, precision: torch.dtype) -> int | None:
-    """The largest divisor of `share` windows whose step needs at most four fifths of `free` bytes, if any does.
+def largest_that_fits(
+    config: TrainConfig, share: int, free: int, precision: torch.dtype, device: torch.device
+) -> int | None:
+    """The largest divisor of `share` windows whose step fits into `free` bytes of the device, if any does.
 
-    The rest is for what allocators keep and kernels take for themselves.
+    Beside the tensors there must be room for what the allocator keeps and kernels take for themselves.
     """
+    room = free / CPU_ALLOCATOR if device.type == "cpu" else 0.8 * free
     for size in (size for size in range(share, 0, -1) if share % size == 0):
-        if predict_memory(config, size, precision).peak <= 0.8 * free:
+        if predict_memory(config, size, precision).peak <= room:
             return size
     return None
 
@@ -168,7 +176,8 @@ def memory_named(run: Any) -> Iterator[None]:
     # Outside of the handler, whose traceback would keep the step's tensors alive.
     else:
         return
-    largest = largest_that_fits(run.config, size, free_memory(run.device) + _held(run.device), precision)
+    free = free_memory(run.device) + _held(run.device)
+    largest = largest_that_fits(run.config, size, free, precision, run.device)
     remedy = f"set micro_batch_size={largest}" if largest and largest < size else "choose a smaller model or block_size"
     raise SettingsError(
         f"micro_batch_size={size} is more than the memory of {run.device} holds ({reason}): {remedy}; "

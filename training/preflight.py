@@ -13,7 +13,8 @@ from model.config import GPTConfig
 from model.size import count_parameters, flops_per_token
 from training.config import SettingsError, TrainConfig
 from training.device import choose_device, choose_precision
-from training.memory import Memory, free_memory, predict_memory, trial_run
+from training.memory import CPU_ALLOCATOR, Memory, free_memory, predict_memory, trial_run
+from training.pretrained import load_pretrained, shape_of
 from training.run import steps_within_flops
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training: 40% is what published GPT-2 runs report.
@@ -49,7 +50,11 @@ def preflight(config: TrainConfig) -> str:
     """
     if config.plan.device is not None and config.plan.device not in DEVICES:
         raise SettingsError(f"plan.device={config.plan.device} is not known: choose one of {', '.join(DEVICES)}.")
-    data = prepare(config.data, config.tokenizer, log=lambda _: None)
+    encoding = None
+    if config.init_from:
+        pretrained, encoding = load_pretrained(config.init_from)
+        config.model = shape_of(pretrained, config.model)
+    data = prepare(config.data, config.tokenizer, encoding=encoding, log=lambda _: None)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
     config.max_steps = steps_within_flops(config)
     tokens_a_step = config.batch_size * config.model.block_size
@@ -88,6 +93,11 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
     free = free_memory(device)
     lines = _memory_lines(memory)
     lines.append(f"            and {_bytes(memory.copy_for_saving)} in main memory while a checkpoint is written")
+    if device.type == "cpu":
+        lines.append(
+            f"            counted is what tensors hold; the allocator may keep up to {CPU_ALLOCATOR} times as much, or "
+            "little more with MALLOC_MMAP_THRESHOLD_=1048576 in the environment, which is slower"
+        )
     if memory.peak > free:
         lines.append(f"            too much for the {_bytes(free)} free on {device}: lower micro_batch_size={micro}")
         return lines

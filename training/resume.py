@@ -1,4 +1,4 @@
-"""Going on with a run that was stopped: finding it, checking that it is the same run, tidying its logs."""
+"""A run's directory: making it; and to go on, finding it, checking that it is the same run, tidying its logs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from filelock import FileLock, Timeout
 from training.checkpoint import (
     CheckpointError,
     checkpoints_by_step,
+    first_intact,
     read_meta,
     read_progress,
-    remove_unfinished,
     verify_checkpoint,
 )
 from training.config import SettingsError, TrainConfig
@@ -35,6 +36,32 @@ FREE = (
     *("sample_tokens", "sample_prompt", "wandb", "data.cache_dir"),
     *("device", "compile", "deterministic", "distributed", "micro_batch_size"),
 )
+
+
+def make_run_directory(where: str | None) -> Path:
+    """The run's directory, made; a new one under outputs/ when none is named.
+
+    Raises SettingsError when a run has already left checkpoints there.
+    """
+    if where is None:
+        now = datetime.now()
+        directory = Path(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{secrets.token_hex(2)}")
+        if directory.exists():  # another run's, of this second
+            return make_run_directory(None)
+    else:
+        directory = Path(where)
+    if checkpoints_by_step(directory / "checkpoints"):
+        raise SettingsError(
+            f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
+            f"resume={directory}."
+        )
+    try:
+        (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"run_dir={directory} cannot be written ({error.strerror}): choose a folder that you may write to."
+        ) from error
+    return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 
 
 def find_run(where: str, folders: tuple[Path, ...] = (Path("outputs"), Path("multirun"))) -> Path | None:
@@ -83,13 +110,12 @@ def newest_intact(run: Path) -> tuple[Path, dict[str, Any]]:
 
     Says which damaged ones it passes over; CheckpointError when none is left.
     """
-    for checkpoint in checkpoints_by_step(run / "checkpoints"):
-        try:
-            return checkpoint, verify_checkpoint(checkpoint)
-        except CheckpointError as error:
-            problem, _, _ = str(error).rpartition(": ")  # what remains is the remedy, which is this:
-            log.warning("%s; trying the one before.", problem)
-    raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.")
+    if not (checkpoints := checkpoints_by_step(run / "checkpoints")):
+        raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.")
+    try:
+        return first_intact(checkpoints, lambda path: (path, verify_checkpoint(path)), log.warning)
+    except CheckpointError as error:
+        raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.") from error
 
 
 def saved_settings(run: Path) -> dict[str, Any]:
@@ -129,7 +155,6 @@ def tidy(run: Path, saved: dict[str, Any]) -> None:
 
     Later checkpoints, which are damaged, are set aside.
     """
-    remove_unfinished(run / "checkpoints")
     for checkpoint in checkpoints_by_step(run / "checkpoints"):
         if int(checkpoint.name.removeprefix("step_")) > saved["step"]:
             checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))

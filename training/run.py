@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-import secrets
 import time
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,13 @@ from data.prepare import PreparedData, prepare
 from data.tokenizer import read_tokenizer
 from model.gpt import GPT
 from model.size import flops_per_token
-from training.checkpoint import checkpoints_by_step, load_state, load_weights, plain_weights, unfinished_path
+from training.checkpoint import (
+    load_state,
+    load_weights,
+    plain_weights,
+    remove_unfinished,
+    unfinished_path,
+)
 from training.config import SettingsError, TrainConfig
 from training.device import choose_compile, choose_device, choose_precision, make_deterministic
 from training.distributed import (
@@ -41,7 +45,7 @@ from training.distributed import (
 from training.memory import choose_micro_batch_size
 from training.optimizer import load_optimizer_state, make_optimizers, optimizer_state, split_parameters
 from training.pretrained import load_pretrained, shape_of
-from training.resume import check_settings, find_run, lock_run, log_sizes, newest_intact, tidy
+from training.resume import check_settings, find_run, lock_run, log_sizes, make_run_directory, newest_intact, tidy
 from training.saver import Saver
 
 log = logging.getLogger("tinygpt")
@@ -158,14 +162,19 @@ class Run:
     def save_sharded(self, weights: dict[str, Tensor], optimizers: dict[str, Tensor]) -> None:
         """Write a checkpoint of shards: every rank its part of the optimizers' state, the first one the weights."""
         directory = self.directory / "checkpoints" / f"step_{self.progress.step}"
-        save_shards(optimizers, unfinished_path(directory) / "state")
+        needed = sum(tensor.nbytes for tensor in [*weights.values(), *optimizers.values()])
+        try:
+            save_shards(optimizers, unfinished_path(directory) / "state")
+        except OSError as error:
+            self.saver.fail(self.progress.step, needed, error)
+            return
         for name, tensor in weights.items():
             in_one_piece = whole(tensor)
             weights[name] = in_one_piece.cpu() if self.ranks.is_first else in_one_piece[:0]
         if self.ranks.is_first:
             self.saver.save(self.progress, weights, None, self.describe(), self.data.tokenizer)
             self.saver.wait()
-        self.ranks.wait()
+        self.saver.failure = self.ranks.from_first(self.saver.failure)  # which decides whether all save again
 
     def stop(self, signal_number: int) -> None:
         """Save, say how to go on, and raise SystemExit with the status of a process that a signal ended."""
@@ -306,6 +315,7 @@ def start_run(config: TrainConfig) -> Run:
     if ranks.is_first:
         directory = checkpoint.parent.parent if checkpoint else make_run_directory(config.run_dir)
         lock = lock_run(directory)
+        remove_unfinished(directory / "checkpoints")
     directory = ranks.from_first(directory)
     run = Run(
         config=config,
@@ -328,6 +338,7 @@ def start_run(config: TrainConfig) -> Run:
         skipped=torch.zeros(2, dtype=torch.int64, device=device),
         saved_step=0,
     )
+    run.saver.guard(run.optimizers)
     if checkpoint:
         if ranks.is_first:
             tidy(directory, meta)
@@ -381,24 +392,3 @@ def dropout_seed(seed: int, step: int, row: int) -> int:
     What is dropped depends on nothing else, so neither resuming nor the number of processes changes it.
     """
     return int.from_bytes(hashlib.sha256(f"dropout {seed} {step} {row}".encode()).digest()[:8], "little")
-
-
-def make_run_directory(where: str | None) -> Path:
-    """The run's directory, made; a new one under outputs/ when none is named.
-
-    Raises SettingsError when a run has already left checkpoints there.
-    """
-    if where is None:
-        now = datetime.now()
-        directory = Path(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{secrets.token_hex(2)}")
-        if directory.exists():  # another run's, of this second
-            return make_run_directory(None)
-    else:
-        directory = Path(where)
-    if checkpoints_by_step(directory / "checkpoints"):
-        raise SettingsError(
-            f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
-            f"resume={directory}."
-        )
-    (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-    return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory

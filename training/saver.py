@@ -1,4 +1,8 @@
-"""Saving while training goes on: the training thread copies, another thread writes."""
+"""Saving while training goes on: another thread copies the state and writes the copy.
+
+The next forward and backward passes only read the weights, so the copy is made meanwhile; the next update
+waits for it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import tiktoken
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from training.checkpoint import (
     WRITE_ERRORS,
     CheckpointError,
     link_checkpoint,
     remove_checkpoints,
+    unfinished_path,
     write_checkpoint,
 )
 
@@ -33,8 +39,19 @@ class Saver:
         self.checkpoints, self.keep = checkpoints, keep
         self.failure: str | None = None
         """Why the latest checkpoint could not be written."""
-        self._copies: dict[str, dict[str, Tensor]] = {}
+        self._copies: dict[str, Tensor] = {}
+        self._copied = threading.Event()
+        self._copied.set()
         self._thread: threading.Thread | None = None
+
+    def guard(self, optimizers: list[Optimizer]) -> None:
+        """Let these optimizers change nothing while the state is being copied."""
+
+        def wait_for_copy(*_: Any) -> None:
+            self._copied.wait()
+
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(wait_for_copy)
 
     def save(
         self,
@@ -44,43 +61,67 @@ class Saver:
         meta: dict[str, Any],
         tokenizer: tiktoken.Encoding,
     ) -> None:
-        """Copy the tensors as they are now, and write checkpoints/step_N from the copies while training goes on.
+        """Write checkpoints/step_N from the tensors as they are now, while training goes on.
 
         optimizers: None where a sharded run has written them already. Waits for the write before this one.
         """
         self.wait()
-        weights = self._copy("weights", weights)
-        state = None if optimizers is None else {"optimizers": self._copy("optimizers", optimizers)}
-        content = (progress.step, progress.best_step, weights, state, meta, tokenizer)
+        self._copied.clear()
+        device = next(iter(weights.values())).device
+        # What the device has yet to compute before the tensors are what they are now.
+        ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        content = (progress.step, progress.best_step, weights, optimizers, ready, meta, tokenizer)
         self._thread = threading.Thread(target=self._write, args=content, name="saver")
         self._thread.start()
 
-    def _copy(self, kind: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _copy(self, tensors: dict[str, Tensor], ready: torch.cuda.Event | None) -> dict[str, Tensor]:
         """The tensors in memory that is kept for the next copy: making room costs more than copying."""
-        copies = self._copies.setdefault(kind, {})
-        for name, tensor in tensors.items():
-            if name not in copies:  # into pinned memory the device copies by itself
-                copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-            copies[name].copy_(tensor.detach(), non_blocking=True)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return copies
+        stream = torch.cuda.Stream(next(iter(tensors.values())).device) if ready else None
+        with torch.cuda.stream(stream):  # beside what the device computes meanwhile
+            if stream:
+                stream.wait_event(ready)
+            for name, tensor in tensors.items():
+                if name not in self._copies:  # into pinned memory the device copies by itself
+                    self._copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+                self._copies[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+            if stream:
+                stream.synchronize()
+        return {name: self._copies[name] for name in tensors}
 
-    def _write(self, step: int, best_step: int, weights: dict, state: dict | None, meta: dict, tokenizer: Any) -> None:
+    def _write(
+        self,
+        step: int,
+        best_step: int,
+        weights: dict[str, Tensor],
+        optimizers: dict[str, Tensor] | None,
+        ready: torch.cuda.Event | None,
+        meta: dict[str, Any],
+        tokenizer: tiktoken.Encoding,
+    ) -> None:
         directory = self.checkpoints / f"step_{step}"
+        needed = sum(tensor.nbytes for tensor in [*weights.values(), *(optimizers or {}).values()])
         try:
-            write_checkpoint(directory, weights, state, meta, tokenizer)
+            try:
+                copies = self._copy(weights | (optimizers or {}), ready)
+            finally:
+                self._copied.set()
+            state = None if optimizers is None else {"optimizers": {name: copies[name] for name in optimizers}}
+            write_checkpoint(directory, {name: copies[name] for name in weights}, state, meta, tokenizer)
             self.link(step, best_step)
             remove_checkpoints(self.checkpoints, keep=self.keep)
             self.failure = None
         except WRITE_ERRORS as error:
-            tensors = [*weights.values(), *(state or {}).get("optimizers", {}).values()]
-            needed = sum(tensor.nbytes for tensor in tensors)
-            self.failure = (
-                f"the checkpoint of step {step} could not be written to {directory} ({_reason(error)}): it needs "
-                f"{needed:,} bytes and {_free_bytes(self.checkpoints)} are free there"
-            )
-            log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last())
+            self.fail(step, needed, error)
+
+    def fail(self, step: int, needed: int, error: BaseException) -> None:
+        """Say that a checkpoint of `needed` bytes could not be written, and leave nothing of it."""
+        directory = self.checkpoints / f"step_{step}"
+        shutil.rmtree(unfinished_path(directory), ignore_errors=True)
+        self.failure = (
+            f"the checkpoint of step {step} could not be written to {directory} ({_reason(error)}): it needs "
+            f"{needed:,} bytes and {_free_bytes(self.checkpoints)} are free there"
+        )
+        log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last())
 
     def link(self, step: int, best_step: int) -> None:
         """Point last at a step's checkpoint, and best at the best one's if it is there."""
