@@ -51,8 +51,8 @@ def rank(job, number, size, port):
         model=GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, zero_init=False, **job.get("model", {})),
         data=DataConfig(path=str(folder / "text.txt"), cache_dir=str(folder / "cache")),
         tokenizer=TokenizerConfig(name="byte"), optimizer=OptimizerConfig(name=job["optimizer"], lr=0.003),
-        run_dir=str(folder / job["name"]), device="cpu", precision="fp32", batch_size=8, eval_interval=10, eval_batch_size=5,
-        checkpoint_interval=6, log_interval=1, sample_tokens=0, **settings,
+        run_dir=str(folder / job["name"]), device="cpu", precision="fp32", batch_size=8,
+        eval_interval=10, eval_batch_size=5, checkpoint_interval=6, log_interval=1, sample_tokens=0, **settings,
     ))
 
 for job in jobs:
