@@ -53,6 +53,8 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
             try:
                 if "resume" in cfg and cfg.resume:
                     cfg = recall_settings(cfg, name)
+                if "wandb" in cfg and HydraConfig.get().mode == RunMode.MULTIRUN:
+                    name_in_sweep(cfg)
                 return function(to_settings(cfg, schema))
             except MISTAKES as error:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -153,6 +155,14 @@ def recall_settings(cfg: DictConfig, name: str) -> DictConfig:
         if not OmegaConf.is_config(value) and (named or value != _select(default, key)):
             OmegaConf.update(recalled, key, value)
     return recalled
+
+
+def name_in_sweep(cfg: DictConfig) -> None:
+    """Let wandb show a sweep's runs as one group, named by the sweep's folder, each by its number and what varies."""
+    hydra_config = HydraConfig.get()
+    varied = [override for override in hydra_config.overrides.task if override not in sys.argv]
+    cfg.wandb.group = cfg.wandb.group or Path(hydra_config.sweep.dir).name
+    cfg.wandb.name = cfg.wandb.name or " ".join([str(hydra_config.job.num), *varied])
 
 
 def _select(settings: dict[str, Any], key: str) -> Any:
