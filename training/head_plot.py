@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from jaxtyping import Float
@@ -50,4 +51,5 @@ def title(layer: int, head: int, statistics: HeadStatistics | None) -> str:
     if statistics is None:
         return name
     entropy, share = statistics.entropy[layer][head], statistics.relative_entropy[layer][head]
-    return f"{name}\n{entropy:.2f} nats ({share:.0%}), {statistics.distance[layer][head]:.1f} back"
+    of_most = f" ({share:.0%})" if math.isfinite(share) else ""
+    return f"{name}\n{entropy:.2f} nats{of_most}, {statistics.distance[layer][head]:.1f} back"

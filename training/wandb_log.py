@@ -53,8 +53,8 @@ def _once(method: Callable[..., None]) -> Callable[..., None]:
 class WandbLog:
     """A run at wandb.
 
-    Every row has our own step, so that the parts of a run that was resumed meet: what a part repeats of the
-    one before it, which a kill cut off after a checkpoint, wandb drops.
+    Every row has our own step, so that the parts of a run that was resumed meet. wandb takes steps that
+    increase only: what is trained again, because a kill came after the last checkpoint, it has already.
     """
 
     def __init__(self, run: Run) -> None:
