@@ -18,7 +18,6 @@ from model.gpt import GPT
 from model.heads import attention_maps
 from training.checkpoint import Checkpoint
 from training.config import SettingsError
-from training.head_plot import draw_heads
 
 LONGEST = {".html": 128, ".png": 40}
 """Tokens that are still readable in each kind of picture."""
@@ -43,6 +42,8 @@ def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, tokens: list[in
     if path.suffix == ".html":
         draw_html(maps, labels, path)
     else:
+        from training.head_plot import draw_heads  # matplotlib takes a moment to import
+
         draw_heads(maps, path, tokens=[visible(label) for label in labels])
     return len(tokens)
 

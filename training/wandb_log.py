@@ -98,9 +98,11 @@ class WandbLog:
 
     @_once
     def picture(self, path: Path, step: int) -> None:
+        """Log a picture, if it could be drawn."""
         import wandb
 
-        self.session.log({f"pictures/{path.stem}": wandb.Image(str(path))}, step=step)
+        if path.exists():
+            self.session.log({f"pictures/{path.stem}": wandb.Image(str(path))}, step=step)
 
     @_once
     def finish(self, exit_code: int) -> None:
