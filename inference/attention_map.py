@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from data.tokenizer import encode_text, end_of_text
 from model.gpt import GPT
+from model.heads import attention_maps
 from training.checkpoint import Checkpoint
 from training.config import SettingsError
 
@@ -38,55 +39,13 @@ def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, tokens: list[in
     tokens = tokens[-longest:]
     labels = [tokenizer.decode_single_token_bytes(token).decode("utf-8", "replace") for token in tokens]
     maps = attention_maps(model, torch.tensor([tokens], device=next(model.parameters()).device))
-    draw = draw_html if path.suffix == ".html" else draw_png
-    draw(maps, labels, path)
+    if path.suffix == ".html":
+        draw_html(maps, labels, path)
+    else:
+        from training.head_plot import draw_heads  # matplotlib takes a moment to import
+
+        draw_heads(maps, path, tokens=[visible(label) for label in labels])
     return len(tokens)
-
-
-@torch.no_grad()
-def attention_maps(model: GPT, tokens: Int[Tensor, "1 T"]) -> Float[Tensor, "L H T T"]:
-    """The weights with which each layer's heads attend, dropout off; a form with one head has H = 1."""
-    maps: list[Tensor] = []
-
-    def record(attention, args, kwargs) -> None:
-        maps.append(attention.weights(*args, mask=kwargs["mask"], positions=kwargs["positions"])[0])
-
-    was_training = model.training
-    model.eval()
-    hooks = [block.attention.register_forward_pre_hook(record, with_kwargs=True) for block in model.blocks]
-    try:
-        model(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(was_training)
-    return torch.stack(maps).float().cpu()
-
-
-def draw_png(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> None:
-    """A grid of layers (rows) by heads (columns), queries downwards, keys to the right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    layers, heads, T, _ = maps.shape
-    side = max(1.3, 0.13 * T)  # inches: room for a readable label a token
-    figure, axes = plt.subplots(
-        layers, heads, figsize=(side * heads + 1.2, side * layers + 1.2), squeeze=False, layout="constrained"
-    )
-    names = [visible(label) for label in labels]
-    for layer in range(layers):
-        for head in range(heads):
-            panel = axes[layer, head]
-            panel.imshow(maps[layer, head].sqrt().numpy(), cmap="magma", vmin=0, vmax=1)  # √ shows small weights too
-            keys, queries = names * (layer == layers - 1), names * (head == 0)
-            panel.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6, family="monospace")
-            panel.set_yticks(range(len(queries)), queries, fontsize=6, family="monospace")
-            panel.tick_params(length=0)
-            panel.set_title(f"layer {layer} head {head}", fontsize=7)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def draw_html(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> None:

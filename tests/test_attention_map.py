@@ -13,7 +13,8 @@ from conftest import random_gpt
 
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
-from inference.attention_map import attention_maps, draw_attention_map, draw_prompt, visible
+from inference.attention_map import draw_attention_map, draw_prompt, visible
+from model.heads import attention_maps
 from training.checkpoint import Checkpoint
 from training.config import SettingsError
 

@@ -160,12 +160,6 @@ def test_a_form_of_attention_that_cannot_train_here_is_refused(train_config):
         train(train_config)
 
 
-def test_wandb_offline_writes_into_the_run_directory(train_config):
-    train_config.wandb.mode = "offline"
-    train(replace(train_config, max_steps=2))
-    assert list(Path(train_config.run_dir).glob("wandb/offline-run-*/*.wandb"))
-
-
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

@@ -58,6 +58,8 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
                     cfg = recall_settings(cfg, name)
                 elif "init_from" in cfg and cfg.init_from:
                     check_asked(cfg)
+                if "wandb" in cfg and HydraConfig.get().mode == RunMode.MULTIRUN:
+                    name_in_sweep(cfg)
                 return function(to_settings(cfg, schema))
             except MISTAKES as error:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -178,6 +180,14 @@ def check_asked(cfg: DictConfig) -> None:
 def _typed() -> set[str]:
     """The settings and groups that the command line names."""
     return {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+
+
+def name_in_sweep(cfg: DictConfig) -> None:
+    """Let wandb show a sweep's runs as one group, named by the sweep's folder, each by its number and what varies."""
+    hydra_config = HydraConfig.get()
+    varied = [override for override in hydra_config.overrides.task if override not in sys.argv]
+    cfg.wandb.group = cfg.wandb.group or Path(hydra_config.sweep.dir).name
+    cfg.wandb.name = cfg.wandb.name or " ".join([str(hydra_config.job.num), *varied])
 
 
 def _select(settings: dict[str, Any], key: str) -> Any:

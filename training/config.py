@@ -83,11 +83,16 @@ class WandbConfig:
     """disabled, offline (written to the run directory, synced by hand) or online."""
     project: str = "tinygpt"
     name: str | None = None
-    """The run's name; its directory's when null."""
+    """The run's name; its directory's when null, in a sweep its number and overrides."""
     group: str | None = None
+    """What the runs of a sweep are shown under; the sweep's folder when null."""
 
     def __post_init__(self) -> None:
         _one_of("wandb.mode", self.mode, WANDB_MODES)
+        if not self.project or len(self.project) > 128 or set(self.project) & set("/\\#?%:"):
+            raise ValueError(
+                f"wandb.project={self.project} must be 1 to 128 characters, none of them / \\ # ? % or a colon."
+            )
 
 
 @dataclass(kw_only=True)

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from data.batches import evaluation_batches
 from data.shards import Tokens
+from model.gpt import GPT
 from training.distributed import Ranks
+
+MEASURED_TOKENS = 512  # enough to tell heads apart, for a hundredth of an evaluation's time
 
 
 @dataclass
@@ -65,3 +69,10 @@ def evaluate(
     model.train(was_training)
     nats, scored = ranks.sum_(sums).tolist()
     return Evaluation(loss=nats / scored, bpb=nats / math.log(2) / tokens.text_bytes)
+
+
+def first_windows(model: GPT, tokens: Tokens) -> Int[Tensor, "B T"]:
+    """The beginning of a split, in windows of up to block_size tokens, MEASURED_TOKENS in all."""
+    T = min(model.config.block_size, MEASURED_TOKENS)
+    windows = next(evaluation_batches(tokens, block_size=T, batch_size=MEASURED_TOKENS // T))
+    return torch.from_numpy(windows[:, :-1]).to(next(model.parameters()).device)

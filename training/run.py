@@ -47,6 +47,7 @@ from training.optimizer import load_optimizer_state, make_optimizers, optimizer_
 from training.pretrained import load_pretrained, shape_of
 from training.resume import check_settings, find_run, lock_run, log_sizes, make_run_directory, newest_intact, tidy
 from training.saver import Saver
+from training.wandb_log import check_wandb_key
 
 log = logging.getLogger("tinygpt")
 
@@ -289,6 +290,8 @@ def start_run(config: TrainConfig) -> Run:
         raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
     if config.deterministic:
         make_deterministic()
+    if config.wandb.mode == "online" and ranks.is_first:
+        check_wandb_key()
 
     checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config) if ranks.is_first else None)
     pretrained, encoding = None, None

@@ -66,10 +66,11 @@ class CausalSelfAttention(nn.Module):
         mask: Shaped[Tensor, " ..."] | None = None,
         positions: Int[Tensor, "... T"] | None = None,
     ) -> Float[Tensor, "... H T T"]:
-        """The weights that forward() gives x, without dropout, for pictures."""
+        """The weights that forward() gives x, without dropout, for pictures and figures."""
         q, k, v = self.project(x, positions, 0)
         k, _, overlay = self._overlay(q, k, v, mask)
-        return attention_weights(q, k, **overlay, attend=self.attend)
+        # By matmul, with which every form agrees: fused kernels are not made for values as wide as the text is long.
+        return attention_weights(q, k, **overlay)
 
     def project(
         self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None, start: int

@@ -1,0 +1,94 @@
+"""What the heads of a model attend to: their weights, and figures that tell heads apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from model.gpt import GPT
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class HeadStatistics:
+    """Figures of the attention weights, the mean over all queries of some windows; lists of layers, of their heads."""
+
+    entropy: list[list[float]]
+    """Nats: 0 where a head attends to one position, ln n where it spreads evenly over n."""
+    relative_entropy: list[list[float]]
+    """The same as a share of what an even average of all allowed positions has: 1 is attention=average."""
+    distance: list[list[float]]
+    """How many positions back a head attends, each weighted by its weight (Vig & Belinkov 2019)."""
+    similarity: list[float | None]
+    """A layer's heads in pairs: 1 minus the Jensen–Shannon divergence of their rows in bits, the distance
+    of Clark et al. 2019. 1: the same weights; 0: no position in common. None where there is one head."""
+
+
+@torch.no_grad()
+def for_each_layer(
+    model: GPT, tokens: Int[Tensor, "B T"], function: Callable[[Float[Tensor, "B H T T"]], Result]
+) -> list[Result]:
+    """`function` of the weights with which each layer's heads attend, dropout off; the model's mode stays.
+
+    A form with one head has H = 1. One layer's weights are in memory at a time.
+    """
+    results = []
+
+    def visit(attention, args, kwargs) -> None:
+        weights = attention.weights(*args, mask=kwargs["mask"], positions=kwargs["positions"])
+        results.append(function(weights))
+
+    was_training = model.training
+    model.eval()
+    hooks = [block.attention.register_forward_pre_hook(visit, with_kwargs=True) for block in model.blocks]
+    try:
+        model.hidden(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    return results
+
+
+def attention_maps(model: GPT, tokens: Int[Tensor, "1 T"]) -> Float[Tensor, "L H T T"]:
+    """The weights of every layer and head for one text, on the CPU."""
+    return torch.stack(for_each_layer(model, tokens, lambda weights: weights[0])).float().cpu()
+
+
+def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
+    """Measure every head of a model on some windows."""
+    T = tokens.size(1)
+    window = model.config.attention_window or T
+    position = torch.arange(T, device=tokens.device)
+    back = position[:, None] - position  # (T, T): how far key s lies behind query t
+    allowed = (position + 1).clamp(max=window)  # (T,): the positions that each query may attend to
+    most = allowed.log().mean()
+
+    def measure(weights: Float[Tensor, "B H T T"]) -> tuple[list[float], ...]:
+        entropy = torch.special.entr(weights).sum(-1).mean((0, 2))  # (B, H, T, T) -> (H,)
+        distance = (weights * back).sum(-1).mean((0, 2))
+        return entropy.tolist(), (entropy / most).tolist(), distance.tolist(), head_similarity(weights)
+
+    return HeadStatistics(*map(list, zip(*for_each_layer(model, tokens, measure), strict=True)))
+
+
+def head_similarity(weights: Float[Tensor, "B H T T"]) -> float | None:
+    """1 minus the Jensen–Shannon divergence in bits, the mean over pairs of heads and queries; None for one head."""
+    H = weights.size(1)
+    if H == 1:
+        return None
+    entropy = torch.special.entr(weights).sum(-1)  # (B, H, T)
+    divergence = 0.0
+    for head in range(H - 1):  # with all heads after it at once
+        mixture = (weights[:, head + 1 :] + weights[:, head, None]) / 2
+        of_mixture = torch.special.entr(mixture).sum(-1)
+        pairs = of_mixture - (entropy[:, head + 1 :] + entropy[:, head, None]) / 2
+        divergence += pairs.mean((0, 2)).sum().item()
+    return 1 - divergence / math.log(2) / (H * (H - 1) / 2)

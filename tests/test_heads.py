@@ -1,0 +1,96 @@
+"""The figures of the heads: known weights give known numbers, and every form of attention has them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import random_gpt
+
+from model.heads import attention_maps, for_each_layer, head_similarity, head_statistics
+from training.head_plot import draw_heads
+
+TOKENS = torch.randint(61, (3, 12), generator=torch.Generator().manual_seed(5))
+UNIFORM = sum(math.log(n) for n in range(1, 13)) / 12
+
+
+@pytest.mark.parametrize("form", ["sdpa", "matmul", "einsum", "bmm", "loop", "flex", "stacked"])
+@pytest.mark.parametrize("settings", [{}, {"n_kv_head": 2}, {"attention_window": 4}, {"position": "alibi"}], ids=str)
+def test_every_form_has_the_same_figures(form, settings):
+    wanted = head_statistics(random_gpt(**settings), TOKENS)
+    found = head_statistics(random_gpt(attention=form, **settings), TOKENS)
+    for name in ("entropy", "relative_entropy", "distance", "similarity"):
+        torch.testing.assert_close(torch.tensor(getattr(found, name)), torch.tensor(getattr(wanted, name)))
+
+
+def test_the_even_average_has_the_most_entropy_and_half_the_distance():
+    statistics = head_statistics(random_gpt(attention="average"), TOKENS)
+    for layer in range(2):
+        assert statistics.entropy[layer] == pytest.approx([UNIFORM])
+        assert statistics.relative_entropy[layer] == pytest.approx([1.0])
+        assert statistics.distance[layer] == pytest.approx([sum(t / 2 for t in range(12)) / 12])
+    assert statistics.similarity == [None, None]
+
+
+def test_within_a_window_the_even_average_has_all_the_entropy_there_is():
+    statistics = head_statistics(random_gpt(attention="average", attention_window=3), TOKENS)
+    assert statistics.relative_entropy[0] == pytest.approx([1.0])
+    assert statistics.entropy[0] == pytest.approx([(math.log(2) + 10 * math.log(3)) / 12])
+
+
+def test_the_figures_are_means_of_the_weights_over_windows_and_queries():
+    model = random_gpt()
+    maps = torch.stack([attention_maps(model, window[None]) for window in TOKENS], dim=1)  # (L, B, H, T, T)
+    entropy = -(maps * maps.clamp(min=1e-30).log()).sum(-1).mean((1, 3))
+    back = sum(maps[..., t, s] * (t - s) for t in range(12) for s in range(12)).mean(1) / 12
+    statistics = head_statistics(model, TOKENS)
+    torch.testing.assert_close(torch.tensor(statistics.entropy), entropy)
+    torch.testing.assert_close(torch.tensor(statistics.distance), back)
+
+
+def test_similarity_is_one_for_equal_heads_and_zero_for_heads_with_nothing_in_common():
+    rows = torch.zeros(2, 3, 5, 4)
+    rows[..., 0] = 1
+    assert head_similarity(rows) == pytest.approx(1)
+    rows[:, 1] = rows[:, 1].roll(1, -1)
+    rows[:, 2] = rows[:, 2].roll(2, -1)
+    assert head_similarity(rows) == pytest.approx(0, abs=1e-6)
+    rows[:, 1] = rows[:, 0]  # one of three pairs
+    assert head_similarity(rows) == pytest.approx(1 / 3)
+    rows[:, 1] = (rows[:, 0] + rows[:, 2]) / 2  # half in common with two: 3/4 log2(4/3) … of each
+    overlap = 1 - (0.5 * math.log2(4 / 3) + 0.25 * math.log2(2 / 3) + 0.25 * math.log2(2))
+    assert head_similarity(rows) == pytest.approx(2 * overlap / 3)
+    assert head_similarity(rows[:, :1]) is None
+
+
+def test_one_query_has_no_entropy_and_no_share_of_it():
+    statistics = head_statistics(random_gpt(), TOKENS[:, :1])
+    assert statistics.entropy == [[0.0] * 4] * 2 and statistics.distance == [[0.0] * 4] * 2
+    assert all(math.isnan(share) for layer in statistics.relative_entropy for share in layer)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_measuring_leaves_no_trace(training):
+    model = random_gpt(dropout=0.5, attention_dropout=0.5).train(training)
+    before = torch.random.get_rng_state()
+    first = head_statistics(model, TOKENS)
+    assert first == head_statistics(model, TOKENS)  # no dropout
+    assert torch.equal(torch.random.get_rng_state(), before) and model.training == training
+    assert not any(block.attention._forward_pre_hooks for block in model.blocks)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_an_error_on_the_way_leaves_no_trace_either():
+    model = random_gpt().train()
+    with pytest.raises(ZeroDivisionError):
+        for_each_layer(model, TOKENS, lambda weights: 1 / 0)
+    assert model.training and not any(block.attention._forward_pre_hooks for block in model.blocks)
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (1, 4), (12, 12)])
+def test_the_picture_holds_every_head(tmp_path, layers, heads):
+    model = random_gpt(n_layer=layers, n_head=heads, n_embd=4 * heads)
+    statistics = head_statistics(model, TOKENS)
+    draw_heads(attention_maps(model, TOKENS[:1]), tmp_path / "heads.png", statistics=statistics, caption="a run")
+    assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,180 @@
+"""wandb beside a run: one run for each run whatever happens, and no error of its own ends the training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import wandb
+from wandb.proto import wandb_internal_pb2
+
+import train as train_module
+from train import train
+from training.config import SettingsError, WandbConfig
+from training.run import Run
+from training.wandb_log import check_wandb_key, sync_command
+
+
+@pytest.fixture
+def config(train_config):
+    train_config.wandb.mode = "offline"
+    return replace(train_config, eval_interval=5, checkpoint_interval=5, max_steps=10)
+
+
+def records(path: Path) -> Iterator[wandb_internal_pb2.Record]:
+    """What wandb wrote into a file: LevelDB's log format after a header of 7 bytes."""
+    content, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if (left := 32_768 - at % 32_768) < 7:  # the end of a block is left empty
+            at += left
+            continue
+        size, kind = struct.unpack_from("<HB", content, at + 4)
+        whole += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a record in one piece, or its last piece
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def kinds(run_dir: str | Path, kind: str) -> list:
+    """The records of a kind in a run's directory, in order, once wandb's own process has written the last one."""
+    found = []
+    for path in sorted(Path(run_dir).glob("wandb/offline-run-*/*.wandb")):
+        deadline = time.monotonic() + 30
+        while not any(record.HasField("exit") for record in records(path)):
+            assert time.monotonic() < deadline, f"{path} was never finished"
+            time.sleep(0.05)
+        found += [getattr(record, kind) for record in records(path) if record.HasField(kind)]
+    return found
+
+
+def history(run_dir: str | Path) -> list[dict]:
+    rows = kinds(run_dir, "history")
+    return [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in row.item} for row in rows]
+
+
+def crash_at(monkeypatch, step: int) -> None:
+    def take_step(run: Run, number: int):
+        if number == step:
+            raise RuntimeError("crash")
+        return original(run, number)
+
+    original = train_module.take_step
+    monkeypatch.setattr(train_module, "take_step", take_step)
+
+
+def test_offline_everything_is_in_the_runs_directory_and_the_way_to_upload_it_is_said(config, caplog):
+    caplog.set_level(logging.INFO)
+    config.wandb.group = "g" * 200
+    train(config)
+    (run,) = kinds(config.run_dir, "run")
+    assert (run.project, run.display_name, run.job_type) == ("tinygpt", "run", "train")
+    assert run.run_group == "g" * 127 + "…"
+    settings = {update.key: json.loads(update.value_json) for update in run.config.update}
+    assert settings["model"]["n_layer"] == 2 and settings["wandb"]["mode"] == "offline"
+    rows = history(config.run_dir)
+    assert [row["_step"] for row in rows] == list(range(1, 11))
+    assert "loss" in rows[4] and "val_loss" in rows[4] and "head_similarity/layer_1" in rows[4]
+    assert isinstance(rows[4]["attention_entropy/layer_1_head_0"], float)
+    assert {"pictures/loss/path", "pictures/heads/path", "samples/path"} <= rows[-1].keys()
+    (exit_record,) = kinds(config.run_dir, "exit")
+    assert exit_record.exit_code == 0
+    (folder,) = Path(config.run_dir).glob("wandb/offline-run-*")
+    assert f"wandb sync {folder}" in caplog.text
+
+
+def test_the_samples_are_rows_of_step_prompt_and_text(config):
+    config.sample_prompt = "the"
+    train(config)
+    tables = sorted(Path(config.run_dir).glob("wandb/offline-*/files/media/table/*.json"))
+    rows = [row for table in tables for row in json.loads(table.read_text())["data"]]
+    assert sorted((step, prompt) for step, prompt, _ in rows) == [(5, "the"), (10, "the")]
+
+
+def test_a_crash_ends_the_run_as_failed_and_a_resume_goes_on_with_the_same_one(config, monkeypatch):
+    crash_at(monkeypatch, 7)
+    with pytest.raises(RuntimeError):
+        train(config)
+    monkeypatch.undo()
+    assert [record.exit_code for record in kinds(config.run_dir, "exit")] == [1]
+    train(replace(config, resume=config.run_dir))
+    first, second = kinds(config.run_dir, "run")
+    assert first.run_id == second.run_id
+    steps = [row["_step"] for row in history(config.run_dir)]
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9, 10]  # from the checkpoint of step 5 on
+    folders = sorted(map(str, Path(config.run_dir).glob("wandb/offline-run-*")))
+    assert sync_command(Path(folders[1]), first.run_id) == f"wandb sync {folders[0]} {folders[1]}"
+
+
+def test_two_runs_of_one_process_are_two_runs_even_after_a_crash(config, tmp_path, monkeypatch):
+    crash_at(monkeypatch, 2)
+    with pytest.raises(RuntimeError):
+        train(config)
+    monkeypatch.undo()
+    other = replace(config, run_dir=str(tmp_path / "other"), max_steps=3)
+    train(other)
+    (first,), (second,) = kinds(config.run_dir, "run"), kinds(other.run_dir, "run")
+    assert first.run_id != second.run_id
+    assert [row["_step"] for row in history(config.run_dir)] == [1, 2]
+    assert [row["_step"] for row in history(other.run_dir)] == [1, 2, 3]
+    assert wandb.run is None
+
+
+@pytest.mark.parametrize("broken", ["log", "finish", "define"])
+def test_an_error_of_wandb_is_said_once_and_the_training_goes_on(config, monkeypatch, caplog, broken):
+    def fail(*args, **kwargs):
+        raise wandb.Error("the server is on fire\nwith a long story")
+
+    if broken == "define":
+        monkeypatch.setattr(wandb, "init", fail)
+    else:
+        monkeypatch.setattr(wandb.Run, broken, fail)
+    train(config)
+    said = [record.getMessage() for record in caplog.records if "wandb failed" in record.getMessage()]
+    assert said == ["wandb failed (the server is on fire); training goes on without it."]
+    assert (Path(config.run_dir) / "checkpoints/step_10").exists()
+
+
+def test_without_a_key_online_mode_is_refused_before_any_work(train_config, tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    train_config.wandb.mode = "online"
+    with pytest.raises(SettingsError, match=r"wandb\.mode=online finds no API key: run `wandb login`.*WANDB_API_KEY"):
+        train(train_config)
+    assert not Path(train_config.run_dir).exists() and not Path(train_config.data.cache_dir).exists()
+
+
+def test_a_key_that_cannot_be_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(SettingsError, match=r"wandb\.mode=online cannot log in .*choose wandb\.mode=offline"):
+        check_wandb_key()
+
+
+@pytest.mark.parametrize("project", ["", "a/b", "what?", "x" * 129])
+def test_a_project_that_wandb_would_not_take_is_named(project):
+    with pytest.raises(ValueError, match=r"wandb\.project="):
+        WandbConfig(project=project)
+
+
+def test_the_runs_of_a_sweep_are_a_group_named_by_what_varies(tmp_path, text_file):
+    command = f"""train.py -m model.n_head=1,2 model.n_layer=1 model.n_embd=8 model.block_size=16 data.path={text_file}
+        data.cache_dir={tmp_path}/cache tokenizer=byte max_steps=1 sample_tokens=0 wandb.mode=offline device=cpu
+        hydra.sweep.dir={tmp_path}/mysweep"""
+    root = Path(train_module.__file__).parent
+    subprocess.run([sys.executable, *command.split()], check=True, capture_output=True, cwd=root, env=os.environ)
+    runs = [run for job in (0, 1) for run in kinds(tmp_path / "mysweep" / str(job), "run")]
+    assert [run.run_group for run in runs] == ["mysweep", "mysweep"]
+    assert [run.display_name for run in runs] == ["0 model.n_head=1", "1 model.n_head=2"]
+    assert runs[0].run_id != runs[1].run_id

@@ -1,0 +1,64 @@
+"""metrics.jsonl: what a run measured, one JSON object a line, written and read back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("tinygpt")
+
+
+class MetricsLog:
+    """Appends rows to a metrics.jsonl as they come; a disk that is full ends the log and not the run."""
+
+    def __init__(self, path: Path | None, *, append: bool) -> None:
+        """path: None writes nowhere."""
+        self.path = path
+        self.file = Path(path or os.devnull).open("a" if append else "w", encoding="utf-8")  # noqa: SIM115
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Add a row, readable at once."""
+        try:
+            self.file.write(json.dumps(_finite(row)) + "\n")
+            self.file.flush()
+        except OSError as error:
+            log.error("%s cannot be written (%s); training goes on without it.", self.path, error)
+            self.file = Path(os.devnull).open("w")  # noqa: SIM115
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; OSError when it cannot be read.
+
+    A line that is not a whole row, as a crash or a full disk leaves one, is passed over.
+    """
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+    return rows
+
+
+def series(rows: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """The steps at which `name` was measured and its values, NaN where it was not finite."""
+    points = [(row["step"], row[name]) for row in rows if name in row]
+    return [step for step, _ in points], [math.nan if value is None else value for _, value in points]
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for every number that is not finite: JSON has no NaN."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
