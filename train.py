@@ -31,11 +31,12 @@ def train(config: TrainConfig) -> float:
     from training.optimizer import schedule_factor, set_learning_rate
     from training.run import start_run
     from training.signals import StopSignals
+    from training.summary import Summary
 
     run = start_run(config)
     progress = run.progress
 
-    with StopSignals() as signals, Monitor(run) as monitor, run:
+    with StopSignals() as signals, Monitor(run) as monitor, run, Summary(run) as summary:
         while True:
             if stop := int(run.ranks.largest(signals.received)):
                 run.stop(stop)
@@ -43,6 +44,7 @@ def train(config: TrainConfig) -> float:
             finished = done >= 1
             if (finished or progress.step % config.eval_interval == 0) and progress.step > progress.evaluated:
                 evaluate_run(run, monitor)
+                summary.write()
             if finished or progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step:
                 run.save(finished=finished)
             if finished:

@@ -37,10 +37,11 @@ from training.distributed import (
     spread,
     whole,
 )
+from training.lock import lock_run
 from training.memory import choose_micro_batch_size
 from training.optimizer import load_optimizer_state, make_optimizers, optimizer_state, split_parameters
 from training.pretrained import load_pretrained, shape_of
-from training.resume import check_settings, find_run, lock_run, log_sizes, newest_intact, tidy
+from training.resume import check_settings, find_run, log_sizes, newest_intact, tidy
 from training.saver import Saver
 
 log = logging.getLogger("tinygpt")
