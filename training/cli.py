@@ -139,7 +139,8 @@ def place_run(arguments: list[str]) -> list[str]:
     if os.environ.get("RANK", "0") != "0" or "dry_run=true" in arguments:
         arguments = [*arguments, "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
     asks_only = {"--help", "-h", "--cfg", "-c", "--info", "-i"} & set(arguments)
-    if any(argument.startswith("sweep.resume=") for argument in arguments) and not asks_only:
+    resumes_sweep = any(a.startswith("sweep.resume=") and a != "sweep.resume=null" for a in arguments)
+    if resumes_sweep and not asks_only:
         from training.sweep import resumed_command
 
         arguments = resumed_command(arguments)

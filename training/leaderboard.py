@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from training.lock import is_locked
-from training.summary import NUMBERS, read_summary
+from training.summary import NUMBERS, is_number, read_metrics, read_summary
 
 NOT_SETTINGS = ("sweep.resume", "resume", "run_dir")
 """Overrides that say where a job works, not what it is."""
@@ -81,15 +81,17 @@ def read_jobs(sweep: Path) -> list[Job]:
 
 def _read_job(folder: Path, name: str, goes_on: bool) -> Job:
     summary = read_summary(folder)
-    overrides = summary["overrides"] if summary else []
     if summary is None:
-        known = {"status": "running", "reason": None, "job": None} | dict.fromkeys(NUMBERS)
-        summary, overrides = known | {"overrides": _overrides(folder)}, _overrides(folder)
-    prepares = goes_on and summary["step"] is None
-    if summary["status"] == "running" and not prepares and not is_locked(folder):
-        summary |= {"status": "stopped", "reason": f"ended without a word after step {summary['step'] or 0}"}
+        summary = {"status": "running", "reason": None, "job": None, "overrides": []} | dict.fromkeys(NUMBERS)
+    if summary["status"] == "running":
+        prepares = goes_on and summary["step"] is None
+        if (rows := read_metrics(folder)) and not prepares:  # later than the evaluation that summary.json is from
+            summary |= {name: rows[-1][name] for name in ("step", "tokens", "seconds") if is_number(rows[-1].get(name))}
+        if not prepares and not is_locked(folder):
+            reason = f"ended without a word after step {summary['step'] or 0}"
+            summary |= {"status": "stopped", "reason": reason}
     settings = {}
-    for override in overrides:
+    for override in _overrides(folder) or summary["overrides"]:
         key, _, value = override.lstrip("+~").partition("=")
         if key not in NOT_SETTINGS:
             settings[key] = value

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from training.leaderboard import Job, rank, swept_settings
-from training.summary import NUMBERS, read_metrics
+from training.summary import NUMBERS, is_number, read_metrics
 
 POINTS = 160
 """Points of a curve: as many as a screen shows of one among many."""
@@ -46,8 +45,7 @@ def describe_job(job: Job) -> dict[str, Any]:
 
 
 def _has(row: dict[str, Any], name: str) -> bool:
-    values = (row.get(name), row.get("tokens"), row.get("seconds"))
-    return all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
+    return all(is_number(row.get(key)) for key in (name, "tokens", "seconds"))
 
 
 def thin(points: list[tuple[float, ...]]) -> list[tuple[float, ...]]:

@@ -81,10 +81,10 @@ class Summary:
 
     def _read_new_metrics(self) -> None:
         for row in read_metrics(self.run.directory, self.bytes_read):
-            if _is_number(row.get("tokens_per_s")):
+            if is_number(row.get("tokens_per_s")):
                 self.speeds.append(row["tokens_per_s"])
             loss = row.get("val_loss")
-            if _is_number(loss) and loss < self.best.get("val_loss", math.inf):
+            if is_number(loss) and loss < self.best.get("val_loss", math.inf):
                 self.best = row
         metrics = self.run.directory / "metrics.jsonl"
         self.bytes_read = metrics.stat().st_size if metrics.is_file() else 0
@@ -114,7 +114,7 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
         "reason": found.get("reason") if isinstance(found.get("reason"), str) else None,
         "job": found.get("job") if isinstance(found.get("job"), int) else None,
         "overrides": [str(override) for override in overrides] if isinstance(overrides, list) else [],
-        **{name: found[name] if _is_number(found.get(name)) else None for name in NUMBERS},
+        **{name: found[name] if is_number(found.get(name)) else None for name in NUMBERS},
     }
 
 
@@ -135,6 +135,11 @@ def read_metrics(directory: Path, start: int = 0) -> list[dict[str, Any]]:
         if isinstance(row, dict):
             rows.append(row)
     return rows
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from a file is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -182,7 +187,3 @@ def peak_memory(run: Run) -> float:
 
         unit = 2**20 if os.uname().sysname == "Darwin" else 2**10
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -61,11 +61,16 @@ class Leaderboard(Callback):
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        if config.hydra.output_subdir is None:  # a dry run, or one that is resumed by itself
+            return
         run = Path(config.hydra.runtime.output_dir)
-        writes = config.hydra.output_subdir is not None  # neither a dry run, nor a resumed one
-        if writes and not has_checkpoints(run) and not (config.sweep.resume and is_done(run)):
-            job = config.hydra.job.num if config.hydra.mode == RunMode.MULTIRUN else None
-            write_summary(run, {"job": job, "overrides": list(config.hydra.overrides.task)})
+        in_sweep = config.hydra.mode == RunMode.MULTIRUN
+        names = {"job": config.hydra.job.num if in_sweep else None, "overrides": list(config.hydra.overrides.task)}
+        summary = read_summary(run)
+        if not has_checkpoints(run) and not (config.sweep.resume and is_done(run)):
+            write_summary(run, names)
+        elif config.sweep.resume and not (summary and summary["overrides"]):  # lost
+            write_summary(run, (summary or {}) | names)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         if config.hydra.mode != RunMode.MULTIRUN:
@@ -178,10 +183,9 @@ def resumed_command(arguments: list[str]) -> list[str]:
     flags = [a for a in arguments if a.startswith("-")]
     given = [a for a in arguments if not a.startswith(("-", RESUME, "hydra.", "hydra/"))]
     if given and sorted(given) != sorted(task):
-        raise SettingsError(
-            f"{RESUME}{where} goes on with the sweep of `{' '.join(task)}`, not of `{' '.join(given)}`: "
-            "leave the overrides out, or start a new sweep."
-        )
+        new, gone = [o for o in given if o not in task], [o for o in task if o not in given]
+        differs = f"not with {' '.join(new)}" if new else f"with {' '.join(gone)} too"
+        raise SettingsError(f"{RESUME}{where} is a sweep {differs}: leave its overrides out, or start a new one.")
     given_to_hydra = [a for a in arguments if a.startswith(("hydra.", "hydra/"))]
     named = {a.partition("=")[0] for a in given_to_hydra} | {"hydra.mode", "hydra.sweep.dir"}
     kept = [a for a in hydra if a.partition("=")[0] not in named]
