@@ -273,8 +273,7 @@ def start_run(config: TrainConfig) -> Run:
     compile_model = choose_compile(config.compile, device)
     if config.model.attention == "flex" and device.type != "cuda":
         raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
-    if config.deterministic:
-        make_deterministic()
+    make_deterministic(config.deterministic)
 
     checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config) if ranks.is_first else None)
     pretrained, encoding = None, None

@@ -67,7 +67,7 @@ class Leaderboard(Callback):
         in_sweep = config.hydra.mode == RunMode.MULTIRUN
         names = {"job": config.hydra.job.num if in_sweep else None, "overrides": list(config.hydra.overrides.task)}
         summary = read_summary(run)
-        if not has_checkpoints(run) and not (config.sweep.resume and is_done(run)):
+        if not has_checkpoints(run) and not (config.sweep.resume and is_done(summary)):
             write_summary(run, names)
         elif config.sweep.resume and not (summary and summary["overrides"]):  # lost
             write_summary(run, (summary or {}) | names)
@@ -85,11 +85,11 @@ class Leaderboard(Callback):
 
 
 def record_failure(error: BaseException) -> None:
-    """Write into the summary.json of the job at work why it failed, unless that is there, or it is another run's."""
+    """Write into the summary.json of the job at work why it failed, unless what lies there is another run's."""
     hydra = HydraConfig.get()
     run = Path(hydra.runtime.output_dir)
     summary = read_summary(run)
-    if hydra.output_subdir is None or summary is None or summary["status"] in ("failed", *DONE):
+    if hydra.output_subdir is None or summary is None or is_done(summary):
         return
     if hydra.mode == RunMode.MULTIRUN or summary["step"] is None:  # None: it has not begun to train
         write_summary(run, summary | {"status": "failed", "reason": sentence_of(error)})
@@ -122,9 +122,8 @@ def has_checkpoints(run: Path) -> bool:
     return any((run / "checkpoints").glob("step_*"))
 
 
-def is_done(run: Path) -> bool:
-    summary = read_summary(run)
-    return summary is not None and summary["status"] in DONE
+def is_done(summary: dict[str, Any] | None) -> bool:
+    return summary is not None and summary["status"] in DONE and summary["step"] is not None
 
 
 def write_leaderboard(sweep: Path) -> str:
@@ -162,9 +161,8 @@ def end_sweep(error: BaseException | None) -> None:
     jobs = read_jobs(sweep)
     failed = [job for job in jobs if job.status == "failed"]
     if failed and (error is None or sentence_of(error) in {job.summary["reason"] for job in failed}):
-        names = "job has" if len(failed) == 1 else "jobs have"
         raise SettingsError(
-            f"{len(failed)} of {len(jobs)} {names} failed: the reasons are at the end of {sweep / 'leaderboard.md'}."
+            f"{len(failed)} of {len(jobs)} jobs failed: the reasons are at the end of {sweep / 'leaderboard.md'}."
         ) from error
 
 
@@ -184,8 +182,8 @@ def resumed_command(arguments: list[str]) -> list[str]:
     given = [a for a in arguments if not a.startswith(("-", RESUME, "hydra.", "hydra/"))]
     if given and sorted(given) != sorted(task):
         new, gone = [o for o in given if o not in task], [o for o in task if o not in given]
-        differs = f"not with {' '.join(new)}" if new else f"with {' '.join(gone)} too"
-        raise SettingsError(f"{RESUME}{where} is a sweep {differs}: leave its overrides out, or start a new one.")
+        differs = f"without {' '.join(new)}" if new else f"with {' '.join(gone)} too"
+        raise SettingsError(f"{RESUME}{where} was started {differs}: leave its overrides out, or start a new sweep.")
     given_to_hydra = [a for a in arguments if a.startswith(("hydra.", "hydra/"))]
     named = {a.partition("=")[0] for a in given_to_hydra} | {"hydra.mode", "hydra.sweep.dir"}
     kept = [a for a in hydra if a.partition("=")[0] not in named]
@@ -218,7 +216,7 @@ def resume_job(cfg: DictConfig) -> float | None:
     hydra = HydraConfig.get()
     run = Path(hydra.runtime.output_dir)
     summary = read_summary(run)
-    if summary and (has_checkpoints(run) or summary["status"] in DONE):
+    if summary and (has_checkpoints(run) or is_done(summary)):
         before, now = (
             [override for override in overrides if not override.startswith(RESUME)]
             for overrides in (summary["overrides"], hydra.overrides.task)
@@ -227,7 +225,7 @@ def resume_job(cfg: DictConfig) -> float | None:
             raise SettingsError(
                 f"{run} holds a run of `{' '.join(before)}`, not of `{' '.join(now)}`: remove it first."
             )
-        if summary["status"] in DONE:
+        if is_done(summary):
             bpb = summary["val_bpb"]
             log.info("job %s is %s%s", hydra.job.num, summary["status"], f": {bpb:.4f} bits/byte" if bpb else "")
             return float("inf") if summary["val_loss"] is None else summary["val_loss"]
