@@ -129,7 +129,7 @@ def table(jobs: list[Job]) -> list[list[str]]:
     seeds = "seed" in swept
     alone = seeds and any(row.jobs[0].status != "finished" for row in rows)  # whose seed nobody could tell otherwise
     head = [*shown, *(["seed"] if alone else []), "parameters", "tokens", "tokens/s", "peak memory", "time"]
-    cells = [[*head, "val bpb" if seeds is False else "val bpb, mean ± sd (seeds)"]]
+    cells = [[*head, "val bpb, mean ± sd (seeds)" if seeds else "val bpb"]]
     for row in rows:
         job = row.jobs[0]
         seed = [job.settings.get("seed", "") if job.status != "finished" else ""] if alone else []
