@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,32 @@ def html_report(sweep: Path, jobs: list[Job]) -> str:
 
 def describe_job(job: Job) -> dict[str, Any]:
     """What the page knows of a job: its settings, its summary and its curves."""
-    rows = read_metrics(job.directory)
-    curves = {
-        name: [(row["tokens"], row["seconds"], row[name]) for row in rows if _has(row, name)]
-        for name in ("loss", "val_bpb")
-    }
     return {
         "name": job.name,
         "status": job.status,
         "reason": job.summary["reason"],
         "settings": job.settings,
-        "curves": {name: thin(points) for name, points in curves.items()},
+        "curves": read_curves(job.directory, _version(job.directory / "metrics.jsonl")),
         **{name: job.summary[name] for name in NUMBERS},
     }
+
+
+@lru_cache(maxsize=10_000)  # the page is made anew after each job, most of whose curves are as they were
+def read_curves(run: Path, version: tuple[int, int]) -> dict[str, list[tuple[float, ...]]]:
+    """Training loss and validation bits per byte of a run: points (tokens, seconds, value)."""
+    rows = read_metrics(run)
+    return {
+        name: thin([(row["tokens"], row["seconds"], row[name]) for row in rows if _has(row, name)])
+        for name in ("loss", "val_bpb")
+    }
+
+
+def _version(file: Path) -> tuple[int, int]:
+    try:
+        status = file.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _has(row: dict[str, Any], name: str) -> bool:
