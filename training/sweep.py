@@ -53,9 +53,12 @@ class Leaderboard(Callback):
         try:
             sweep.mkdir(parents=True, exist_ok=True)
             _Sweep.lock = lock_run(sweep)
-        except (SettingsError, OSError) as error:  # Hydra makes warnings of a callback's exceptions
-            print(f"error: hydra.sweep.dir={sweep} is in use or closed ({sentence_of(error)})", file=sys.stderr)
-            sys.exit(1)
+        except (SettingsError, OSError) as error:
+            why = (
+                f"cannot be written ({error.strerror})" if isinstance(error, OSError) else "is in use by another sweep"
+            )
+            print(f"error: hydra.sweep.dir={sweep} {why}: name another folder.", file=sys.stderr)
+            sys.exit(1)  # Hydra makes a warning of any exception
         _Sweep.directory = sweep
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
