@@ -32,11 +32,12 @@ def train(config: TrainConfig) -> float:
     from training.optimizer import schedule_factor, set_learning_rate
     from training.run import start_run
     from training.signals import StopSignals
+    from training.summary import Summary
 
     run = start_run(config)
     progress = run.progress
 
-    with StopSignals() as signals, Monitor(run) as monitor, run, fast_products(run.device):
+    with StopSignals() as signals, Monitor(run) as monitor, run, Summary(run) as summary, fast_products(run.device):
         while True:
             if stop := int(run.ranks.largest(signals.received)):
                 run.stop(stop)
@@ -44,6 +45,7 @@ def train(config: TrainConfig) -> float:
             finished = done >= 1
             if (finished or progress.step % config.eval_interval == 0) and progress.step > progress.evaluated:
                 evaluate_run(run, monitor)
+                summary.write()
             if finished or progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step:
                 run.save(finished=finished)
             if finished:

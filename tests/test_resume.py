@@ -20,7 +20,8 @@ import train as train_module
 from train import train
 from training.checkpoint import CheckpointError, load_checkpoint
 from training.config import OptimizerConfig, SettingsError, TrainConfig
-from training.resume import find_run, lock_run
+from training.lock import lock_run
+from training.resume import find_run
 from training.run import Run
 
 ROOT = Path(train_module.__file__).parent

@@ -13,6 +13,7 @@ import secrets
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -53,7 +54,13 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
     def decorate(function: Callable[[Any], Any]) -> Callable[[], None]:
         @hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)
         def job(cfg: DictConfig) -> Any:
+            in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
             try:
+                if "sweep" in cfg and cfg.sweep.resume:
+                    from training.sweep import resume_job
+
+                    if (result := resume_job(cfg)) is not None:
+                        return result
                 if "resume" in cfg and cfg.resume:
                     cfg = recall_settings(cfg, name)
                 elif "init_from" in cfg and cfg.init_from:
@@ -61,10 +68,16 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
                 if "wandb" in cfg and HydraConfig.get().mode == RunMode.MULTIRUN:
                     name_in_sweep(cfg)
                 return function(to_settings(cfg, schema))
-            except MISTAKES as error:
-                if HydraConfig.get().mode == RunMode.MULTIRUN:
-                    log.error("job %s failed: %s", HydraConfig.get().job.num, error)
-                elif not show_traceback:
+            except Exception as error:
+                if sweep := sys.modules.get("training.sweep"):
+                    sweep.record_failure(error)
+                is_mistake = isinstance(error, MISTAKES)
+                if in_sweep:
+                    log.error(
+                        *("job %s failed: %s", HydraConfig.get().job.num, error),
+                        exc_info=show_traceback or not is_mistake,
+                    )
+                elif is_mistake and not show_traceback:
                     leave(str(error))
                 raise
 
@@ -73,7 +86,8 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
             try:
                 sys.argv[1:] = place_run(sys.argv[1:])
-                job()
+                with sweep_ended():
+                    job()
             except KeyboardInterrupt:
                 sys.exit(130)
             except SystemExit as exiting:
@@ -95,6 +109,16 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
 
     show_traceback = "HYDRA_FULL_ERROR" in os.environ
     return decorate
+
+
+@contextmanager
+def sweep_ended() -> Iterator[None]:
+    """Within it a sweep ends in its leaderboard, whatever ends it, and in a SettingsError when jobs have failed."""
+    try:
+        yield
+    finally:
+        if sweep := sys.modules.get("training.sweep"):  # Hydra has imported it, if conf/ names its callback
+            sweep.end_sweep(sys.exc_info()[1])
 
 
 def leave(sentence: str) -> NoReturn:
@@ -124,8 +148,16 @@ def place_run(arguments: list[str]) -> list[str]:
     """
     if os.environ.get("RANK", "0") != "0" or "dry_run=true" in arguments:
         arguments = [*arguments, "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
+    asks_only = {"--help", "-h", "--cfg", "-c", "--info", "-i"} & set(arguments)
+    resumes_sweep = any(a.startswith("sweep.resume=") and a != "sweep.resume=null" for a in arguments)
+    if resumes_sweep and not asks_only:
+        from training.sweep import resumed_command
+
+        arguments = resumed_command(arguments)
+    if {"--multirun", "-m"} & set(arguments) and any(a.startswith("run_dir=") for a in arguments):
+        raise SettingsError("run_dir is one folder for all jobs: leave it out of -m; hydra.sweep.dir names theirs.")
     where = next((argument.removeprefix("resume=") for argument in arguments if argument.startswith("resume=")), "null")
-    if where == "null" or {"--help", "-h", "--cfg", "-c", "--info", "-i"} & set(arguments):
+    if where == "null" or asks_only:
         return arguments
     if {"--multirun", "-m"} & set(arguments):
         raise SettingsError(f"resume={where} goes on with one run: leave out -m, and give the job's own directory.")

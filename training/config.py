@@ -109,6 +109,14 @@ class PlanConfig:
 
 
 @dataclass(kw_only=True)
+class SweepConfig:
+    """Many runs from one command (-m)."""
+
+    resume: str | None = None
+    """A sweep's folder, to go on where it was stopped: what is finished is kept, the rest is run."""
+
+
+@dataclass(kw_only=True)
 class TrainConfig:
     """One training run."""
 
@@ -119,6 +127,7 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
     resume: str | None = None
     """A run's directory, to go on where it was stopped; auto: the newest unfinished run, or else a new one."""

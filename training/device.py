@@ -80,11 +80,12 @@ def _onednn_keeps_float32() -> bool:
         matmul.fp32_precision = before
 
 
-def make_deterministic() -> None:
-    """Let CUDA use only kernels that give the same bits every time; on a CPU they do anyway."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
+def make_deterministic(wanted: bool) -> None:
+    """Let CUDA use only kernels that give the same bits every time, or any again; on a CPU they do anyway."""
+    if wanted:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(wanted)
 
 
 def choose_compile(name: str, device: torch.device) -> bool:

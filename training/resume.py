@@ -10,8 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from training.checkpoint import (
     CheckpointError,
     checkpoints_by_step,
@@ -21,13 +19,14 @@ from training.checkpoint import (
     verify_checkpoint,
 )
 from training.config import SettingsError, TrainConfig
+from training.lock import is_locked
 
 log = logging.getLogger("tinygpt")
 
 LOGS = ("metrics.jsonl", "train.log")
 
 # What a person asks of one invocation, and what is not remembered from the one before.
-OF_THIS_INVOCATION = ("resume", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
+OF_THIS_INVOCATION = ("resume", "sweep", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
 # What may change while the run goes on: when it ends, what it shows and keeps, where it computes.
 FREE = (
     *OF_THIS_INVOCATION,
@@ -85,24 +84,6 @@ def is_unfinished(run: Path) -> bool:
     progress = (read_progress(checkpoint) for checkpoint in checkpoints_by_step(run / "checkpoints"))
     latest = next((p for p in progress if p), {"finished": True})
     return not latest["finished"]
-
-
-def lock_run(run: Path) -> FileLock:
-    """Keep other processes from training in this directory for as long as this one lives."""
-    lock = FileLock(run / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.") from None
-    return lock
-
-
-def is_locked(run: Path) -> bool:
-    try:
-        lock_run(run).release()
-    except SettingsError:
-        return True
-    return False
 
 
 def newest_intact(run: Path) -> tuple[Path, dict[str, Any]]:

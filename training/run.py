@@ -42,10 +42,11 @@ from training.distributed import (
     spread,
     whole,
 )
+from training.lock import lock_run
 from training.memory import choose_micro_batch_size
 from training.optimizer import load_optimizer_state, make_optimizers, optimizer_state, split_parameters
 from training.pretrained import load_pretrained, shape_of
-from training.resume import check_settings, find_run, lock_run, log_sizes, make_run_directory, newest_intact, tidy
+from training.resume import check_settings, find_run, log_sizes, make_run_directory, newest_intact, tidy
 from training.saver import Saver
 from training.wandb_log import check_wandb_key
 
@@ -288,8 +289,7 @@ def start_run(config: TrainConfig) -> Run:
     compile_model = choose_compile(config.compile, device)
     if config.model.attention == "flex" and device.type != "cuda":
         raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
-    if config.deterministic:
-        make_deterministic()
+    make_deterministic(config.deterministic)
     if config.wandb.mode == "online" and ranks.is_first:
         check_wandb_key()
 

@@ -1,0 +1,368 @@
+"""A sweep ends in knowledge: its leaderboard is right, it survives failures, stops and kills, and goes on exactly."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import io
+import json
+import math
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from test_cli import ROOT, run
+from test_resume import assert_same_run, rows, stop_at
+
+from train import train
+from training.config import SettingsError
+from training.leaderboard import comma_separated, markdown, rank, read_jobs, swept_settings
+from training.lock import is_locked, lock_run
+from training.report import POINTS, html_report, thin
+from training.run import NumbersError
+from training.summary import NAME, peak_memory, read_summary, reset_peak_memory, write_summary
+from training.sweep import _forget, resumed_command, write_leaderboard
+
+WALL_CLOCK = ("seconds", "tokens_per_s", "peak_memory_mb")
+
+
+def put_job(sweep: Path, number: int, *overrides: str, bpb: float | None = 1.0, **summary) -> Path:
+    """A job's folder as a run leaves it, without its checkpoints."""
+    job = sweep / str(number)
+    (job / ".hydra").mkdir(parents=True)
+    (job / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
+    row = {"step": 10, "tokens": 1000, "seconds": 1.5}
+    lines = [row | {"loss": 3.0, "tokens_per_s": 500.0}, row | {"val_loss": 2.0, "val_bpb": bpb}]
+    (job / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = {"status": "finished", "job": number, "overrides": list(overrides), "val_bpb": bpb, "val_loss": 2.0}
+    measured = {"parameters": 1_234_567, "tokens": 1000, "seconds": 75, "tokens_per_s": 500.4, "peak_memory_mb": 99.6}
+    write_summary(job, known | measured | {"step": 10, "seed": 1, "flops": 1e9} | summary)
+    return job
+
+
+def cells(table: str) -> list[list[str]]:
+    """The cells of a Markdown table, its head first."""
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_the_leaderboard_is_ranked_by_bits_per_byte_and_shows_what_was_swept(tmp_path):
+    for number, (heads, bpb) in enumerate([(1, 1.5), (2, 1.25), (4, 1.75)]):
+        put_job(tmp_path, number, f"model.n_head={heads}", "max_steps=60", bpb=bpb)
+    head, *found = cells(markdown(read_jobs(tmp_path)))
+    assert head == ["model.n_head", "parameters", "tokens", "tokens/s", "peak memory", "time", "val bpb"]
+    assert found[0] == ["2", "1.23M", "1k", "500", "100 MB", "1 min 15 s", "1.2500"]
+    assert [row[0] for row in found] == ["2", "1", "4"]
+
+
+def test_group_choices_and_settings_that_only_some_jobs_have_are_columns(tmp_path):
+    put_job(tmp_path, 0, "attention=sdpa", "+experiment=shakespeare")
+    put_job(tmp_path, 1, "attention=matmul")
+    jobs = read_jobs(tmp_path)
+    assert swept_settings(jobs) == ["attention", "experiment"]
+    assert ["matmul", "–"] in [row[:2] for row in cells(markdown(jobs))]
+
+
+def test_seeds_share_a_row_with_their_mean_and_deviation(tmp_path):
+    found = {"sdpa": [1.0, 1.1, 1.4], "matmul": [1.2, 1.2, 1.0]}
+    for i, (name, bits) in enumerate(found.items()):
+        for seed, bpb in enumerate(bits):
+            put_job(tmp_path, 3 * i + seed, f"attention={name}", f"seed={seed}", bpb=bpb, seed=seed)
+    put_job(tmp_path, 6, "attention=sdpa", "seed=9", status="failed", reason="out of memory", bpb=None)
+    jobs = read_jobs(tmp_path)
+    head, first, second, failed = cells(markdown(jobs))
+    mean, deviation = statistics.mean(found["matmul"]), statistics.stdev(found["matmul"])
+    assert first[0] == "matmul" and first[-1] == f"{mean:.4f} ± {deviation:.4f} (3)"
+    assert second[0] == "sdpa" and second[-1].endswith("(3)")
+    assert head[1] == "seed" and failed[:2] == ["sdpa", "9"] and failed[-1] == "failed: out of memory"
+    table = list(csv.DictReader(io.StringIO(comma_separated(jobs))))
+    assert len(table) == 7 and math.isclose(float(table[0]["val_bpb_sd"]), deviation) and table[0]["seeds"] == "3"
+    assert [row["rank"] for row in table] == ["1"] * 3 + ["2"] * 3 + ["3"]
+
+
+def test_failed_jobs_are_at_the_bottom_with_their_reason_and_unfinished_ones_marked(tmp_path):
+    put_job(tmp_path, 0, "seed=0", status="failed", reason="n_head=3 does not\ndivide | 64", bpb=None)
+    put_job(tmp_path, 1, "seed=1", status="stopped", bpb=0.5)
+    put_job(tmp_path, 2, "seed=2", bpb=1.5)
+    put_job(tmp_path, 3, "seed=3", status="running", bpb=0.4)  # no process has its lock
+    going_on = put_job(tmp_path, 4, "seed=4", status="running", bpb=0.6)
+    with lock_run(going_on):
+        results = [row[-1] for row in cells(markdown(read_jobs(tmp_path)))[1:]]
+    assert results[0] == "1.5000 (1)"
+    assert results[1:4] == ["0.4000 (stopped, step 10)", "0.5000 (stopped, step 10)", "0.6000 (running, step 10)"]
+    assert results[4] == r"failed: n_head=3 does not divide \| 64"
+
+
+def test_jobs_are_in_the_order_of_their_numbers(tmp_path):
+    for number in (10, 9, 2):
+        put_job(tmp_path, number)
+    assert [job.name for job in read_jobs(tmp_path)] == ["2", "9", "10"]
+
+
+HOSTILE = ["</script><script>alert(1)</script>", 'a,b "c"', "a|b`c*", "line\nbreak", "ünï → ∂", "DATA TITLE"]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_any_value_of_an_override_comes_through_every_file(tmp_path, value):
+    put_job(tmp_path, 0, f"sample_prompt={value}")
+    put_job(tmp_path, 1, "sample_prompt=plain")
+    write_leaderboard(tmp_path)
+    table = list(csv.DictReader((tmp_path / "leaderboard.csv").open(encoding="utf-8", newline="")))
+    assert value in {row["sample_prompt"] for row in table}
+    text = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
+    assert all(len(row) == 7 for row in cells(text)) and "<script" not in text
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<script>") == page.count("</script>") == 1
+    data = json.loads(re.search(r"^const data = (.*);$", page, re.M)[1])
+    assert value in {job["settings"]["sample_prompt"] for job in data["runs"]}
+
+
+BROKEN = [
+    "",
+    "{",
+    "[]",
+    "null",
+    '"x"',
+    '{"status": 3}',
+    '{"status": "finished", "val_bpb": NaN, "overrides": 3}',
+    "\udcff",
+]
+
+
+@pytest.mark.parametrize("content", BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_file_never_ends_a_sweep(tmp_path, content):
+    put_job(tmp_path, 0, "seed=1")
+    broken = put_job(tmp_path, 1, "seed=2")
+    for file in (NAME, "metrics.jsonl", ".hydra/overrides.yaml"):
+        (broken / file).write_text(content, encoding="utf-8", errors="surrogateescape")
+        assert "1.0000" in write_leaderboard(tmp_path)
+    (broken / NAME).unlink()
+    (broken / NAME).mkdir()
+    assert len(read_jobs(tmp_path)) == 2 and "1.0000" in write_leaderboard(tmp_path)
+
+
+def test_the_report_asks_the_network_for_nothing_and_stays_small(tmp_path):
+    for number in range(200):
+        job = put_job(tmp_path, number, f"model.n_head={number % 4}", f"model.n_embd={number % 5}", bpb=1 + number)
+        row = {"tokens": 1, "seconds": 0.5, "loss": 2.123456789}
+        (job / "metrics.jsonl").write_text("".join(json.dumps(row | {"step": step}) + "\n" for step in range(1000)))
+    page = html_report(tmp_path, read_jobs(tmp_path))
+    assert not re.search(r"https?://|@import|src=|href=", page) and len(page) < 2_000_000
+
+
+def test_a_thinned_curve_is_the_mean_of_its_neighbours():
+    points = [(float(i), 2.0 * i) for i in range(POINTS * 3)]
+    assert thin(points[:10]) == points[:10] and thin([]) == []
+    assert len(thin(points)) == POINTS and thin(points)[0] == (1.0, 2.0) and thin(points)[-1][0] == POINTS * 3 - 2
+
+
+def test_a_summary_says_what_became_of_a_run(train_config, monkeypatch):
+    run_dir = Path(train_config.run_dir)
+    best = train(train_config)
+    text = (run_dir / NAME).read_text()
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lowest = min((row for row in metrics if "val_loss" in row), key=lambda row: row["val_loss"])
+    assert found["status"] == "finished" and found["reason"] is None and found["job"] is None
+    assert (found["val_loss"], found["val_bpb"]) == (best, lowest["val_bpb"])
+    assert (found["step"], found["tokens"], found["seed"]) == (20, 20 * 8 * 16, 1)
+    speeds = [row["tokens_per_s"] for row in metrics if "tokens_per_s" in row]
+    assert math.isclose(found["tokens_per_s"], statistics.median(speeds), abs_tol=0.1)
+    assert found["parameters"] > 0 and found["peak_memory_mb"] > 50 and found["seconds"] > 0
+
+
+def test_a_stopped_and_resumed_run_has_the_uninterrupted_ones_summary(train_config, tmp_path, monkeypatch):
+    train(train_config)
+    stopped = replace(train_config, run_dir=str(tmp_path / "stopped"))
+    stop_at(monkeypatch, 13)
+    with pytest.raises(SystemExit):
+        train(stopped)
+    found = read_summary(tmp_path / "stopped")
+    assert found["status"] == "stopped" and "after step 14" in found["reason"] and found["val_bpb"] is not None
+    monkeypatch.undo()
+    train(replace(stopped, resume=stopped.run_dir))
+    assert without_clock(read_summary(tmp_path / "stopped")) == without_clock(read_summary(Path(train_config.run_dir)))
+
+
+def test_a_failed_run_leaves_its_reason_and_no_nan(train_config, monkeypatch):
+    def fail(run, step):
+        run.progress.best_loss = math.nan
+        raise NumbersError("loss or gradient was not finite: lower optimizer.lr.\nand more")
+
+    monkeypatch.setattr("train.take_step", fail)
+    with pytest.raises(NumbersError):
+        train(train_config)
+    text = (Path(train_config.run_dir) / NAME).read_text()
+    assert json.loads(text)["reason"] == "loss or gradient was not finite: lower optimizer.lr." and "NaN" not in text
+    write_summary(Path(train_config.run_dir), {"val_bpb": math.nan, "val_loss": math.inf})
+    assert "NaN" not in (text := (Path(train_config.run_dir) / NAME).read_text()) and "Infinity" not in text
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_peak_memory_is_measured_anew_for_each_run():
+    on_cpu = SimpleNamespace(device=torch.device("cpu"))
+    big = np.ones(60_000_000)  # 480 MB
+    high = peak_memory(on_cpu)
+    del big
+    reset_peak_memory(on_cpu)
+    assert peak_memory(on_cpu) < high - 400
+
+
+def test_a_failed_jobs_exception_does_not_keep_its_model_alive():
+    class Model:
+        pass
+
+    def job() -> None:
+        model = Model()
+        kept.append(weakref.ref(model))
+        raise ValueError
+
+    kept: list[weakref.ref] = []
+    try:
+        job()
+    except ValueError as error:
+        failure = error
+    gc.collect()
+    assert kept[0]() is not None
+    _forget(failure)
+    assert kept[0]() is None
+
+
+def without_clock(summary: dict) -> dict:
+    return {name: value for name, value in summary.items() if name not in WALL_CLOCK}
+
+
+@pytest.fixture
+def stopped_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Only what a sweep that was killed at once leaves behind."""
+    monkeypatch.chdir(tmp_path)
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    overrides = {"hydra": ["hydra.mode=MULTIRUN", "hydra.sweep.dir=x"], "task": ["seed=1,2", "max_steps=4"]}
+    (sweep / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
+    return sweep
+
+
+@pytest.mark.parametrize("given", [[], ["max_steps=4", "seed=1,2"]], ids=["alone", "same"])
+def test_a_sweep_is_resumed_with_its_own_overrides(stopped_sweep, given):
+    command = resumed_command(["-m", "sweep.resume=sweep/", *given])
+    assert command == ["-m", "seed=1,2", "max_steps=4", 'hydra.sweep.dir="sweep"', 'sweep.resume="sweep"']
+
+
+REFUSED = {
+    "sweep.resume=sweep": "add -m",
+    "-m sweep.resume=nowhere": "holds no sweep",
+    "-m sweep.resume=sweep/multirun.yaml": "holds no sweep",
+    "-m sweep.resume=sweep seed=1,2": "with max_steps=4 too",
+    "-m sweep.resume=sweep seed=1,2,3 max_steps=4": "without seed=1,2,3",
+    "-m sweep.resume=sweep model.n_head=2": "without model.n_head=2",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_a_resume_of_anything_else_is_refused_in_one_sentence(stopped_sweep, command):
+    with pytest.raises(SettingsError, match=re.escape(REFUSED[command])) as refused:
+        resumed_command(command.split())
+    assert "\n" not in str(refused.value) and "sweep.resume=" in str(refused.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "hydra: 3", "hydra: {overrides: {task: 3, hydra: []}}"])
+def test_a_damaged_multirun_yaml_is_one_sentence(stopped_sweep, content):
+    (stopped_sweep / "multirun.yaml").write_text(content)
+    with pytest.raises(SettingsError, match="cannot be read") as refused:
+        resumed_command(["-m", "sweep.resume=sweep"])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_sweep_that_is_still_going_on_is_not_resumed(stopped_sweep):
+    with lock_run(stopped_sweep), pytest.raises(SettingsError, match="still going on"):
+        resumed_command(["-m", "sweep.resume=sweep"])
+
+
+def small_jobs(text_file: Path, *, max_steps: int) -> list[str]:
+    return f"""data.path={text_file} data.cache_dir={text_file.parent}/cache tokenizer=byte model.n_layer=1
+        model.n_embd=32 model.block_size=16 model.dropout=0.1 sample_tokens=0 device=cpu eval_interval=20
+        checkpoint_interval=10 max_steps={max_steps}""".split()
+
+
+def test_a_real_sweep_ends_in_its_leaderboard_and_its_resume_runs_only_what_failed(text_file, tmp_path):
+    result = run("train.py", "-m", "model.n_head=1,3,2", *small_jobs(text_file, max_steps=2), cwd=tmp_path)
+    (sweep,) = tmp_path.glob("multirun/*/*")
+    assert result.returncode == 1
+    assert result.stderr.strip() == (
+        f"error: 1 of 3 jobs failed: the reasons are at the end of {sweep.relative_to(tmp_path) / 'leaderboard.md'}."
+    )
+    assert (sweep / "leaderboard.md").read_text() in result.stdout
+    assert "n_head=3 does not divide n_embd=32" in cells(result.stdout)[-1][-1]
+    assert [read_summary(sweep / name)["status"] for name in "012"] == ["finished", "failed", "finished"]
+    assert read_summary(sweep / "2")["overrides"][0] == "model.n_head=2" and read_summary(sweep / "2")["job"] == 2
+
+    before = {name: (sweep / name / "metrics.jsonl").stat().st_mtime_ns for name in "02"}
+    again = run("train.py", "-m", f"sweep.resume={sweep.relative_to(tmp_path)}", cwd=tmp_path)
+    assert again.returncode == 1 and "job 0 is finished" in again.stdout and "job 1 failed" in again.stdout
+    assert cells(again.stdout) == cells(result.stdout)
+    assert before == {name: (sweep / name / "metrics.jsonl").stat().st_mtime_ns for name in "02"}
+    by_hand = subprocess.run(
+        [sys.executable, "-m", "training.sweep", str(sweep)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert cells(by_hand.stdout) == cells(result.stdout)
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen:
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(file: Path, text: str = "") -> None:
+    until = time.monotonic() + 60
+    while not (file.exists() and (file.is_dir() or text in file.read_text())):
+        assert time.monotonic() < until, f"{file} did not appear"
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderboard(text_file, tmp_path):
+    overrides = ["-m", "optimizer=muon,adamw", "model.n_head=2", *small_jobs(text_file, max_steps=100)]
+    whole = run("train.py", *overrides, "hydra.sweep.dir=whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+
+    stopped = start(*overrides, "hydra.sweep.dir=cut", cwd=tmp_path)
+    wait_for(tmp_path / "cut/0/metrics.jsonl", '"step": 30,')
+    assert is_locked(tmp_path / "cut")
+    stopped.send_signal(signal.SIGINT)
+    output, _ = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130 and "to go on:  python train.py -m sweep.resume=cut" in output, output
+    assert "(stopped, step" in output and (tmp_path / "cut/leaderboard.md").exists()
+    assert not is_locked(tmp_path / "cut")
+
+    killed = start("-m", "sweep.resume=cut", cwd=tmp_path)
+    wait_for(tmp_path / "cut/1/checkpoints/step_20")
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert "ended without a word" in comma_separated(read_jobs(tmp_path / "cut"))
+
+    resumed = run("train.py", "-m", "sweep.resume=cut", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "job 0 is finished" in resumed.stdout and "resuming at step" in resumed.stdout
+    for name in "01":
+        assert_same_run(tmp_path / "whole" / name, tmp_path / "cut" / name)
+        assert rows(tmp_path / "cut" / name)[-1]["step"] == 100
+    assert final_leaderboard(tmp_path / "cut") == final_leaderboard(tmp_path / "whole")
+
+
+def final_leaderboard(sweep: Path) -> list[tuple]:
+    """Its rows without what the clock says, and without how their jobs were started."""
+    jobs = [job for row in rank(read_jobs(sweep)) for job in row.jobs]
+    return [(job.name, job.settings, without_clock(job.summary | {"overrides": None})) for job in jobs]

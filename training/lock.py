@@ -1,0 +1,34 @@
+"""Locks on folders: who is at work in this one?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from training.config import SettingsError
+
+
+def lock_run(run: Path) -> FileLock:
+    """Keep other processes from training in this directory for as long as this one lives."""
+    lock = FileLock(run / ".lock")
+    try:
+        lock.acquire(timeout=0.2)  # is_locked, in another process, may hold it for an instant
+    except Timeout:
+        raise SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.") from None
+    return lock
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a process that is alive works in a run's or a sweep's directory."""
+    lock = FileLock(directory / ".lock")
+    try:
+        if not (directory / ".lock").exists():
+            return False
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    except OSError:  # somebody else's folder, to be read only
+        return False
+    lock.release()
+    return False

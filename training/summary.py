@@ -1,0 +1,189 @@
+"""summary.json: what became of a run, in one small file; a sweep's leaderboard is made of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import secrets
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a leaderboard is made without torch
+    from training.run import Run
+
+log = logging.getLogger("tinygpt")
+
+NAME = "summary.json"
+DONE = ("finished", "pruned")
+STATUSES = ("running", "stopped", "failed", *DONE)
+NUMBERS = (
+    *("seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb"),
+    *("val_loss", "val_bpb"),
+)
+_HIGH_WATER_MARK = Path("/proc/self/clear_refs")
+
+
+class Summary:
+    """Keeps the summary.json of a run up to date; use it as a context manager.
+
+    What is in the file already stays: the sweep's job number and the overrides, which only Hydra knows.
+    """
+
+    def __init__(self, run: Run) -> None:
+        from model.size import flops_per_token
+
+        config = run.config
+        self.run = run
+        self.tokens_per_step = config.batch_size * config.model.block_size
+        self.flops_per_token = flops_per_token(config.model)
+        self.parameters = sum(parameter.numel() for parameter in run.model.parameters())
+        self.best: dict[str, float] = {}
+        self.speeds: list[float] = []
+        self.bytes_read = 0
+        reset_peak_memory(run)
+
+    def __enter__(self) -> Summary:
+        self.write("running")
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.write("finished")
+        elif isinstance(error, (SystemExit, KeyboardInterrupt)):
+            self.write("stopped", f"by a signal after step {self.run.progress.step}")
+        else:
+            self.write("pruned" if kind.__name__.endswith("Pruned") else "failed", sentence_of(error))
+
+    def write(self, status: str = "running", reason: str | None = None) -> None:
+        """Write summary.json as of now; where it cannot be written training goes on without it."""
+        run, step = self.run, self.run.progress.step
+        if not run.ranks.is_first:
+            return
+        self._read_new_metrics()
+        now = {
+            "status": status,
+            "reason": reason,
+            "seed": run.config.seed,
+            "step": step,
+            "parameters": self.parameters,
+            "tokens": step * self.tokens_per_step,
+            "flops": step * self.tokens_per_step * self.flops_per_token,
+            "seconds": round(run.seconds, 3),
+            "tokens_per_s": round(statistics.median(self.speeds), 1) if self.speeds else None,
+            "peak_memory_mb": round(peak_memory(run), 1),
+            "val_loss": self.best.get("val_loss"),
+            "val_bpb": self.best.get("val_bpb"),
+        }
+        write_summary(run.directory, (read_summary(run.directory) or {}) | now)
+
+    def _read_new_metrics(self) -> None:
+        for row in read_metrics(self.run.directory, self.bytes_read):
+            if is_number(row.get("tokens_per_s")):
+                self.speeds.append(row["tokens_per_s"])
+            loss = row.get("val_loss")
+            if is_number(loss) and loss < self.best.get("val_loss", math.inf):
+                self.best = row
+        metrics = self.run.directory / "metrics.jsonl"
+        self.bytes_read = metrics.stat().st_size if metrics.is_file() else 0
+
+
+def write_summary(directory: Path, values: dict[str, Any]) -> None:
+    """Put `values` in a directory's summary.json, in one step and as strict JSON: what is not finite is null."""
+    whole = {"status": "running", "reason": None, "job": None, "overrides": []} | dict.fromkeys(NUMBERS) | values
+    strict = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in whole.items()}
+    try:
+        replace_file(directory / NAME, json.dumps(strict, indent=2, allow_nan=False) + "\n")
+    except OSError as error:
+        log.error("%s cannot be written (%s).", directory / NAME, error)
+
+
+def read_summary(directory: Path) -> dict[str, Any] | None:
+    """A directory's summary.json, every value of its kind or null; None where there is none that can be read."""
+    try:
+        found = json.loads((directory / NAME).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.get("status") not in STATUSES:
+        return None
+    overrides = found.get("overrides")
+    return {
+        "status": found["status"],
+        "reason": found.get("reason") if isinstance(found.get("reason"), str) else None,
+        "job": found.get("job") if isinstance(found.get("job"), int) else None,
+        "overrides": [str(override) for override in overrides] if isinstance(overrides, list) else [],
+        **{name: found[name] if is_number(found.get(name)) else None for name in NUMBERS},
+    }
+
+
+def read_metrics(directory: Path, start: int = 0) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl from byte `start` on, without those that cannot be read."""
+    rows = []
+    try:
+        with (directory / "metrics.jsonl").open("rb") as metrics:
+            metrics.seek(start)
+            lines = metrics.read().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # the line that is being written
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from a file is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file so that a reader finds the old one or the new one, whoever else writes it too."""
+    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        unfinished.write_text(text, encoding="utf-8", errors="replace")
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def sentence_of(error: BaseException) -> str:
+    """One line that says what went wrong."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    kind = type(error).__name__
+    return line if isinstance(error, ValueError) and line else f"{kind}: {line}" if line else kind
+
+
+def reset_peak_memory(run: Run) -> None:
+    """Begin to measure anew, so that a sweep's job is not charged with those before it."""
+    if run.device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(run.device)
+        return
+    try:
+        _HIGH_WATER_MARK.write_text("5")  # Linux: see proc(5)
+    except OSError:
+        log.debug("%s cannot be written: the peak is the process's.", _HIGH_WATER_MARK)
+
+
+def peak_memory(run: Run) -> float:
+    """The most memory held since reset_peak_memory, in units of 2^20 bytes: tensors on CUDA, else the process."""
+    if run.device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(run.device) / 2**20
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(status.split("VmHWM:")[1].split()[0]) / 2**10
+    except (OSError, IndexError):  # not Linux
+        import resource
+
+        unit = 2**20 if os.uname().sysname == "Darwin" else 2**10
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
