@@ -6,6 +6,7 @@ Every setting is in conf/train.yaml and can be overridden:  python train.py mode
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from training.cli import command
@@ -31,6 +32,7 @@ def train(config: TrainConfig) -> float:
     from training.optimizer import schedule_factor, set_learning_rate
     from training.run import start_run
     from training.signals import StopSignals
+    from training.trial import report_to_search
 
     run = start_run(config)
     progress = run.progress
@@ -43,6 +45,8 @@ def train(config: TrainConfig) -> float:
             finished = done >= 1
             if (finished or progress.step % config.eval_interval == 0) and progress.step > progress.evaluated:
                 evaluate_run(run, monitor)
+                if "TINYGPT_TRIAL" in os.environ:
+                    report_to_search(run, monitor)
             if finished or progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step:
                 run.save(finished=finished)
             if finished:
@@ -61,6 +65,8 @@ def train(config: TrainConfig) -> float:
         run.saver.finish()
         monitor.finish()
     log.info("%s", run.farewell())
+    if signals.received:  # too late for this run, but a sweep ends here
+        raise SystemExit(128 + signals.received)
     return progress.best_loss if progress.best_loss is not None else float("inf")
 
 

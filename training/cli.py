@@ -10,6 +10,7 @@ import re
 import secrets
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -26,14 +27,19 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.config import DataError
 from training.config import SettingsError
+from training.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines
+from training.trial import RunPruned
 
 log = logging.getLogger("tinygpt")
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 MISTAKES = (SettingsError, DataError, PermissionError)
 
+# conf/hydra/launcher has the plugins' own names, and values for what they leave open or set too high.
+warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 # Two runs that start in the same second must not share a directory: their names end in this.
 OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
+OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, replace=True)
 
 
 def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
@@ -48,9 +54,13 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
         @hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)
         def job(cfg: DictConfig) -> Any:
             try:
+                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                    join_sweep(cfg)
                 if "resume" in cfg and cfg.resume:
                     cfg = recall_settings(cfg, name)
                 return function(to_settings(cfg, schema))
+            except RunPruned as pruned:
+                return pruned.loss
             except MISTAKES as error:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
                     log.error("job %s failed: %s", HydraConfig.get().job.num, error)
@@ -63,6 +73,8 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
             try:
                 sys.argv[1:] = place_run(sys.argv[1:])
+                inherited = filter(None, [os.environ.get("PYTHONPATH")])
+                os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
                 job()
             except KeyboardInterrupt:
                 sys.exit(130)
@@ -85,6 +97,22 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
 
     show_traceback = "HYDRA_FULL_ERROR" in os.environ
     return decorate
+
+
+def join_sweep(cfg: DictConfig) -> None:
+    """Make the settings of a sweep's job fit the process that it runs in.
+
+    A job whose directory holds its run already was interrupted: a search goes on, or Slurm queued it again.
+    """
+    hydra = HydraConfig.get()
+    if hydra.runtime.choices["hydra/launcher"] != "basic":
+        label_lines(hydra.job.num)
+        if threads := hydra.launcher.get("cpus_per_task"):
+            os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        if "device" in cfg:
+            cfg.device = device_of_job(cfg.device, hydra.job.num)
+    if "resume" in cfg and any(Path(hydra.runtime.output_dir).glob("checkpoints/step_*")):
+        cfg.resume = hydra.runtime.output_dir
 
 
 def leave(sentence: str) -> NoReturn:
@@ -181,11 +209,15 @@ def explain(error: BaseException, schema: type) -> str | None:
     cause = error.__cause__
     if isinstance(error, MISTAKES):
         return str(error)
+    if sentence := explain_launch(error):
+        return sentence
     if isinstance(error, MissingConfigException):
-        group, _, option = (error.missing_cfg_file or "").partition("/")
+        group, _, option = (error.missing_cfg_file or "").rpartition("/")
         if not error.options:
             return f"there is no conf/{error.missing_cfg_file}.yaml."
         return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
+    if isinstance(error, OverrideParseException) and re.search(r"=\s*\w+\(", error.override):
+        return f"cannot read the override {error.override!r}: ranges are {RANGES}."
     if isinstance(error, OverrideParseException):
         return (
             f"cannot read the override {error.override!r}: write key=value, and put a value that has spaces, "
@@ -212,6 +244,9 @@ def explain(error: BaseException, schema: type) -> str | None:
 
 def unknown_setting(key: str, schema: type) -> str:
     """The sentence for a key that is no setting, with the nearest ones that are."""
+    if key.startswith("hydra."):
+        group = key.rpartition(".")[0]
+        return f"there is no setting {key}: add --cfg hydra --package {group} to the command to see those there are."
     names = [*setting_names(schema), *(path.name for path in CONF.iterdir() if path.is_dir())]
     by_last_part = {name.rpartition(".")[2]: name for name in names}
     near = difflib.get_close_matches(key, names, n=2, cutoff=0.75)

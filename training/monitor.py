@@ -8,6 +8,7 @@ import math
 import os
 import time
 from dataclasses import asdict
+from multiprocessing import parent_process
 from pathlib import Path
 
 from tqdm import tqdm
@@ -39,7 +40,7 @@ class Monitor:
             total=config.max_steps,
             initial=progress.step,
             unit="step",
-            disable=self.silent or None,  # None: no bar where the output is not a terminal
+            disable=self.silent or parent_process() is not None or None,  # None: no bar unless on a terminal
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
         )
         self.redirect = logging_redirect_tqdm()  # log lines go above the bar instead of through it
