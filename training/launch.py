@@ -61,7 +61,7 @@ def explain_launch(error: BaseException) -> str | None:
         )
     if "requires --multirun" in message or "hydra.job.num" in message:
         return "many runs are asked for, and one would be made: add -m."
-    if "n_jobs" in message and "Could not override" not in message:
+    if "n_jobs" in message and not message.startswith(("Could not override", "Key 'n_jobs' not in")):
         return f"hydra.launcher.n_jobs must be a whole number from 1, or -1 for all cores ({message.rstrip('.')})."
     if kind in ("TerminatedWorkerError", "BrokenProcessPool"):
         return (
@@ -71,5 +71,8 @@ def explain_launch(error: BaseException) -> str | None:
     if "are you indeed on a slurm cluster" in message:
         return "hydra/launcher=submitit_slurm finds no Slurm here: start it on a login node, or use submitit_local."
     if kind in ("UncompletedJobError", "FailedJobError"):
-        return f"a job ended without a result: {' '.join(message.split())[:300]}"
+        return (
+            f"a job ended without a result, its log is in .submitit/ of the sweep's folder; the same command with "
+            f"hydra.sweep.dir=FOLDER goes on with what is unfinished ({' '.join(message.split())[:200]})."
+        )
     return None

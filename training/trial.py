@@ -33,7 +33,7 @@ class RunPruned(Exception):
         return self.reason
 
 
-def open_study(folder: Path, seed: int = 0, *, new: bool = False) -> Study:
+def open_study(folder: Path, seed: int = 0) -> Study:
     """The study in a search's folder: a file to which any process on any machine that sees it may append.
 
     seed: of the settings asked for next. With the same history they are the same, in whatever process.
@@ -49,7 +49,7 @@ def open_study(folder: Path, seed: int = 0, *, new: bool = False) -> Study:
         storage=JournalStorage(JournalFileBackend(journal, lock_obj=JournalFileOpenLock(journal))),
         sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
         pruner=optuna.pruners.MedianPruner(),
-        load_if_exists=not new,
+        load_if_exists=True,
     )
 
 
