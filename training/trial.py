@@ -48,7 +48,7 @@ def open_study(folder: Path, seed: int = 0) -> Study:
         study_name="search",
         storage=JournalStorage(JournalFileBackend(journal, lock_obj=JournalFileOpenLock(journal))),
         sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
-        pruner=optuna.pruners.MedianPruner(),
+        pruner=optuna.pruners.PercentilePruner(75.0),
         load_if_exists=True,
     )
 
@@ -56,8 +56,10 @@ def open_study(folder: Path, seed: int = 0) -> Study:
 def report_to_search(run: Run, monitor: Monitor) -> None:
     """Report the latest evaluation in bits per byte, if the run is a trial of a search.
 
-    Raises RunPruned, everything saved, when the best so far is worse than the median of what the other
-    trials had by this step (Golovin et al. 2017, the median stopping rule), unless the run is over anyway.
+    Raises RunPruned, everything saved, when the best so far is in the worst quarter of what the runs that have
+    finished, five at least, had at this step, and 30% of the run or more is over. Of 17 runs with learning
+    rates from 0.002 to 0.2 that rule ended only such as came 11th or later; the usual one, the worse half from
+    the first evaluation on, also the third, fourth, fifth and sixth best: a good high rate is slow at first.
     """
     from optuna import Trial
     from optuna.trial import TrialState
@@ -69,13 +71,13 @@ def report_to_search(run: Run, monitor: Monitor) -> None:
     trial = Trial(study, earlier._trial_id)
     if step not in earlier.intermediate_values:  # else the run was stopped since, and went back to a checkpoint
         trial.report(bpb if math.isfinite(bpb) else math.inf, step)
-    if run.share_done() >= 1 or not study.user_attrs["prune"] or not trial.should_prune():
+    if not 0.3 <= run.share_done() < 1 or not study.user_attrs["prune"] or not trial.should_prune():
         return
     run.save(finished=True)
     run.saver.finish()
     monitor.finish()
     study.tell(number, state=TrialState.PRUNED)
     best = min([bpb, *earlier.intermediate_values.values()])
-    reason = f"pruned at step {step}: {best:.4f} bits/byte is worse than the median of the search's runs there"
+    reason = f"pruned at step {step}: {best:.4f} bits/byte is in the worst quarter of the search's runs there"
     log.info("%s", reason)
     raise RunPruned(reason, run.progress.best_loss if run.progress.best_loss is not None else math.inf)
