@@ -33,6 +33,7 @@ def train(config: TrainConfig) -> float:
     from training.run import start_run
     from training.signals import StopSignals
     from training.summary import Summary
+    from training.trial import report_to_search
 
     run = start_run(config)
     progress = run.progress
@@ -46,6 +47,7 @@ def train(config: TrainConfig) -> float:
             if (finished or progress.step % config.eval_interval == 0) and progress.step > progress.evaluated:
                 evaluate_run(run, monitor)
                 summary.write()
+                report_to_search(run, monitor)
             if finished or progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step:
                 run.save(finished=finished)
             if finished:
@@ -64,6 +66,8 @@ def train(config: TrainConfig) -> float:
         run.saver.finish()
         monitor.finish()
     log.info("%s", run.farewell())
+    if signals.received:  # too late for this run, but a sweep ends here
+        raise SystemExit(128 + signals.received)
     return progress.best_loss if progress.best_loss is not None else float("inf")
 
 

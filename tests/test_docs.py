@@ -50,7 +50,8 @@ def test_every_command_shown_has_settings_that_exist(page):
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     for name, rest in re.findall(r"^(?:.*&& )?(?:python|torchrun.*) (\w+)\.py(?!\w)(.*)$", text, re.M):
         words = shlex.split(rest, comments=True)
-        overrides = [re.sub(r"^([^=]+)=([^\"'\[]*?),.*", r"\1=\2", word) for word in words if not word.startswith("-")]
+        first = [re.sub(r"=(?:tag\(log,)?(?:interval|range)\(([^,]+),.*", r"=\1", word) for word in words]
+        overrides = [re.sub(r"^([^=]+)=([^\"'\[]*?),.*", r"\1=\2", word) for word in first if not word.startswith("-")]
         if name not in schemas:  # a script of docs/ or benchmarks/
             continue
         if name == "train":

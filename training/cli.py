@@ -12,6 +12,7 @@ import re
 import secrets
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -29,6 +30,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.config import DataError
 from training.config import SettingsError
+from training.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines
+from training.trial import RunPruned
 
 log = logging.getLogger("tinygpt")
 
@@ -37,10 +40,13 @@ MISTAKES = (SettingsError, DataError, PermissionError)
 # Why a folder cannot be written, which Hydra meets before we do.
 UNWRITABLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 
+# conf/hydra/launcher has the plugins' own names, and values for what they leave open or set too high.
+warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 # Two runs that start in the same second must not share a directory: their names end in this.
 OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
 # Settings that follow from others: ${floordiv:65536,${model.n_embd}}.
 OmegaConf.register_new_resolver("floordiv", lambda *numbers: functools.reduce(operator.floordiv, numbers), replace=True)
+OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, replace=True)
 
 
 def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
@@ -56,6 +62,8 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
         def job(cfg: DictConfig) -> Any:
             in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
             try:
+                if in_sweep:
+                    join_sweep(cfg)
                 if "sweep" in cfg and cfg.sweep.resume:
                     from training.sweep import resume_job
 
@@ -65,9 +73,11 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
                     cfg = recall_settings(cfg, name)
                 elif "init_from" in cfg and cfg.init_from:
                     check_asked(cfg)
-                if "wandb" in cfg and HydraConfig.get().mode == RunMode.MULTIRUN:
+                if "wandb" in cfg and in_sweep:
                     name_in_sweep(cfg)
                 return function(to_settings(cfg, schema))
+            except RunPruned as pruned:
+                return pruned.loss
             except Exception as error:
                 if sweep := sys.modules.get("training.sweep"):
                     sweep.record_failure(error)
@@ -86,6 +96,8 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
             try:
                 sys.argv[1:] = place_run(sys.argv[1:])
+                inherited = filter(None, [os.environ.get("PYTHONPATH")])
+                os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
                 with sweep_ended():
                     job()
             except KeyboardInterrupt:
@@ -119,6 +131,22 @@ def sweep_ended() -> Iterator[None]:
     finally:
         if sweep := sys.modules.get("training.sweep"):  # Hydra has imported it, if conf/ names its callback
             sweep.end_sweep(sys.exc_info()[1])
+
+
+def join_sweep(cfg: DictConfig) -> None:
+    """Make the settings of a sweep's job fit the process that it runs in.
+
+    A job whose directory holds its run already was interrupted: a search goes on, or Slurm queued it again.
+    """
+    hydra = HydraConfig.get()
+    if hydra.runtime.choices["hydra/launcher"] != "basic":
+        label_lines(hydra.job.num)
+        if threads := hydra.launcher.get("cpus_per_task"):
+            os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        if "device" in cfg:
+            cfg.device = device_of_job(cfg.device, hydra.job.num)
+    if "resume" in cfg and any(Path(hydra.runtime.output_dir).glob("checkpoints/step_*")):
+        cfg.resume, cfg.init_from = hydra.runtime.output_dir, None
 
 
 def leave(sentence: str) -> NoReturn:
@@ -258,11 +286,15 @@ def explain(error: BaseException, schema: type) -> str | None:
         )
     if isinstance(cause, OSError):  # logging's, say
         return explain(cause, schema)
+    if sentence := explain_launch(error):
+        return sentence
     if isinstance(error, MissingConfigException):
-        group, _, option = (error.missing_cfg_file or "").partition("/")
+        group, _, option = (error.missing_cfg_file or "").rpartition("/")
         if not error.options:
             return f"there is no conf/{error.missing_cfg_file}.yaml."
         return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
+    if isinstance(error, OverrideParseException) and re.search(r"=\s*\w+\(", error.override):
+        return f"cannot read the override {error.override!r}: ranges are {RANGES}."
     if isinstance(error, OverrideParseException):
         return (
             f"cannot read the override {error.override!r}: write key=value, and put a value that has spaces, "
@@ -289,6 +321,9 @@ def explain(error: BaseException, schema: type) -> str | None:
 
 def unknown_setting(key: str, schema: type) -> str:
     """The sentence for a key that is no setting, with the nearest ones that are."""
+    if key.startswith("hydra."):
+        group = key.rpartition(".")[0]
+        return f"there is no setting {key}: add --cfg hydra --package {group} to the command to see those there are."
     names = [*setting_names(schema), *(path.name for path in CONF.iterdir() if path.is_dir())]
     by_last_part = {name.rpartition(".")[2]: name for name in names}
     near = difflib.get_close_matches(key, names, n=2, cutoff=0.75)

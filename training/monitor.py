@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Monitor:
             total=config.max_steps,
             initial=progress.step,
             unit="step",
-            disable=self.silent or None,  # None: no bar where the output is not a terminal
+            disable=self.silent or parent_process() is not None or None,  # None: no bar unless on a terminal
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
         )
         self.redirect = logging_redirect_tqdm()  # log lines go above the bar instead of through it

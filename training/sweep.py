@@ -30,6 +30,7 @@ from training.leaderboard import comma_separated, markdown, read_jobs
 from training.lock import is_locked, lock_run
 from training.report import html_report
 from training.summary import DONE, read_summary, replace_file, sentence_of, write_summary
+from training.trial import JOURNAL
 
 log = logging.getLogger("tinygpt")
 
@@ -160,6 +161,8 @@ def end_sweep(error: BaseException | None) -> None:
         print(f"\n{table}\ntable     {sweep / 'leaderboard.md'}\ncurves    {sweep / 'report.html'}", flush=True)
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         print(f"sweep     stopped; to go on:  python train.py -m {RESUME}{sweep}", flush=True)
+        return
+    if (sweep / JOURNAL).is_file():  # a search goes round what fails
         return
     jobs = read_jobs(sweep)
     failed = [job for job in jobs if job.status == "failed"]

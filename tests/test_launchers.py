@@ -1,0 +1,150 @@
+"""Sweeps side by side and elsewhere: jobs share the data's cache and nothing else, and fail one by one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import train
+from training.launch import device_of_job
+
+ROOT = Path(train.__file__).parent
+INSTALLED = {
+    name: bool(importlib.util.find_spec(f"hydra_plugins.hydra_{name}_launcher")) for name in ("joblib", "submitit")
+}
+needs_joblib = pytest.mark.skipif(not INSTALLED["joblib"], reason='needs pip install -e ".[parallel]"')
+needs_submitit = pytest.mark.skipif(not INSTALLED["submitit"], reason='needs pip install -e ".[slurm]"')
+
+
+def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    environment = os.environ | environment
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, text_file: Path) -> list[str]:
+    """Overrides for a run of a second."""
+    settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte device=cpu sample_tokens=0
+        model.n_layer=1 model.n_embd=32 model.block_size=32 batch_size=4 eval_interval=10"""
+    return settings.split()
+
+
+def final_losses(run_dir: Path) -> list[tuple[int, float]]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+
+
+@needs_joblib
+def test_jobs_side_by_side_share_the_cache_and_nothing_else(tiny, tmp_path):
+    # The default folder's name is made up anew wherever it is resolved: workers must not make up their own.
+    together = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2,3,4", "max_steps=20"]
+    result = run(*together, "model.n_head=2", *tiny, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (sweep,) = tmp_path.glob("multirun/*/*")
+    for job in range(4):
+        overrides = yaml.safe_load((sweep / str(job) / ".hydra" / "overrides.yaml").read_text())
+        meta = json.loads((sweep / str(job) / "checkpoints" / "last" / "meta.json").read_text())
+        assert f"seed={job + 1}" in overrides and meta["config"]["seed"] == job + 1
+        log = (sweep / str(job) / "train.log").read_text()
+        assert log.count("validation loss") == 3 and f"/{job}\n" in log
+    assert result.stdout.count("Preparing text") == 1
+    assert sum(path.is_dir() for path in (tmp_path / "cache").iterdir()) == 1
+    assert all(f"  {job} │ step 20: validation loss" in result.stdout for job in range(4))
+
+    alone = run("seed=3", "max_steps=20", "model.n_head=2", "hydra.run.dir=alone", *tiny, cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    for (step, loss), (step2, loss2) in zip(final_losses(tmp_path / "alone"), final_losses(sweep / "2"), strict=True):
+        assert step == step2 and loss == pytest.approx(loss2)
+
+
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("joblib", marks=needs_joblib), pytest.param("submitit_local", marks=needs_submitit)]
+)
+def test_a_failing_job_does_not_end_the_others(tiny, tmp_path, launcher):
+    chosen = [f"hydra/launcher={launcher}", *["hydra.launcher.n_jobs=2"] * (launcher == "joblib")]
+    result = run("-m", *chosen, "model.n_head=3,2", "max_steps=2", "hydra.sweep.dir=here", *tiny, cwd=tmp_path)
+    assert result.returncode == 1 and "n_head=3 does not divide n_embd=32" in result.stderr
+    assert result.stderr.count("Traceback") == 0
+    assert len(list(tmp_path.glob("here/*/checkpoints/best"))) == 1
+
+
+def test_a_job_that_is_started_again_in_its_directory_goes_on_there(tiny, tmp_path):
+    sweep = ["-m", "seed=1,2", "model.n_head=2", "hydra.sweep.dir=here", *tiny]
+    assert run(*sweep, "max_steps=10", cwd=tmp_path).returncode == 0
+    shutil.rmtree(tmp_path / "here" / "1")  # what Slurm has not come to yet
+    again = run(*sweep, "max_steps=20", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("resuming at step 10") == 1
+    assert [step for step, _ in final_losses(tmp_path / "here" / "0")] == [10, 20]
+    assert [step for step, _ in final_losses(tmp_path / "here" / "1")] == [10, 20]
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "submitit_slurm"])
+def test_every_launcher_has_settings_that_can_be_read(tmp_path, launcher):
+    shown = run("--cfg", "hydra", "--package", "hydra.launcher", f"hydra/launcher={launcher}", cwd=tmp_path)
+    assert shown.returncode == 0 and "UserWarning" not in shown.stderr
+    assert yaml.safe_load(shown.stdout)["_target_"].startswith("hydra_plugins.")
+
+
+@needs_submitit
+def test_slurm_takes_what_a_cluster_asks_for(tmp_path):
+    asked = ["partition=gpu", "account=me", "timeout_min=90", "gpus_per_node=2", "setup=[module load cuda]"]
+    asked = [f"hydra.launcher.{setting}" for setting in asked]
+    shown = run("--cfg", "hydra", "--package", "hydra.launcher", "hydra/launcher=submitit_slurm", *asked, cwd=tmp_path)
+    settings = yaml.safe_load(shown.stdout)
+    assert (settings["partition"], settings["timeout_min"], settings["setup"]) == ("gpu", 90, ["module load cuda"])
+
+
+def test_jobs_take_turns_on_the_cuda_devices(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert [device_of_job("auto", job) for job in range(5)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
+    assert device_of_job("cpu", 1) == "cpu" and device_of_job("cuda:2", 0) == "cuda:2"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert device_of_job("auto", 1) == "auto"
+
+
+MISTAKES = {
+    "-m hydra/launcher=jobs seed=1,2": "hydra/launcher=jobs does not exist: choose hydra/launcher from basic, joblib",
+    "-m seed=interval(1,2)": "add hydra/sweeper=optuna",
+    "seed=interval(1,2)": "add -m",
+    "-m hydra.launcher.n_jobs=2 seed=1,2": "there is no setting hydra.launcher.n_jobs",
+}
+MISTAKES_OF_JOBLIB = {
+    "-m hydra/launcher=joblib hydra.launcher.n_jobs=0 seed=1,2": "hydra.launcher.n_jobs must be a whole number",
+    "-m hydra/launcher=joblib hydra.launcher.n_jobs=two seed=1,2": "hydra.launcher.n_jobs must be a whole number",
+    "-m hydra/launcher=joblib hydra.launcher.jobs=2 seed=1,2": "there is no setting hydra.launcher.jobs",
+}
+
+
+@pytest.mark.parametrize("command", [*MISTAKES, *(pytest.param(c, marks=needs_joblib) for c in MISTAKES_OF_JOBLIB)])
+def test_a_mistake_ends_in_one_sentence_and_status_1(command, tmp_path):
+    result = run(*command.split(), cwd=tmp_path)
+    lines = result.stderr.strip().splitlines()
+    assert result.returncode == 1 and len(lines) == 1 and lines[0].startswith("error: "), result.stderr
+    assert (MISTAKES | MISTAKES_OF_JOBLIB)[command] in lines[0]
+
+
+@pytest.mark.skipif(bool(shutil.which("srun")), reason="there is a Slurm here")
+@needs_submitit
+def test_without_slurm_one_sentence_says_so(tmp_path):
+    result = run("-m", "hydra/launcher=submitit_slurm", "seed=1,2", cwd=tmp_path)
+    assert result.returncode == 1 and "finds no Slurm here" in result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(("launcher", "extra"), [("joblib", "parallel"), ("submitit_slurm", "slurm")])
+def test_without_the_plugin_one_sentence_says_how_to_install_it(tmp_path, launcher, extra):
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "__init__.py").touch()  # hides those that are installed
+    result = run("-m", f"hydra/launcher={launcher}", "seed=1,2", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 1
+    assert result.stderr == f'error: hydra/launcher={launcher} is not installed: pip install -e ".[{extra}]".\n'

@@ -1,0 +1,197 @@
+"""Searches: the best settings are found, hopeless runs end early, and a search that was killed goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import train
+from training.trial import open_study
+
+ROOT = Path(train.__file__).parent
+pytest.importorskip("optuna")
+
+LR = "optimizer.lr=tag(log,interval(0.0001,0.1))"
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "train.py"), *arguments]
+
+
+def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    environment = os.environ | environment
+    return subprocess.run(command(*arguments), cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture
+def search(tmp_path: Path, text_file: Path) -> list[str]:
+    """A search among runs of half a second."""
+    settings = f"""-m hydra/sweeper=optuna data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte
+        device=cpu sample_tokens=0 model.n_layer=1 model.n_embd=32 model.block_size=32 batch_size=4"""
+    return settings.split()
+
+
+def trials(folder: Path) -> list[tuple]:
+    return [(t.state.name, t.value, t.params, t.intermediate_values) for t in open_study(folder).trials]
+
+
+def best_bpb(run_dir: Path) -> float:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return min(row["val_bpb"] for row in rows if "val_bpb" in row)
+
+
+def test_a_search_finds_prunes_survives_failures_and_says_how_to_train_the_best(search, tmp_path):
+    asked = [LR, "model.n_head=2,3", "max_steps=20", "eval_interval=5", "hydra.sweeper.n_trials=14"]
+    result = run(*search, *asked, "hydra.sweep.dir=here", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    here = tmp_path / "here"
+    study = open_study(here)
+    losses = {trial.number: trial.value for trial in study.trials if trial.state.name == "COMPLETE"}
+    failed = [trial for trial in study.trials if "failed" in trial.user_attrs]
+    pruned = [trial for trial in study.trials if trial.state.name == "PRUNED" and trial not in failed]
+    assert len(study.trials) == 14 and failed and pruned
+    assert {trial.params["model.n_head"] for trial in failed} == {"3"}
+    assert f"{len(losses)} finished, {len(pruned)} pruned, {len(failed)} failed" in result.stdout
+    assert result.stdout.count("n_head=3 does not divide n_embd=32") == len(failed)
+
+    for trial in pruned:
+        ended = here / str(trial.number)
+        step = max(trial.intermediate_values)
+        assert step < 20 and f"pruned at step {step}: " in (ended / "train.log").read_text()
+        assert (ended / "checkpoints" / "last").resolve().name == f"step_{step}" and (ended / "loss.png").is_file()
+
+    best = min(losses, key=losses.get)
+    assert f"run {best}: here/{best}" in result.stdout and losses[best] == best_bpb(here / str(best))
+    _, script, *settings = shlex.split((here / "best.txt").read_text())
+    again = subprocess.run(command(*settings, "hydra.run.dir=again"), cwd=tmp_path, capture_output=True, text=True)
+    assert script == "train.py" and again.returncode == 0, again.stderr
+    assert best_bpb(tmp_path / "again") == losses[best]
+
+
+def test_a_search_that_was_killed_goes_on_to_the_same_trials(search, tmp_path):
+    asked = [LR, "max_steps=60", "eval_interval=20", "checkpoint_interval=20", "hydra.sweeper.n_trials=3"]
+    whole = run(*search, *asked, "hydra.sweep.dir=whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    stopped = [*search, *asked, "hydra.sweep.dir=stopped"]
+    for number, line in ((signal.SIGKILL, "step 40"), (signal.SIGINT, "step 40")):
+        process = subprocess.Popen(command(*stopped), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        text = ""
+        for output in process.stdout:
+            text += output
+            if line in output:
+                process.send_signal(number)
+                break
+        text += process.stdout.read()
+        assert process.wait() == {signal.SIGKILL: -9, signal.SIGINT: 130}[number]
+    advice = text.split("search stopped; to go on:  python train.py ")[1]
+    result = run(*shlex.split(advice), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "resuming at step" in result.stdout
+    assert trials(tmp_path / "stopped") == trials(tmp_path / "whole")
+    assert result.stdout.split("\nsearch ")[1].replace("stopped", "whole") == whole.stdout.split("\nsearch ")[1]
+
+    finished = run(*stopped, cwd=tmp_path)
+    assert finished.returncode == 0 and "Launching" not in finished.stdout and "3 finished" in finished.stdout
+    other_seed = run(*search, *asked, "hydra.sweeper.seed=2", "hydra.sweeper.n_trials=1", cwd=tmp_path)
+    assert other_seed.returncode == 0
+    (folder,) = tmp_path.glob("multirun/*/*")  # the default one
+    assert trials(folder)[0] != trials(tmp_path / "whole")[0]
+
+
+def test_runs_side_by_side_search_together(search, tmp_path):
+    pytest.importorskip("joblib")
+    parallel = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=4"]
+    result = run(*search, LR, "max_steps=4", "eval_interval=2", *parallel, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (folder,) = tmp_path.glob("multirun/*/*")
+    found = trials(folder)
+    assert len(found) == 4 and all(len(losses) for *_, losses in found)
+    assert all(min(losses.values()) == best_bpb(folder / str(job)) for job, (*_, losses) in enumerate(found))
+
+
+def test_the_same_settings_are_not_run_twice(search, tmp_path):
+    asked = ["model.n_head=1,2", "max_steps=2", "hydra.sweeper.n_trials=9", "hydra.sweep.dir=here"]
+    result = run(*search, *asked, cwd=tmp_path)
+    assert result.returncode == 0 and "2 finished" in result.stdout, result.stderr
+    assert len(list(tmp_path.glob("here/*/checkpoints"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("range_", "kind", "ends"),
+    [
+        ("max_steps=interval(2,8)", "IntDistribution", (2, 8)),
+        ("model.n_kv_head=range(2,9,2)", "IntDistribution", (2, 8)),
+        ("model.dropout=interval(0,1)", "FloatDistribution", (0.0, 1.0)),
+    ],
+)
+def test_a_setting_of_whole_numbers_is_searched_in_whole_numbers(search, tmp_path, range_, kind, ends):
+    result = run(*search, range_, "model.n_head=5", "hydra.sweeper.n_trials=1", "hydra.sweep.dir=here", cwd=tmp_path)
+    assert result.returncode == 1 and "all 1 runs of the search failed" in result.stderr
+    (known,) = open_study(tmp_path / "here").trials[0].distributions.values()
+    assert (type(known).__name__, (known.low, known.high)) == (kind, ends)
+
+
+MISTAKES = {
+    "": "hydra/sweeper=optuna has nothing to search",
+    "optimizer.lr=interval(0.1,0.01)": "optimizer.lr=interval(0.1,0.01) is empty",
+    "optimizer.lr=tag(log,interval(0,1))": "must begin above 0",
+    "optimizer.lr=interval(0.1)": "cannot read the override 'optimizer.lr=interval(0.1)': ranges are choice(2,4,8)",
+    "optimizer.lr=interval(a,b)": "cannot read the override",
+    "optimizer.lrr=interval(1,2)": "there is no setting optimizer.lrr: did you mean optimizer.lr",
+    "model=tiny,huge": "model=huge does not exist",
+    "model.n_head=2,many": "model.n_head takes a whole number",
+    "seed=1 seed=1,2": "seed is given twice",
+    "seed=1,2 dry_run=true": "dry_run=true trains nothing",
+    "seed=1,2 hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0 must be a whole number from 1",
+    "seed=1,2 hydra.sweeper.n_jobs=some": "hydra.sweeper.n_jobs=some must be a whole number from 1",
+    "seed=1,2 hydra.sweeper.prune=maybe": "hydra.sweeper.prune=maybe must be true or false",
+    "seed=1,2 hydra.sweeper.trials=3": "there is no setting hydra.sweeper.trials",
+    "seed=1,2 hydra.sweep.dir=/proc/x": "hydra.sweep.dir=/proc/x cannot be written",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
+    result = run("-m", "hydra/sweeper=optuna", *mistake.split(), cwd=tmp_path)
+    lines = result.stderr.strip().splitlines()
+    assert result.returncode == 1 and len(lines) == 1 and lines[0].startswith("error: "), result.stderr
+    assert MISTAKES[mistake] in lines[0]
+    assert not list(tmp_path.glob("multirun/**/.hydra"))
+
+
+def test_a_search_without_m_says_so(tmp_path):
+    result = run("hydra/sweeper=optuna", "seed=1", cwd=tmp_path)
+    assert result.returncode == 1 and result.stderr.strip().splitlines()[-1].endswith("add -m.")
+
+
+def test_a_folder_of_another_sweep_or_search_is_left_alone(search, tmp_path):
+    asked = [*search, "max_steps=1", "hydra.sweeper.n_trials=1", "hydra.sweep.dir=here"]
+    assert run(*asked, "seed=1,2", cwd=tmp_path).returncode == 0
+    other = run(*asked, "seed=1,3", cwd=tmp_path)
+    assert other.returncode == 1 and "holds a search with seed=1,2 instead of seed=1,3" in other.stderr
+    (tmp_path / "here" / "search.journal").write_text("junk\n")
+    assert "search.journal cannot be read" in run(*asked, "seed=1,2", cwd=tmp_path).stderr
+    (tmp_path / "here" / "search.journal").unlink()
+    assert "holds runs but no search" in run(*asked, "seed=1,2", cwd=tmp_path).stderr
+
+
+def test_when_every_run_fails_one_sentence_says_so(search, tmp_path):
+    result = run(*search, "model.n_head=3,5,7", "hydra.sweeper.n_trials=9", cwd=tmp_path)
+    assert result.returncode == 1 and "all 3 runs of the search failed" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_without_optuna_one_sentence_says_how_to_install_it(tmp_path):
+    (tmp_path / "optuna.py").write_text("raise ImportError")
+    result = run("-m", "hydra/sweeper=optuna", "seed=1,2", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (result.returncode, result.stderr) == (
+        1,
+        'error: hydra/sweeper=optuna is not installed: pip install -e ".[search]".\n',
+    )
