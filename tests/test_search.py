@@ -90,7 +90,7 @@ def test_a_search_that_was_killed_goes_on_to_the_same_trials(search, tmp_path):
                 break
         text += process.stdout.read()
         assert process.wait() == {signal.SIGKILL: -9, signal.SIGINT: 130}[number]
-    advice = text.split("search stopped; to go on:  python train.py ")[1]
+    advice = text.split("stopped; to go on:  python train.py ")[1]
     result = run(*shlex.split(advice), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "resuming at step" in result.stdout

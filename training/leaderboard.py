@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from training.lock import is_locked
-from training.summary import NUMBERS, is_number, read_metrics, read_summary
+from training.metrics import read_metrics
+from training.summary import NUMBERS, is_number, read_summary
 
 NOT_SETTINGS = ("sweep.resume", "resume", "run_dir")
 """Overrides that say where a job works, not what it is."""
@@ -85,7 +86,9 @@ def _read_job(folder: Path, name: str, goes_on: bool) -> Job:
         summary = {"status": "running", "reason": None, "job": None, "overrides": []} | dict.fromkeys(NUMBERS)
     if summary["status"] == "running":
         prepares = goes_on and summary["step"] is None
-        if (rows := read_metrics(folder)) and not prepares:  # later than the evaluation that summary.json is from
+        if (
+            rows := read_metrics(folder / "metrics.jsonl")
+        ) and not prepares:  # later than the evaluation that summary.json is from
             summary |= {name: rows[-1][name] for name in ("step", "tokens", "seconds") if is_number(rows[-1].get(name))}
         if not prepares and not is_locked(folder):
             reason = f"ended without a word after step {summary['step'] or 0}"

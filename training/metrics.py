@@ -33,16 +33,22 @@ class MetricsLog:
         self.file.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; OSError when it cannot be read.
+def read_metrics(path: Path, start: int = 0) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl from byte `start` on; none where it cannot be read.
 
     A line that is not a whole row, as a crash or a full disk leaves one, is passed over.
     """
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             rows.append(row)

@@ -113,10 +113,7 @@ class Monitor:
             return
         self.bar.close()
         self.draw_heads()
-        try:
-            print_losses(read_metrics(self.run.directory / "metrics.jsonl"))
-        except OSError as error:
-            log.error("the losses cannot be plotted (%s).", error)
+        print_losses(read_metrics(self.run.directory / "metrics.jsonl"))
 
     def draw_loss(self) -> None:
         """Draw loss.png from metrics.jsonl."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from training.leaderboard import Job, rank, swept_settings
-from training.summary import NUMBERS, is_number, read_metrics
+from training.metrics import read_metrics
+from training.summary import NUMBERS, is_number
 
 POINTS = 160
 """Points of a curve: as many as a screen shows of one among many."""
@@ -43,7 +44,7 @@ def describe_job(job: Job) -> dict[str, Any]:
 @lru_cache(maxsize=10_000)  # the page is made anew after each job, most of whose curves are as they were
 def read_curves(run: Path, version: tuple[int, int]) -> dict[str, list[tuple[float, ...]]]:
     """Training loss and validation bits per byte of a run: points (tokens, seconds, value)."""
-    rows = read_metrics(run)
+    rows = read_metrics(run / "metrics.jsonl")
     return {
         name: thin([(row["tokens"], row["seconds"], row[name]) for row in rows if _has(row, name)])
         for name in ("loss", "val_bpb")

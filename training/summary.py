@@ -11,6 +11,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.metrics import read_metrics
+
 if TYPE_CHECKING:  # a leaderboard is made without torch
     from training.run import Run
 
@@ -80,13 +82,13 @@ class Summary:
         write_summary(run.directory, (read_summary(run.directory) or {}) | now)
 
     def _read_new_metrics(self) -> None:
-        for row in read_metrics(self.run.directory, self.bytes_read):
+        metrics = self.run.directory / "metrics.jsonl"
+        for row in read_metrics(metrics, self.bytes_read):
             if is_number(row.get("tokens_per_s")):
                 self.speeds.append(row["tokens_per_s"])
             loss = row.get("val_loss")
             if is_number(loss) and loss < self.best.get("val_loss", math.inf):
                 self.best = row
-        metrics = self.run.directory / "metrics.jsonl"
         self.bytes_read = metrics.stat().st_size if metrics.is_file() else 0
 
 
@@ -116,25 +118,6 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
         "overrides": [str(override) for override in overrides] if isinstance(overrides, list) else [],
         **{name: found[name] if is_number(found.get(name)) else None for name in NUMBERS},
     }
-
-
-def read_metrics(directory: Path, start: int = 0) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl from byte `start` on, without those that cannot be read."""
-    rows = []
-    try:
-        with (directory / "metrics.jsonl").open("rb") as metrics:
-            metrics.seek(start)
-            lines = metrics.read().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # the line that is being written
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 def is_number(value: Any) -> bool:
