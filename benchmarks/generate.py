@@ -10,6 +10,7 @@ QK-norm). The floor is the time of reading every weight once a token: a sum over
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import nanogpt
@@ -45,16 +46,18 @@ def main() -> None:
             speed(shape, arguments.nanogpt, arguments.batch, arguments.rounds)
 
 
-def speed(shape: str, checkout: Path, batch: int, rounds: int) -> None:
+def speed(shape: str, checkout: Path | None, batch: int, rounds: int) -> None:
     """Measure one shape and print its table."""
     n_layer, n_head, n_embd, block_size, vocab_size = SHAPES[shape]
     sizes = dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=block_size, vocab_size=vocab_size)
-    programs = {
-        "nanoGPT": theirs(checkout, sizes, batch),
-        "Hugging Face": hugging_face(*SHAPES[shape], batch),
-        "ours, GPT-2's shape": ours(sizes | GPT2_SHAPE, batch),
-        "ours, default": ours(sizes | dict(zero_init=False), batch),
-    }
+    programs: dict[str, Callable[[], object]] = {}
+    if checkout:
+        programs["nanoGPT"] = theirs(checkout, sizes, batch)
+    if find_spec("transformers"):
+        programs["Hugging Face"] = hugging_face(*SHAPES[shape], batch)
+    peers = list(programs)
+    programs["ours, GPT-2's shape"] = ours(sizes | GPT2_SHAPE, batch)
+    programs["ours, default"] = ours(sizes | dict(zero_init=False), batch)
     measured = {name: paired.timed(program) for name, program in programs.items()}
     tenth = paired.timed(floor(sizes | GPT2_SHAPE))
     measured["floor"] = lambda: 10 * tenth()
@@ -64,9 +67,9 @@ def speed(shape: str, checkout: Path, batch: int, rounds: int) -> None:
     rows = []
     for name, taken in seconds.items():
         rate = paired.spread([batch * TOKENS / one for one in taken], ",.0f")
-        ratios = (paired.spread(paired.over(seconds[peer], taken), ".2f", "×") for peer in ("nanoGPT", "Hugging Face"))
+        ratios = (paired.spread(paired.over(seconds[peer], taken), ".2f", "×") for peer in peers)
         rows.append([name, rate, *ratios])
-    paired.table(["", "tokens/s", "of nanoGPT", "of Hugging Face"], rows)
+    paired.table(["", "tokens/s", *(f"of {peer}" for peer in peers)], rows)
 
 
 def ours(settings: dict, batch: int) -> Callable[[], None]:

@@ -1,26 +1,25 @@
-"""The same small model with each form of attention:  python benchmarks/ladder.py [OVERRIDE ...]
+"""What is each rung of attention worth?
 
-Trains every rung with the settings of train.py (further arguments are its overrides) and prints one table:
-bits per byte on the validation split, mean and standard deviation over seeds, tokens a second and peak
-memory of the process. Rungs take turns, so that a drifting machine drifts for all.
+    python benchmarks/ladder.py [OVERRIDE ...]
+
+Trains every rung with the settings of train.py (further arguments are its overrides), one seed a round, and
+prints one table: bits per byte on the validation split, mean and standard deviation over seeds, tokens a
+second and peak memory of the process. Rungs take turns, so that a drifting machine drifts for all.
 """
 
 from __future__ import annotations
 
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from functools import partial
+from itertools import count
 from pathlib import Path
 
-import torch
+import paired
 
-ROOT = Path(__file__).resolve().parent.parent
 RUNGS = ("average", "simple", "single_head", "stacked", "matmul", "sdpa")
-SEEDS = (1, 2, 3)
 # The child prints its own peak: the parent's figure for all children would be the largest of any.
 CHILD = """
 import resource, runpy, sys
@@ -32,34 +31,33 @@ finally:
 
 
 def main() -> None:
-    overrides = sys.argv[1:]
-    bits, speeds, peaks = (defaultdict(list) for _ in range(3))
+    parser = paired.Parser(__doc__, rounds=3)
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings of train.py, key=value")
+    arguments = parser.parse_args()
+    paired.header()
     with tempfile.TemporaryDirectory() as folder:
-        for seed in SEEDS:
-            for rung in RUNGS:
-                run = Path(folder) / f"{rung}-{seed}"
-                rows, peak = train(rung, seed, run, overrides)
-                bits[rung].append(min(row["val_bpb"] for row in rows if "val_bpb" in row))
-                speeds[rung].append(statistics.median(row["tokens_per_s"] for row in rows if "tokens_per_s" in row))
-                peaks[rung].append(peak)
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads\n")
-    print("| attention | bits per byte | tokens/s | peak memory |\n|---|---|---|---|")
-    for rung in RUNGS:
-        print(
-            f"| `{rung}` | {statistics.mean(bits[rung]):.3f} ± {statistics.stdev(bits[rung]):.3f} "
-            f"| {statistics.median(speeds[rung]):,.0f} | {statistics.median(peaks[rung]):,.0f} MB |"
-        )
+        programs = {rung: partial(train, rung, count(1), Path(folder), arguments.overrides) for rung in RUNGS}
+        runs = paired.interleave(programs, arguments.rounds, warm_ups=0)
+    rows = []
+    for rung, of in runs.items():
+        bits, speeds, peaks = zip(*of, strict=True)
+        deviation = f" ± {statistics.stdev(bits):.3f}" if len(bits) > 1 else ""
+        loss = f"{statistics.mean(bits):.3f}{deviation}"
+        rows.append([f"`{rung}`", loss, paired.spread(speeds, ",.0f"), f"{statistics.median(peaks):,.0f} MB"])
+    paired.table(["attention", "bits per byte", "tokens/s", "peak memory"], rows)
 
 
-def train(rung: str, seed: int, run: Path, overrides: list[str]) -> tuple[list[dict], float]:
-    """The rows of metrics.jsonl and the process's peak memory in MB."""
+def train(rung: str, seeds: count, folder: Path, overrides: list[str]) -> tuple[float, float, float]:
+    """Bits per byte, tokens a second, and the process's peak memory in MB, of a run with the next seed."""
+    seed = next(seeds)
+    run = folder / f"{rung}-{seed}"
     settings = [f"attention={rung}", f"seed={seed}", f"hydra.run.dir={run}", "sample_tokens=0", *overrides]
-    script = f"import sys; sys.argv = ['{ROOT}/train.py', *sys.argv[1:]]; sys.path.insert(0, '{ROOT}')" + CHILD
-    output = subprocess.run(
-        [sys.executable, "-c", script, *settings], capture_output=True, text=True, check=True
-    ).stdout
+    script = f"import sys; sys.argv = ['{paired.ROOT}/train.py', *sys.argv[1:]]; sys.path.insert(0, '{paired.ROOT}')"
+    output = paired.run([sys.executable, "-c", script + CHILD, *settings]).stdout
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return rows, float(output.rsplit("peak", 1)[1])
+    bits = min(row["val_bpb"] for row in rows if "val_bpb" in row)
+    speed = statistics.median(row["tokens_per_s"] for row in rows if "tokens_per_s" in row)
+    return bits, speed, float(output.rsplit("peak", 1)[1])
 
 
 if __name__ == "__main__":

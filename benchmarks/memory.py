@@ -2,10 +2,10 @@
 
     python benchmarks/memory.py
 
-Each figure is the peak of a process of its own above what it held before the model was made (Linux's
-VmHWM; on a GPU what torch allocated), over two steps: forward, backward and optimizer, as train.py takes
-them in float32. Beside it what training/memory.py predicts for a step without taking the memory. Every
-row differs from the first in one number.
+Each figure is the peak of a process of its own (Linux's VmHWM; on a GPU what torch allocated, in one
+process) above what it held before the model was made, over two steps: forward, backward and optimizer,
+as train.py takes them in float32. Beside it what training/memory.py predicts for a step without taking
+the memory. Every row differs from the first in one number.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import statistics
 import sys
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 
 import paired
 import torch
@@ -34,6 +35,9 @@ class Shape:
     C: int = 128
 
 
+GPU_BASE = Shape(512, 8, 512)
+
+
 def shapes(base: Shape) -> list[Shape]:
     """The base, and each of its numbers doubled twice."""
     doubled = [replace(base, **{name: factor * getattr(base, name)}) for name in "TBC" for factor in (2, 4)]
@@ -46,19 +50,17 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         form, *numbers = arguments.child
-        print(measure(make_config(form, Shape(*map(int, numbers)))))
+        print(in_this_process(form, Shape(*map(int, numbers))))
         return
     paired.need_memory_status()
     paired.header()
-    # A GPU's own overhead would hide a small model.
-    compare(Shape(1024, 8, 768) if paired.device().type == "cuda" else Shape(), arguments.rounds)
+    compare(GPU_BASE if paired.device().type == "cuda" else Shape(), arguments.rounds)
 
 
 def compare(base: Shape, rounds: int) -> None:
     """Print measured and predicted memory of every shape and form."""
-    programs = {
-        (form, shape): lambda form=form, shape=shape: child(form, shape) for shape in shapes(base) for form in FORMS
-    }
+    one = in_this_process if paired.device().type == "cuda" else child
+    programs = {(form, shape): partial(one, form, shape) for shape in shapes(base) for form in FORMS}
     measured = paired.interleave(programs, rounds, warm_ups=0)
     rows = []
     for (form, shape), megabytes in measured.items():
@@ -82,9 +84,9 @@ def child(form: str, shape: Shape) -> float:
     return float(output.splitlines()[-1])
 
 
-def measure(config: TrainConfig) -> float:
+def in_this_process(form: str, shape: Shape) -> float:
     """Peak MB of two steps above what this process held before it made the model."""
-    device = paired.device()
+    config, device = make_config(form, shape), paired.device()
     small = replace(config, model=replace(config.model, n_embd=64, n_head=4, block_size=16), batch_size=2)
     with fast_products(device):
         take_step(trial_run(small, device, torch.float32), 0)  # threads and code pages

@@ -38,6 +38,7 @@ from training.distributed import spread
 from training.memory import trial_run
 from training.preflight import DEVICES, flops_per_token
 
+PRECISIONS = ("fp32", "bf16")
 PARTS = ("data", "forward", "backward", "optimizer")
 GPT2_SHAPE = dict(
     position="learned", norm="layernorm", norm_eps=1e-5, mlp="gelu", bias=False, qkv_bias=False, qk_norm=False,
@@ -126,22 +127,17 @@ def main() -> None:
         throughput(shape, arguments.nanogpt, arguments.rounds)
 
 
-def throughput(shape: Shape, checkout: Path | None, rounds: int) -> None:
+def throughput(shape: Shape, checkout: Path | None, rounds: int, precisions: tuple[str, ...] = PRECISIONS) -> None:
     """Measure one shape and print its table."""
     device = paired.device()
     flops, source = peak(device)
-    programs: dict[str, Callable[[], Measured]] = {}
-    if checkout:
-        programs["nanoGPT"] = theirs(shape, nanogpt.load(checkout), device)
-    models = {
-        "ours, GPT-2's shape, float32": (GPT2_SHAPE, ADAMW, "fp32"),
-        "ours, GPT-2's shape, bf16": (GPT2_SHAPE, ADAMW, "bf16"),
-        "ours, default": ({}, MUON, "auto"),
-    }
-    configs = {name: make_config(shape, model, optimizer) for name, (model, optimizer, _) in models.items()}
-    for name, (_, _, precision) in models.items():
-        programs[name] = ours(configs[name], choose_precision(precision, device), shape.steps, device)
-    configs["nanoGPT"] = configs["ours, GPT-2's shape, float32"]
+    gpt2 = make_config(shape, GPT2_SHAPE, ADAMW)
+    configs = {f"ours, GPT-2's shape, {precision}": (gpt2, precision) for precision in precisions}
+    configs["ours, default"] = (make_config(shape, {}, MUON), "auto")
+    programs = {"nanoGPT": theirs(shape, nanogpt.load(checkout), device)} if checkout else {}
+    for name, (config, precision) in configs.items():
+        programs[name] = ours(config, choose_precision(precision, device), shape.steps, device)
+    configs["nanoGPT"] = (gpt2, "")
 
     measured = paired.interleave(programs, rounds, warm_ups=2)
     seconds = {name: [one.seconds for one in of] for name, of in measured.items()}
@@ -152,7 +148,7 @@ def throughput(shape: Shape, checkout: Path | None, rounds: int) -> None:
     for name, taken in seconds.items():
         rate = [tokens / one for one in taken]
         parts = ({part: statistics.median(one.parts[part] for one in measured[name]) for part in PARTS}).values()
-        used = statistics.median(rate) * flops_per_token(configs[name].model) / flops
+        used = statistics.median(rate) * flops_per_token(configs[name][0].model) / flops
         ratio = paired.spread(paired.over(seconds[first], taken), ".2f", "×")
         step = f"{1e3 * statistics.median(taken):.1f}"
         rows.append(
@@ -175,6 +171,9 @@ def random_batches(config: TrainConfig) -> Batches:
 
 def make_run(config: TrainConfig, precision: torch.dtype, device: torch.device) -> Any:
     """What train.take_step needs of a run, with real batches, compiled where train.py compiles."""
+    # Many models of many shapes share one GPT.forward here, where a run has one of each.
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.automatic_dynamic_shapes = False
     torch.manual_seed(1)
     run = trial_run(config, device, precision)
     run.batches = random_batches(config)

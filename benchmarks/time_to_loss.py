@@ -37,6 +37,7 @@ USUAL_PRODUCTS = f"""
 import runpy, sys
 sys.path.insert(0, {str(paired.ROOT)!r})
 import training.device
+assert callable(training.device.multiplies_bf16)
 training.device.multiplies_bf16 = lambda device: False
 sys.argv[0] = {str(paired.ROOT / "train.py")!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -79,8 +80,9 @@ def main() -> None:
 
 
 def report(runs: dict[str, list[Run]]) -> None:
-    whole, training = ({name: [getattr(run, kind) for run in of] for name, of in runs.items()} for kind in KINDS)
-    heads = ["", "whole process, s", "training alone, s", "loss, nats a byte", "nanoGPT's whole / this"]
+    """Print the table of all programs' runs."""
+    whole = {name: [run.whole for run in of] for name, of in runs.items()}
+    training = {name: [run.training for run in of] for name, of in runs.items()}
     rows = (
         [
             name,
@@ -92,10 +94,8 @@ def report(runs: dict[str, list[Run]]) -> None:
         ]
         for name, of in runs.items()
     )
-    paired.table([*heads, "nanoGPT's training / this"], rows)
-
-
-KINDS = ("whole", "training")
+    heads = ["", "whole process, s", "training alone, s", "loss, nats a byte"]
+    paired.table([*heads, "nanoGPT's whole / this", "nanoGPT's training / this"], rows)
 
 
 def theirs(copy: Path, module) -> Callable[[], Run]:
