@@ -158,8 +158,9 @@ def run(command: Sequence[str | Path], **settings) -> subprocess.CompletedProces
     """Run a command to its end and capture what it prints; one sentence when it fails."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **settings)
     if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        sys.exit(f"error: {shlex.join(map(str, command))} ended with status {done.returncode}: {last}")
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1].removeprefix("error: ")
+        words = shlex.join(str(word) for word in command if "\n" not in str(word))  # without a script given to -c
+        sys.exit(f"error: {words} ended with status {done.returncode}: {last}")
     return done
 
 

@@ -32,6 +32,7 @@ import paired
 import torch
 import torch.nn.functional as F
 
+ENOUGH = 10_000  # bytes, so that a tenth of them is several windows
 EXPERIMENT = ["+experiment=shakespeare_cpu", "device=cpu"]
 USUAL_PRODUCTS = f"""
 import runpy, sys
@@ -60,7 +61,10 @@ def main() -> None:
     parser.add_argument("text", type=paired.text_file, help="tiny Shakespeare, or another ASCII text")
     parser.add_argument("--seeds", type=paired.count, default=3, help="how many seeds ours takes in turn (3)")
     arguments = parser.parse_args()
-    if not arguments.text.read_bytes().isascii():
+    content = arguments.text.read_bytes()
+    if len(content) < ENOUGH:
+        parser.error(f"{arguments.text} has {len(content)} bytes: give a text of at least {ENOUGH:,}")
+    if not content.isascii():
         parser.error(f"{arguments.text} is not ASCII, so nanoGPT's characters are not bytes: give tiny Shakespeare")
 
     paired.header()

@@ -104,8 +104,9 @@ def test_ratios_are_taken_round_by_round():
 def test_a_command_that_fails_ends_in_a_sentence_with_its_last_words():
     import paired
 
-    with pytest.raises(SystemExit, match="ended with status 1: ValueError: no such thing"):
-        paired.run([sys.executable, "-c", "raise ValueError('no such thing')"])
+    with pytest.raises(SystemExit, match=r"-c ended with status 1: ValueError: no such thing") as left:
+        paired.run([sys.executable, "-c", "x = 1\nraise ValueError('no such thing')"])
+    assert "\n" not in left.value.code
 
 
 def test_nanogpts_iterations_are_added_up_without_its_evaluations():
@@ -198,6 +199,7 @@ def test_a_section_that_fails_on_a_gpu_does_not_lose_the_others(monkeypatch, cap
     sections = {"one": lambda: 1 / 0, "two": lambda: measured.append("two")}
     monkeypatch.setattr(gpu, "sections", lambda arguments: sections)
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu.torch.compiler, "reset", lambda: None)
     monkeypatch.setattr(gpu.paired, "header", lambda: None)
     with pytest.raises(SystemExit, match="error: one failed"):
         started("gpu", monkeypatch=monkeypatch)
@@ -224,6 +226,18 @@ def test_tokenization_of_a_small_text_prints_both_tables(monkeypatch, capsys, te
     files, documents = tables(capsys.readouterr().out)
     assert len(files) == len(documents) == 4
     assert all(float(row[1]) > 0 for row in files[1:] + documents[1:])
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [("é" * 10_000, "is not ASCII"), ("short", "has 5 bytes: give a text of at least 10,000")]
+)
+def test_time_to_loss_takes_an_ascii_text_of_some_length(content, sentence, monkeypatch, tmp_path):
+    for name in ("model.py", "train.py", "data/shakespeare_char/prepare.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "text.txt").write_text(content, encoding="utf-8")
+    with pytest.raises(SystemExit, match=f"error: .*{sentence}"):
+        started("time_to_loss", str(tmp_path), str(tmp_path / "text.txt"), monkeypatch=monkeypatch)
 
 
 def test_an_empty_text_has_no_speed(monkeypatch, tmp_path):
