@@ -8,8 +8,8 @@ preparing the text is counted. Whole process: from starting Python to its end. T
 evaluations; where nanoGPT evaluates before an iteration, that iteration counts as its median one. Loss:
 nats a byte over the whole validation split, the last 10% of the text (ours begins where a line does),
 in windows of block_size; nanoGPT's best checkpoint is scored with its own model. nanoGPT fixes its seed,
-ours takes --seeds in turn. "float32" is ours with precision=fp32, "torch's usual products" also without
-the library that train.py takes for products where the processor multiplies bf16.
+ours takes --seeds in turn. "float32" is ours with precision=fp32; "torch's usual products" leaves out all
+that train.py does where a processor multiplies bf16: bf16 itself, in Muon too, and oneDNN for float32.
 """
 
 from __future__ import annotations
