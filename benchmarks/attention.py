@@ -1,133 +1,132 @@
-"""What each form of attention costs:  python benchmarks/attention.py [--picture docs/images/attention_memory.png]
+"""What does each form of attention cost?
 
-Three tables. Overhead: our sdpa against calling torch's function directly, in turns. Time: one forward
-and backward pass of each form. Memory: the most that a forward and backward pass adds to what its
-inputs take, each measured in a process of its own.
+    python benchmarks/attention.py [--picture docs/images/attention_memory.png]
+
+Overhead: our sdpa against calling torch's function directly, in turns. Time: one forward and backward
+pass of each form, in turns, also with two key/value heads for eight query heads (GQA). Memory: the most that
+a forward and backward pass adds to what its inputs take, each measured in a process of its own. On a GPU
+also flex, and greater lengths.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import paired
 import torch
 import torch.nn.functional as F
 
 from model.attention import ATTENTION_FUNCTIONS
+from training.device import choose_precision, fast_products
 
-H, D = 8, 64
-TIMED = ("sdpa", "matmul", "einsum", "bmm", "loop")
-MEASURED = ("sdpa", "matmul", "einsum", "bmm")
+B, H, D = 4, 8, 64
+FORMS = ("sdpa", "matmul", "einsum", "bmm", "loop")
+LOOP_LENGTH = 256
+"""The longest text at which a query at a time is bearable."""
+LENGTHS = {"cpu": (64, 256, 1024), "cuda": (256, 1024, 4096)}
+MEMORY_LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=15, help="pairs of timings for a median")
+    parser = paired.Parser(__doc__)
     parser.add_argument("--picture", type=Path, help="also draw the memory table to this .png")
     parser.add_argument("--peak", nargs=2, metavar=("FORM", "T"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak:
         print(peak_megabytes(arguments.peak[0], int(arguments.peak[1])))
         return
-    cpuinfo = Path("/proc/cpuinfo")
-    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
-    processor = models[0].split(": ")[1] if models else platform.processor()
-    print(
-        f"torch {torch.__version__}, Python {platform.python_version()}, {processor}, {torch.get_num_threads()} threads"
-    )
-    overhead(arguments.pairs)
-    speed(arguments.pairs)
+    paired.need_memory_status()
+    paired.header()
+    device = paired.device()
+    with fast_products(device):
+        overhead(arguments.rounds)
+        for precision in dict.fromkeys((torch.float32, choose_precision("auto", device))):
+            speed(precision, arguments.rounds)
     memory(arguments.picture)
 
 
-def overhead(pairs: int) -> None:
-    print("\n| B × H × T × D | torch (ms) | ours (ms) | ratio, median (min to max) |\n|---|---|---|---|")
-    for B, T in ((8, 1024), (8, 64), (1, 1)):
-        q, k, v = (torch.randn(B, H, T, D) for _ in range(3))
-        calls = max(1, 2_000 // (B * T))
-        ours, theirs = in_turns(
-            lambda q=q, k=k, v=v: ATTENTION_FUNCTIONS["sdpa"](q, k, v, is_causal=True),
-            lambda q=q, k=k, v=v, T=T: F.scaled_dot_product_attention(q, k, v, is_causal=T > 1),
-            pairs,
-            calls,
-        )
-        ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-        print(
-            f"| {B} × {H} × {T} × {D} | {1e3 * statistics.median(theirs):.4f} | {1e3 * statistics.median(ours):.4f} "
-            f"| {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}) |"
-        )
+def overhead(rounds: int) -> None:
+    """Print our sdpa's time over torch's own."""
+    device, rows = paired.device(), []
+    for batch, T in ((8, 1024), (8, 64), (1, 1)):
+        q, k, v = (torch.randn(batch, H, T, D, device=device) for _ in range(3))
+        calls = max(1, 2_000 // (batch * T))
+        programs = {
+            "ours": paired.timed(lambda q=q, k=k, v=v: ATTENTION_FUNCTIONS["sdpa"](q, k, v, is_causal=True), calls),
+            "torch": paired.timed(
+                lambda q=q, k=k, v=v, T=T: F.scaled_dot_product_attention(q, k, v, is_causal=T > 1), calls
+            ),
+        }
+        with torch.no_grad():
+            seconds = paired.interleave(programs, rounds, warm_ups=2)
+        milliseconds = (f"{1e3 * statistics.median(seconds[name]):.4f}" for name in ("torch", "ours"))
+        ratio = paired.spread(paired.over(seconds["ours"], seconds["torch"]), ".3f")
+        rows.append([f"{batch} × {H} × {T} × {D}", *milliseconds, ratio])
+    paired.table(["B × H × T × D", "torch, ms", "`sdpa`, ms", "ours / torch's"], rows)
 
 
-def in_turns(first: Callable[[], object], second: Callable[[], object], pairs: int, calls: int) -> tuple[list, list]:
-    """Seconds a call of each, measured one after the other so that a drifting machine drifts for both."""
-    seconds: tuple[list[float], list[float]] = ([], [])
-    with torch.no_grad():
-        for turn in range(pairs + 2):
-            for function, measured in zip((first, second), seconds, strict=True):
-                started = time.perf_counter()
-                for _ in range(calls):
-                    function()
-                if turn >= 2:  # the first two warm up
-                    measured.append((time.perf_counter() - started) / calls)
-    return seconds
+def speed(precision: torch.dtype, rounds: int) -> None:
+    """Print the time of every form, with as many key/value heads as query heads and with two."""
+    device = paired.device().type
+    forms = (*FORMS, "flex") if device == "cuda" else FORMS
+    columns = [(T, heads) for heads in (H, 2) for T in LENGTHS[device]]
+    programs = {
+        (form, T, heads): forward_and_backward(form, T, heads, precision)
+        for form in forms
+        for T, heads in columns
+        if form != "loop" or T <= LOOP_LENGTH
+    }
+    seconds = paired.interleave(programs, rounds, warm_ups=2)
+    name = str(precision).removeprefix("torch.")
+    print(f"Forward and backward in {name}, B = {B}, H = {H}, D = {D}, in ms:\n")
+    rows = []
+    for form in forms:
+        milliseconds = [[1e3 * one for one in seconds.get((form, *column), [])] for column in columns]
+        rows.append([f"`{form}`", *(paired.spread(cell, ".2f") if cell else "" for cell in milliseconds)])
+    paired.table(["form", *(f"T = {T}" + (f", Hkv = {heads}" if heads < H else "") for T, heads in columns)], rows)
 
 
-def speed(pairs: int) -> None:
-    lengths = (64, 256, 1024)
-    print(f"\nForward and backward, B = 4, H = {H}, D = {D}, in ms:\n")
-    print("| form | " + " | ".join(f"T = {T}" for T in lengths) + " |\n|---" + "|---" * len(lengths) + "|")
-    measured: dict[tuple[str, int], list[float]] = {(form, T): [] for form in TIMED for T in lengths}
-    for turn in range(max(5, pairs // 3) + 1):
-        for form, T in measured:
-            if form == "loop" and T > 256:
-                continue
-            q, k, v = (torch.randn(4, H, T, D, requires_grad=True) for _ in range(3))
-            started = time.perf_counter()
-            ATTENTION_FUNCTIONS[form](q, k, v, is_causal=True).sum().backward()
-            if turn:
-                measured[form, T].append(1e3 * (time.perf_counter() - started))
-    for form in TIMED:
-        cells = (measured[form, T] for T in lengths)
-        print(f"| `{form}` | " + " | ".join(f"{statistics.median(cell):.2f}" if cell else "" for cell in cells) + " |")
+def forward_and_backward(form: str, T: int, heads: int, precision: torch.dtype) -> Callable[[], float]:
+    shapes = ((B, H, T, D), (B, heads, T, D), (B, heads, T, D))
+    inputs = [torch.randn(s, device=paired.device(), dtype=precision, requires_grad=True) for s in shapes]
+
+    def once() -> None:
+        y = ATTENTION_FUNCTIONS[form](*inputs, is_causal=True)
+        torch.autograd.grad(y, inputs, torch.ones_like(y))
+
+    return paired.timed(once, 1 if form == "loop" else max(1, 2048 // T))
 
 
 def memory(picture: Path | None) -> None:
-    lengths = (256, 512, 1024, 2048, 4096, 8192)
-    print(f"\nPeak memory of a forward and backward pass above its inputs, B = 1, H = {H}, D = {D}, in MB:\n")
-    print("| form | " + " | ".join(f"T = {T}" for T in lengths) + " |\n|---" * 1 + "|---" * len(lengths) + "|")
-    table = {}
-    for form in MEASURED:
-        table[form] = [
-            float(subprocess.check_output([sys.executable, __file__, "--peak", form, str(T)])) for T in lengths
-        ]
-        print(f"| `{form}` | " + " | ".join(f"{megabytes:.0f}" for megabytes in table[form]) + " |")
+    """Print, and draw, the peak memory of every form but loop."""
+    device = paired.device().type
+    forms = (*FORMS[:-1], "flex") if device == "cuda" else FORMS[:-1]
+    print(f"Peak memory of a forward and backward pass above its inputs, B = 1, H = {H}, D = {D}, in MB:\n")
+    measure = peak_megabytes if device == "cuda" else child
+    found = {form: [measure(form, T) for T in MEMORY_LENGTHS] for form in forms}
+    rows = ([f"`{form}`", *(f"{megabytes:.0f}" for megabytes in of)] for form, of in found.items())
+    paired.table(["form", *(f"T = {T}" for T in MEMORY_LENGTHS)], rows)
     if picture:
-        draw(table, lengths, picture)
+        draw(found, MEMORY_LENGTHS, picture)
+
+
+def child(form: str, T: int) -> float:
+    """peak_megabytes in a process of its own, which has not freed anything that it could take again."""
+    return float(paired.run([sys.executable, __file__, "--peak", form, str(T)]).stdout.split()[-1])
 
 
 def peak_megabytes(form: str, T: int) -> float:
     """What the peak of this process's memory grows by in one forward and backward pass."""
-    q, k, v = (torch.randn(1, H, 16, D, requires_grad=True) for _ in range(3))
-    ATTENTION_FUNCTIONS[form](q, k, v, is_causal=True).sum().backward()  # threads and code pages
-    q, k, v = (torch.randn(1, H, T, D, requires_grad=True) for _ in range(3))
-    Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to what is held now (Linux)
-    before = memory_status("VmHWM")
-    ATTENTION_FUNCTIONS[form](q, k, v, is_causal=True).sum().backward()
-    return memory_status("VmHWM") - before
-
-
-def memory_status(name: str) -> float:
-    """A figure of /proc/self/status in MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+    for length in (16, T):  # the short one for threads and code pages
+        q, k, v = (torch.randn(1, H, length, D, device=paired.device(), requires_grad=True) for _ in range(3))
+        paired.reset_peak_memory()
+        before = paired.peak_memory()
+        ATTENTION_FUNCTIONS[form](q, k, v, is_causal=True).sum().backward()
+    return paired.peak_memory() - before
 
 
 def draw(table: dict[str, list[float]], lengths: tuple[int, ...], picture: Path) -> None:

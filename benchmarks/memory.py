@@ -1,0 +1,102 @@
+"""How much memory does a training step take, and does dry_run=true predict it?
+
+    python benchmarks/memory.py
+
+Each figure is the peak of a process of its own (Linux's VmHWM; on a GPU what torch allocated, in one
+process) above what it held before the model was made, over two steps: forward, backward and optimizer,
+as train.py takes them in float32. Beside it what training/memory.py predicts for a step without taking
+the memory. Every row differs from the first in one number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+
+import paired
+import torch
+
+from model.config import GPTConfig
+from train import take_step
+from training.config import OptimizerConfig, TrainConfig
+from training.device import fast_products
+from training.memory import predict_memory, trial_run
+
+FORMS = ("sdpa", "matmul")
+
+
+@dataclass(frozen=True)
+class Shape:
+    T: int = 256
+    B: int = 8
+    C: int = 128
+
+
+GPU_BASE = Shape(512, 8, 512)
+
+
+def shapes(base: Shape) -> list[Shape]:
+    """The base, and each of its numbers doubled twice."""
+    doubled = [replace(base, **{name: factor * getattr(base, name)}) for name in "TBC" for factor in (2, 4)]
+    return [base, *doubled]
+
+
+def main() -> None:
+    parser = paired.Parser(__doc__)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        form, *numbers = arguments.child
+        print(in_this_process(form, Shape(*map(int, numbers))))
+        return
+    paired.need_memory_status()
+    paired.header()
+    compare(GPU_BASE if paired.device().type == "cuda" else Shape(), arguments.rounds)
+
+
+def compare(base: Shape, rounds: int) -> None:
+    """Print measured and predicted memory of every shape and form."""
+    one = in_this_process if paired.device().type == "cuda" else child
+    programs = {(form, shape): partial(one, form, shape) for shape in shapes(base) for form in FORMS}
+    measured = paired.interleave(programs, rounds, warm_ups=0)
+    rows = []
+    for (form, shape), megabytes in measured.items():
+        memory = predict_memory(make_config(form, shape), shape.B)
+        predicted = (memory.weights + memory.gradients + memory.optimizer + memory.activations) / 1e6
+        ratio = f"{statistics.median(megabytes) / predicted:.2f}"
+        figures = [*map(str, astuple(shape)), paired.spread(megabytes, ",.0f"), f"{predicted:,.0f}", ratio]
+        rows.append([f"`{form}`", *figures])
+    paired.table(["attention", "T", "B", "C", "measured, MB", "predicted, MB", "measured / predicted"], rows)
+
+
+def make_config(form: str, shape: Shape) -> TrainConfig:
+    model = GPTConfig(
+        attention=form, n_layer=4, n_head=max(4, shape.C // 64), n_embd=shape.C, block_size=shape.T, vocab_size=2048
+    )
+    return TrainConfig(model=model, optimizer=OptimizerConfig(), batch_size=shape.B)
+
+
+def child(form: str, shape: Shape) -> float:
+    output = paired.run([sys.executable, __file__, "--child", form, *map(str, astuple(shape))]).stdout
+    return float(output.splitlines()[-1])
+
+
+def in_this_process(form: str, shape: Shape) -> float:
+    """Peak MB of two steps above what this process held before it made the model."""
+    config, device = make_config(form, shape), paired.device()
+    small = replace(config, model=replace(config.model, n_embd=64, n_head=4, block_size=16), batch_size=2)
+    with fast_products(device):
+        take_step(trial_run(small, device, torch.float32), 0)  # threads and code pages
+        paired.reset_peak_memory()
+        before = paired.memory_now()
+        run = trial_run(config, device, torch.float32)
+        for step in range(2):
+            take_step(run, step)
+        return paired.peak_memory() - before
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A checkout of github.com/karpathy/nanoGPT, given on the command line, as the benchmarks measure it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import paired
+
+# Its README's recipe for a CPU, but for the log of every iteration, from which training's own time is read.
+RECIPE = [
+    "config/train_shakespeare_char.py", "--device=cpu", "--compile=False", "--eval_iters=20", "--log_interval=1",
+    "--block_size=64", "--batch_size=12", "--n_layer=4", "--n_head=4", "--n_embd=128", "--max_iters=2000",
+    "--lr_decay_iters=2000", "--dropout=0.0",
+]  # fmt: skip
+
+
+def checkout(text: str) -> Path:
+    """The folder of a checkout, from the command line."""
+    path = Path(text)
+    if not all((path / name).is_file() for name in ("model.py", "train.py", "data/shakespeare_char/prepare.py")):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a checkout of github.com/karpathy/nanoGPT: clone it and give its folder"
+        )
+    return path.resolve()
+
+
+def load(path: Path) -> ModuleType:
+    """Its model.py. What it prints while a model is made is left out."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", path / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["nanogpt_model"] = module
+    spec.loader.exec_module(module)
+    module.print = lambda *words: None
+    return module
+
+
+def copy_with_data(path: Path, folder: Path, text: Path) -> Path:
+    """A copy of the checkout in `folder` whose own prepare.py has made tokens of `text`."""
+    copy = Path(shutil.copytree(path, folder / "nanoGPT", ignore=shutil.ignore_patterns(".git", "assets", "*.ipynb")))
+    data = copy / "data" / "shakespeare_char"
+    shutil.copyfile(text, data / "input.txt")
+    paired.run([sys.executable, "prepare.py"], cwd=data)
+    return copy
+
+
+def command(out_dir: Path) -> list[str]:
+    """What to type in a copy to train by RECIPE; -u so that its log comes line by line into a pipe too."""
+    return [sys.executable, "-u", "train.py", *RECIPE, f"--out_dir={out_dir}"]
+
+
+def environment() -> dict[str, str]:
+    """Ours, without a GPU: its recipe is for the CPU."""
+    return os.environ | {"CUDA_VISIBLE_DEVICES": ""}

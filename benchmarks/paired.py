@@ -1,0 +1,193 @@
+"""What the benchmarks share: programs that take turns, medians with their spread, tables, and the machine in a line.
+
+Importing this puts the checkout on the path, so that `model`, `data` and `training` can be imported after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch
+
+T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line with --rounds; --help prints the script's docstring, a mistake ends in one sentence."""
+
+    def __init__(self, description: str, rounds: int = 5) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_argument("--rounds", type=count, default=rounds, help=f"rounds of measurement ({rounds})")
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(f"error: {message}")
+
+
+def count(text: str) -> int:
+    """A number of at least 1, from the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def text_file(text: str) -> Path:
+    """A file that can be read, from the command line."""
+    path = Path(text)
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise argparse.ArgumentTypeError(f"{text} is not a file that can be read")
+    return path
+
+
+def device() -> torch.device:
+    """The GPU where there is one; CUDA_VISIBLE_DEVICES= hides it."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def header(*packages: str) -> None:
+    """Print the command line and what the figures depend on beside it."""
+    script = Path(sys.argv[0]).name
+    print(f"`python benchmarks/{shlex.join([script, *sys.argv[1:]])}`\n")
+    print(machine(*packages) + "\n", flush=True)
+
+
+def machine(*packages: str) -> str:
+    """Processor, GPU, threads, versions, the commit, and how busy the machine was before we began."""
+    parts = [processor(), f"torch threads {torch.get_num_threads()}"]
+    if torch.cuda.is_available():
+        parts.insert(0, torch.cuda.get_device_name())
+    parts += [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
+    try:
+        parts += [f"{package} {version(package)}" for package in packages]
+    except PackageNotFoundError as error:
+        sys.exit(f"error: {error.name} is not installed: run  pip install -e '.[dev]'")
+    commit = subprocess.run(
+        ["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    if commit.returncode == 0:
+        parts.append(f"commit {commit.stdout.strip()}")
+    parts.append(f"load {os.getloadavg()[0]:.1f} at the start")
+    return ", ".join(parts)
+
+
+def processor() -> str:
+    """The processor's name and how many of its cores this machine has."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
+    return f"{names[0]} × {len(names)}" if names else platform.processor()
+
+
+def interleave(programs: dict[str, Callable[[], T]], rounds: int, *, warm_ups: int = 1) -> dict[str, list[T]]:
+    """What every program returned in each round.
+
+    A round calls each once, and each round begins with another, so that a machine that drifts, or a
+    program that leaves it hot, harms all alike. Rounds that warm up come first and are not returned.
+    """
+    names = list(programs)
+    results: dict[str, list[T]] = {name: [] for name in names}
+    with tqdm(total=(warm_ups + rounds) * len(names), unit="run", disable=None, leave=False) as bar:
+        for number in range(-warm_ups, rounds):
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                bar.set_postfix_str(name)
+                result = programs[name]()
+                bar.update()
+                if number >= 0:
+                    results[name].append(result)
+    return results
+
+
+def timed(function: Callable[[], object], calls: int = 1) -> Callable[[], float]:
+    """A program that returns the seconds of one call, of `calls` in a row."""
+
+    def program() -> float:
+        synchronize()
+        started = time.perf_counter()
+        for _ in range(calls):
+            function()
+        synchronize()
+        return (time.perf_counter() - started) / calls
+
+    return program
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def over(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """first / second, round by round: what the machine did in a round is in both and cancels."""
+    return [a / b for a, b in zip(first, second, strict=True)]
+
+
+def spread(values: Iterable[float], form: str = ".2f", unit: str = "") -> str:
+    """The median, and in brackets the least and the most."""
+    values = sorted(values)
+    median = f"{statistics.median(values):{form}}{unit}"
+    return median if len(values) == 1 else f"{median} ({values[0]:{form}} to {values[-1]:{form}})"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a Markdown table; the first column names, the others are figures."""
+    print("| " + " | ".join(heads) + " |")
+    print("|---|" + "---:|" * (len(heads) - 1))
+    for row in rows:
+        print("| " + " | ".join(row) + " |", flush=True)
+    print()
+
+
+def run(command: Sequence[str | Path], **settings) -> subprocess.CompletedProcess:
+    """Run a command to its end and capture what it prints; one sentence when it fails."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **settings)
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1].removeprefix("error: ")
+        words = shlex.join(str(word) for word in command if "\n" not in str(word))  # without a script given to -c
+        sys.exit(f"error: {words} ended with status {done.returncode}: {last}")
+    return done
+
+
+def reset_peak_memory() -> None:
+    """Begin to measure the most memory anew."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is held now
+
+
+def memory_now() -> float:
+    """MB that this process holds: on the GPU in tensors, else in main memory."""
+    return torch.cuda.memory_allocated() / 1e6 if torch.cuda.is_available() else _status("VmRSS")
+
+
+def peak_memory() -> float:
+    """The most MB that this process has held since `reset_peak_memory`."""
+    return torch.cuda.max_memory_allocated() / 1e6 if torch.cuda.is_available() else _status("VmHWM")
+
+
+def need_memory_status() -> None:
+    """End in one sentence where a process cannot read its own peak."""
+    if not torch.cuda.is_available() and not Path("/proc/self/clear_refs").exists():
+        sys.exit("error: peak memory is read from /proc/self, which only Linux has: run this on Linux, or with CUDA.")
+
+
+def _status(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6

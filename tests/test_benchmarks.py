@@ -1,0 +1,270 @@
+"""The benchmarks start, say in a sentence what they lack, and print tables that can be pasted."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from training.memory import predict_memory
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
+COMMANDS = [name for name in SCRIPTS if name not in ("paired", "nanogpt")]
+
+
+@pytest.fixture(autouse=True)
+def beside_the_benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def started(name: str, *arguments: str, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", *arguments])
+    importlib.import_module(name).main()
+
+
+def tables(output: str) -> list[list[list[str]]]:
+    """The cells of every Markdown table, which must have as many in every row."""
+    found, lines = [], iter(output.splitlines())
+    for line in lines:
+        if line.startswith("|"):
+            rows = [line]
+            while (line := next(lines, "")).startswith("|"):
+                rows.append(line)
+            cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+            assert len({len(row) for row in cells}) == 1, rows
+            assert set("".join(cells[1])) <= {"-", ":"}
+            found.append([cells[0], *cells[2:]])
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_what_is_answered_and_has_rounds(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    output = capsys.readouterr().out
+    assert left.value.code == 0
+    assert f"python benchmarks/{name}.py" in output and "--rounds" in output
+
+
+def test_every_command_is_in_the_readme():
+    readme = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    for name in COMMANDS:
+        assert f"`python benchmarks/{name}.py" in readme
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("time_to_loss", ["nowhere", "nowhere"], "argument nanogpt: nowhere is not a checkout"),
+        ("throughput", ["tests"], "argument nanogpt: tests is not a checkout"),
+        ("startup", ["nowhere"], "argument nanogpt: nowhere is not a checkout"),
+        ("generate", ["nowhere"], "argument nanogpt: nowhere is not a checkout"),
+        ("generate", [], "the following arguments are required: nanogpt"),
+        ("tokenization", ["nowhere.txt"], "argument text: nowhere.txt is not a file that can be read"),
+        ("tokenization", ["tests"], "argument text: tests is not a file that can be read"),
+        ("scaling", ["--rounds", "0"], "argument --rounds: 0 is not a whole number from 1 on"),
+        ("memory", ["--rounds", "many"], "argument --rounds: many is not a whole number from 1 on"),
+        ("memory", ["more"], "unrecognized arguments: more"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_sentence(name, arguments, sentence, monkeypatch):
+    with pytest.raises(SystemExit) as left:
+        started(name, *arguments, monkeypatch=monkeypatch)
+    assert str(left.value.code).startswith(f"error: {sentence}")
+    assert "\n" not in left.value.code
+
+
+def test_rounds_begin_with_another_program_each_time_and_warm_ups_are_not_returned():
+    import paired
+
+    order = []
+    programs = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}
+    results = paired.interleave(programs, 3, warm_ups=1)
+    assert order == [*"cab", *"abc", *"bca", *"cab"]
+    assert results == {"a": [4, 9, 11], "b": [5, 7, 12], "c": [6, 8, 10]}
+
+
+def test_ratios_are_taken_round_by_round():
+    import paired
+
+    assert paired.over([2.0, 40.0, 6.0], [1.0, 10.0, 6.0]) == [2.0, 4.0, 1.0]
+    assert paired.spread([2.0, 4.0, 1.0], ".1f", "×") == "2.0× (1.0 to 4.0)"
+
+
+def test_a_command_that_fails_ends_in_a_sentence_with_its_last_words():
+    import paired
+
+    with pytest.raises(SystemExit, match=r"-c ended with status 1: ValueError: no such thing") as left:
+        paired.run([sys.executable, "-c", "x = 1\nraise ValueError('no such thing')"])
+    assert "\n" not in left.value.code
+
+
+def test_nanogpts_iterations_are_added_up_without_its_evaluations():
+    from time_to_loss import iterations_seconds
+
+    log = """
+number of parameters: 0.80M
+step 0: train loss 4.2, val loss 4.2
+iter 0: loss 4.1, time 9000.00ms, mfu -100.00%
+iter 1: loss 4.0, time 20.00ms, mfu -100.00%
+iter 2: loss 4.0, time 30.00ms, mfu -100.00%
+step 3: train loss 3.9, val loss 3.9
+saving checkpoint to out
+iter 3: loss 3.9, time 8000.00ms, mfu 0.10%
+iter 4: loss 3.9, time 40.00ms, mfu 0.10%
+"""
+    assert iterations_seconds(log) == pytest.approx(0.020 + 0.030 + 0.040 + 2 * 0.030)
+
+
+def test_our_training_is_counted_without_its_evaluations():
+    from time_to_loss import training_seconds
+
+    rows = [
+        {"step": 1, "seconds": 1.0, "loss": 4.0},
+        {"step": 10, "seconds": 3.0, "loss": 3.0},
+        {"step": 10, "seconds": 5.0, "val_loss": 3.0},
+        {"step": 20, "seconds": 7.0, "loss": 2.0},
+        {"step": 20, "seconds": 9.5, "val_loss": 2.0},
+    ]
+    assert training_seconds(rows) == 5.0
+
+
+class Uniform(torch.nn.Module):
+    """In nanoGPT's place: every character is as likely, but the last one of V half as likely as the others."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.tensor([0.0] * (config.vocab_size - 1) + [-math.log(2)]))
+
+    def forward(self, inputs, targets):
+        return self.logits.expand(*inputs.shape, -1), None
+
+
+@pytest.mark.parametrize("length", [2, 8, 9, 10, 17, 30])
+def test_nanogpts_checkpoint_is_scored_on_every_character_once(tmp_path, length):
+    from time_to_loss import score
+
+    module = SimpleNamespace(GPT=Uniform, GPTConfig=SimpleNamespace)
+    shape = {"block_size": 8, "vocab_size": 5}
+    (tmp_path / "out").mkdir()
+    model = Uniform(SimpleNamespace(**shape)).state_dict()
+    torch.save({"model": model, "model_args": shape}, tmp_path / "out" / "ckpt.pt")
+    data = tmp_path / "data" / "shakespeare_char"
+    data.mkdir(parents=True)
+    tokens = np.random.default_rng(0).integers(0, 5, length, dtype=np.uint16)
+    tokens.tofile(data / "val.bin")
+    rare = np.count_nonzero(tokens[1:] == 4) / (length - 1)  # the first one has nothing before it
+    assert score(tmp_path, module) == pytest.approx(math.log(4.5) + rare * math.log(2))
+
+
+def test_time_to_loss_sets_every_run_against_that_of_nanogpt_in_its_round(capsys):
+    from time_to_loss import Run, report
+
+    report({"nanoGPT": [Run(100, 80, 1.9), Run(200, 90, 1.9)], "ours": [Run(10, 5, 1.8), Run(10, 9, 1.85)]})
+    (table,) = tables(capsys.readouterr().out)
+    assert table[2] == [
+        "ours", "10.0 (10.0 to 10.0)", "7.0 (5.0 to 9.0)", "1.8250 (1.8000 to 1.8500)", "15.00 (10.00 to 20.00)",
+        "13.00 (10.00 to 16.00)",
+    ]  # fmt: skip
+
+
+def test_throughput_prints_a_row_for_each_program_whose_parts_make_the_step(monkeypatch, capsys):
+    import throughput
+
+    small = replace(throughput.SMALL[0], n_layer=1, n_embd=32, block_size=16, steps=2)
+    monkeypatch.setattr(throughput, "SMALL", [small])
+    monkeypatch.setattr(throughput, "peak", lambda device: (1e12, "made up"))
+    started("throughput", "--rounds", "2", monkeypatch=monkeypatch)
+    (table,) = tables(capsys.readouterr().out)
+    assert table[0][3:8] == ["a step, ms", "data", "forward", "backward", "optimizer"]
+    assert [row[0] for row in table[1:]] == ["ours, GPT-2's shape, fp32", "ours, GPT-2's shape, bf16", "ours, default"]
+    for row in table[1:]:
+        assert all(float(part) >= 0 for part in row[4:8]) and sum(map(float, row[4:8])) > 0
+
+
+def test_a_section_that_fails_on_a_gpu_does_not_lose_the_others(monkeypatch, capsys):
+    import gpu
+
+    measured = []
+    sections = {"one": lambda: 1 / 0, "two": lambda: measured.append("two")}
+    monkeypatch.setattr(gpu, "sections", lambda arguments: sections)
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu.torch.compiler, "reset", lambda: None)
+    monkeypatch.setattr(gpu.paired, "header", lambda: None)
+    with pytest.raises(SystemExit, match="error: one failed"):
+        started("gpu", monkeypatch=monkeypatch)
+    assert measured == ["two"] and "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_growth_is_beside_the_work(monkeypatch, capsys):
+    import scaling
+
+    base = replace(scaling.BASE, n_layer=1, n_embd=32, block_size=16, batch_size=2, vocab_size=64, steps=1)
+    scaling.growth(base, 1)
+    (table,) = tables(capsys.readouterr().out)
+    work = {row[0]: row[2] for row in table[1:]}
+    assert work["base"] == "1.00×" and work["2 × batch"] == "2.00×" and work["4 × batch"] == "4.00×"
+    assert len(table) == 10
+
+
+def test_tokenization_of_a_small_text_prints_both_tables(monkeypatch, capsys, text_file):
+    import tokenization
+
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    monkeypatch.setattr(tokenization, "DOCUMENTS", 50)
+    started("tokenization", str(text_file), "--rounds", "1", monkeypatch=monkeypatch)
+    files, documents = tables(capsys.readouterr().out)
+    assert len(files) == len(documents) == 4
+    assert all(float(row[1]) > 0 for row in files[1:] + documents[1:])
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [("é" * 10_000, "is not ASCII"), ("short", "has 5 bytes: give a text of at least 10,000")]
+)
+def test_time_to_loss_takes_an_ascii_text_of_some_length(content, sentence, monkeypatch, tmp_path):
+    for name in ("model.py", "train.py", "data/shakespeare_char/prepare.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "text.txt").write_text(content, encoding="utf-8")
+    with pytest.raises(SystemExit, match=f"error: .*{sentence}"):
+        started("time_to_loss", str(tmp_path), str(tmp_path / "text.txt"), monkeypatch=monkeypatch)
+
+
+def test_an_empty_text_has_no_speed(monkeypatch, tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(SystemExit, match=r"error: .*empty\.txt has no text"):
+        started("tokenization", str(tmp_path / "empty.txt"), monkeypatch=monkeypatch)
+
+
+def test_small_documents_lose_no_text():
+    import tokenization
+
+    text = "a line of text\n" * 100 + "the end"
+    documents = list(tokenization.cut(text))
+    assert "".join(documents) == text
+    assert all(len(document) >= tokenization.CHARACTERS for document in documents[:-1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process reads its peak memory from /proc")
+def test_measured_memory_is_beside_what_is_predicted(capsys, monkeypatch):
+    import memory
+
+    shape = memory.Shape(T=256, B=16, C=128)
+    measured = memory.in_this_process("matmul", shape)
+    predicted = predict_memory(memory.make_config("matmul", shape), shape.B).peak / 1e6
+    assert 0.5 * predicted < measured < 2 * predicted
+    monkeypatch.setattr(memory, "child", lambda form, shape: 12.0)
+    monkeypatch.setattr(memory, "shapes", lambda base: [base])
+    memory.compare(memory.Shape(T=16, B=2, C=32), 1)
+    (table,) = tables(capsys.readouterr().out)
+    assert [row[0] for row in table] == ["attention", "`sdpa`", "`matmul`"]
