@@ -98,7 +98,7 @@ def score_text(checkpoint: Checkpoint, tokens: np.ndarray, stride: int | None) -
     stride = max(1, block_size // 8) if stride is None else stride
     if stride > block_size:
         raise SettingsError(f"stride={stride} would skip tokens: the model of {checkpoint.path} sees {block_size}.")
-    precision = choose_precision("auto", device)
+    precision = choose_precision(checkpoint.meta["config"]["precision"], device)
     autocast = torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32)
     return score(model, checkpoint.tokenizer, tokens, stride=stride, autocast=autocast)
 

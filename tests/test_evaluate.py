@@ -32,7 +32,7 @@ PLAIN = torch.autocast("cpu", enabled=False)
 
 def save(directory: Path, seed: int, tokenizer=BYTE) -> Path:
     model = random_gpt(seed=seed, vocab_size=tokenizer.n_vocab)
-    config = TrainConfig(model=model.config)
+    config = TrainConfig(model=model.config, precision="fp32")
     save_checkpoint(directory, model=model, tokenizer=tokenizer, config=config, step=1, metrics={}, state={})
     return directory
 

@@ -73,7 +73,7 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else(tiny, tmp_path):
 def test_a_failing_job_does_not_end_the_others(tiny, tmp_path, launcher):
     chosen = [f"hydra/launcher={launcher}", *["hydra.launcher.n_jobs=2"] * (launcher == "joblib")]
     result = run("-m", *chosen, "model.n_head=3,2", "max_steps=2", "hydra.sweep.dir=here", *tiny, cwd=tmp_path)
-    assert result.returncode == 1 and "n_head=3 does not divide n_embd=32" in result.stderr
+    assert result.returncode == 1 and "n_head=3 does not divide n_embd=32" in result.stdout
     assert result.stderr.count("Traceback") == 0
     assert len(list(tmp_path.glob("here/*/checkpoints/best"))) == 1
 

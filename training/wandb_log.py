@@ -127,7 +127,8 @@ class WandbLog:
 
 def sync_command(folder: Path, wandb_id: str) -> str:
     """What uploads an offline run, with the parts that were written before it was resumed."""
-    parts = sorted(folder.parent.glob(f"offline-run-*-{wandb_id}"))
+    names = (f"offline-run-*-{wandb_id}", f"offline-run-*-{wandb_id}-*")  # the second of two in one second
+    parts = sorted(part for name in names for part in folder.parent.glob(name))
     return "wandb sync " + shlex.join(map(str, parts or [folder]))
 
 
