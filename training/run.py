@@ -32,7 +32,7 @@ from training.checkpoint import (
     unfinished_path,
 )
 from training.config import SettingsError, TrainConfig
-from training.device import choose_compile, choose_device, choose_precision, make_deterministic
+from training.device import choose_compile, choose_device, choose_precision, keep_freed_memory, make_deterministic
 from training.distributed import (
     Ranks,
     is_lost_connection,
@@ -285,6 +285,8 @@ def start_run(config: TrainConfig) -> Run:
     ranks = join_ranks()
     log.disabled = not ranks.is_first
     device = choose_device(config.device, ranks.local_rank if ranks.together else None)
+    if device.type == "cpu":
+        keep_freed_memory()
     precision = choose_precision(config.precision, device)
     compile_model = choose_compile(config.compile, device)
     if config.model.attention == "flex" and device.type != "cuda":
