@@ -175,7 +175,7 @@ class TrainConfig:
     eval_interval: int = 200
     """Steps between evaluations on the whole validation split."""
     eval_batch_size: int | None = None
-    """Windows in one forward pass of an evaluation; when null, as many as make 16,384 tokens."""
+    """Windows in one forward pass of an evaluation; when null, as many as make 4,096 tokens."""
     checkpoint_interval: int = 200
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
@@ -198,7 +198,7 @@ class TrainConfig:
         if self.resume and self.init_from:
             raise ValueError(f"resume={self.resume} and init_from={self.init_from} are both given: choose one.")
         if self.eval_batch_size is None:
-            self.eval_batch_size = max(1, 16_384 // self.model.block_size)
+            self.eval_batch_size = max(1, 4_096 // self.model.block_size)
         _at_least("eval_batch_size", self.eval_batch_size, 1)
         self._check_micro_batch_size()
         for name in ("max_minutes", "max_flops"):

@@ -101,7 +101,8 @@ def make_deterministic(wanted: bool) -> None:
     if wanted:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(wanted)
+    if wanted != torch.are_deterministic_algorithms_enabled():  # to ask imports torch's compiler
+        torch.use_deterministic_algorithms(wanted)
 
 
 def choose_compile(name: str, device: torch.device) -> bool:

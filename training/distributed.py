@@ -1,7 +1,8 @@
 """Several processes training one model, under torchrun: who is who, what they tell each other, DDP and FSDP2.
 
-A process alone is rank 0 of 1, and for it everything here does nothing. Figures that the ranks must
-agree on at every step travel between the CPUs (gloo), so that no device waits for them.
+A process alone is rank 0 of 1: for it everything here does nothing, and torch's sharding is not imported.
+Figures that the ranks must agree on at every step travel between the CPUs (gloo), so that no device
+waits for them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
@@ -113,6 +109,9 @@ def spread(model: GPT, how: str, device: torch.device, *, compiled: bool) -> nn.
     place, one shard of every weight, gathered a block at a time (FSDP2)."""
     sharded = dist.is_initialized() and how == "fsdp"
     if sharded:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         for block in model.blocks:
             if compiled:
@@ -131,14 +130,14 @@ def gradients_of(model: nn.Module, *, last: bool) -> AbstractContextManager:
     """Around the forward and backward pass of a micro-batch: only the last one of a step exchanges gradients."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last else model.no_sync()
-    if isinstance(model, FSDPModule):
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP
         model.set_requires_gradient_sync(last)
     return nullcontext()
 
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor that may be cut into shards, in one piece; all ranks must ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def save_shards(tensors: dict[str, Tensor], folder: Path) -> None:
@@ -146,15 +145,19 @@ def save_shards(tensors: dict[str, Tensor], folder: Path) -> None:
 
     Raises OSError on every rank when one of them cannot write.
     """
+    import torch.distributed.checkpoint as dcp
+
     try:
         dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    except CheckpointException as error:  # which the ranks have told each other
+    except dcp.CheckpointException as error:  # which the ranks have told each other
         rank, (cause, _) = min(error.failures.items())
         raise OSError(f"{getattr(cause, 'strerror', None) or cause}, on rank {rank}") from error
 
 
 def load_shards(folder: Path, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     """What `save_shards` wrote, by its names; a tensor named after a parameter and as large is cut like it."""
+    import torch.distributed.checkpoint as dcp
+
     reader = dcp.HuggingFaceStorageReader(str(folder))
     tensors = {}
     for name, saved in reader.read_metadata().state_dict_metadata.items():

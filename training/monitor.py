@@ -97,7 +97,8 @@ class Monitor:
             log.info("%s", "\n".join("  │ " + line for line in sample.splitlines()))
             if self.wandb:
                 self.wandb.sample(step, self.run.config.sample_prompt, sample)
-        if time.perf_counter() >= self.next_picture:
+        is_last = step == self.run.config.max_steps  # after which it is drawn anyway
+        if time.perf_counter() >= self.next_picture and not is_last:
             self.draw_loss()
         self.measured = (step, time.perf_counter())  # an evaluation's time is not the training's
 
