@@ -20,11 +20,13 @@ import paired
 import torch
 import torch.nn.functional as F
 
-from model.attention import ATTENTION_FUNCTIONS
+from model.attention.functional import ATTENTION_FUNCTIONS, fused
 from training.device import choose_precision, fast_products
 
 B, H, D = 4, 8, 64
-FORMS = ("sdpa", "matmul", "einsum", "bmm", "loop")
+FUNCTIONS = ATTENTION_FUNCTIONS | {"fused": fused}  # torch's kernels, which sdpa takes for longer texts on a CPU
+FORMS = ("sdpa", "fused", "matmul", "einsum", "bmm", "loop")
+MEASURED = ("sdpa", "matmul", "einsum", "bmm")
 LOOP_LENGTH = 256
 """The longest text at which a query at a time is bearable."""
 LENGTHS = {"cpu": (64, 256, 1024), "cuda": (256, 1024, 4096)}
@@ -56,7 +58,7 @@ def overhead(rounds: int) -> None:
         q, k, v = (torch.randn(batch, H, T, D, device=device) for _ in range(3))
         calls = max(1, 2_000 // (batch * T))
         programs = {
-            "ours": paired.timed(lambda q=q, k=k, v=v: ATTENTION_FUNCTIONS["sdpa"](q, k, v, is_causal=True), calls),
+            "ours": paired.timed(lambda q=q, k=k, v=v: FUNCTIONS["sdpa"](q, k, v, is_causal=True), calls),
             "torch": paired.timed(
                 lambda q=q, k=k, v=v, T=T: F.scaled_dot_product_attention(q, k, v, is_causal=T > 1), calls
             ),
@@ -95,16 +97,16 @@ def forward_and_backward(form: str, T: int, heads: int, precision: torch.dtype) 
     inputs = [torch.randn(s, device=paired.device(), dtype=precision, requires_grad=True) for s in shapes]
 
     def once() -> None:
-        y = ATTENTION_FUNCTIONS[form](*inputs, is_causal=True)
+        y = FUNCTIONS[form](*inputs, is_causal=True)
         torch.autograd.grad(y, inputs, torch.ones_like(y))
 
     return paired.timed(once, 1 if form == "loop" else max(1, 2048 // T))
 
 
 def memory(picture: Path | None) -> None:
-    """Print, and draw, the peak memory of every form but loop."""
+    """Print, and draw, the peak memory of the forms that take the whole text at once."""
     device = paired.device().type
-    forms = (*FORMS[:-1], "flex") if device == "cuda" else FORMS[:-1]
+    forms = (*MEASURED, "flex") if device == "cuda" else MEASURED
     print(f"Peak memory of a forward and backward pass above its inputs, B = 1, H = {H}, D = {D}, in MB:\n")
     measure = peak_megabytes if device == "cuda" else child
     found = {form: [measure(form, T) for T in MEMORY_LENGTHS] for form in forms}
@@ -125,7 +127,7 @@ def peak_megabytes(form: str, T: int) -> float:
         q, k, v = (torch.randn(1, H, length, D, device=paired.device(), requires_grad=True) for _ in range(3))
         paired.reset_peak_memory()
         before = paired.peak_memory()
-        ATTENTION_FUNCTIONS[form](q, k, v, is_causal=True).sum().backward()
+        FUNCTIONS[form](q, k, v, is_causal=True).sum().backward()
     return paired.peak_memory() - before
 
 
