@@ -9,7 +9,6 @@ import logging
 import operator
 import os
 import re
-import secrets
 import sys
 import traceback
 import warnings
@@ -43,7 +42,7 @@ UNWRITABLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 # conf/hydra/launcher has the plugins' own names, and values for what they leave open or set too high.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 # Two runs that start in the same second must not share a directory: their names end in this.
-OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
+OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
 # Settings that follow from others: ${floordiv:65536,${model.n_embd}}.
 OmegaConf.register_new_resolver("floordiv", lambda *numbers: functools.reduce(operator.floordiv, numbers), replace=True)
 OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, replace=True)

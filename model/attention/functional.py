@@ -25,7 +25,7 @@ from model.attention.contract import (
 )
 from model.attention.flex import flex
 
-SHORT = 256  # up to this many queries and keys `bmm` beats the fused kernels of a CPU: benchmarks/RESULTS.md
+SHORT = 256  # up to this many queries and keys `bmm` beats the fused kernels of a CPU: see benchmarks/attention.py
 
 
 def matmul(
