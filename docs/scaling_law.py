@@ -95,7 +95,7 @@ def main() -> None:
     print("| training FLOP | best parameters | bits per byte there |\n|---|---|---|")
     for budget in budgets:
         size = "outside the sizes tried" if np.isnan(budget.best_size) else f"{budget.best_size:,.0f}"
-        print(f"| {budget.flops:.0e} | {size} | {budget.best_bpb:.3f} |")
+        print(f"| {budget.flops:.0e} | {size} | {'–' if np.isnan(budget.best_size) else f'{budget.best_bpb:.3f}'} |")
     print(f"\nbest parameters N = {law[0]:.3g} · C^{law[1]:.2f}")
     draw(budgets, law, picture)
     print(f"drawn in {picture}")
