@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 
 @dataclass
@@ -75,10 +76,14 @@ def draw(budgets: list[Budget], law: tuple[float, float], picture: Path) -> None
     sizes.set(
         xscale="log", xlabel="parameters", ylabel="validation loss (bits per byte)", title="One budget, many sizes"
     )
+    sizes.set_xticks(sorted({n for budget in budgets for n in budget.parameters}))
+    sizes.set_xticks([], minor=True)
+    sizes.xaxis.set_major_formatter(EngFormatter(places=0, sep=""))
     sizes.legend()
     flops = np.array([budget.flops for budget in budgets])
     best.plot(flops, law[0] * flops ** law[1], color="grey", label=f"N = {law[0]:.2g} · C^{law[1]:.2f}")
     best.set(title="The best size", xscale="log", yscale="log", xlabel="training FLOP C", ylabel="parameters N")
+    best.yaxis.set_minor_formatter(EngFormatter(places=0, sep=""))
     best.legend()
     for axes in (sizes, best):
         axes.grid(alpha=0.3)
