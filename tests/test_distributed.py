@@ -129,6 +129,7 @@ def test_one_process_and_several_learn_the_same_from_the_same_batches(text_file,
         assert len(found) == 2 and found == pytest.approx(evaluations["alone"], rel=tolerance), name
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, tmp_path):
     dropout = {"model": {"dropout": 0.1, "tie_embeddings": True}}
     chain = [("ddp", 2), ("fsdp", 4), ("fsdp", 2), ("ddp", 4), ("fsdp", 2), ("ddp", 0)]
@@ -172,6 +173,7 @@ FileSystem.create_stream = full
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_cannot_write_its_shards_keeps_the_old_checkpoint_on_all(text_file, tmp_path, rank):
     whole, failing = (job(name, 2, "fsdp", 4) for name in ("whole", "failing"))

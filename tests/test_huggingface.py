@@ -206,7 +206,7 @@ def test_their_tokenizer_gives_our_ids(name, bpe, tmp_path):
     assert theirs.encode(source).ids == ours.encode_ordinary(source) == back.encode_ordinary(source)
 
     @settings(max_examples=150, deadline=None)
-    @given(text=TEXTS)
+    @given(text=TEXTS.filter(lambda text: END_OF_TEXT not in text))  # which theirs takes for the token
     def the_same(text):
         ids = ours.encode_ordinary(text)
         assert theirs.encode(text).ids == ids == back.encode_ordinary(text)

@@ -47,6 +47,7 @@ def best_bpb(run_dir: Path) -> float:
     return min(row["val_bpb"] for row in rows if "val_bpb" in row)
 
 
+@pytest.mark.slow
 def test_a_search_finds_prunes_survives_failures_and_says_how_to_train_the_best(search, tmp_path):
     asked = [LR, "model.n_head=2,3", "max_steps=20", "eval_interval=5", "hydra.sweeper.n_trials=14"]
     result = run(*search, *asked, "hydra.sweep.dir=here", cwd=tmp_path)
@@ -76,6 +77,7 @@ def test_a_search_finds_prunes_survives_failures_and_says_how_to_train_the_best(
     assert best_bpb(tmp_path / "again") == losses[best]
 
 
+@pytest.mark.slow
 def test_a_search_that_was_killed_goes_on_to_the_same_trials(search, tmp_path):
     asked = [LR, "max_steps=60", "eval_interval=20", "checkpoint_interval=20", "hydra.sweeper.n_trials=3"]
     whole = run(*search, *asked, "hydra.sweep.dir=whole", cwd=tmp_path)
