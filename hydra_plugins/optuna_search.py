@@ -27,7 +27,7 @@ from omegaconf import DictConfig, IntegerNode, OmegaConf
 
 from data.config import DataError
 from training.config import SettingsError
-from training.launch import RANGES
+from training.launch import RANGES, quote
 from training.trial import JOURNAL, open_study
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ class OptunaSearch(Sweeper):
         lock = self.lock_folder()
         study = self.open_study(arguments)
         OmegaConf.save(self.config, self.folder / "multirun.yaml")
-        quoted = str(self.folder).replace("\\", "\\\\").replace('"', '\\"')
-        here = f'hydra.sweep.dir="{quoted}"'  # each job would make up a name of its own
+        here = f"hydra.sweep.dir={quote(self.folder)}"  # each job would make up a name of its own
         try:
             for trials in self.batches(study, space):
                 overrides = [[*fixed, *settings_of(trial), here] for trial in trials]

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.config import DataError
 from training.config import SettingsError
-from training.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines
+from training.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines, quote
 from training.trial import RunPruned
 
 log = logging.getLogger("tinygpt")
@@ -59,35 +59,19 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
     def decorate(function: Callable[[Any], Any]) -> Callable[[], None]:
         @hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)
         def job(cfg: DictConfig) -> Any:
-            in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
             try:
-                if in_sweep:
+                if is_sweep():
                     join_sweep(cfg)
                 if "sweep" in cfg and cfg.sweep.resume:
-                    from training.sweep import resume_job
+                    from training.sweep import loss_if_done
 
-                    if (result := resume_job(cfg)) is not None:
-                        return result
-                if "resume" in cfg and cfg.resume:
-                    cfg = recall_settings(cfg, name)
-                elif "init_from" in cfg and cfg.init_from:
-                    check_asked(cfg)
-                if "wandb" in cfg and in_sweep:
-                    name_in_sweep(cfg)
-                return function(to_settings(cfg, schema))
+                    if (loss := loss_if_done()) is not None:
+                        return loss
+                return function(to_settings(complete_settings(cfg, name), schema))
             except RunPruned as pruned:
                 return pruned.loss
             except Exception as error:
-                if sweep := sys.modules.get("training.sweep"):
-                    sweep.record_failure(error)
-                is_mistake = isinstance(error, MISTAKES)
-                if in_sweep:
-                    log.error(
-                        *("job %s failed: %s", HydraConfig.get().job.num, error),
-                        exc_info=show_traceback or not is_mistake,
-                    )
-                elif is_mistake and not show_traceback:
-                    leave(str(error))
+                report_failure(error, show_traceback)
                 raise
 
         @functools.wraps(function)
@@ -122,6 +106,22 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
     return decorate
 
 
+def is_sweep() -> bool:
+    return HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def report_failure(error: Exception, show_traceback: bool) -> None:
+    """Record and log why a sweep's job failed; a mistake in a single run ends the process in its sentence."""
+    if sweep := sys.modules.get("training.sweep"):
+        sweep.record_failure(error)
+    is_mistake = isinstance(error, MISTAKES)
+    if is_sweep():
+        number = HydraConfig.get().job.num
+        log.error("job %s failed: %s", number, error, exc_info=show_traceback or not is_mistake)
+    elif is_mistake and not show_traceback:
+        leave(str(error))
+
+
 @contextmanager
 def sweep_ended() -> Iterator[None]:
     """Within it a sweep ends in its leaderboard, whatever ends it, and in a SettingsError when jobs have failed."""
@@ -144,8 +144,11 @@ def join_sweep(cfg: DictConfig) -> None:
             os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         if "device" in cfg:
             cfg.device = device_of_job(cfg.device, hydra.job.num)
-    if "resume" in cfg and any(Path(hydra.runtime.output_dir).glob("checkpoints/step_*")):
-        cfg.resume, cfg.init_from = hydra.runtime.output_dir, None
+    if "resume" in cfg:
+        from training.sweep import has_checkpoints
+
+        if has_checkpoints(Path(hydra.runtime.output_dir)):
+            cfg.resume, cfg.init_from = hydra.runtime.output_dir, None
 
 
 def leave(sentence: str) -> NoReturn:
@@ -196,11 +199,21 @@ def place_run(arguments: list[str]) -> list[str]:
     rest = [argument for argument in arguments if not argument.startswith("resume=")]
     if run is None:
         return rest
-    quoted = str(run).replace("\\", "\\\\").replace('"', '\\"')
     if os.environ.get("RANK", "0") == "0":
         rest = [argument for argument in rest if not argument.startswith(("hydra.run.dir=", "run_dir="))]
-        rest += [f'hydra.run.dir="{quoted}"', "hydra.output_subdir=null"]
-    return [*rest, f'resume="{quoted}"']
+        rest += [f"hydra.run.dir={quote(run)}", "hydra.output_subdir=null"]
+    return [*rest, f"resume={quote(run)}"]
+
+
+def complete_settings(cfg: DictConfig, name: str) -> DictConfig:
+    """The settings with those of the run to go on with, and with a sweep's names for wandb."""
+    if "resume" in cfg and cfg.resume:
+        cfg = recall_settings(cfg, name)
+    elif "init_from" in cfg and cfg.init_from:
+        check_asked(cfg)
+    if "wandb" in cfg and is_sweep():
+        name_in_sweep(cfg)
+    return cfg
 
 
 def recall_settings(cfg: DictConfig, name: str) -> DictConfig:

@@ -15,6 +15,11 @@ EXTRAS = {
 RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
 
 
+def quote(path: object) -> str:
+    """A path as an override's value, whatever characters it has."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 def jobs_at_once() -> int:
     """How many jobs this machine trains at a time: one for each accelerator, or else for each core."""
     import joblib

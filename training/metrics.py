@@ -23,7 +23,7 @@ class MetricsLog:
     def write(self, row: dict[str, Any]) -> None:
         """Add a row, readable at once."""
         try:
-            self.file.write(json.dumps(_finite(row)) + "\n")
+            self.file.write(json.dumps(finite(row)) + "\n")
             self.file.flush()
         except OSError as error:
             log.error("%s cannot be written (%s); training goes on without it.", self.path, error)
@@ -61,10 +61,10 @@ def series(rows: list[dict[str, Any]], name: str) -> tuple[list[int], list[float
     return [step for step, _ in points], [math.nan if value is None else value for _, value in points]
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The value with null for every number that is not finite: JSON has no NaN."""
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

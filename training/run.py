@@ -309,19 +309,9 @@ def start_run(config: TrainConfig) -> Run:
     if checkpoint:
         check_settings(config, meta, data=data.directory.name)
 
-    seed_everything(config.seed)
-    model = GPT(config.model).to(device)
-    if pretrained:
-        model.load_state_dict(pretrained.state_dict())
-    if checkpoint:
-        load_weights(model, load_file(checkpoint / "model.safetensors"))
+    model = make_model(config, device, pretrained, checkpoint)
     forward = spread(model, config.distributed, device, compiled=compile_model)
-    directory, lock = None, None
-    if ranks.is_first:
-        directory = checkpoint.parent.parent if checkpoint else make_run_directory(config.run_dir)
-        lock = lock_run(directory)
-        remove_unfinished(directory / "checkpoints")
-    directory = ranks.from_first(directory)
+    directory, lock = enter_directory(config, ranks, checkpoint)
     run = Run(
         config=config,
         ranks=ranks,
@@ -357,6 +347,27 @@ def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, dict[str, Any]
     """The checkpoint that config.resume goes on from, and its meta.json; None and None for a new run."""
     run = find_run(config.resume) if config.resume else None
     return newest_intact(run) if run else (None, None)
+
+
+def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None, checkpoint: Path | None) -> GPT:
+    """The model on its device: with fresh weights, all generators seeded, or those of another or of a checkpoint."""
+    seed_everything(config.seed)
+    model = GPT(config.model).to(device)
+    if pretrained:
+        model.load_state_dict(pretrained.state_dict())
+    if checkpoint:
+        load_weights(model, load_file(checkpoint / "model.safetensors"))
+    return model
+
+
+def enter_directory(config: TrainConfig, ranks: Ranks, checkpoint: Path | None) -> tuple[Path, FileLock | None]:
+    """The run's directory, the same on all ranks, new or its checkpoint's; the first rank holds its lock."""
+    directory, lock = None, None
+    if ranks.is_first:
+        directory = checkpoint.parent.parent if checkpoint else make_run_directory(config.run_dir)
+        lock = lock_run(directory)
+        remove_unfinished(directory / "checkpoints")
+    return ranks.from_first(directory), lock
 
 
 def prepare_data(config: TrainConfig, encoding: tiktoken.Encoding | None) -> PreparedData:

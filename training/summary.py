@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.metrics import read_metrics
+from training.metrics import finite, read_metrics
 
 if TYPE_CHECKING:  # a leaderboard is made without torch
     from training.run import Run
@@ -95,9 +95,8 @@ class Summary:
 def write_summary(directory: Path, values: dict[str, Any]) -> None:
     """Put `values` in a directory's summary.json, in one step and as strict JSON: what is not finite is null."""
     whole = {"status": "running", "reason": None, "job": None, "overrides": []} | dict.fromkeys(NUMBERS) | values
-    strict = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in whole.items()}
     try:
-        replace_file(directory / NAME, json.dumps(strict, indent=2, allow_nan=False) + "\n")
+        replace_file(directory / NAME, json.dumps(finite(whole), indent=2, allow_nan=False) + "\n")
     except OSError as error:
         log.error("%s cannot be written (%s).", directory / NAME, error)
 

@@ -26,6 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from training.config import SettingsError
+from training.launch import quote
 from training.leaderboard import comma_separated, markdown, read_jobs
 from training.lock import is_locked, lock_run
 from training.report import html_report
@@ -193,8 +194,8 @@ def resumed_command(arguments: list[str]) -> list[str]:
     given_to_hydra = [a for a in arguments if a.startswith(("hydra.", "hydra/"))]
     named = {a.partition("=")[0] for a in given_to_hydra} | {"hydra.mode", "hydra.sweep.dir"}
     kept = [a for a in hydra if a.partition("=")[0] not in named]
-    quoted = where.rstrip("/").replace("\\", "\\\\").replace('"', '\\"')
-    return [*flags, *task, *kept, *given_to_hydra, f'hydra.sweep.dir="{quoted}"', f'{RESUME}"{quoted}"']
+    quoted = quote(where.rstrip("/"))
+    return [*flags, *task, *kept, *given_to_hydra, f"hydra.sweep.dir={quoted}", f"{RESUME}{quoted}"]
 
 
 def recorded_overrides(where: str) -> tuple[list[str], list[str]]:
@@ -213,11 +214,10 @@ def recorded_overrides(where: str) -> tuple[list[str], list[str]]:
     return [override for override in task if not override.startswith(RESUME)], hydra
 
 
-def resume_job(cfg: DictConfig) -> float | None:
-    """Make the settings of a resumed sweep's job go on from its checkpoint, if it has one.
+def loss_if_done() -> float | None:
+    """The validation loss of a resumed sweep's job that is done already and not run again; else None.
 
-    Returns the validation loss of a job that is done already, which is not run again. Raises
-    SettingsError when the folder holds a run of other settings.
+    Raises SettingsError when the job's folder holds a run of other settings.
     """
     hydra = HydraConfig.get()
     run = Path(hydra.runtime.output_dir)
@@ -235,8 +235,6 @@ def resume_job(cfg: DictConfig) -> float | None:
             bpb = summary["val_bpb"]
             log.info("job %s is %s%s", hydra.job.num, summary["status"], f": {bpb:.4f} bits/byte" if bpb else "")
             return float("inf") if summary["val_loss"] is None else summary["val_loss"]
-    if has_checkpoints(run):
-        cfg.resume, cfg.init_from = str(run), None
     return None
 
 
