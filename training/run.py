@@ -296,12 +296,8 @@ def start_run(config: TrainConfig) -> Run:
         check_wandb_key()
 
     checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config) if ranks.is_first else None)
-    pretrained, encoding = None, None
-    if config.init_from:
-        pretrained, encoding = load_pretrained(config.init_from)
-        config.model = shape_of(pretrained, config.model)
-        log.info("init_from=%s: its weights, its tokenizer, and its settings but for dropout", config.init_from)
-    elif checkpoint and meta["own_tokenizer"]:
+    pretrained, encoding = load_origin(config)
+    if checkpoint and meta["own_tokenizer"]:
         encoding = read_tokenizer(checkpoint / "tokenizer.json")
     data = prepare_data(config, encoding)
     config.max_steps = steps_within_flops(config)
@@ -347,6 +343,16 @@ def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, dict[str, Any]
     """The checkpoint that config.resume goes on from, and its meta.json; None and None for a new run."""
     run = find_run(config.resume) if config.resume else None
     return newest_intact(run) if run else (None, None)
+
+
+def load_origin(config: TrainConfig) -> tuple[GPT, tiktoken.Encoding] | tuple[None, None]:
+    """The model and tokenizer that config.init_from names, None where it is null; config.model takes its settings."""
+    if not config.init_from:
+        return None, None
+    pretrained, encoding = load_pretrained(config.init_from)
+    config.model = shape_of(pretrained, config.model)
+    log.info("init_from=%s: its weights, its tokenizer, and its settings but for dropout", config.init_from)
+    return pretrained, encoding
 
 
 def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None, checkpoint: Path | None) -> GPT:
