@@ -96,7 +96,7 @@ def hugging_face(n_layer: int, n_head: int, n_embd: int, block_size: int, vocab_
     transformers.logging.set_verbosity_error()
     config = transformers.GPT2Config(
         n_layer=n_layer, n_head=n_head, n_embd=n_embd, n_positions=max(block_size, TOKENS + 1), vocab_size=vocab_size,
-        bos_token_id=0, eos_token_id=None, pad_token_id=0,
+        activation_function="gelu", bos_token_id=0, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config).to(paired.device()).eval()
     start = torch.zeros(batch, 1, dtype=torch.long, device=paired.device())

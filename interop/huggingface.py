@@ -42,9 +42,7 @@ class Target:
 
 
 TARGETS = {
-    "GPT2LMHeadModel": Target(
-        {"position": "learned", "norm": "layernorm", "mlp": "gelu", "qk_norm": False}, preset="gpt2"
-    ),
+    "GPT2LMHeadModel": Target({"position": "learned", "norm": "layernorm", "qk_norm": False}, preset="gpt2"),
     "LlamaForCausalLM": Target(
         {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False}, preset="llama"
     ),
@@ -72,6 +70,8 @@ def choose_target(model: GPT) -> str:
         if getattr(config, key) is not None:
             obstacles.append(f"{key}={getattr(config, key)}")
     if name == "GPT2LMHeadModel":
+        if config.mlp not in GPT2_ACTIVATIONS:
+            obstacles.append(f"mlp={config.mlp}")
         if not (config.bias and config.qkv_bias):
             obstacles.append(f"bias={config.bias}, qkv_bias={config.qkv_bias} (both must be true)")
         if config.kv_heads != config.n_head:
@@ -175,6 +175,7 @@ GPT2_NAMES = {
     "mlp.up_proj": "mlp.c_fc",
     "mlp.down_proj": "mlp.c_proj",
 }
+GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 GPT2_ENDS = {"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f"}
 
 
@@ -188,7 +189,7 @@ def _gpt2_config(config: GPTConfig) -> dict[str, Any]:
         "n_layer": config.n_layer,
         "n_head": config.n_head,
         "n_inner": config.inner,
-        "activation_function": "gelu_new",
+        "activation_function": GPT2_ACTIVATIONS[config.mlp],
         "layer_norm_epsilon": config.norm_eps,
         "attn_pdrop": config.attention_dropout,
         "embd_pdrop": config.dropout,
@@ -197,7 +198,13 @@ def _gpt2_config(config: GPTConfig) -> dict[str, Any]:
 
 
 def _from_gpt2_config(settings: dict[str, Any]) -> GPTConfig:
-    _expect(settings, activation_function="gelu_new", scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+    mlp = "gelu" if settings.get("activation_function") == GPT2_ACTIVATIONS["gelu"] else "gelu_tanh"
+    _expect(
+        settings,
+        activation_function=GPT2_ACTIVATIONS[mlp],
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+    )
     return GPTConfig(
         n_layer=settings["n_layer"],
         n_head=settings["n_head"],
@@ -206,6 +213,7 @@ def _from_gpt2_config(settings: dict[str, Any]) -> GPTConfig:
         block_size=settings["n_positions"],
         vocab_size=settings["vocab_size"],
         norm_eps=settings["layer_norm_epsilon"],
+        mlp=mlp,
         bias=True,
         qkv_bias=True,
         zero_init=False,

@@ -138,14 +138,21 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
+ACTIVATIONS = {
+    "relu2": lambda x: F.relu(x).square(),
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
 class MLP(nn.Module):
-    """Up, activation, down: GELU as in GPT-2 (tanh form), or the squared ReLU of Primer (So et al. 2021)."""
+    """Up, activation, down, with one of ACTIVATIONS between."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.up_proj = nn.Linear(config.n_embd, config.inner, bias=config.bias)
         self.down_proj = nn.Linear(config.inner, config.n_embd, bias=config.bias)
-        self.activation = relu2 if config.mlp == "relu2" else gelu_tanh
+        self.activation = ACTIVATIONS[config.mlp]
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
         return self.down_proj(self.activation(self.up_proj(x)))
@@ -162,14 +169,6 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-def relu2(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
 
 
 def make_norm(config: GPTConfig) -> nn.Module:

@@ -27,7 +27,7 @@ GPT2 = {
     "position": "learned",
     "norm": "layernorm",
     "norm_eps": 1e-5,
-    "mlp": "gelu",
+    "mlp": "gelu_tanh",
     "bias": True,
     "qkv_bias": True,
     "qk_norm": False,
@@ -35,6 +35,7 @@ GPT2 = {
 LLAMA = {"qk_norm": False, "norm_eps": 1e-5}
 SHAPES = {
     "gpt2": GPT2,
+    "gpt2-exact-gelu": GPT2 | {"mlp": "gelu"},
     "gpt2-tied": GPT2 | {"tie_embeddings": True, "n_inner": 48},
     "llama": LLAMA,
     "llama-grouped-tied": LLAMA | {"n_kv_head": 2, "tie_embeddings": True},
@@ -152,6 +153,14 @@ def test_a_model_that_ours_cannot_express_or_that_is_damaged_is_refused_in_a_sen
     with pytest.raises(HuggingFaceError, match=message) as refused:
         from_huggingface(str(tmp_path))
     assert "\n" not in str(refused.value)
+
+
+def test_a_gpt2_with_another_activation_is_refused(tmp_path):
+    to_huggingface(random_gpt(**GPT2), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"activation_function": "relu"}))
+    with pytest.raises(HuggingFaceError, match="activation_function=relu is not known"):
+        from_huggingface(str(tmp_path))
 
 
 def test_a_name_that_cannot_be_had_is_refused_in_a_sentence(monkeypatch):
