@@ -81,7 +81,6 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     import torch.nn.functional as F
 
     from training.distributed import gradients_of, whole
-    from training.optimizer import update_weights
     from training.run import dropout_seed
 
     config, ranks = run.config, run.ranks
@@ -110,7 +109,10 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         run.scaler.unscale_(optimizer)
     grad_norm = whole(torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.grad_clip or float("inf")))
     skip = ~(total_loss + grad_norm).isfinite()
-    update_weights(run.optimizers, skip)
+    run.saver.wait_for_copy()
+    for optimizer in run.optimizers:
+        optimizer.step(skip)
+    run.model.zero_grad()
     run.scaler.update()
     run.count_skipped(skip)
     return total_loss, grad_norm

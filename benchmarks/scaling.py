@@ -25,9 +25,9 @@ import paired
 import throughput
 import torch
 
+from model.size import flops_per_token, without_weights
 from train import take_step
 from training.device import choose_precision, fast_products
-from training.preflight import flops_per_token
 
 BASE = throughput.Shape(n_layer=4, n_head=4, n_embd=128, block_size=128, batch_size=8, vocab_size=2048, steps=4)
 GROWN = {"n_layer": "layers", "n_embd": "width", "block_size": "T", "batch_size": "batch"}
@@ -49,7 +49,8 @@ def growth(base: throughput.Shape, rounds: int) -> None:
             shapes[f"{factor} × {name}"] = replace(base, **{field: factor * getattr(base, field)})
     configs = {n: throughput.make_config(shape, {}, throughput.ADAMW) for n, shape in shapes.items()}
     work = {
-        n: flops_per_token(config.model) * config.batch_size * config.model.block_size for n, config in configs.items()
+        n: flops_per_token(without_weights(config.model)) * config.batch_size * config.model.block_size
+        for n, config in configs.items()
     }
     seconds = paired.interleave({n: steps(config, base.steps) for n, config in configs.items()}, rounds, warm_ups=2)
     print(f"base: {base}\n")

@@ -31,12 +31,13 @@ from torch import Tensor
 
 from data.batches import Batches
 from model.config import GPTConfig
+from model.size import flops_per_token, without_weights
 from train import take_step
 from training.config import OptimizerConfig, TrainConfig
 from training.device import choose_precision, fast_products
 from training.distributed import spread
 from training.memory import trial_run
-from training.preflight import DEVICES, flops_per_token
+from training.preflight import DEVICES
 
 PRECISIONS = ("fp32", "bf16")
 PARTS = ("data", "forward", "backward", "optimizer")
@@ -148,7 +149,7 @@ def throughput(shape: Shape, checkout: Path | None, rounds: int, precisions: tup
     for name, taken in seconds.items():
         rate = [tokens / one for one in taken]
         parts = ({part: statistics.median(one.parts[part] for one in measured[name]) for part in PARTS}).values()
-        used = statistics.median(rate) * flops_per_token(configs[name][0].model) / flops
+        used = statistics.median(rate) * flops_per_token(without_weights(configs[name][0].model)) / flops
         ratio = paired.spread(paired.over(seconds[first], taken), ".2f", "×")
         step = f"{1e3 * statistics.median(taken):.1f}"
         rows.append(

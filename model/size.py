@@ -1,4 +1,4 @@
-"""What a model of given settings costs, before it is built: its parameters by part, its arithmetic."""
+"""What a model costs: its parameters by part, its arithmetic."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from model.config import GPTConfig
 from model.gpt import GPT
 
 
-def count_parameters(config: GPTConfig) -> Counter[str]:
-    """Numbers of weights by part; their sum is that of the model's parameters. Takes no memory."""
+def without_weights(config: GPTConfig) -> GPT:
+    """The model of these settings as shapes alone, which take no memory."""
     with torch.device("meta"):
-        model = GPT(config)
+        return GPT(config)
+
+
+def count_parameters(model: GPT) -> Counter[str]:
+    """Numbers of weights by part; their sum is that of the model's parameters."""
     parts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         last = name.split(".")
@@ -23,12 +27,12 @@ def count_parameters(config: GPTConfig) -> Counter[str]:
     return parts
 
 
-def flops_per_token(config: GPTConfig) -> float:
+def flops_per_token(model: GPT) -> float:
     """Floating-point operations of forward and backward for one token of a full window.
 
     6 for each weight that multiplies it (Kaplan et al. 2020), and 6 · n_layer · n_embd · block_size for
     the scores and sums of causal attention, of which a token sees half the window on average.
     """
-    parts = count_parameters(config)
+    config, parts = model.config, count_parameters(model)
     multiplied = parts["attention"] + parts["mlp"] + config.vocab_size * config.n_embd
     return 6 * multiplied + 6 * config.n_layer * config.n_embd * config.block_size

@@ -260,7 +260,7 @@ def test_measured_memory_is_beside_what_is_predicted(capsys, monkeypatch):
     import memory
 
     shape = memory.Shape(T=256, B=16, C=128)
-    measured = memory.in_this_process("matmul", shape)
+    measured = memory.child("matmul", shape)
     predicted = predict_memory(memory.make_config("matmul", shape), shape.B).peak / 1e6
     assert 0.5 * predicted < measured < 2 * predicted
     monkeypatch.setattr(memory, "child", lambda form, shape: 12.0)

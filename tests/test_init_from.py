@@ -98,7 +98,7 @@ def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other
 def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text):
     from training.preflight import count_parameters, preflight
 
-    source = load_checkpoint(find_checkpoint(pretrained)).model.config
+    source = load_checkpoint(find_checkpoint(pretrained)).model
     report = preflight(replace(other_text, init_from=pretrained))
     assert report.startswith(f"parameters  {count_parameters(source).total():,}:")
 

@@ -7,7 +7,16 @@ import torch
 from conftest import random_gpt
 
 from training.config import OptimizerConfig, ScheduleConfig
-from training.optimizer import Muon, make_optimizers, orthogonalize, schedule_factor, set_learning_rate
+from training.optimizer import (
+    AdamW,
+    Muon,
+    load_optimizer_state,
+    make_optimizers,
+    optimizer_state,
+    orthogonalize,
+    schedule_factor,
+    set_learning_rate,
+)
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
@@ -54,11 +63,52 @@ def test_muon_moves_weights_as_torchs_own_does():
         for a, b in zip(ours, theirs, strict=True):
             a.grad = torch.randn(a.shape, generator=torch.Generator().manual_seed(step))
             b.grad = a.grad.clone()
-        muon.step()
+        muon.step(skip=torch.tensor(False))
         oracle.step()
     for a, b, first in zip(ours, theirs, start, strict=True):
         # torch's runs Newton–Schulz in bf16: equal to its precision, relative to the distance moved.
         assert (a - b).norm() < 0.02 * (b - first).norm()
+
+
+def test_adamw_moves_weights_as_torchs_own_does_to_the_bit():
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in ((32, 16), (5,), (7,))]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+
+    def groups(parameters):  # the last parameter never has a gradient
+        return [
+            {"params": parameters[:1], "lr": 0.02, "weight_decay": 0.1},
+            {"params": parameters[1:], "lr": 0.01, "weight_decay": 0.0},
+        ]
+
+    adamw = AdamW(groups(ours), betas=(0.9, 0.95), eps=1e-10)
+    oracle = torch.optim.AdamW(groups(theirs), betas=(0.9, 0.95), eps=1e-10, fused=True)
+    for step in range(5):
+        for a, b in zip(ours[:2], theirs[:2], strict=True):
+            a.grad = torch.randn(a.shape, generator=torch.Generator().manual_seed(step))
+            b.grad = a.grad.clone()
+        adamw.step(skip=torch.tensor(False))
+        oracle.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_a_skipped_step_changes_neither_weights_nor_state(name):
+    model = random_gpt()
+    optimizers = make_optimizers(model, OptimizerConfig(name=name, weight_decay=0.1))
+
+    def everything():
+        return [*model.parameters(), *optimizer_state(model, optimizers).values()]
+
+    for skip in (False, True):
+        before = [tensor.detach().clone() for tensor in everything()]
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, float("nan") if skip else 0.1)
+        for optimizer in optimizers:
+            optimizer.step(skip=torch.tensor(skip))
+    assert len(before) > len(list(model.parameters()))
+    assert all(torch.equal(was, now) for was, now in zip(before, everything(), strict=True))
 
 
 def test_muon_and_adamw_resume_from_their_state():
@@ -67,8 +117,8 @@ def test_muon_and_adamw_resume_from_their_state():
             tokens = torch.randint(61, (4, 9), generator=torch.Generator().manual_seed(step))
             model(tokens).logsumexp(-1).mean().backward()
             for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+                optimizer.step(skip=torch.tensor(False))
+            model.zero_grad()
 
     whole = random_gpt()
     train(whole, make_optimizers(whole, OptimizerConfig()), range(6))
@@ -78,8 +128,7 @@ def test_muon_and_adamw_resume_from_their_state():
     second = random_gpt(seed=1)
     second.load_state_dict(first.state_dict())
     resumed = make_optimizers(second, OptimizerConfig())
-    for new, old in zip(resumed, optimizers, strict=True):
-        new.load_state_dict(old.state_dict())
+    load_optimizer_state(second, resumed, optimizer_state(first, optimizers))
     train(second, resumed, range(3, 6))
     for a, b in zip(whole.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.amp import GradScaler
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,6 +22,7 @@ from model.gpt import GPT
 from training.config import SettingsError, TrainConfig
 from training.distributed import Ranks
 from training.optimizer import make_optimizers, optimizer_state
+from training.saver import Saver
 
 CPU_ALLOCATOR = 1.6
 """Memory that a process holds on a CPU, in units of what its tensors do: the most that was measured with glibc, which
@@ -87,6 +87,8 @@ def predict_memory(config: TrainConfig, micro_batch_size: int, precision: torch.
 
     The tensors carry shapes and no data, so the largest model takes seconds on the smallest machine.
     """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # half a second that most runs do not need
+
     from train import take_step
 
     # Two micro-batches show all there is: the second one finds the gradients of the first.
@@ -120,6 +122,7 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
         autocast=torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32),
         scaler=GradScaler(device.type, enabled=False),
         optimizers=make_optimizers(model, config.optimizer),
+        saver=Saver(Path(), keep=0),
         count_skipped=lambda skip: None,
     )
 

@@ -1,22 +1,24 @@
-"""How weights move: parameter groups, Muon with AdamW beside it, and learning-rate schedules."""
+"""How weights move: parameter groups, Muon with AdamW beside it, and learning-rate schedules.
+
+The optimizers are not torch.optim's: any of those imports torch's compiler, which takes as long as importing torch.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import AdamW, Optimizer
 
 from model.gpt import GPT
 from training.config import OptimizerConfig, ScheduleConfig
 from training.device import multiplies_bf16
 
 
-def make_optimizers(model: GPT, config: OptimizerConfig) -> list[Optimizer]:
+def make_optimizers(model: GPT, config: OptimizerConfig) -> list[Muon | AdamW]:
     """One AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest.
 
     Each parameter group keeps its peak rate in `group["peak_lr"]`; `set_learning_rate` scales it.
@@ -28,13 +30,13 @@ def make_optimizers(model: GPT, config: OptimizerConfig) -> list[Optimizer]:
         {"params": head, "lr": config.head_lr or config.lr, "weight_decay": config.weight_decay},
         {"params": vectors, "lr": embedding_lr, "weight_decay": 0.0},
     ]
-    optimizers: list[Optimizer] = []
+    optimizers: list[Muon | AdamW] = []
     if config.name == "muon":
         optimizers.append(Muon(matrices, config.lr, config.momentum, config.weight_decay))
     else:
         groups.insert(0, {"params": matrices, "lr": config.lr, "weight_decay": config.weight_decay})
     groups = [group for group in groups if group["params"]]
-    optimizers.append(AdamW(groups, betas=(config.beta1, config.beta2), eps=1e-10, fused=True))
+    optimizers.append(AdamW(groups, betas=(config.beta1, config.beta2), eps=1e-10))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
@@ -56,7 +58,54 @@ def split_parameters(model: GPT) -> tuple[list[nn.Parameter], ...]:
     return matrices, embeddings, head, vectors
 
 
-class Muon(Optimizer):
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), by the kernel of torch's own AdamW.
+
+    groups: dictionaries of params, lr and weight_decay.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float) -> None:
+        self.param_groups, self.betas, self.eps = groups, betas, eps
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, skip: Tensor) -> None:
+        """Move the weights by their gradients; nothing changes where the device finds the scalar `skip` to be true."""
+        found_inf = skip.float()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [self._state(parameter) for parameter in parameters]
+            steps = [state["step"] for state in states]
+            torch._foreach_add_(steps, 1)
+            torch._fused_adamw_(
+                [local(parameter) for parameter in parameters],
+                [local(parameter.grad) for parameter in parameters],
+                [local(state["exp_avg"]) for state in states],
+                [local(state["exp_avg_sq"]) for state in states],
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                weight_decay=group["weight_decay"],
+                eps=self.eps,
+                amsgrad=False,
+                maximize=False,
+                found_inf=found_inf,
+            )
+            torch._foreach_sub_(steps, [found_inf] * len(steps))
+
+    def _state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        if parameter not in self.state:
+            self.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        return self.state[parameter]
+
+
+class Muon:
     """Momentum, orthogonalised: every update of a matrix has singular values near 1 (Jordan et al. 2024).
 
     The update of an (m, n) matrix is scaled by √max(1, m/n). Matrices of one shape go through
@@ -64,14 +113,15 @@ class Muon(Optimizer):
     its momentum cut: each rank orthogonalises its share of the matrices and sends the shards back.
     """
 
-    found_inf: Tensor | None = None
-    """1.0 where this step must change nothing, else 0.0, as torch's fused optimizers have it."""
-
     def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.param_groups: list[dict[str, Any]] = [{"params": params, "lr": lr, "weight_decay": weight_decay}]
+        self.momentum = momentum
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, skip: Tensor) -> None:
+        """Move the weights by their gradients; nothing changes where the device finds the scalar `skip` to be true."""
+        moves = 1 - skip.float()
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
@@ -80,24 +130,21 @@ class Muon(Optimizer):
             for shape, parameters in by_shape.items():
                 gradients = [local(parameter.grad) for parameter in parameters]
                 momenta = [local(self._momentum(parameter)) for parameter in parameters]
-                rate, decay = group["lr"] * math.sqrt(max(1, shape[0] / shape[1])), group["lr"] * group["weight_decay"]
-                if self.found_inf is not None:  # moved towards itself, the momentum stays what it is
-                    skipped = self.found_inf.bool()
-                    gradients = [torch.where(skipped, m, g) for m, g in zip(momenta, gradients, strict=True)]
-                    rate, decay = rate * (1 - self.found_inf), decay * (1 - self.found_inf)
-                torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-                nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+                # Moved towards itself, the momentum stays what it is.
+                gradients = [torch.where(skip, m, g) for m, g in zip(momenta, gradients, strict=True)]
+                torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
+                nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, self.momentum))
+                rate = moves * group["lr"] * math.sqrt(max(1, shape[0] / shape[1]))
                 updates = orthogonalize_shards(nesterov, parameters[0]).to(gradients[0].dtype) * rate
                 weights = [local(parameter) for parameter in parameters]
                 if group["weight_decay"]:
-                    torch._foreach_mul_(weights, 1 - decay)
+                    torch._foreach_mul_(weights, 1 - moves * group["lr"] * group["weight_decay"])
                 torch._foreach_sub_(weights, updates.unbind())
 
     def _momentum(self, parameter: nn.Parameter) -> Tensor:
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        return state["momentum_buffer"]
+        if parameter not in self.state:
+            self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+        return self.state[parameter]["momentum_buffer"]
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -120,7 +167,12 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
 
 def local(tensor: Tensor) -> Tensor:
     """The rows that this rank holds of a tensor cut into shards; the tensor itself when it is whole."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, said without importing that."""
+    return hasattr(tensor, "to_local")
 
 
 def orthogonalize_shards(rows: Tensor, like: Tensor) -> Tensor:
@@ -128,7 +180,7 @@ def orthogonalize_shards(rows: Tensor, like: Tensor) -> Tensor:
 
     Every rank gets N / ranks of the matrices in one piece, works on these, and returns the rows.
     """
-    if not isinstance(like, DTensor):
+    if not is_sharded(like):
         return orthogonalize(rows)
     ranks, (m, n) = like.device_mesh.size(), like.shape
     group, most_rows = like.device_mesh.get_group(), -(-m // ranks)
@@ -146,15 +198,7 @@ def orthogonalize_shards(rows: Tensor, like: Tensor) -> Tensor:
     return returned[: len(rows), : rows.size(1)]
 
 
-def update_weights(optimizers: list[Optimizer], skip: Tensor) -> None:
-    """One step of every optimizer, or none where the device finds `skip` to be true: nothing waits for it."""
-    for optimizer in optimizers:
-        optimizer.found_inf, optimizer.grad_scale = skip.float(), None
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-
-def optimizer_state(model: GPT, optimizers: list[Optimizer]) -> dict[str, Tensor]:
+def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Tensor]:
     """What the optimizers remember, by parameter and kind: {"head.weight.exp_avg": …}.
 
     Rates and the like are not in it: they follow from the settings and the step.
@@ -168,7 +212,7 @@ def optimizer_state(model: GPT, optimizers: list[Optimizer]) -> dict[str, Tensor
     }
 
 
-def load_optimizer_state(model: GPT, optimizers: list[Optimizer], state: dict[str, Tensor]) -> None:
+def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], state: dict[str, Tensor]) -> None:
     """Give the optimizers what `optimizer_state` returned, whole or cut as the parameters are.
 
     Raises ValueError when it is another model's or another optimizer's.
@@ -180,12 +224,14 @@ def load_optimizer_state(model: GPT, optimizers: list[Optimizer], state: dict[st
         if name not in parameters:
             raise ValueError(f"it has optimizer state for {name}, which the model has not")
         parameter = parameters[name]
-        owners[id(parameter)].state[parameter][kind] = cut_like(tensor.to(parameter.device), parameter)
+        owners[id(parameter)].state.setdefault(parameter, {})[kind] = cut_like(tensor.to(parameter.device), parameter)
 
 
 def cut_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """A whole tensor cut into shards as a parameter is; anything else as it is."""
-    if isinstance(parameter, DTensor) and not isinstance(tensor, DTensor) and tensor.shape == parameter.shape:
+    if is_sharded(parameter) and not is_sharded(tensor) and tensor.shape == parameter.shape:
+        from torch.distributed.tensor import distribute_tensor
+
         return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
     return tensor
 
@@ -206,7 +252,7 @@ def schedule_factor(schedule: ScheduleConfig, step: int, progress: float) -> flo
     return warmup * (schedule.final_factor + (1 - schedule.final_factor) * decay)
 
 
-def set_learning_rate(optimizers: list[Optimizer], factor: float) -> None:
+def set_learning_rate(optimizers: list[Muon | AdamW], factor: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = factor * group["peak_lr"]

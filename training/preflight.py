@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from data.prepare import prepare
-from model.config import GPTConfig
-from model.size import count_parameters, flops_per_token
+from model.size import count_parameters, flops_per_token, without_weights
 from training.config import SettingsError, TrainConfig
 from training.device import choose_device, choose_precision
 from training.memory import CPU_ALLOCATOR, Memory, free_memory, predict_memory, trial_run
@@ -58,9 +57,10 @@ def preflight(config: TrainConfig) -> str:
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
     config.max_steps = steps_within_flops(config)
     tokens_a_step = config.batch_size * config.model.block_size
-    flops = flops_per_token(config.model)
+    model = without_weights(config.model)
+    flops = flops_per_token(model)
     lines = [
-        _parameters_line(config.model),
+        _parameters_line(model),
         f"arithmetic  {_si(flops)}FLOP a token, {_si(flops * tokens_a_step)}FLOP a step (forward and backward)",
         f"text        {len(data.train):,} tokens an epoch; {config.max_steps:,} steps of {tokens_a_step:,} tokens are "
         f"{config.max_steps * tokens_a_step / len(data.train):.2f} epochs",
@@ -70,9 +70,9 @@ def preflight(config: TrainConfig) -> str:
     return "\n".join(lines + _cluster(config, flops))
 
 
-def _parameters_line(config: GPTConfig) -> str:
-    parts = count_parameters(config)
-    tied = ", which is the head too" if config.tie_embeddings else ""
+def _parameters_line(model: GPT) -> str:
+    parts = count_parameters(model)
+    tied = ", which is the head too" if model.config.tie_embeddings else ""
     listed = ", ".join(
         f"{part} {parts[part]:,}" for part in ("embedding", "attention", "mlp", "norms", "head") if parts[part]
     )
@@ -138,7 +138,7 @@ def _cluster(config: TrainConfig, flops: float) -> list[str]:
     micro = windows if config.micro_batch_size in (None, "auto") else min(windows, config.micro_batch_size)
     memory = predict_memory(config, micro, torch.float32 if config.precision == "fp32" else torch.bfloat16)
     state = memory.weights + memory.gradients + memory.optimizer
-    block = 4 * (count_parameters(config.model).total() // config.model.n_layer)
+    block = 4 * (count_parameters(without_weights(config.model)).total() // config.model.n_layer)
     compute = windows * config.model.block_size * flops / (device.flops * UTILISATION)
     way, speed = ("link", device.link) if devices <= DEVICES_A_MACHINE else ("network", device.network)
     share = (devices - 1) / devices

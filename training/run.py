@@ -17,13 +17,12 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import Optimizer
 
 from data.batches import Batches, check_split
 from data.prepare import PreparedData, prepare
 from data.tokenizer import read_tokenizer
 from model.gpt import GPT
-from model.size import flops_per_token
+from model.size import flops_per_token, without_weights
 from training.checkpoint import (
     load_state,
     load_weights,
@@ -44,7 +43,7 @@ from training.distributed import (
 )
 from training.lock import lock_run
 from training.memory import choose_micro_batch_size
-from training.optimizer import load_optimizer_state, make_optimizers, optimizer_state, split_parameters
+from training.optimizer import AdamW, Muon, load_optimizer_state, make_optimizers, optimizer_state, split_parameters
 from training.pretrained import load_pretrained, shape_of
 from training.resume import check_settings, find_run, log_sizes, make_run_directory, newest_intact, tidy
 from training.saver import Saver
@@ -102,7 +101,7 @@ class Run:
     forward: nn.Module
     """The model, compiled where that pays, and copied to or cut up for the ranks."""
     compiled: bool
-    optimizers: list[Optimizer]
+    optimizers: list[Muon | AdamW]
     micro_batch_size: int
     progress: Progress
     saver: Saver
@@ -329,7 +328,6 @@ def start_run(config: TrainConfig) -> Run:
         skipped=torch.zeros(2, dtype=torch.int64, device=device),
         saved_step=0,
     )
-    run.saver.guard(run.optimizers)
     if checkpoint:
         if ranks.is_first:
             tidy(directory, meta)
@@ -397,7 +395,7 @@ def steps_within_flops(config: TrainConfig) -> int:
     """How many steps the run takes: max_steps, or fewer where max_flops would be passed."""
     if config.max_flops is None:
         return config.max_steps
-    a_step = flops_per_token(config.model) * config.batch_size * config.model.block_size
+    a_step = flops_per_token(without_weights(config.model)) * config.batch_size * config.model.block_size
     return min(config.max_steps, max(1, round(config.max_flops / a_step)))
 
 

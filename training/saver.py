@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import tiktoken
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from training.checkpoint import (
     WRITE_ERRORS,
@@ -44,15 +43,6 @@ class Saver:
         self._copied.set()
         self._thread: threading.Thread | None = None
 
-    def guard(self, optimizers: list[Optimizer]) -> None:
-        """Let these optimizers change nothing while the state is being copied."""
-
-        def wait_for_copy(*_: Any) -> None:
-            self._copied.wait()
-
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(wait_for_copy)
-
     def save(
         self,
         progress: Progress,
@@ -73,6 +63,10 @@ class Saver:
         content = (progress.step, progress.best_step, weights, optimizers, ready, meta, tokenizer)
         self._thread = threading.Thread(target=self._write, args=content, name="saver")
         self._thread.start()
+
+    def wait_for_copy(self) -> None:
+        """Until the tensors last given to save() may change."""
+        self._copied.wait()
 
     def _copy(self, tensors: dict[str, Tensor], ready: torch.cuda.Event | None) -> dict[str, Tensor]:
         """The tensors in memory that is kept for the next copy: making room costs more than copying."""

@@ -40,7 +40,7 @@ class Summary:
         config = run.config
         self.run = run
         self.tokens_per_step = config.batch_size * config.model.block_size
-        self.flops_per_token = flops_per_token(config.model)
+        self.flops_per_token = flops_per_token(run.model)
         self.parameters = sum(parameter.numel() for parameter in run.model.parameters())
         self.best: dict[str, float] = {}
         self.speeds: list[float] = []
