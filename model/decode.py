@@ -23,7 +23,8 @@ from model.gpt import GPT, Block
 from model.kv_cache import KVCache
 from model.rope import rotate
 
-LARGE = 400_000  # weights from which on a product is worth a call of oneDNN
+LARGE = 100_000  # weights from which on it pays to share a product between threads
+COPIED = 2**28  # weights of a model up to which the decoder keeps a copy of them, 1 GiB
 
 
 class Decoder:
@@ -40,8 +41,9 @@ class Decoder:
         self.window = min(config.block_size, config.attention_window or config.block_size)
         # ALiBi and the rungs below multi-head attention take the way of a whole text, which is slower.
         lean = isinstance(model.blocks[0].attention, MultiHeadAttention) and config.position != "alibi"
-        self.steps = [OneTokenBlock(block) for block in model.blocks] if lean else None
-        self.head = one_row_product(model.head.weight, None)
+        copy = sum(parameter.numel() for parameter in model.parameters()) <= COPIED
+        self.steps = [OneTokenBlock(block, copy=copy) for block in model.blocks] if lean else None
+        self.head = one_row_product(model.head.weight, None, copy=copy)
 
     def read(self, texts: list[list[int]], room: int) -> Float[Tensor, "B V"]:
         """Logits of the token after each text of 1 to block_size tokens; `room` more will be asked for."""
@@ -138,15 +140,17 @@ class OneTokenBlock:
     wants them, so that nothing is transposed; keys and values go straight to their slots in the cache.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, *, copy: bool) -> None:
         self.block, attention = block, block.attention
         self.H, self.Hkv, self.D = attention.n_head, attention.kv_heads, attention.head_size
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         weight = torch.cat([projection.weight for projection in projections])  # ((H + 2 Hkv) · D, C)
         bias = None if attention.q_proj.bias is None else torch.cat([projection.bias for projection in projections])
-        self.project = one_row_product(weight, bias)
-        self.merge = one_row_product(attention.o_proj.weight, attention.o_proj.bias)
-        self.mlp = {name: one_row_product(layer.weight, layer.bias) for name, layer in block.mlp.named_children()}
+        self.project = one_row_product(weight, bias, copy=copy)
+        self.merge = one_row_product(attention.o_proj.weight, attention.o_proj.bias, copy=copy)
+        self.mlp = {
+            name: one_row_product(layer.weight, layer.bias, copy=copy) for name, layer in block.mlp.named_children()
+        }
         self.eps = None
         if attention.q_norm is not None:
             self.eps = attention.q_norm.eps
@@ -185,17 +189,27 @@ class OneTokenBlock:
         return self.mlp["down_proj"](hidden)
 
 
-def one_row_product(weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None) -> Callable[[Tensor], Tensor]:
+def one_row_product(
+    weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None, *, copy: bool
+) -> Callable[[Tensor], Tensor]:
     """The linear layer with these weights, for a row or a few.
 
-    Its time is that of reading the weights from memory, which torch's product of one row does on a
-    single core. oneDNN uses all of them, but takes 10 μs to be called: that pays from LARGE weights on.
+    Its time is that of reading the weights, and torch's product of one row reads them on a single core. Cut
+    into as many panels as there are threads, (panels, C, N / panels), they are read by all: a batch of products.
+    copy: whether the panels may be a copy, each in one piece, which is read faster still.
     """
-    if (
-        weight.is_cpu
-        and weight.dtype == torch.float32
-        and weight.numel() >= LARGE
-        and torch.backends.mkldnn.is_available()
-    ):
-        return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return lambda x: F.linear(x, weight, bias)
+    panels, N = torch.get_num_threads(), len(weight)
+    if not weight.is_cpu or weight.dtype != torch.float32 or weight.numel() < LARGE or (N % panels and not copy):
+        return lambda x: F.linear(x, weight, bias)
+    missing = -N % panels
+    stacked = F.pad(weight, (0, 0, 0, missing)).unflatten(0, (panels, -1)).mT  # (panels, C, N / panels)
+    stacked = stacked.contiguous() if copy else stacked
+    biases = None if bias is None else F.pad(bias, (0, missing)).view(panels, 1, -1)
+
+    def product(x: Float[Tensor, "B C"]) -> Float[Tensor, "B N"]:
+        rows = x.expand(panels, -1, -1)
+        y = torch.bmm(rows, stacked) if biases is None else torch.baddbmm(biases, rows, stacked)
+        y = y.view(1, -1) if len(x) == 1 else y.transpose(0, 1).flatten(1)  # (panels, B, N / panels) -> (B, N)
+        return y[:, :N] if missing else y
+
+    return product

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from model.config import ATTENTION_FORMS, POSITIONS
-from model.decode import Decoder
+from model.decode import LARGE, Decoder, one_row_product
 from model.gpt import GPT
 from model.kv_cache import KVCache
 
@@ -130,3 +130,18 @@ def test_the_cache_is_no_larger_than_what_is_asked_or_seen():
     assert decoder.cache.size == 8
     decoder.read([[1, 2, 3]], room=10**9)
     assert decoder.cache.size == 16 + 4 + 1
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("N", [384, 385])
+def test_a_product_shared_between_threads_is_the_linear_layer(N, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    torch.manual_seed(0)
+    weight, bias = torch.randn(N, 300), torch.randn(N)
+    assert weight.numel() >= LARGE
+    for rows in (1, 4):
+        x = torch.randn(rows, 300)
+        for b in (None, bias):
+            for copied in (True, False):
+                y = one_row_product(weight, b, copy=copied)(x)
+                torch.testing.assert_close(y, torch.nn.functional.linear(x, weight, b), atol=1e-4, rtol=1e-5)
