@@ -41,6 +41,8 @@ UNWRITABLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 
 # conf/hydra/launcher has the plugins' own names, and values for what they leave open or set too high.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
+# Hydra copies its one store of schemas for every group that it looks at, a hundred times for --help.
+ConfigStore.__deepcopy__ = lambda store, memo: store
 # Two runs that start in the same second must not share a directory: their names end in this.
 OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
 # Settings that follow from others: ${floordiv:65536,${model.n_embd}}.
