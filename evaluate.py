@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.cli import command
+from cli import command
 from training.config import SettingsError
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help and shell completion do not wait for it

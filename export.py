@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.cli import command
+from cli import command
 from training.config import SettingsError, TrainConfig
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.cli import command
+from cli import command
 from training.config import SettingsError
 
 

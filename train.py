@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from training.cli import command
+from cli import command
 from training.config import TrainConfig
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help and shell completion do not wait for it

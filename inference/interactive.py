@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from cli import explain, to_settings
 from inference.stream import stream
 from training.checkpoint import Checkpoint
-from training.cli import explain, to_settings
 from training.config import SettingsError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 
 import sample
 import train
-from training.cli import CONF, explain, to_settings
+from cli import CONF, explain, to_settings
 from training.config import TrainConfig
 
 ROOT = Path(train.__file__).parent

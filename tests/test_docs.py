@@ -11,10 +11,10 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import train  # noqa: F401  registers the schema of conf/train.yaml
+from cli import CONF, to_settings
 from evaluate import EvaluateConfig
 from export import ExportConfig
 from sample import SampleConfig
-from training.cli import CONF, to_settings
 from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
+from cli import CONF
 from data.config import TokenizerConfig
 from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
 from interop.huggingface import HuggingFaceError, from_huggingface, to_huggingface
 from interop.resize import resize_block, resize_vocabulary
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
-from training.cli import CONF
 
 GPT2 = {
     "position": "learned",

@@ -15,12 +15,12 @@ from test_resume import ROOT, final_files, rows, run_train
 from torch.utils.flop_counter import FlopCounterMode
 
 import train as train_module
+from cli import CONF, to_settings
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
 from train import train
 from training import memory
-from training.cli import CONF, to_settings
 from training.config import OptimizerConfig, SettingsError, TrainConfig
 from training.memory import largest_that_fits, predict_memory
 from training.preflight import preflight

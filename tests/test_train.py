@@ -14,11 +14,11 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from cli import CONF, to_settings
 from data.config import DataError
 from inference.write import continue_text
 from train import take_step, train
 from training.checkpoint import find_checkpoint, load_checkpoint
-from training.cli import CONF, to_settings
 from training.config import OptimizerConfig, SettingsError, TrainConfig
 from training.evaluation import evaluate
 from training.run import start_run

@@ -34,7 +34,7 @@ from training.trial import RunPruned
 
 log = logging.getLogger("tinygpt")
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).resolve().parent / "conf"
 MISTAKES = (SettingsError, DataError, PermissionError)
 # Why a folder cannot be written, which Hydra meets before we do.
 UNWRITABLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
