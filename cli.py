@@ -28,9 +28,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.config import DataError
+from sweeps.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines, quote
+from sweeps.trial import RunPruned
 from training.config import SettingsError
-from training.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines, quote
-from training.trial import RunPruned
 
 log = logging.getLogger("tinygpt")
 
@@ -65,7 +65,7 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
                 if is_sweep():
                     join_sweep(cfg)
                 if "sweep" in cfg and cfg.sweep.resume:
-                    from training.sweep import loss_if_done
+                    from sweeps.resume import loss_if_done
 
                     if (loss := loss_if_done()) is not None:
                         return loss
@@ -114,8 +114,8 @@ def is_sweep() -> bool:
 
 def report_failure(error: Exception, show_traceback: bool) -> None:
     """Record and log why a sweep's job failed; a mistake in a single run ends the process in its sentence."""
-    if sweep := sys.modules.get("training.sweep"):
-        sweep.record_failure(error)
+    if callback := sys.modules.get("sweeps.callback"):
+        callback.record_failure(error)
     is_mistake = isinstance(error, MISTAKES)
     if is_sweep():
         number = HydraConfig.get().job.num
@@ -130,8 +130,8 @@ def sweep_ended() -> Iterator[None]:
     try:
         yield
     finally:
-        if sweep := sys.modules.get("training.sweep"):  # Hydra has imported it, if conf/ names its callback
-            sweep.end_sweep(sys.exc_info()[1])
+        if callback := sys.modules.get("sweeps.callback"):  # Hydra has imported it, if conf/ names its callback
+            callback.end_sweep(sys.exc_info()[1])
 
 
 def join_sweep(cfg: DictConfig) -> None:
@@ -147,7 +147,7 @@ def join_sweep(cfg: DictConfig) -> None:
         if "device" in cfg:
             cfg.device = device_of_job(cfg.device, hydra.job.num)
     if "resume" in cfg:
-        from training.sweep import has_checkpoints
+        from sweeps.resume import has_checkpoints
 
         if has_checkpoints(Path(hydra.runtime.output_dir)):
             cfg.resume, cfg.init_from = hydra.runtime.output_dir, None
@@ -183,7 +183,7 @@ def place_run(arguments: list[str]) -> list[str]:
     asks_only = {"--help", "-h", "--cfg", "-c", "--info", "-i"} & set(arguments)
     resumes_sweep = any(a.startswith("sweep.resume=") and a != "sweep.resume=null" for a in arguments)
     if resumes_sweep and not asks_only:
-        from training.sweep import resumed_command
+        from sweeps.resume import resumed_command
 
         arguments = resumed_command(arguments)
     if {"--multirun", "-m"} & set(arguments) and any(a.startswith("run_dir=") for a in arguments):

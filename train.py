@@ -26,6 +26,7 @@ def train(config: TrainConfig) -> float:
     Everything the run writes goes into config.run_dir. A mistake in the settings raises a ValueError
     that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
+    from sweeps.trial import report_to_search
     from training.device import fast_products
     from training.memory import memory_named
     from training.monitor import Monitor
@@ -33,7 +34,6 @@ def train(config: TrainConfig) -> float:
     from training.run import start_run
     from training.signals import StopSignals
     from training.summary import Summary
-    from training.trial import report_to_search
 
     run = start_run(config)
     progress = run.progress

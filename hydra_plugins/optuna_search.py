@@ -26,9 +26,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, IntegerNode, OmegaConf
 
 from data.config import DataError
+from sweeps.launch import RANGES, quote
+from sweeps.trial import JOURNAL, open_study
 from training.config import SettingsError
-from training.launch import RANGES, quote
-from training.trial import JOURNAL, open_study
 
 if TYPE_CHECKING:
     from optuna import Study, Trial

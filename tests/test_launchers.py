@@ -15,7 +15,7 @@ import torch
 import yaml
 
 import train
-from training.launch import device_of_job
+from sweeps.launch import device_of_job
 
 ROOT = Path(train.__file__).parent
 INSTALLED = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import train
-from training.trial import open_study
+from sweeps.trial import open_study
 
 ROOT = Path(train.__file__).parent
 pytest.importorskip("optuna")

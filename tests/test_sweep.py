@@ -26,14 +26,16 @@ import yaml
 from test_cli import ROOT, run
 from test_resume import assert_same_run, rows, stop_at
 
+from sweeps.callback import _forget
+from sweeps.jobs import rank, read_jobs, swept_settings
+from sweeps.leaderboard import comma_separated, markdown, write_leaderboard
+from sweeps.report import POINTS, html_report, thin
+from sweeps.resume import resumed_command
 from train import train
 from training.config import SettingsError
-from training.leaderboard import comma_separated, markdown, rank, read_jobs, swept_settings
 from training.lock import is_locked, lock_run
-from training.report import POINTS, html_report, thin
 from training.run import NumbersError
 from training.summary import NAME, peak_memory, read_summary, reset_peak_memory, write_summary
-from training.sweep import _forget, resumed_command, write_leaderboard
 
 WALL_CLOCK = ("seconds", "tokens_per_s", "peak_memory_mb")
 
@@ -118,7 +120,7 @@ HOSTILE = ["</script><script>alert(1)</script>", 'a,b "c"', "a|b`c*", "line\nbre
 def test_any_value_of_an_override_comes_through_every_file(tmp_path, value):
     put_job(tmp_path, 0, f"sample_prompt={value}")
     put_job(tmp_path, 1, "sample_prompt=plain")
-    write_leaderboard(tmp_path)
+    write_leaderboard(tmp_path, read_jobs(tmp_path))
     table = list(csv.DictReader((tmp_path / "leaderboard.csv").open(encoding="utf-8", newline="")))
     assert value in {row["sample_prompt"] for row in table}
     text = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
@@ -147,10 +149,10 @@ def test_a_broken_file_never_ends_a_sweep(tmp_path, content):
     broken = put_job(tmp_path, 1, "seed=2")
     for file in (NAME, "metrics.jsonl", ".hydra/overrides.yaml"):
         (broken / file).write_text(content, encoding="utf-8", errors="surrogateescape")
-        assert "1.0000" in write_leaderboard(tmp_path)
+        assert "1.0000" in write_leaderboard(tmp_path, read_jobs(tmp_path))
     (broken / NAME).unlink()
     (broken / NAME).mkdir()
-    assert len(read_jobs(tmp_path)) == 2 and "1.0000" in write_leaderboard(tmp_path)
+    assert len(read_jobs(tmp_path)) == 2 and "1.0000" in write_leaderboard(tmp_path, read_jobs(tmp_path))
 
 
 def test_the_report_asks_the_network_for_nothing_and_stays_small(tmp_path):
@@ -315,7 +317,7 @@ def test_a_real_sweep_ends_in_its_leaderboard_and_its_resume_runs_only_what_fail
     assert cells(again.stdout) == cells(result.stdout)
     assert before == {name: (sweep / name / "metrics.jsonl").stat().st_mtime_ns for name in "02"}
     by_hand = subprocess.run(
-        [sys.executable, "-m", "training.sweep", str(sweep)], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "sweeps", str(sweep)], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert cells(by_hand.stdout) == cells(result.stdout)
 

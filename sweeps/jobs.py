@@ -1,9 +1,7 @@
-"""The leaderboard of a sweep, made from what its jobs left on the disk: rows, ranks, tables."""
+"""The jobs of a sweep, read from what they left on the disk, and their ranks."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import statistics
 from dataclasses import dataclass
@@ -122,92 +120,3 @@ def rank(jobs: list[Job]) -> list[Row]:
         alike = tuple(sorted((key, value) for key, value in job.settings.items() if key != "seed"))
         groups.setdefault((alike, job.status == "finished" or job.name), []).append(job)
     return sorted((Row(group) for group in groups.values()), key=lambda row: row.place)
-
-
-def table(jobs: list[Job]) -> list[list[str]]:
-    """The leaderboard as text: a list of cells for the head and for every row."""
-    swept = swept_settings(jobs)
-    shown = [name for name in swept if name != "seed"]
-    rows = rank(jobs)
-    seeds = "seed" in swept
-    alone = seeds and any(row.jobs[0].status != "finished" for row in rows)  # whose seed nobody could tell otherwise
-    head = [*shown, *(["seed"] if alone else []), "parameters", "tokens", "tokens/s", "peak memory", "time"]
-    cells = [[*head, "val bpb, mean ± sd (seeds)" if seeds else "val bpb"]]
-    for row in rows:
-        job = row.jobs[0]
-        seed = [job.settings.get("seed", "") if job.status != "finished" else ""] if alone else []
-        cells.append([*(job.settings.get(name, "–") for name in shown), *seed, *_measured(row), _result(row, seeds)])
-    return cells
-
-
-def _measured(row: Row) -> list[str]:
-    speed, memory, seconds = (row.mean(name) for name in ("tokens_per_s", "peak_memory_mb", "seconds"))
-    return [
-        _short(row.mean("parameters")),
-        _short(row.mean("tokens")),
-        "–" if speed is None else f"{speed:,.0f}",
-        "–" if memory is None else f"{memory:,.0f} MB",
-        "–" if seconds is None else _duration(seconds),
-    ]
-
-
-def _result(row: Row, seeds: bool) -> str:
-    job, bpb = row.jobs[0], row.mean("val_bpb")
-    if job.status == "failed":
-        return f"failed: {job.summary['reason'] or 'no reason was written'}"
-    text = "–" if bpb is None else f"{bpb:.4f}"
-    if job.status != "finished":
-        return f"{text} ({job.status}, step {job.summary['step'] or 0})"
-    deviation = row.deviation("val_bpb")
-    return text + (f" ± {deviation:.4f}" if deviation is not None else "") + (f" ({len(row.jobs)})" if seeds else "")
-
-
-def markdown(jobs: list[Job]) -> str:
-    """The leaderboard as a table of Markdown, aligned so that it reads well as plain text."""
-    cells = [[_escape(cell) for cell in row] for row in table(jobs)]
-    # A failed job's reason is long: it does not set the width of its column.
-    widths = [max(len(row[i]) for row in cells if not row[i].startswith("failed: ")) for i in range(len(cells[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]) + "\n"
-
-
-def comma_separated(jobs: list[Job]) -> str:
-    """The leaderboard as CSV: a line a job, in its rank's order, with all digits; for rows of seeds, their mean too."""
-    swept = swept_settings(jobs)
-    measured = [name for name in NUMBERS if name not in swept]
-    seeds = ["val_bpb_mean", "val_bpb_sd", "seeds"] if "seed" in swept else []
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rank", "job", *swept, "status", *measured, *seeds, "reason"])
-    for number, row in enumerate(rank(jobs), 1):
-        over_seeds = [row.mean("val_bpb"), row.deviation("val_bpb"), len(row.jobs)] if seeds else []
-        for job in row.jobs:
-            settings = [job.settings.get(name) for name in swept]
-            values = [job.summary[name] for name in measured]
-            writer.writerow([number, job.name, *settings, job.status, *values, *over_seeds, job.summary["reason"]])
-    return text.getvalue()
-
-
-def _escape(cell: str) -> str:
-    """Text that Markdown shows as it is, in one line."""
-    cell = " ".join(cell.split())
-    return re.sub(r"([|*`\\])", r"\\\1", cell).replace("<", "&lt;")
-
-
-def _short(number: float | None) -> str:
-    if number is None:
-        return "–"
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}" if number < 999.5 * size else f"{number / size:.0f}{unit}"
-    return f"{number:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

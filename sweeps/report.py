@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from training.leaderboard import Job, rank, swept_settings
+from sweeps.jobs import Job, rank, swept_settings
 from training.metrics import read_metrics
 from training.summary import NUMBERS, is_number
 

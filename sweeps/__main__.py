@@ -1,0 +1,15 @@
+"""The leaderboard of any sweep's folder, one that still runs as well:  python -m sweeps DIR"""
+
+import sys
+from pathlib import Path
+
+from sweeps.jobs import read_jobs
+from sweeps.leaderboard import write_leaderboard
+
+if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    sys.exit("usage: python -m sweeps DIR    (a folder that -m made under multirun/)")
+sweep = Path(sys.argv[1])
+if text := write_leaderboard(sweep, read_jobs(sweep)):
+    print(text)
+else:
+    sys.exit(f"error: {sweep} holds no sweep (no folders of jobs): give the folder that -m made under multirun/.")
