@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from model.attention.functional import ATTENTION_FUNCTIONS, fused
 from training.device import choose_precision, fast_products
+from training.memory import peak_memory, reset_peak_memory
 
 B, H, D = 4, 8, 64
 FUNCTIONS = ATTENTION_FUNCTIONS | {"fused": fused}  # torch's kernels, which sdpa takes for longer texts on a CPU
@@ -123,12 +124,13 @@ def child(form: str, T: int) -> float:
 
 def peak_megabytes(form: str, T: int) -> float:
     """What the peak of this process's memory grows by in one forward and backward pass."""
+    device = paired.device()
     for length in (16, T):  # the short one for threads and code pages
-        q, k, v = (torch.randn(1, H, length, D, device=paired.device(), requires_grad=True) for _ in range(3))
-        paired.reset_peak_memory()
-        before = paired.peak_memory()
+        q, k, v = (torch.randn(1, H, length, D, device=device, requires_grad=True) for _ in range(3))
+        reset_peak_memory(device)
+        before = peak_memory(device)
         FUNCTIONS[form](q, k, v, is_causal=True).sum().backward()
-    return paired.peak_memory() - before
+    return (peak_memory(device) - before) / 1e6
 
 
 def draw(table: dict[str, list[float]], lengths: tuple[int, ...], picture: Path) -> None:

@@ -23,7 +23,7 @@ from model.config import GPTConfig
 from train import take_step
 from training.config import OptimizerConfig, TrainConfig
 from training.device import fast_products
-from training.memory import predict_memory, trial_run
+from training.memory import peak_memory, predict_memory, reset_peak_memory, trial_run
 
 FORMS = ("sdpa", "matmul")
 
@@ -90,12 +90,12 @@ def in_this_process(form: str, shape: Shape) -> float:
     small = replace(config, model=replace(config.model, n_embd=64, n_head=4, block_size=16), batch_size=2)
     with fast_products(device):
         take_step(trial_run(small, device, torch.float32), 0)  # threads and code pages
-        paired.reset_peak_memory()
-        before = paired.memory_now()
+        reset_peak_memory(device)
+        before = peak_memory(device)
         run = trial_run(config, device, torch.float32)
         for step in range(2):
             take_step(run, step)
-        return paired.peak_memory() - before
+        return (peak_memory(device) - before) / 1e6
 
 
 if __name__ == "__main__":

@@ -164,30 +164,7 @@ def run(command: Sequence[str | Path], **settings) -> subprocess.CompletedProces
     return done
 
 
-def reset_peak_memory() -> None:
-    """Begin to measure the most memory anew."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is held now
-
-
-def memory_now() -> float:
-    """MB that this process holds: on the GPU in tensors, else in main memory."""
-    return torch.cuda.memory_allocated() / 1e6 if torch.cuda.is_available() else _status("VmRSS")
-
-
-def peak_memory() -> float:
-    """The most MB that this process has held since `reset_peak_memory`."""
-    return torch.cuda.max_memory_allocated() / 1e6 if torch.cuda.is_available() else _status("VmHWM")
-
-
 def need_memory_status() -> None:
     """End in one sentence where a process cannot read its own peak."""
     if not torch.cuda.is_available() and not Path("/proc/self/clear_refs").exists():
         sys.exit("error: peak memory is read from /proc/self, which only Linux has: run this on Linux, or with CUDA.")
-
-
-def _status(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6

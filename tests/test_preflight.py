@@ -53,27 +53,24 @@ def test_the_operations_predicted_are_those_counted():
 
 
 MEASURE = """
-import os, sys
-import numpy as np, torch
+import sys
+import torch
 from model.config import GPTConfig
 from train import take_step
 from training.config import OptimizerConfig, TrainConfig
-from training.memory import predict_memory, trial_run
+from training.memory import peak_memory, predict_memory, reset_peak_memory, trial_run
+cpu = torch.device("cpu")
 config = eval(sys.argv[1])
 print(predict_memory(config, config.micro_batch_size).peak)
-def status(key):
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 # A smaller run first loads the kernels, whose code is not the model's memory.
 small = TrainConfig(model=GPTConfig(n_layer=1, n_embd=32, n_head=2, block_size=8, vocab_size=10), batch_size=1)
-take_step(trial_run(small, torch.device("cpu"), torch.float32), 0)
-before = status("VmRSS")
-with open("/proc/self/clear_refs", "w") as reset:
-    reset.write("5")
-run = trial_run(config, torch.device("cpu"), torch.float32)
+take_step(trial_run(small, cpu, torch.float32), 0)
+reset_peak_memory(cpu)
+before = peak_memory(cpu)
+run = trial_run(config, cpu, torch.float32)
 for step in range(2):
     take_step(run, step)
-print(status("VmHWM") - before)
+print(peak_memory(cpu) - before)
 """
 
 

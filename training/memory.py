@@ -1,11 +1,11 @@
-"""How much memory a training step takes, found by taking one with tensors that have shapes but no data."""
+"""Memory: what a training step takes, found with tensors that have shapes but no data; what is free, and the peak."""
 
 from __future__ import annotations
 
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,3 +212,26 @@ def free_memory(device: torch.device) -> int:
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):  # not Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Let peak_memory count from what is held now; without CUDA and Linux it counts from the process's start."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # see proc(5)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes held since reset_peak_memory: on CUDA by tensors, else by the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError):  # not Linux
+        import resource
+
+        unit = 1 if os.uname().sysname == "Darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

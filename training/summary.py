@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import secrets
 import statistics
 from pathlib import Path
@@ -25,7 +24,6 @@ NUMBERS = (
     *("seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb"),
     *("val_loss", "val_bpb"),
 )
-_HIGH_WATER_MARK = Path("/proc/self/clear_refs")
 
 
 class Summary:
@@ -36,6 +34,7 @@ class Summary:
 
     def __init__(self, run: Run) -> None:
         from model.size import flops_per_token
+        from training.memory import reset_peak_memory
 
         config = run.config
         self.run = run
@@ -45,7 +44,7 @@ class Summary:
         self.best: dict[str, float] = {}
         self.speeds: list[float] = []
         self.bytes_read = 0
-        reset_peak_memory(run)
+        reset_peak_memory(run.device)  # a sweep's job is not charged with those before it
 
     def __enter__(self) -> Summary:
         self.write("running")
@@ -61,6 +60,8 @@ class Summary:
 
     def write(self, status: str = "running", reason: str | None = None) -> None:
         """Write summary.json as of now; where it cannot be written training goes on without it."""
+        from training.memory import peak_memory
+
         run, step = self.run, self.run.progress.step
         if not run.ranks.is_first:
             return
@@ -75,7 +76,7 @@ class Summary:
             "flops": step * self.tokens_per_step * self.flops_per_token,
             "seconds": round(run.seconds, 3),
             "tokens_per_s": round(statistics.median(self.speeds), 1) if self.speeds else None,
-            "peak_memory_mb": round(peak_memory(run), 1),
+            "peak_memory_mb": round(peak_memory(run.device) / 2**20, 1),
             "val_loss": self.best.get("val_loss"),
             "val_bpb": self.best.get("val_bpb"),
         }
@@ -140,32 +141,3 @@ def sentence_of(error: BaseException) -> str:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     kind = type(error).__name__
     return line if isinstance(error, ValueError) and line else f"{kind}: {line}" if line else kind
-
-
-def reset_peak_memory(run: Run) -> None:
-    """Begin to measure anew, so that a sweep's job is not charged with those before it."""
-    if run.device.type == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(run.device)
-        return
-    try:
-        _HIGH_WATER_MARK.write_text("5")  # Linux: see proc(5)
-    except OSError:
-        log.debug("%s cannot be written: the peak is the process's.", _HIGH_WATER_MARK)
-
-
-def peak_memory(run: Run) -> float:
-    """The most memory held since reset_peak_memory, in units of 2^20 bytes: tensors on CUDA, else the process."""
-    if run.device.type == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated(run.device) / 2**20
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        return int(status.split("VmHWM:")[1].split()[0]) / 2**10
-    except (OSError, IndexError):  # not Linux
-        import resource
-
-        unit = 2**20 if os.uname().sysname == "Darwin" else 2**10
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
