@@ -12,6 +12,8 @@ Weights and config are read and written as safetensors and JSON: the transformer
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,25 +125,37 @@ def from_huggingface(where: str) -> GPT:
     The logits are the same. Weights become float32. Raises HuggingFaceError when it cannot be read or
     has what ours cannot express.
     """
-    folder = find_folder(where)
-    try:
-        settings = json.loads((folder / "config.json").read_bytes())
+    with _readable(where):
+        model = GPT(read_config(where))
+        theirs = _read_weights(find_folder(where))
+        is_gpt2 = model.config.position == "learned"
+        ours = _from_gpt2_weights(theirs, model) if is_gpt2 else _from_llama_weights(theirs, model)
+        if model.config.tie_embeddings:
+            ours["head.weight"] = ours["token_embedding.weight"]
+        model.load_state_dict(ours)
+    return model.eval()
+
+
+def read_config(where: str) -> GPTConfig:
+    """The settings of a GPT-2, Llama or Qwen3 in our words, without its weights; HuggingFaceError as above."""
+    with _readable(where):
+        settings = json.loads((find_folder(where) / "config.json").read_bytes())
         kind = settings["model_type"]
         if kind not in ("gpt2", "llama", "qwen3"):
             raise HuggingFaceError(f"{where} is a {kind}: only gpt2, llama and qwen3 models can be read.")
-        config = _from_gpt2_config(settings) if kind == "gpt2" else _from_llama_config(settings, kind)
-        model = GPT(config)
-        theirs = _read_weights(folder)
-        ours = _from_gpt2_weights(theirs, model) if kind == "gpt2" else _from_llama_weights(theirs, model)
-        if config.tie_embeddings:
-            ours["head.weight"] = ours["token_embedding.weight"]
-        model.load_state_dict(ours)
+        return _from_gpt2_config(settings) if kind == "gpt2" else _from_llama_config(settings, kind)
+
+
+@contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """Within it whatever a damaged file raises becomes a HuggingFaceError."""
+    try:
+        yield
     except HuggingFaceError:
         raise
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise HuggingFaceError(f"{where} cannot be read as a model ({type(error).__name__}: {reason}).") from error
-    return model.eval()
 
 
 def find_folder(where: str) -> Path:

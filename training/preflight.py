@@ -13,7 +13,7 @@ from model.size import count_parameters, flops_per_token, without_weights
 from training.config import SettingsError, TrainConfig
 from training.device import choose_device, choose_precision
 from training.memory import CPU_ALLOCATOR, Memory, free_memory, predict_memory, trial_run
-from training.pretrained import load_pretrained, shape_of
+from training.pretrained import load_origin
 from training.run import steps_within_flops
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training: 40% is what published GPT-2 runs report.
@@ -49,10 +49,7 @@ def preflight(config: TrainConfig) -> str:
     """
     if config.plan.device is not None and config.plan.device not in DEVICES:
         raise SettingsError(f"plan.device={config.plan.device} is not known: choose one of {', '.join(DEVICES)}.")
-    encoding = None
-    if config.init_from:
-        pretrained, encoding = load_pretrained(config.init_from)
-        config.model = shape_of(pretrained, config.model)
+    _, encoding = load_origin(config)
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=lambda _: None)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
     config.max_steps = steps_within_flops(config)

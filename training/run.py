@@ -44,7 +44,7 @@ from training.distributed import (
 from training.lock import lock_run
 from training.memory import choose_micro_batch_size
 from training.optimizer import AdamW, Muon, load_optimizer_state, make_optimizers, optimizer_state, split_parameters
-from training.pretrained import load_pretrained, shape_of
+from training.pretrained import load_origin
 from training.resume import check_settings, find_run, log_sizes, make_run_directory, newest_intact, tidy
 from training.saver import Saver
 from training.wandb_log import check_wandb_key
@@ -341,16 +341,6 @@ def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, dict[str, Any]
     """The checkpoint that config.resume goes on from, and its meta.json; None and None for a new run."""
     run = find_run(config.resume) if config.resume else None
     return newest_intact(run) if run else (None, None)
-
-
-def load_origin(config: TrainConfig) -> tuple[GPT, tiktoken.Encoding] | tuple[None, None]:
-    """The model and tokenizer that config.init_from names, None where it is null; config.model takes its settings."""
-    if not config.init_from:
-        return None, None
-    pretrained, encoding = load_pretrained(config.init_from)
-    config.model = shape_of(pretrained, config.model)
-    log.info("init_from=%s: its weights, its tokenizer, and its settings but for dropout", config.init_from)
-    return pretrained, encoding
 
 
 def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None, checkpoint: Path | None) -> GPT:
