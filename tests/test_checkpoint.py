@@ -16,11 +16,12 @@ from data.tokenizer import make_tokenizer
 from training import checkpoint as checkpoints
 from training.checkpoint import (
     CheckpointError,
-    find_checkpoint,
+    find_checkpoints,
     link_checkpoint,
     load_checkpoint,
     load_state,
     meta_checksum,
+    open_checkpoint,
     remove_checkpoints,
     save_checkpoint,
 )
@@ -69,7 +70,7 @@ def test_a_save_that_dies_leaves_the_old_checkpoint_and_no_new_one(saved, monkey
     with pytest.raises(OSError, match="No space left"):
         save(saved.with_name("step_6"), step=6)
     assert not saved.with_name("step_6").exists()
-    assert load_checkpoint(find_checkpoint(str(saved.parent.parent))).meta["step"] == 5
+    assert open_checkpoint(str(saved.parent.parent)).meta["step"] == 5
 
 
 def test_the_latest_and_what_last_and_best_point_to_are_kept(saved):
@@ -82,7 +83,7 @@ def test_the_latest_and_what_last_and_best_point_to_are_kept(saved):
 
 def test_a_run_directory_that_was_moved_still_samples(saved, tmp_path):
     (tmp_path / "run").rename(tmp_path / "moved")
-    assert load_checkpoint(find_checkpoint(str(tmp_path / "moved"))).meta["step"] == 5
+    assert open_checkpoint(str(tmp_path / "moved")).meta["step"] == 5
 
 
 def test_the_newest_run_is_found(tmp_path):
@@ -91,9 +92,9 @@ def test_the_newest_run_is_found(tmp_path):
         save(directory, step=1)
         link_checkpoint(directory, "last")
         os.utime(directory.parent / "last", (10 * age, 10 * age), follow_symlinks=False)
-    assert find_checkpoint(None, (tmp_path / "outputs",)) == tmp_path / "outputs/new/2/checkpoints/step_1"
+    assert find_checkpoints(None, (tmp_path / "outputs",))[0] == tmp_path / "outputs/new/2/checkpoints/step_1"
     with pytest.raises(CheckpointError, match=r"python train\.py"):
-        find_checkpoint(None, (tmp_path / "nothing",))
+        find_checkpoints(None, (tmp_path / "nothing",))
 
 
 def test_a_pickle_in_place_of_the_weights_or_the_tokenizer_runs_nothing(saved, tmp_path):
@@ -164,6 +165,6 @@ def test_a_later_format_and_settings_of_another_version_are_refused(saved):
 
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="does not exist"):
-        find_checkpoint(str(tmp_path / "nowhere"))
+        open_checkpoint(str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match="not a checkpoint"):
-        load_checkpoint(find_checkpoint(str(tmp_path)))
+        open_checkpoint(str(tmp_path))

@@ -18,7 +18,7 @@ from test_resume import ROOT, assert_same_run, rows
 import train as train_module
 from train import train
 from training import checkpoint as checkpoints
-from training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint, read_meta
+from training.checkpoint import CheckpointError, open_checkpoint, read_meta
 from training.config import OptimizerConfig
 from training.run import NumbersError, Run
 from training.saver import Saver
@@ -135,7 +135,7 @@ def test_a_copy_that_does_not_fit_the_memory_is_a_failed_write_and_holds_nothing
     monkeypatch.setattr(Saver, "_copy", fail)
     train(replace(train_config, max_steps=6, checkpoint_interval=2, eval_interval=100, sample_tokens=0))
     assert "step 2 could not be written" in caplog.text and "can't allocate memory" in caplog.text
-    assert load_checkpoint(find_checkpoint(train_config.run_dir)).meta["step"] == 6
+    assert open_checkpoint(train_config.run_dir).meta["step"] == 6
 
 
 def test_a_final_checkpoint_that_cannot_be_written_ends_in_one_sentence(train_config, monkeypatch):
@@ -150,7 +150,7 @@ def test_a_final_checkpoint_that_cannot_be_written_ends_in_one_sentence(train_co
     monkeypatch.setattr(checkpoints, "save_file", fail)
     with pytest.raises(CheckpointError, match=r"step 6 could not be written .*No space left.*go on from .*step_4"):
         train(config)
-    assert load_checkpoint(find_checkpoint(config.run_dir)).meta["step"] == 4
+    assert open_checkpoint(config.run_dir).meta["step"] == 4
     monkeypatch.undo()
     train(replace(config, resume=config.run_dir))
     assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == [1, 2, 3, 4, 5, 6]
@@ -230,7 +230,7 @@ def test_too_many_steps_in_a_row_end_the_run_naming_step_and_settings(train_conf
     with pytest.raises(NumbersError, match=r"3 steps in a row, first in step 6: lower optimizer\.lr=0\.02") as ended:
         train(config)
     assert all(name in str(ended.value) for name in ("grad_clip", "precision", "checkpoints"))
-    loaded = load_checkpoint(find_checkpoint(config.run_dir))
+    loaded = open_checkpoint(config.run_dir)
     assert loaded.meta["step"] == 4 and all(p.isfinite().all() for p in loaded.model.parameters())
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from test_resume import ROOT, rows, wait_for
 
-from training.checkpoint import find_checkpoint, load_checkpoint, read_meta
+from training.checkpoint import load_checkpoint, open_checkpoint, read_meta
 
 # Runs jobs one after the other, each on ranks that are forked, which needs no second import of torch.
 RANKS = """
@@ -147,7 +147,7 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, t
 
 def test_a_sharded_runs_checkpoint_samples_and_holds_whole_weights_under_plain_names(text_file, tmp_path):
     run_ranks(tmp_path, job("sharded", 2, "fsdp", 4), job("alone", 0, "ddp", 4))
-    checkpoint = load_checkpoint(find_checkpoint(str(tmp_path / "sharded")))
+    checkpoint = open_checkpoint(str(tmp_path / "sharded"))
     logits = checkpoint.model(torch.zeros(1, 4, dtype=torch.long))
     assert logits.isfinite().all()
     sharded = load_file(tmp_path / "sharded/checkpoints/last/model.safetensors")

@@ -12,7 +12,7 @@ from test_resume import assert_same_run, run_train, stop_at
 
 from data.config import TokenizerConfig
 from train import train
-from training.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from training.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from training.config import SettingsError, TrainConfig
 from training.run import start_run
 
@@ -38,7 +38,7 @@ def other_text(train_config: TrainConfig, tmp_path: Path) -> TrainConfig:
 
 def test_a_run_begins_with_the_weights_shape_and_tokenizer_it_is_given(pretrained, other_text):
     run = start_run(replace(other_text, init_from=pretrained))
-    source = load_checkpoint(find_checkpoint(pretrained))
+    source = open_checkpoint(pretrained)
     assert run.model.config == replace(source.model.config, dropout=0.1)
     for name, weight in source.model.state_dict().items():
         assert torch.equal(run.model.state_dict()[name], weight)
@@ -86,7 +86,7 @@ def test_a_beginning_that_is_not_there_is_named(other_text):
 
 
 def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other_text, tmp_path):
-    source = load_checkpoint(find_checkpoint(pretrained))
+    source = open_checkpoint(pretrained)
     source.tokenizer.name = "../../../escaped"
     config = replace(other_text, model=source.model.config)
     content = dict(model=source.model, tokenizer=source.tokenizer, config=config, step=1, metrics={}, state={})
@@ -98,7 +98,7 @@ def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other
 def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text):
     from training.preflight import count_parameters, preflight
 
-    source = load_checkpoint(find_checkpoint(pretrained)).model
+    source = open_checkpoint(pretrained).model
     report = preflight(replace(other_text, init_from=pretrained))
     assert report.startswith(f"parameters  {count_parameters(source).total():,}:")
 

@@ -18,7 +18,7 @@ from cli import CONF, to_settings
 from data.config import DataError
 from inference.write import continue_text
 from train import take_step, train
-from training.checkpoint import find_checkpoint, load_checkpoint
+from training.checkpoint import open_checkpoint
 from training.config import OptimizerConfig, SettingsError, TrainConfig
 from training.evaluation import evaluate
 from training.run import start_run
@@ -41,7 +41,7 @@ def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
     run = Path(train_config.run_dir)
     assert (run / "loss.png").stat().st_size > 5_000
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best", "last", "step_10", "step_20"]
-    checkpoint = load_checkpoint(find_checkpoint(train_config.run_dir))
+    checkpoint = open_checkpoint(train_config.run_dir)
     text = "".join(continue_text(checkpoint.model, checkpoint.tokenizer, "the", max_new_tokens=20))
     assert 1 <= len(text) <= 20
 
@@ -49,7 +49,7 @@ def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
 def test_the_checkpoint_scores_what_the_run_reported(train_config):
     best = train(train_config)
     run = start_run(replace(train_config, run_dir=None))
-    checkpoint = load_checkpoint(find_checkpoint(train_config.run_dir))
+    checkpoint = open_checkpoint(train_config.run_dir)
     result = evaluate(checkpoint.model, run.data.val, block_size=16, batch_size=64, autocast=run.autocast)
     assert result.loss == pytest.approx(best, rel=1e-6)
     assert checkpoint.meta["metrics"]["val_loss"] == best
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(train_config, tm
     def weights(name: str, seed: int) -> torch.Tensor:
         run_dir = str(tmp_path / name)
         train(replace(train_config, run_dir=run_dir, seed=seed, max_steps=5))
-        return load_checkpoint(find_checkpoint(run_dir)).model.head.weight
+        return open_checkpoint(run_dir).model.head.weight
 
     first = weights("a", 1)
     assert torch.equal(first, weights("b", 1))

@@ -308,11 +308,6 @@ def first_intact(checkpoints: list[Path], read: Callable[[Path], T], say: Callab
         raise CheckpointError(f"{problem}, and so are the run's others: use another run.") from error
 
 
-def find_checkpoint(where: str | None, outputs: tuple[Path, ...] = OUTPUTS) -> Path:
-    """The checkpoint directory that `where` means, intact or not."""
-    return find_checkpoints(where, outputs)[0]
-
-
 def find_checkpoints(where: str | None, outputs: tuple[Path, ...] = OUTPUTS) -> list[Path]:
     """The checkpoint directories that `where` can mean, at least one, the one that is meant first.
 
