@@ -20,7 +20,6 @@ from cli import CONF
 from data.config import TokenizerConfig
 from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
 from interop.huggingface import HuggingFaceError, from_huggingface, to_huggingface
-from interop.resize import resize_block, resize_vocabulary
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
 
 GPT2 = {
@@ -253,29 +252,3 @@ def test_a_tokenizer_that_tiktoken_cannot_stand_for_is_refused(change, message, 
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(HuggingFaceError, match=message):
         read_tokenizer_json(tmp_path)
-
-
-# Other sizes
-
-
-@pytest.mark.parametrize("position", ["rope", "learned"])
-def test_a_cropped_or_extended_block_gives_the_same_logits_where_both_reach(position):
-    model, tokens = random_gpt(position=position), torch.randint(61, (2, 8))
-    for block_size in (8, 16, 40):
-        resized = resize_block(model, block_size)
-        assert resized.config.block_size == block_size and not resized.training
-        assert torch.equal(resized(tokens), model(tokens))
-        resized(torch.randint(61, (1, block_size)))
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_resized_vocabulary_gives_the_known_tokens_the_same_logits(tied):
-    model, tokens = random_gpt(tie_embeddings=tied), torch.randint(50, (2, 8))
-    for vocab_size in (50, 61, 70):
-        resized, both = resize_vocabulary(model, vocab_size), min(61, vocab_size)
-        logits = resized(tokens)
-        assert logits.shape[-1] == vocab_size
-        torch.testing.assert_close(logits[..., :both], model(tokens)[..., :both])
-        if vocab_size == 70:
-            new = model(tokens).mean(-1, keepdim=True).expand(2, 8, 9)
-            torch.testing.assert_close(logits[..., 61:], new, atol=1e-5, rtol=1e-5)
