@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
+import logging
 import os
+import signal
+import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +28,12 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _repeatable():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of this process draw nothing, which would take longer than their training."""
+    monkeypatch.setattr("training.monitor.Monitor._draw", lambda self, name, draw: None)
 
 
 @pytest.fixture
@@ -50,6 +63,31 @@ def train_config(tmp_path: Path, text_file: Path) -> TrainConfig:
         log_interval=1,
         sample_tokens=8,
     )
+
+
+def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess:
+    """What `python script arguments` does, in this process: it has imported torch, which takes most of a short run."""
+    streams = [io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8") for text in (stdin, "", "")]
+    root, on_sigterm, status = logging.getLogger(), signal.getsignal(signal.SIGTERM), 0
+    handlers, level = root.handlers[:], root.level
+    with contextlib.ExitStack() as stack:
+        for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+            stack.enter_context(mock.patch(f"sys.{name}", stream))
+        stack.enter_context(mock.patch("sys.argv", [script, *arguments]))
+        stack.enter_context(mock.patch.dict(os.environ))
+        stack.enter_context(contextlib.chdir(cwd))
+        try:
+            importlib.import_module(script.removesuffix(".py")).main()
+        except SystemExit as ended:
+            status = ended.code or 0
+        finally:
+            for handler in set(root.handlers) - set(handlers):
+                handler.close()
+            root.handlers[:] = handlers
+            root.setLevel(level)
+            signal.signal(signal.SIGTERM, on_sigterm)
+    stdout, stderr = (stream.buffer.getvalue().decode() for stream in streams[1:] if not stream.flush())
+    return subprocess.CompletedProcess([script, *arguments], status, stdout, stderr)
 
 
 def random_gpt(seed: int = 0, **settings) -> GPT:

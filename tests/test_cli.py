@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import run_here
 from hydra import compose, initialize_config_dir
 
 import sample
@@ -16,14 +17,14 @@ import train
 from cli import CONF, explain, to_settings
 from training.config import TrainConfig
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent
 
 
-def run(*arguments: str, cwd: Path = ROOT, stdin: str | None = None) -> subprocess.CompletedProcess:
-    script, *rest = arguments
-    return subprocess.run(
-        [sys.executable, str(ROOT / script), *rest], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=120
-    )
+def run(script: str, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    """The command in a process of its own."""
+    command = [sys.executable, str(ROOT / script), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
 def settings_of(*overrides: str) -> TrainConfig:
@@ -93,7 +94,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("command", MISTAKES)
 def test_a_mistake_ends_in_one_sentence_and_status_1(command, tmp_path):
-    result = run(*command.split(), cwd=tmp_path)
+    result = run_here(*command.split(), cwd=tmp_path)
     lines = result.stderr.strip().splitlines()
     assert result.returncode == 1
     assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
@@ -102,7 +103,7 @@ def test_a_mistake_ends_in_one_sentence_and_status_1(command, tmp_path):
 
 
 def test_sample_without_a_run_says_what_to_do(tmp_path):
-    result = run("sample.py", cwd=tmp_path)
+    result = run_here("sample.py", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (1, "")
     assert "python train.py" in result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -125,24 +126,15 @@ def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
     trained = run("train.py", *overrides.split(), cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     advice = trained.stdout.strip().splitlines()[-1].split("python ")[1].split()
-    by_advice, newest = run(*advice, cwd=tmp_path), run("sample.py", cwd=tmp_path)
+    by_advice, newest = run(*advice, cwd=tmp_path), run_here("sample.py", cwd=tmp_path)
     assert by_advice.returncode == 0 and by_advice.stdout == newest.stdout and len(newest.stdout) > 1
 
-    prompted = run(
-        "sample.py", "prompt_file=-", "num_samples=2", "max_new_tokens=5", cwd=tmp_path, stdin="Ünïcode, = '"
-    )
+    asked = ["prompt_file=-", "num_samples=2", "max_new_tokens=5"]
+    prompted = run_here("sample.py", *asked, cwd=tmp_path, stdin="Ünïcode, = '")
     assert prompted.stdout.count("Ünïcode, = '") == 2 and "--- sample 2 of 2" in prompted.stdout
 
-    second = run("train.py", *overrides.split(), cwd=tmp_path)
+    second = run_here("train.py", *overrides.split(), cwd=tmp_path)
     assert "Preparing" in trained.stdout and "Preparing" not in second.stdout
-
-
-def test_a_sweeps_failing_job_does_not_end_the_others(text_file, tmp_path):
-    overrides = f"""-m model.n_head=1,3,2 data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte
-        max_steps=2 model.n_layer=1 model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu"""
-    result = run("train.py", *overrides.split(), cwd=tmp_path)
-    assert result.returncode == 1 and "n_head=3 does not divide n_embd=32" in result.stdout
-    assert len(list(tmp_path.glob("multirun/*/*/*/checkpoints/best"))) == 2
 
 
 def test_the_sample_command_is_configured_by_its_dataclass():
@@ -153,8 +145,8 @@ def test_the_sample_command_is_configured_by_its_dataclass():
 @pytest.mark.parametrize("place", ["hydra.run.dir", "run_dir"])
 def test_a_run_directory_that_cannot_be_made_is_named(place, tmp_path):
     (tmp_path / "file").write_text("x")
-    result = run("train.py", f"{place}=file/run", "max_steps=1", f"data.path={ROOT / 'README.md'}",
-                 f"data.cache_dir={tmp_path}/cache", "tokenizer=byte", cwd=tmp_path)  # fmt: skip
+    settings = ["max_steps=1", f"data.path={ROOT / 'README.md'}", f"data.cache_dir={tmp_path}/cache", "tokenizer=byte"]
+    result = run_here("train.py", f"{place}=file/run", *settings, cwd=tmp_path)
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
     assert "file/run" in result.stderr and "cannot be written" in result.stderr
 

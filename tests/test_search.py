@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import run_here
 
 import train
 from sweeps.trial import open_study
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent
 pytest.importorskip("optuna")
 
@@ -26,6 +28,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    """The command in a process of its own, whose workers end with it."""
     environment = os.environ | environment
     return subprocess.run(command(*arguments), cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
 
@@ -122,7 +125,7 @@ def test_runs_side_by_side_search_together(search, tmp_path):
 
 def test_the_same_settings_are_not_run_twice(search, tmp_path):
     asked = ["model.n_head=1,2", "max_steps=2", "hydra.sweeper.n_trials=9", "hydra.sweep.dir=here"]
-    result = run(*search, *asked, cwd=tmp_path)
+    result = run_here("train.py", *search, *asked, cwd=tmp_path)
     assert result.returncode == 0 and "2 finished" in result.stdout, result.stderr
     assert len(list(tmp_path.glob("here/*/checkpoints"))) == 2
 
@@ -136,7 +139,8 @@ def test_the_same_settings_are_not_run_twice(search, tmp_path):
     ],
 )
 def test_a_setting_of_whole_numbers_is_searched_in_whole_numbers(search, tmp_path, range_, kind, ends):
-    result = run(*search, range_, "model.n_head=5", "hydra.sweeper.n_trials=1", "hydra.sweep.dir=here", cwd=tmp_path)
+    fails = ["model.n_head=5", "hydra.sweeper.n_trials=1", "hydra.sweep.dir=here"]
+    result = run_here("train.py", *search, range_, *fails, cwd=tmp_path)
     assert result.returncode == 1 and "all 1 runs of the search failed" in result.stderr
     (known,) = open_study(tmp_path / "here").trials[0].distributions.values()
     assert (type(known).__name__, (known.low, known.high)) == (kind, ends)
@@ -163,7 +167,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
-    result = run("-m", "hydra/sweeper=optuna", *mistake.split(), cwd=tmp_path)
+    result = run_here("train.py", "-m", "hydra/sweeper=optuna", *mistake.split(), cwd=tmp_path)
     lines = result.stderr.strip().splitlines()
     assert result.returncode == 1 and len(lines) == 1 and lines[0].startswith("error: "), result.stderr
     assert MISTAKES[mistake] in lines[0]
@@ -171,23 +175,23 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
 
 
 def test_a_search_without_m_says_so(tmp_path):
-    result = run("hydra/sweeper=optuna", "seed=1", cwd=tmp_path)
+    result = run_here("train.py", "hydra/sweeper=optuna", "seed=1", cwd=tmp_path)
     assert result.returncode == 1 and result.stderr.strip().splitlines()[-1].endswith("add -m.")
 
 
 def test_a_folder_of_another_sweep_or_search_is_left_alone(search, tmp_path):
     asked = [*search, "max_steps=1", "hydra.sweeper.n_trials=1", "hydra.sweep.dir=here"]
-    assert run(*asked, "seed=1,2", cwd=tmp_path).returncode == 0
-    other = run(*asked, "seed=1,3", cwd=tmp_path)
+    assert run_here("train.py", *asked, "seed=1,2", cwd=tmp_path).returncode == 0
+    other = run_here("train.py", *asked, "seed=1,3", cwd=tmp_path)
     assert other.returncode == 1 and "holds a search with seed=1,2 instead of seed=1,3" in other.stderr
     (tmp_path / "here" / "search.journal").write_text("junk\n")
-    assert "search.journal cannot be read" in run(*asked, "seed=1,2", cwd=tmp_path).stderr
+    assert "search.journal cannot be read" in run_here("train.py", *asked, "seed=1,2", cwd=tmp_path).stderr
     (tmp_path / "here" / "search.journal").unlink()
-    assert "holds runs but no search" in run(*asked, "seed=1,2", cwd=tmp_path).stderr
+    assert "holds runs but no search" in run_here("train.py", *asked, "seed=1,2", cwd=tmp_path).stderr
 
 
 def test_when_every_run_fails_one_sentence_says_so(search, tmp_path):
-    result = run(*search, "model.n_head=3,5,7", "hydra.sweeper.n_trials=9", cwd=tmp_path)
+    result = run_here("train.py", *search, "model.n_head=3,5,7", "hydra.sweeper.n_trials=9", cwd=tmp_path)
     assert result.returncode == 1 and "all 3 runs of the search failed" in result.stderr
     assert result.stderr.count("\n") == 1
 
