@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -31,9 +32,10 @@ def _repeatable():
 
 
 @pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pictures() -> Iterator[None]:
     """Runs of this process draw nothing, which would take longer than their training."""
-    monkeypatch.setattr("training.monitor.Monitor._draw", lambda self, name, draw: None)
+    with mock.patch("training.monitor.Monitor._draw"):
+        yield
 
 
 @pytest.fixture

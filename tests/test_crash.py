@@ -23,6 +23,8 @@ from training.config import OptimizerConfig
 from training.run import NumbersError, Run
 from training.saver import Saver
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 # Starts a child by fork, which needs no second import of torch, kills it after a random time or as soon as it is
 # inside a save, and starts the next, until one gets to the end.
 KILLER = """

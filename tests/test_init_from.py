@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_gpt
-from test_resume import assert_same_run, run_train, stop_at
+from conftest import random_gpt, run_here
+from test_resume import assert_same_run, stop_at
 
 from data.config import TokenizerConfig
 from train import train
 from training.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from training.config import SettingsError, TrainConfig
 from training.run import start_run
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture
@@ -110,19 +112,18 @@ def test_a_shape_that_is_asked_for_and_is_not_the_models_is_refused(pretrained, 
         (["model=small"], "model.n_layer=8 (it has 2)"),
         (["attention=matmul"], "model.attention=matmul (it has sdpa)"),
     ):
-        result = run_train(*settings, *typed, "sample_tokens=0", cwd=tmp_path)
+        result = run_here("train.py", *settings, *typed, "sample_tokens=0", cwd=tmp_path)
         assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
         assert named in result.stderr and f"init_from={pretrained}" in result.stderr
         assert "n_head=2 (" not in result.stderr and not list(tmp_path.glob("outputs/*/*/checkpoints"))
-    result = run_train(*settings, "model.dropout=0.2", "model.n_layer=2", "sample_tokens=0", cwd=tmp_path)
+    result = run_here("train.py", *settings, "model.dropout=0.2", "model.n_layer=2", "sample_tokens=0", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (run_dir,) = tmp_path.glob("outputs/*/*/checkpoints/last")
     assert load_checkpoint(run_dir).model.config.dropout == 0.2
 
 
 def test_from_the_command_line(pretrained, text_file, tmp_path):
-    result = run_train(
-        f"init_from={pretrained}", f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache", "max_steps=2",
-        "sample_tokens=0", "device=cpu", cwd=tmp_path,
-    )  # fmt: skip
+    settings = f"""init_from={pretrained} data.path={text_file} data.cache_dir={tmp_path}/cache max_steps=2
+        sample_tokens=0 device=cpu"""
+    result = run_here("train.py", *settings.split(), cwd=tmp_path)
     assert result.returncode == 0 and "2 blocks of 2 heads" in result.stdout, result.stderr

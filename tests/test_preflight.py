@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import run_here
 from hydra import compose, initialize_config_dir
-from test_resume import ROOT, final_files, rows, run_train
+from test_resume import ROOT, final_files, rows
 from torch.utils.flop_counter import FlopCounterMode
 
 import train as train_module
@@ -26,6 +27,7 @@ from training.memory import largest_that_fits, predict_memory
 from training.preflight import preflight
 from training.run import Run, start_run
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
 
@@ -146,10 +148,9 @@ def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config)
 
 
 def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
-    result = run_train(
-        "dry_run=true", f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache", "tokenizer=byte",
-        "model.n_layer=1", "model.n_embd=32", "model.block_size=16", "device=cpu", cwd=tmp_path,
-    )  # fmt: skip
+    settings = f"""dry_run=true data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+        model.n_embd=32 model.block_size=16 device=cpu"""
+    result = run_here("train.py", *settings.split(), cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.startswith("parameters"), result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "text.txt"]
 

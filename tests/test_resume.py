@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import run_here
 from safetensors.torch import load_file
 
 import train as train_module
@@ -24,6 +25,7 @@ from training.lock import lock_run
 from training.resume import find_run
 from training.run import Run
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train_module.__file__).parent
 WALL_CLOCK = ("seconds", "tokens_per_s")
 
@@ -159,7 +161,9 @@ def test_a_run_directory_that_was_moved_resumes(config, tmp_path):
 @pytest.mark.parametrize("member", ["model.safetensors", "state.pt", "tokenizer.json", "meta.json"])
 @pytest.mark.parametrize("damage", ["truncated", "bit flipped", "missing"])
 def test_a_damaged_checkpoint_is_passed_over_saying_so(config, tmp_path, caplog, member, damage):
-    train(replace(config, max_steps=8, checkpoint_interval=3, eval_interval=100))
+    config = replace(config, max_steps=8, checkpoint_interval=3, eval_interval=100)
+    train(config)
+    shutil.copytree(config.run_dir, tmp_path / "whole")
     caplog.set_level("INFO", "tinygpt")
     last = (Path(config.run_dir) / "checkpoints" / "last").resolve()
     content = bytearray((last / member).read_bytes())
@@ -168,13 +172,10 @@ def test_a_damaged_checkpoint_is_passed_over_saying_so(config, tmp_path, caplog,
     else:
         content[len(content) // 2] ^= 4
         (last / member).write_bytes(content[: len(content) // 2] if damage == "truncated" else content)
-    train(replace(config, max_steps=8, checkpoint_interval=3, eval_interval=100, resume=config.run_dir))
+    train(replace(config, resume=config.run_dir))
     assert any("; trying step_6." in record.message for record in caplog.records)
     assert any("resuming at step 6" in record.message for record in caplog.records)
-
-    whole = replace(config, run_dir=str(tmp_path / "whole"), max_steps=8, checkpoint_interval=3, eval_interval=100)
-    train(whole)
-    assert_same_run(whole.run_dir, config.run_dir)
+    assert_same_run(tmp_path / "whole", config.run_dir)
 
 
 def test_a_copy_of_a_run_whose_links_have_become_folders_goes_on(config, tmp_path):
@@ -228,25 +229,20 @@ def test_all_weights_are_in_the_file_under_plain_names(config):
     assert "blocks.0.attention.q_proj.weight" in weights and not [name for name in weights if "module" in name]
 
 
-def run_train(*overrides: str, cwd: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "train.py"), *overrides]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
-
-
 def test_from_the_command_line_a_run_remembers_its_settings_and_goes_on_in_its_directory(text_file, tmp_path):
     settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu seed=5 optimizer=adamw eval_interval=4
         log_interval=1 model.dropout=0.1"""
-    assert run_train(*settings.split(), "max_steps=9", "hydra.run.dir=whole", cwd=tmp_path).returncode == 0
-    assert run_train(*settings.split(), "max_steps=4", cwd=tmp_path).returncode == 0
+    assert run_here("train.py", *settings.split(), "max_steps=9", "hydra.run.dir=whole", cwd=tmp_path).returncode == 0
+    assert run_here("train.py", *settings.split(), "max_steps=4", cwd=tmp_path).returncode == 0
     (run_dir,) = tmp_path.glob("outputs/*/*")
     before = sorted(path.name for path in run_dir.rglob("*.yaml"))
 
-    refused = run_train(f"resume={run_dir}", "optimizer=muon", "optimizer.lr=0.3", cwd=tmp_path)
+    refused = run_here("train.py", f"resume={run_dir}", "optimizer=muon", "optimizer.lr=0.3", cwd=tmp_path)
     assert refused.returncode == 1 and len(refused.stderr.splitlines()) == 1
     assert "optimizer.name=muon (was adamw)" in refused.stderr and "optimizer.lr=0.3 (was 0.001)" in refused.stderr
 
-    resumed = run_train(f"resume={run_dir}", "max_steps=9", cwd=tmp_path)
+    resumed = run_here("train.py", f"resume={run_dir}", "max_steps=9", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows(run_dir) if "loss" in row] == list(range(1, 10))
     assert list(tmp_path.glob("outputs/*/*")) == [run_dir]  # no second directory
@@ -271,7 +267,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_p
     line = output.decode().strip().splitlines()[-1]
     steps = int(line.split("stopped after step ")[1].split(";")[0])
     assert line.endswith("python train.py resume=the_run")
-    resumed = run_train("resume=auto", f"max_steps={steps + 2}", "hydra.run.dir=the_run", cwd=tmp_path)
+    resumed = run_here("train.py", "resume=auto", f"max_steps={steps + 2}", "hydra.run.dir=the_run", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows(tmp_path / "the_run") if "loss" in row] == list(range(1, steps + 3))
 
@@ -297,7 +293,7 @@ train.main()
 def test_a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole(text_file, tmp_path, first, second, status):
     settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu log_interval=1 hydra.run.dir=the_run"""
-    assert run_train(*settings.split(), "max_steps=2", cwd=tmp_path).returncode == 0
+    assert run_here("train.py", *settings.split(), "max_steps=2", cwd=tmp_path).returncode == 0
     longer = ["resume=the_run", "max_steps=1000000", "eval_interval=1000000", "checkpoint_interval=1000000"]
     command = [sys.executable, "-c", SLOW_SAVES, *longer]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -315,7 +311,7 @@ def test_a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole(text_fi
     assert [path.name for path in checkpoints.glob("step_*")] == ["step_2"]
     assert load_checkpoint(checkpoints / "last").meta["step"] == 2
     assert list(checkpoints.glob(".step_*"))  # the save was under way
-    resumed = run_train("resume=the_run", "max_steps=4", cwd=tmp_path)
+    resumed = run_here("train.py", "resume=the_run", "max_steps=4", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert load_checkpoint(checkpoints / "last").meta["step"] == 4 and not list(checkpoints.glob(".step_*"))
 
@@ -329,8 +325,8 @@ def wait_for(file: Path, seconds: float = 60) -> None:
 
 
 def test_resume_with_nothing_to_go_on_with(tmp_path):
-    missing = run_train("resume=/nowhere", cwd=tmp_path)
+    missing = run_here("train.py", "resume=/nowhere", cwd=tmp_path)
     assert missing.returncode == 1 and missing.stderr.startswith("error: resume=/nowhere holds no run")
-    sweep = run_train("resume=x", "-m", "seed=1,2", cwd=tmp_path)
+    sweep = run_here("train.py", "resume=x", "-m", "seed=1,2", cwd=tmp_path)
     assert sweep.returncode == 1 and "leave out -m" in sweep.stderr
     assert list(tmp_path.iterdir()) == []
