@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import run_here
 from test_resume import ROOT, assert_same_run, rows
 
 import train as train_module
@@ -160,12 +162,14 @@ def test_a_final_checkpoint_that_cannot_be_written_ends_in_one_sentence(train_co
 
 def test_a_limit_on_file_size_is_a_failed_write_not_the_end(text_file, tmp_path):
     # The system itself refuses: no file of this process may pass 60,000 bytes, and the weights do.
-    limited = "import resource, train; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); train.main()"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=64 model.block_size=16 sample_tokens=0 device=cpu max_steps=4 checkpoint_interval=2"""
-    command = [sys.executable, "-c", limited, *settings.split()]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=120)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
+    try:
+        result = run_here("train.py", *settings.split(), cwd=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert result.returncode == 1 and "step 4 could not be written" in result.stderr, result.stderr
     assert "Traceback" not in result.stderr and "step 2 could not be written" in result.stdout
     assert len(list(tmp_path.glob("outputs/*/*/metrics.jsonl"))) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,8 @@ RANKS = """
 import faulthandler, json, os, signal, socket, sys
 from pathlib import Path
 import numpy as np
-import torch, training.monitor, training.run
+import torch, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp  # a rank would import them
+import inference.write, training.monitor, training.run
 from data.batches import Batches
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
@@ -31,6 +33,7 @@ from training.config import OptimizerConfig, TrainConfig
 
 folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
 torch.set_num_threads(1)
+training.monitor.Monitor.draw_loss = training.monitor.Monitor.draw_heads = lambda _: None
 
 def rank(job, number, size, port):
     faulthandler.dump_traceback_later(60, exit=True)
@@ -145,19 +148,36 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, t
     assert load_checkpoint(last).meta["step"] == 20
 
 
-def test_a_sharded_runs_checkpoint_samples_and_holds_whole_weights_under_plain_names(text_file, tmp_path):
+def test_a_sharded_runs_checkpoint_is_whole_under_plain_names_and_a_damaged_shard_is_found(text_file, tmp_path):
     run_ranks(tmp_path, job("sharded", 2, "fsdp", 4), job("alone", 0, "ddp", 4))
     checkpoint = open_checkpoint(str(tmp_path / "sharded"))
     logits = checkpoint.model(torch.zeros(1, 4, dtype=torch.long))
     assert logits.isfinite().all()
-    sharded = load_file(tmp_path / "sharded/checkpoints/last/model.safetensors")
-    alone = load_file(tmp_path / "alone/checkpoints/last/model.safetensors")
+    last = tmp_path / "sharded/checkpoints/last"
+    sharded, alone = (
+        load_file(tmp_path / name / "checkpoints/last/model.safetensors") for name in ("sharded", "alone")
+    )
     assert sharded.keys() == alone.keys()
     for name, weight in sharded.items():
         torch.testing.assert_close(weight, alone[name], rtol=1e-3, atol=1e-4)
-    assert sorted(p.name for p in (tmp_path / "sharded/checkpoints/last").iterdir()) == [
-        *("meta.json", "model.safetensors", "state", "tokenizer.json")
-    ]
+    assert sorted(p.name for p in last.iterdir()) == ["meta.json", "model.safetensors", "state", "tokenizer.json"]
+    shards = sorted(f"state/{shard.name}" for shard in (last / "state").iterdir())
+    assert len(shards) == 2 and set(shards) < read_meta(last)["files"].keys()
+
+    content = (last / shards[1]).read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    damages = {"truncated": content[:-100], "flipped": bytes(flipped), "missing": None}
+    for name, damaged in damages.items():
+        shutil.copytree(tmp_path / "sharded", tmp_path / name, symlinks=True)
+        shard = tmp_path / name / "checkpoints/step_20" / shards[1]
+        shard.unlink() if damaged is None else shard.write_bytes(damaged)
+    output = run_ranks(tmp_path, *(job(name, 2, "fsdp", 4, more={"resume": str(tmp_path / name)}) for name in damages))
+    for name in damages:
+        (said,) = [line for line in output.splitlines() if f"{name}/checkpoints/step_20 is damaged" in line]
+        assert shards[1] in said and said.endswith("trying step_18.")
+        found = load_file(tmp_path / name / "checkpoints/step_20/model.safetensors")
+        assert found.keys() == sharded.keys() and all(torch.equal(found[key], sharded[key]) for key in found)
 
 
 # The disk of one rank is full when it has to write the shards of one step.
@@ -193,27 +213,6 @@ def test_a_rank_that_cannot_write_its_shards_keeps_the_old_checkpoint_on_all(tex
     assert "Timeout" not in output  # no rank waited for the other
     run_ranks(tmp_path, job("last", 2, "fsdp", 4, more={"resume": str(tmp_path / "last")}))
     assert losses(tmp_path / "whole") == losses(tmp_path / "last")
-
-
-@pytest.mark.parametrize("damage", ["truncated", "bit flipped", "missing"])
-def test_a_damaged_shard_is_found_and_the_checkpoint_before_used(text_file, tmp_path, damage):
-    run_ranks(tmp_path, job("run", 2, "fsdp", 4))
-    checkpoints = tmp_path / "run/checkpoints"
-    meta = read_meta(checkpoints / "step_20")
-    shards = sorted((checkpoints / "step_20/state").iterdir())
-    assert len(shards) == 2 and {f"state/{shard.name}" for shard in shards} < meta["files"].keys()
-    expected = load_file(checkpoints / "step_20/model.safetensors")
-
-    content = bytearray(shards[1].read_bytes())
-    content[len(content) // 2] ^= 1
-    if damage == "missing":
-        shards[1].unlink()
-    else:
-        shards[1].write_bytes(content[:-100] if damage == "truncated" else content)
-    output = run_ranks(tmp_path, job("run", 2, "fsdp", 4, more={"resume": str(tmp_path / "run")}))
-    assert f"state/{shards[1].name}" in output and "trying step_18." in output
-    found = load_file(checkpoints / "step_20/model.safetensors")
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

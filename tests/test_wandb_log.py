@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import wandb
+from conftest import run_here
 from wandb.proto import wandb_internal_pb2
 
 import train as train_module
@@ -169,11 +167,11 @@ def test_a_project_that_wandb_would_not_take_is_named(project):
 
 
 def test_the_runs_of_a_sweep_are_a_group_named_by_what_varies(tmp_path, text_file):
-    command = f"""train.py -m model.n_head=1,2 model.n_layer=1 model.n_embd=8 model.block_size=16 data.path={text_file}
+    command = f"""-m model.n_head=1,2 model.n_layer=1 model.n_embd=8 model.block_size=16 data.path={text_file}
         data.cache_dir={tmp_path}/cache tokenizer=byte max_steps=1 sample_tokens=0 wandb.mode=offline device=cpu
         hydra.sweep.dir={tmp_path}/mysweep"""
     root = Path(train_module.__file__).parent
-    subprocess.run([sys.executable, *command.split()], check=True, capture_output=True, cwd=root, env=os.environ)
+    assert run_here("train.py", *command.split(), cwd=root).returncode == 0
     runs = [run for job in (0, 1) for run in kinds(tmp_path / "mysweep" / str(job), "run")]
     assert [run.run_group for run in runs] == ["mysweep", "mysweep"]
     assert [run.display_name for run in runs] == ["0 model.n_head=1", "1 model.n_head=2"]
