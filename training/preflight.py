@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from data.prepare import prepare
+from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
 from training.config import SettingsError, TrainConfig
 from training.device import choose_device, choose_precision
