@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.config import DataError
-from sweeps.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines, quote
+from sweeps.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines, literal, quote
 from sweeps.trial import RunPruned
 from training.config import SettingsError
 
@@ -36,6 +36,8 @@ log = logging.getLogger("tinygpt")
 
 CONF = Path(__file__).resolve().parent / "conf"
 MISTAKES = (SettingsError, DataError, PermissionError)
+PROMPTS = ("prompt", "sample_prompt")
+QUOTED = re.compile(r"""(["'])(?:(?!\1)[^\\]|\\.)*\1""", re.DOTALL)
 # Why a folder cannot be written, which Hydra meets before we do.
 UNWRITABLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 
@@ -80,7 +82,7 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
         def main() -> None:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
             try:
-                sys.argv[1:] = place_run(sys.argv[1:])
+                sys.argv[1:] = quote_prompts(place_run(sys.argv[1:]))
                 inherited = filter(None, [os.environ.get("PYTHONPATH")])
                 os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
                 with sweep_ended():
@@ -207,6 +209,20 @@ def place_run(arguments: list[str]) -> list[str]:
     return [*rest, f"resume={quote(run)}"]
 
 
+def quote_prompts(arguments: list[str]) -> list[str]:
+    """The command line with its prompts quoted for Hydra, to which commas, quotes and brackets mean something.
+
+    Those that are quoted already stay as they are, and in a sweep all: there a comma separates two prompts.
+    """
+    if {"--multirun", "-m"} & set(arguments):
+        return arguments
+    pairs = [argument.partition("=") for argument in arguments]
+    return [
+        f"{name}={quote(value)}" if name in PROMPTS and equals and not QUOTED.fullmatch(value) else argument
+        for argument, (name, equals, value) in zip(arguments, pairs, strict=True)
+    ]
+
+
 def complete_settings(cfg: DictConfig, name: str) -> DictConfig:
     """The settings with those of the run to go on with, and with a sweep's names for wandb."""
     if "resume" in cfg and cfg.resume:
@@ -226,13 +242,13 @@ def recall_settings(cfg: DictConfig, name: str) -> DictConfig:
     from training.resume import saved_settings
 
     default = OmegaConf.to_container(compose(name), resolve=False)
-    recalled = OmegaConf.merge(cfg, saved_settings(Path(cfg.resume)))
+    recalled = OmegaConf.merge(cfg, literal(saved_settings(Path(cfg.resume))))
     typed = _typed()
     for key in _keys(OmegaConf.to_container(cfg)):
         value = OmegaConf.select(cfg, key)
         named = any(key == name or key.startswith(name + ".") for name in typed)
         if not OmegaConf.is_config(value) and (named or value != _select(default, key)):
-            OmegaConf.update(recalled, key, value)
+            OmegaConf.update(recalled, key, literal(value))
     return recalled
 
 
@@ -312,7 +328,7 @@ def explain(error: BaseException, schema: type) -> str | None:
     if isinstance(error, OverrideParseException):
         return (
             f"cannot read the override {error.override!r}: write key=value, and put a value that has spaces, "
-            "commas or quotes in both kinds of quotes, as in 'sample_prompt=\"Hello, world\"'."
+            "commas, brackets or quotes in both kinds of quotes, as in 'data.path=\"notes (1).txt\"'."
         )
     if isinstance(cause, OmegaConfBaseException):
         return explain(cause, schema)

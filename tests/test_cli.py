@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from conftest import run_here
 from hydra import compose, initialize_config_dir
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import sample
 import train
-from cli import CONF, explain, to_settings
+from cli import CONF, QUOTED, explain, quote_prompts, to_settings
+from training.checkpoint import open_checkpoint
 from training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -72,7 +75,8 @@ MISTAKES = {
     "train.py model.n_head=3": "n_head=3 does not divide n_embd=128",
     "train.py model.n_embd=12 model.n_head=4": "odd head size of 3",
     "train.py seed=1,2": "add -m to try each value",
-    "train.py sample_prompt=it's": "cannot read the override",
+    "train.py data.path=it's": "cannot read the override",
+    "train.py -m sample_prompt=it's": "cannot read the override",
     "train.py bogus": "cannot read the override 'bogus'",
     "train.py data.path=/nowhere/at/all.txt": "data.path=/nowhere/at/all.txt",
     "train.py device=cuda:99": "device=cuda:99",
@@ -88,6 +92,7 @@ MISTAKES = {
     "sample.py checkpoint=.": "is not a checkpoint",
     "sample.py prompt_file=/nowhere": "prompt_file=/nowhere cannot be read",
     "sample.py prompt=a prompt_file=b": "prompt=a and prompt_file=b are given",
+    "sample.py prompt=it's,read(self prompt_file=b": "prompt=it's,read(self and prompt_file=b are given",
     "sample.py temprature=1": "did you mean temperature",
 }
 
@@ -135,6 +140,60 @@ def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
 
     second = run_here("train.py", *overrides.split(), cwd=tmp_path)
     assert "Preparing" in trained.stdout and "Preparing" not in second.stdout
+
+
+def prompt_of(argument: str) -> str:
+    return compose("sample", quote_prompts([argument])).prompt
+
+
+PROMPTS = ["Hello, world", "def read(self", "it's", "a=b", 'say "hi" and "ho"', "a\nb\n", "C:\\new\\", 'a\\"b', "x\\\n"]
+PROMPTS += [
+    "${x}",
+    "\\${x}",
+    "${",
+    "$5",
+    "日本 😀",
+    "",
+    "  two",
+    "null",
+    "true",
+    "1e3",
+    "[a]",
+    "{a: b}",
+    "choice(a,b)",
+    "'",
+    '"a',
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_prompt_is_what_was_typed(prompt):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert prompt_of(f"prompt={prompt}") == prompt
+
+
+@given(prompt=st.text(st.sampled_from("\\${}\"' a\n,()")))
+@settings(max_examples=60, deadline=None)
+def test_a_prompt_of_any_characters_is_what_was_typed(prompt):
+    assume(not QUOTED.fullmatch(prompt))
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert prompt_of(f"prompt={prompt}") == prompt
+
+
+def test_a_prompt_that_is_quoted_for_hydra_stays_so_and_a_sweeps_commas_separate():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert prompt_of('prompt="Hello, world"') == prompt_of("prompt='Hello, world'") == "Hello, world"
+    for arguments in (["-m", "sample_prompt=a,b"], ["prompt"], ["prompts=a.jsonl"]):
+        assert quote_prompts(arguments) == arguments
+
+
+def test_a_resumed_run_remembers_a_prompt_as_it_was_typed(text_file, tmp_path):
+    start = f"""run_dir=run data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+        model.n_embd=32 model.block_size=16 max_steps=1 sample_tokens=0 device=cpu sample_prompt=${{x}}"""
+    assert run_here("train.py", *start.split(), cwd=tmp_path).returncode == 0
+    resumed = run_here("train.py", "resume=run", "max_steps=2", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert open_checkpoint(str(tmp_path / "run")).meta["config"]["sample_prompt"] == "${x}"
 
 
 def test_the_sample_command_is_configured_by_its_dataclass():

@@ -11,7 +11,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import train  # noqa: F401  registers the schema of conf/train.yaml
-from cli import CONF, to_settings
+from cli import CONF, quote_prompts, to_settings
 from evaluate import EvaluateConfig
 from export import ExportConfig
 from sample import SampleConfig
@@ -57,4 +57,4 @@ def test_every_command_shown_has_settings_that_exist(page):
         if name == "train":
             overrides.append("run_dir=null")
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            to_settings(compose(name, overrides), schemas[name])
+            to_settings(compose(name, quote_prompts(overrides)), schemas[name])
