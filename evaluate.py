@@ -5,6 +5,7 @@ On its run's validation split, or on any text:  python evaluate.py data.path=not
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
 
     print(f"text        {description}; {int(scores[0].bytes.sum()):,} bytes are scored")
     rows = {
-        "checkpoint": [f"{c.path.parent.parent.name}/{c.path.name}" for c in checkpoints],
+        "checkpoint": [os.path.relpath(c.path) for c in checkpoints],
         "tokens": [f"{len(s.nats):,}" for s in scores],
         "nats/token": [f"{s.loss:.4f}" for s in scores],
         "perplexity": [f"{s.perplexity:,.2f}" for s in scores],

@@ -41,8 +41,15 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
 
 def _validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
     settings = checkpoint.meta["config"]
+    if "data" not in checkpoint.meta:
+        raise DataError(
+            f"{checkpoint.path} was not trained here, so it has no validation split: give a text with data.path=..."
+        )
+    encoding = checkpoint.tokenizer if checkpoint.meta["own_tokenizer"] else None
     try:
-        data = prepare(_restore(DataConfig, settings["data"]), _restore(TokenizerConfig, settings["tokenizer"]))
+        data = prepare(
+            _restore(DataConfig, settings["data"]), _restore(TokenizerConfig, settings["tokenizer"]), encoding=encoding
+        )
     except DataError as error:
         raise DataError(
             f"the validation split of {checkpoint.path} cannot be had ({error}): give a text with data.path=..."

@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,10 +109,12 @@ def test_the_difference_and_its_standard_error_are_those_of_paired_blocks():
     assert compare(first, first).standard_error == 0
 
 
-def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_file, capsys):
+def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_file, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     bpe = train_bpe([text_file.read_text()], 300)
     scores = evaluate(EvaluateConfig(**text_settings, against=str(save(tmp_path / "two", 2, bpe))))
     out = capsys.readouterr().out
+    assert re.search(r"^checkpoint +one +two$", out, re.M)
     assert scores[0].bytes.sum() == scores[1].bytes.sum() == text_file.stat().st_size
     assert len(scores[1].nats) < len(scores[0].nats)
     difference = float(re.search(r"difference +([+-]\d+\.\d+) ± \d+\.\d+ bits/byte", out)[1])
@@ -129,6 +132,20 @@ def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config,
     assert out.bpb == pytest.approx(meta["metrics"]["val_bpb"], rel=1e-5)
     shown = capsys.readouterr().out
     assert f"nats/token  {out.loss:.4f}" in shown and f"bits/byte   {out.bpb:.4f}" in shown
+
+
+def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_config, text_file, tmp_path):
+    origin = save(tmp_path / "origin", 1, train_bpe([text_file.read_text()], 280))
+    train(replace(train_config, init_from=str(origin), max_steps=1))
+    out = evaluate(EvaluateConfig(checkpoint=train_config.run_dir, stride=16, device="cpu"))[0]
+    meta = json.loads((Path(train_config.run_dir) / "checkpoints/best/meta.json").read_text())
+    assert out.loss == pytest.approx(meta["metrics"]["val_loss"], rel=0.01)  # its last window begins earlier
+
+
+def test_a_checkpoint_that_no_run_wrote_has_no_validation_split(text_settings, capsys):
+    with pytest.raises(DataError, match=r"one was not trained here, .* give a text with data\.path="):
+        evaluate(EvaluateConfig(checkpoint=text_settings["checkpoint"], device="cpu"))
+    assert "Preparing" not in capsys.readouterr().out
 
 
 def test_a_validation_split_that_is_gone_or_changed_is_refused_in_a_sentence(train_config, text_file):
