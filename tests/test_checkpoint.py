@@ -24,6 +24,7 @@ from training.checkpoint import (
     open_checkpoint,
     remove_checkpoints,
     save_checkpoint,
+    verify_checkpoint,
 )
 from training.config import TrainConfig
 
@@ -127,7 +128,7 @@ def test_a_file_name_that_leads_out_of_the_checkpoint_is_refused(saved, name):
     rewrite_meta(saved, files=files | {name: {"bytes": 1, "sha256": "0"}})
     before = sorted(saved.parent.parent.rglob("*"))
     with pytest.raises(CheckpointError, match="outside the checkpoint"):
-        load_checkpoint(saved)
+        verify_checkpoint(saved)
     assert sorted(saved.parent.parent.rglob("*")) == before
 
 
@@ -147,9 +148,15 @@ def test_a_damaged_file_is_refused_in_a_sentence(saved, name, damage):
         file.write_bytes(content)
     else:
         file.write_text('{"format_version": 1}')
-    with pytest.raises(CheckpointError, match=r"checkpoint=.*(damaged|not a checkpoint)") as refused:
-        load_checkpoint(saved)
-    assert "\n" not in str(refused.value)
+    for read in (verify_checkpoint, load_checkpoint) if name != "state.pt" else (verify_checkpoint,):
+        with pytest.raises(CheckpointError, match=r"checkpoint=.*(damaged|not a checkpoint)") as refused:
+            read(saved)
+        assert "\n" not in str(refused.value)
+
+
+def test_the_state_is_read_for_resuming_only(saved):
+    (saved / "state.pt").unlink()
+    assert load_checkpoint(saved).meta["step"] == 5
 
 
 def test_a_later_format_and_settings_of_another_version_are_refused(saved):

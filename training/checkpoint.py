@@ -19,7 +19,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -194,57 +195,51 @@ def read_meta(path: Path) -> dict[str, Any]:
             f"checkpoint={path} is not a checkpoint (it has no meta.json): "
             "give a run directory or one of its checkpoints/step_N."
         )
-    return _readable(path, _read_meta)
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
-    meta = json.loads((path / "meta.json").read_bytes())
-    version = meta["format_version"]
-    if version != FORMAT_VERSION:
-        remedy = "update tinygpt" if version > FORMAT_VERSION else "use the tinygpt that wrote it"
-        raise CheckpointError(f"checkpoint={path} has format {version}, this tinygpt reads {FORMAT_VERSION}: {remedy}.")
-    if meta["checksum"] != meta_checksum(meta):
-        raise ValueError("meta.json is not what was written")
+    with readable(path):
+        meta = json.loads((path / "meta.json").read_bytes())
+        version = meta["format_version"]
+        if version != FORMAT_VERSION:
+            remedy = "update tinygpt" if version > FORMAT_VERSION else "use the tinygpt that wrote it"
+            raise CheckpointError(
+                f"checkpoint={path} has format {version}, this tinygpt reads {FORMAT_VERSION}: {remedy}."
+            )
+        if meta["checksum"] != meta_checksum(meta):
+            raise ValueError("meta.json is not what was written")
     return meta
 
 
-def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """Read every file of a checkpoint and compare it with its checksum; returns its meta.json.
+def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Compare the named files of a checkpoint, or else all, with their checksums; returns its meta.json.
 
     Raises CheckpointError when a file is missing, shorter or different by a bit.
     """
     meta = read_meta(path)
-    _readable(path, lambda _: _verify_files(path, meta["files"]))
+    with readable(path):
+        for name in names or meta["files"]:
+            written = meta["files"][name]
+            if path.resolve() not in (path / name).resolve().parents:
+                raise ValueError(f"{name} is outside the checkpoint")
+            if not (path / name).is_file():
+                raise ValueError(f"{name} is missing")
+            found = describe_file(path / name)
+            if found["bytes"] != written["bytes"]:
+                raise ValueError(f"{name} has {found['bytes']:,} bytes instead of {written['bytes']:,}")
+            if found != written:
+                raise ValueError(f"{name} is not what was written")
     return meta
 
 
-def _verify_files(path: Path, files: dict[str, Any]) -> None:
-    for name, written in files.items():
-        if path.resolve() not in (path / name).resolve().parents:
-            raise ValueError(f"{name} is outside the checkpoint")
-        if not (path / name).is_file():
-            raise ValueError(f"{name} is missing")
-        found = describe_file(path / name)
-        if found["bytes"] != written["bytes"]:
-            raise ValueError(f"{name} has {found['bytes']:,} bytes instead of {written['bytes']:,}")
-        if found != written:
-            raise ValueError(f"{name} is not what was written")
-
-
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read the checkpoint directory `path`.
+    """Read the checkpoint directory `path`, but for the state that only resuming needs.
 
     Raises CheckpointError when it is none, is damaged, or was written by another version.
     """
-    meta = verify_checkpoint(path)
-    model, tokenizer = _readable(path, lambda _: _read_model_and_tokenizer(path, meta))
+    meta = verify_checkpoint(path, ("model.safetensors", "tokenizer.json"))
+    with readable(path):
+        model = GPT(GPTConfig(**meta["config"]["model"]))
+        load_weights(model, load_file(path / "model.safetensors"))
+        tokenizer = read_tokenizer(path / "tokenizer.json")
     return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
-
-
-def _read_model_and_tokenizer(path: Path, meta: dict[str, Any]) -> tuple[GPT, tiktoken.Encoding]:
-    model = GPT(GPTConfig(**meta["config"]["model"]))
-    load_weights(model, load_file(path / "model.safetensors"))
-    return model, read_tokenizer(path / "tokenizer.json")
 
 
 def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
@@ -256,13 +251,15 @@ def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
 
 def load_state(path: Path) -> dict[str, Any]:
     """The state.pt of a checkpoint, on the CPU; CheckpointError when it is damaged or more than data."""
-    return _readable(path, lambda _: torch.load(path / "state.pt", map_location="cpu", weights_only=True))
+    with readable(path):
+        return torch.load(path / "state.pt", map_location="cpu", weights_only=True)
 
 
-def _readable(path: Path, read: Callable[[Path], T]) -> T:
-    """What `read` returns; whatever a damaged file makes it raise becomes a CheckpointError."""
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Within it whatever a damaged file of a checkpoint raises becomes a CheckpointError."""
     try:
-        return read(path)
+        yield
     except CheckpointError:
         raise
     except Exception as error:
