@@ -224,11 +224,11 @@ def quote_prompts(arguments: list[str]) -> list[str]:
 
 
 def complete_settings(cfg: DictConfig, name: str) -> DictConfig:
-    """The settings with those of the run to go on with, and with a sweep's names for wandb."""
+    """The settings with those of the run to go on with or the model to begin with, and a sweep's names for wandb."""
     if "resume" in cfg and cfg.resume:
         cfg = recall_settings(cfg, name)
     elif "init_from" in cfg and cfg.init_from:
-        check_asked(cfg)
+        inherit_settings(cfg)
     if "wandb" in cfg and is_sweep():
         name_in_sweep(cfg)
     return cfg
@@ -252,19 +252,18 @@ def recall_settings(cfg: DictConfig, name: str) -> DictConfig:
     return recalled
 
 
-def check_asked(cfg: DictConfig) -> None:
-    """Raise SettingsError when the command line names a setting of the model, by its own name or its group's,
-    that the one which `cfg.init_from` brings along has otherwise."""
+def inherit_settings(cfg: DictConfig) -> None:
+    """Give cfg.model the settings of the model that cfg.init_from names, but for those that the command line
+    names by their own name or their group's; SettingsError when its weights cannot have these."""
+    from training.pretrained import inherit, origin_config
+
     typed = _typed()
     asked = {
         key: value
         for key, value in cfg.model.items()
         if f"model.{key}" in typed or ("attention" if key == "attention" else "model") in typed
     }
-    if asked:
-        from training.pretrained import check_shape
-
-        check_shape(cfg.init_from, asked)
+    cfg.model = inherit(cfg.init_from, origin_config(cfg.init_from), asked)
 
 
 def _typed() -> set[str]:

@@ -136,7 +136,8 @@ def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config,
 
 def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_config, text_file, tmp_path):
     origin = save(tmp_path / "origin", 1, train_bpe([text_file.read_text()], 280))
-    train(replace(train_config, init_from=str(origin), max_steps=1))
+    model = replace(train_config.model, n_head=4)
+    train(replace(train_config, model=model, init_from=str(origin), max_steps=1))
     out = evaluate(EvaluateConfig(checkpoint=train_config.run_dir, stride=16, device="cpu"))[0]
     meta = json.loads((Path(train_config.run_dir) / "checkpoints/best/meta.json").read_text())
     assert out.loss == pytest.approx(meta["metrics"]["val_loss"], rel=0.01)  # its last window begins earlier

@@ -14,6 +14,7 @@ from data.config import TokenizerConfig
 from train import train
 from training.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from training.config import SettingsError, TrainConfig
+from training.pretrained import copy_weights, inherit, origin_config
 from training.run import start_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -30,11 +31,11 @@ def pretrained(train_config: TrainConfig, tmp_path: Path) -> str:
 
 @pytest.fixture
 def other_text(train_config: TrainConfig, tmp_path: Path) -> TrainConfig:
-    """Settings of another run: other text, another shape, another tokenizer, dropout."""
+    """Settings of another run: other text, another tokenizer, dropout."""
     path = tmp_path / "other.txt"
     path.write_text("a quite different text, in which dogs speak.\n" * 200)
     train_config.data = replace(train_config.data, path=str(path))
-    train_config.model = replace(train_config.model, n_layer=1, n_embd=64, dropout=0.1)
+    train_config.model = replace(train_config.model, dropout=0.1)
     return replace(train_config, sample_tokens=0)
 
 
@@ -70,7 +71,7 @@ def test_a_hugging_face_folder_is_a_beginning_too(tmp_path, other_text):
     from interop.tokenizer import save_tokenizer_json
 
     encoding = make_tokenizer(TokenizerConfig(name="byte"), [])
-    model = random_gpt(vocab_size=encoding.n_vocab)
+    model = random_gpt(vocab_size=encoding.n_vocab, n_head=2)
     folder = tmp_path / "hf"
     folder.mkdir()
     to_huggingface(model, folder, encoding.eot_token)
@@ -105,21 +106,67 @@ def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text
     assert report.startswith(f"parameters  {count_parameters(source).total():,}:")
 
 
-def test_a_shape_that_is_asked_for_and_is_not_the_models_is_refused(pretrained, text_file, tmp_path):
-    settings = [f"init_from={pretrained}", f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache", "max_steps=2"]
-    for typed, named in (
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
         (["model.n_layer=6", "model.n_head=2"], "model.n_layer=6 (it has 2)"),
         (["model=small"], "model.n_layer=8 (it has 2)"),
-        (["attention=matmul"], "model.attention=matmul (it has sdpa)"),
-    ):
-        result = run_here("train.py", *settings, *typed, "sample_tokens=0", cwd=tmp_path)
-        assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
-        assert named in result.stderr and f"init_from={pretrained}" in result.stderr
-        assert "n_head=2 (" not in result.stderr and not list(tmp_path.glob("outputs/*/*/checkpoints"))
-    result = run_here("train.py", *settings, "model.dropout=0.2", "model.n_layer=2", "sample_tokens=0", cwd=tmp_path)
+        (["attention=single_head"], "model.attention=single_head (it has sdpa)"),
+        (["model.position=none"], "model.position=none (it has rope)"),
+        (["model.block_size=0"], "block_size=0 must be at least 1"),
+    ],
+    ids=str,
+)
+def test_a_model_that_the_weights_are_not_is_refused(typed, named, pretrained, text_file, tmp_path):
+    result = run_here("train.py", f"init_from={pretrained}", f"data.path={text_file}", *typed, cwd=tmp_path)
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
+    assert named in result.stderr and f"init_from={pretrained}" in result.stderr
+    assert "n_head=2 (" not in result.stderr and not list(tmp_path.glob("outputs/*/*/checkpoints"))
+
+
+def test_what_is_asked_for_is_new_and_all_else_the_pretrained_models(pretrained, text_file, tmp_path):
+    asked = dict(attention="matmul", attention_window=9, rope_theta=5e4, rope_scaling="ntk", rope_scaling_factor=2.0)
+    asked |= dict(block_size=24, vocab_size=320, dropout=0.2, attention_dropout=0.1, n_layer=2)
+    typed = [f"{'' if name == 'attention' else 'model.'}{name}={value}" for name, value in asked.items()]
+    settings = (
+        f"init_from={pretrained} data.path={text_file} data.cache_dir={tmp_path}/cache max_steps=2 sample_tokens=0"
+    )
+    result = run_here("train.py", *settings.split(), *typed, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    (run_dir,) = tmp_path.glob("outputs/*/*/checkpoints/last")
-    assert load_checkpoint(run_dir).model.config.dropout == 0.2
+    assert "settings, but for attention=matmul, attention_dropout=0.1, attention_window=9" in result.stdout
+    (last,) = tmp_path.glob("outputs/*/*/checkpoints/last")
+    assert load_checkpoint(last).model.config == replace(open_checkpoint(pretrained).model.config, **asked)
+
+
+def test_a_window_can_be_taken_away_and_a_vocabulary_cut_below_the_tokenizers_is_refused(pretrained, other_text):
+    found = replace(origin_config(pretrained), attention_window=4)
+    assert inherit(pretrained, found, {"attention_window": None}).attention_window is None
+    small = replace(other_text, init_from=pretrained, model=replace(other_text.model, vocab_size=100))
+    with pytest.raises(SettingsError, match=r"model.vocab_size=100 is less than the tokenizer's 280"):
+        start_run(small)
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_a_cropped_or_extended_block_gives_the_same_logits_where_both_reach(position):
+    model, tokens = random_gpt(position=position), torch.randint(61, (2, 8))
+    for block_size in (8, 16, 40):
+        resized = random_gpt(seed=1, position=position, block_size=block_size)
+        copy_weights(model, resized)
+        assert torch.equal(resized(tokens), model(tokens))
+        assert resized(torch.randint(61, (1, block_size))).isfinite().all()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_resized_vocabulary_gives_the_known_tokens_the_same_logits(tied):
+    model, tokens = random_gpt(tie_embeddings=tied), torch.randint(50, (2, 8))
+    for vocab_size in (50, 61, 70):
+        resized, both = random_gpt(seed=1, tie_embeddings=tied, vocab_size=vocab_size), min(61, vocab_size)
+        copy_weights(model, resized)
+        logits = resized(tokens)
+        torch.testing.assert_close(logits[..., :both], model(tokens)[..., :both])
+        if vocab_size == 70:
+            new = model(tokens).mean(-1, keepdim=True).expand(2, 8, 9)
+            torch.testing.assert_close(logits[..., 61:], new, atol=1e-5, rtol=1e-5)
 
 
 def test_from_the_command_line(pretrained, text_file, tmp_path):

@@ -44,7 +44,7 @@ from training.distributed import (
 from training.lock import lock_run
 from training.memory import choose_micro_batch_size
 from training.optimizer import AdamW, Muon, load_optimizer_state, make_optimizers, optimizer_state, split_parameters
-from training.pretrained import load_origin
+from training.pretrained import copy_weights, load_origin
 from training.resume import check_settings, find_run, log_sizes, make_run_directory, newest_intact, tidy
 from training.saver import Saver
 from training.wandb_log import check_wandb_key
@@ -348,7 +348,7 @@ def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None
     seed_everything(config.seed)
     model = GPT(config.model).to(device)
     if pretrained:
-        model.load_state_dict(pretrained.state_dict())
+        copy_weights(pretrained, model)
     if checkpoint:
         load_weights(model, load_file(checkpoint / "model.safetensors"))
     return model
