@@ -125,6 +125,13 @@ def test_help_answers_without_waiting_for_torch(flags):
     assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True).stdout == "False\n"
 
 
+@pytest.mark.parametrize("script", ["train.py", "sample.py", "evaluate.py", "export.py"])
+def test_help_tells_how_the_command_is_typed(script, tmp_path):
+    shown = run_here(script, "--help", cwd=tmp_path).stdout
+    assert f":  python {script} " in shown.splitlines()[0] and "Hydra" not in shown
+    assert ("model: gpt2" in shown) == (script == "train.py")  # the groups are the training's
+
+
 def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
     overrides = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer.vocab_size=300 max_steps=12
         model.n_layer=1 model.n_embd=32 model.block_size=16 eval_interval=6 sample_tokens=8 device=cpu"""
