@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from cli import command
+from model.controls import Controls
 from training.config import SettingsError
 
 
 @dataclass(kw_only=True)
-class SampleConfig:
+class SampleConfig(Controls):
     """What to generate, and how."""
 
     checkpoint: str | None = None
@@ -44,24 +45,16 @@ class SampleConfig:
     """End a sample before the first of these strings."""
 
     temperature: float = 0.8
-    """Below 1 sharper, above 1 flatter, 0 always the likeliest token."""
-    top_k: int | None = None
-    """Draw from the k likeliest tokens only."""
-    top_p: float = 1.0
-    """Draw from the fewest likeliest tokens whose probabilities reach this sum (Holtzman et al. 2020)."""
-    min_p: float = 0.0
-    """Draw from tokens at least this fraction as likely as the likeliest one (Nguyen et al. 2024)."""
-    repetition_penalty: float = 1.0
-    """Above 1 makes tokens that the text already has less likely (Keskar et al. 2019)."""
     seed: int = 1
     """Sample i of a prompt is drawn with seed + i."""
     logprobs: bool = False
-    """Add each token's log-probability, in nats and before the controls above, to `results`."""
+    """Add each token's log-probability, in nats and before the controls, to `results`."""
     attention_map: str | None = None
     """Instead of writing, draw what every head attends to in the prompt, to this .html or .png file."""
     device: str = "auto"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = [name for name in ("prompt", "prompt_file", "prompts") if getattr(self, name)]
         if len(given) > 1:
             both = " and ".join(f"{name}={getattr(self, name)}" for name in given)
@@ -70,16 +63,6 @@ class SampleConfig:
             raise ValueError("interactive=true asks for the prompts: give no prompt_file, prompts or results with it.")
         if self.logprobs and not (self.results or self.prompts):
             raise ValueError("logprobs=true is written as JSON: add results=FILE, or results=- to see it here.")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature={self.temperature} must be a number from 0 on; 0 takes the likeliest token.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1; 1 turns it off.")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p={self.min_p} must be from 0 to 1; 0 turns it off.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k} must be at least 1, or null to turn it off.")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"repetition_penalty={self.repetition_penalty} must be positive; 1 turns it off.")
         if "" in self.stop:
             raise ValueError("stop has an empty string, which every text contains: remove it.")
         for name in ("num_samples", "batch_size", "max_new_tokens"):
@@ -90,11 +73,7 @@ class SampleConfig:
 
     def drawing(self) -> dict[str, Any]:
         """The settings that inference.write.write takes."""
-        from model.generate import Controls
-
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        controls = Controls(**{name: getattr(self, name) for name in names})
-        return {"max_new_tokens": self.max_new_tokens, "controls": controls, "stop": self.stop}
+        return {"max_new_tokens": self.max_new_tokens, "controls": self, "stop": self.stop}
 
 
 def sample(config: SampleConfig) -> None:

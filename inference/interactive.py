@@ -24,7 +24,10 @@ Ctrl-C stops the text, Ctrl-D ends the session.
 /temperature 0.5     change a setting, for what comes
 //text               a prompt that begins with a slash"""
 
-FIXED = ("checkpoint", "prompt", "prompt_file", "prompts", "results", "interactive", "batch_size", "logprobs", "device")
+FIXED = (
+    *("checkpoint", "prompt", "prompt_file", "prompts", "results", "interactive"),
+    *("batch_size", "logprobs", "attention_map", "device"),
+)
 
 
 def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
@@ -81,7 +84,7 @@ def _load_history():
     """Make the arrow keys recall earlier lines, of earlier sessions too; returns what saves them."""
     try:
         import readline
-    except ImportError:  # Windows has it built into its console
+    except ImportError:  # a Python may be built without it
         return lambda: None
     file = Path("~/.cache/tinygpt/prompts").expanduser()
     with suppress(OSError):

@@ -13,33 +13,17 @@ It is the order of Hugging Face's `generate`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from model.controls import Controls
 from model.decode import Decoder
 from model.gpt import GPT
 
 DRAWS = 256  # uniform numbers that a sample's generator makes at a time
-
-
-@dataclass(frozen=True, kw_only=True)
-class Controls:
-    """What is done to the logits before a token is drawn; the defaults draw from the model's own distribution."""
-
-    temperature: float = 1.0
-    """Divides the logits: below 1 sharper, above 1 flatter, 0 always the likeliest token."""
-    top_k: int | None = None
-    """Draw from the k likeliest tokens only."""
-    top_p: float = 1.0
-    """Draw from the fewest likeliest tokens whose probabilities reach this sum."""
-    min_p: float = 0.0
-    """Draw from tokens at least this fraction as likely as the likeliest one."""
-    repetition_penalty: float = 1.0
-    """Divides the logits of tokens that the text already has (multiplies where they are negative)."""
 
 
 def forbid(logits: Float[Tensor, "B V"], allowed: Bool[Tensor, " V"]) -> Float[Tensor, "B V"]:

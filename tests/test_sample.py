@@ -252,7 +252,9 @@ def test_ctrl_c_ends_a_text_but_not_the_session(run_directory):
 
 
 def test_settings_can_be_changed_on_the_fly_and_a_bad_value_changes_nothing(say, monkeypatch):
-    lines = "ab|/seed 9|ab||/top_p 3|/temprature 1|//x|/stop [q]|/settings|/help|/stop []|/seed=1|ab"
+    lines = (
+        "ab|/seed 9|ab||/top_p 3|/temprature 1|/attention_map x.html|//x|/stop [q]|/settings|/help|/stop []|/seed=1|ab"
+    )
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines.replace("|", "\n")))
     monkeypatch.setattr("inference.interactive._load_history", lambda: lambda: None)
     shown = say(interactive=True)
@@ -260,6 +262,7 @@ def test_settings_can_be_changed_on_the_fly_and_a_bad_value_changes_nothing(say,
     assert shown.count(texts[1]) == 2 and shown.index(texts[1]) < shown.index(texts[9])
     assert say(prompt=texts[9].removesuffix("\n"), seed=9) in shown  # the empty line went on with it
     assert "top_p=3.0 must be above 0" in shown and "there is no /temprature" in shown
+    assert "there is no /attention_map" in shown and "attention_map None" not in shown
     assert say(prompt="/x", seed=9) in shown and "stop ['q']" in shown and "Ctrl-D ends the session" in shown
 
 
@@ -269,6 +272,10 @@ def test_a_change_is_read_as_on_the_command_line():
     assert change(change(config, "top_k", "5"), "top_k", "null").top_k is None
     with pytest.raises(SettingsError, match="top_k takes a whole number or null"):
         change(config, "top_k", "many")
+
+
+def test_the_lowest_temperature_is_that_of_the_likeliest_token(say):
+    assert say(prompt="ab", temperature=1e-6) == say(prompt="ab", temperature=0.0)
 
 
 # What is refused
@@ -283,7 +290,8 @@ FILES = {
     "good": '{"prompt": "a"}\n',
 }
 REFUSED = [
-    ({"temperature": -0.1}, "temperature=-0.1 must be a number from 0 on"),
+    ({"temperature": -0.1}, "temperature=-0.1 must be 0, which takes the likeliest token, or a number from 1e-6 on"),
+    ({"temperature": 1e-45}, "temperature=1e-45 must be 0"),
     ({"temperature": float("nan")}, "temperature=nan"),
     ({"temperature": float("inf")}, "temperature=inf"),
     ({"top_k": 0}, "top_k=0"),
