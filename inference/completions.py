@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
-from inference.write import Piece, encode_prompt, fit_prompt, write
+from inference.write import TextChunk, encode_prompt, fit_prompt, write
 from training.checkpoint import Checkpoint
 from training.config import SettingsError
 
@@ -62,17 +62,17 @@ def complete_prompts(checkpoint: Checkpoint, config: SampleConfig, records: list
                 )
                 for record, _ in batch
             ]
-            parts: list[list[Piece]] = [[] for _ in batch]
+            parts: list[list[TextChunk]] = [[] for _ in batch]
             seeds = [config.seed + number for _, number in batch]
-            for piece in write(model, tokenizer, prompts, seeds=seeds, logprobs=config.logprobs, **config.drawing()):
-                parts[piece.sample].append(piece)
-                bar.update(piece.finish is not None)
-            for (record, number), pieces in zip(batch, parts, strict=True):
-                result = {**record, "text": "".join(p.text for p in pieces), "finish": pieces[-1].finish}
+            for chunk in write(model, tokenizer, prompts, seeds=seeds, logprobs=config.logprobs, **config.drawing()):
+                parts[chunk.sample].append(chunk)
+                bar.update(chunk.finish is not None)
+            for (record, number), chunks in zip(batch, parts, strict=True):
+                result = {**record, "text": "".join(chunk.text for chunk in chunks), "finish": chunks[-1].finish}
                 if config.num_samples > 1:
                     result["sample"] = number
                 if config.logprobs:
-                    drawn = [(tokenizer.decode([token]), nats) for p in pieces for token, nats in p.logprobs]
+                    drawn = [(tokenizer.decode([token]), nats) for chunk in chunks for token, nats in chunk.logprobs]
                     result["logprobs"] = [{"token": text, "logprob": round(nats, 6)} for text, nats in drawn]
                 file.write(json.dumps(result, ensure_ascii=False) + "\n")
             file.flush()

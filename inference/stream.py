@@ -37,12 +37,12 @@ def stream(checkpoint: Checkpoint, config: SampleConfig, prompt: str) -> str:
     current = 0
     begin(current)
     try:
-        for piece in write(model, tokenizer, [tokens] * config.num_samples, seeds=seeds, **config.drawing()):
-            texts[piece.sample] += piece.text
-            if piece.sample == current:
-                show(piece.text)
-            if piece.finish:
-                ended.add(piece.sample)
+        for chunk in write(model, tokenizer, [tokens] * config.num_samples, seeds=seeds, **config.drawing()):
+            texts[chunk.sample] += chunk.text
+            if chunk.sample == current:
+                show(chunk.text)
+            if chunk.finish:
+                ended.add(chunk.sample)
             while current in ended:
                 print()
                 current += 1

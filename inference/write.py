@@ -19,14 +19,14 @@ from model.gpt import GPT
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextChunk:
     """The next bit of a sample's text, and when it is the last one why: "end" (of the document), "stop" or "length"."""
 
     sample: int
     text: str
     finish: str | None = None
     logprobs: list[tuple[int, float]] = field(default_factory=list)
-    """(token, log-probability in nats) of the tokens drawn since the piece before, if asked for."""
+    """(token, log-probability in nats) of the tokens drawn since the chunk before, if asked for."""
 
 
 def write(
@@ -39,8 +39,8 @@ def write(
     controls: Controls | None = None,
     stop: Iterable[str] = (),
     logprobs: bool = False,
-) -> Iterator[Piece]:
-    """Yield what the model writes after each of `prompts` (from encode_prompt), piece by piece as it becomes text.
+) -> Iterator[TextChunk]:
+    """Yield what the model writes after each of `prompts` (from encode_prompt), chunk by chunk as it becomes text.
 
     A sample ends where the model ends the document, before the first of the `stop` strings, or after
     max_new_tokens. Its text depends on its prompt and seed, not on the other samples. The model is left
@@ -72,7 +72,7 @@ def write(
                 if finish is not None:
                     finished.add(sample)
                 if text or finish or logprobs:
-                    yield Piece(sample, text, finish, [(token, logprob)] if logprobs else [])
+                    yield TextChunk(sample, text, finish, [(token, logprob)] if logprobs else [])
     finally:
         model.train(was_training)
 
@@ -80,10 +80,10 @@ def write(
 def continue_text(
     model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int, seed: int = 0, **settings
 ) -> Iterator[str]:
-    """Yield the pieces of one sample after `prompt`; `settings` are those of `write`."""
+    """Yield the chunks of one sample after `prompt`; `settings` are those of `write`."""
     tokens = encode_prompt(tokenizer, prompt)
-    for piece in write(model, tokenizer, [tokens], max_new_tokens=max_new_tokens, seeds=[seed], **settings):
-        yield piece.text
+    for chunk in write(model, tokenizer, [tokens], max_new_tokens=max_new_tokens, seeds=[seed], **settings):
+        yield chunk.text
 
 
 def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str, *, special_tokens: bool = False) -> list[int]:
