@@ -65,13 +65,14 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
     description, texts = load_text(config.data.path, checkpoints)
     scores = [score_text(c, tokens, config.stride) for c, tokens in zip(checkpoints, texts, strict=True)]
 
-    print(f"text        {description}; {int(scores[0].bytes.sum()):,} bytes are scored")
+    totals = [s.total for s in scores]
+    print(f"text        {description}; {totals[0].text_bytes:,} bytes are scored")
     rows = {
         "checkpoint": [os.path.relpath(c.path) for c in checkpoints],
-        "tokens": [f"{len(s.nats):,}" for s in scores],
-        "nats/token": [f"{s.loss:.4f}" for s in scores],
-        "perplexity": [f"{s.perplexity:,.2f}" for s in scores],
-        "bits/byte": [f"{s.bpb:.4f}" for s in scores],
+        "tokens": [f"{total.tokens:,}" for total in totals],
+        "nats/token": [f"{total.loss:.4f}" for total in totals],
+        "perplexity": [f"{total.perplexity:,.2f}" for total in totals],
+        "bits/byte": [f"{total.bpb:.4f}" for total in totals],
     }
     width = max(len(cell) for cells in rows.values() for cell in cells) + 2
     for name, cells in rows.items():
@@ -80,7 +81,7 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
         difference = compare(*scores)
         print(f"difference  {difference.bpb:+.4f} ± {difference.standard_error:.4f} bits/byte (standard error)")
     if config.html:
-        summary = f"{description}. {scores[0].loss:.3f} nats a token, {scores[0].bpb:.3f} bits a byte."
+        summary = f"{description}. {totals[0].loss:.3f} nats a token, {totals[0].bpb:.3f} bits a byte."
         title = f"Surprise of {checkpoints[0].path}"
         write_surprise(Path(config.html), checkpoints[0].tokenizer, texts[0], scores[0], title, summary)
         print(f"page        {config.html}")

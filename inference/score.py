@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from data.tokenizer import token_bytes
 from model.gpt import GPT
+from training.evaluation import Evaluation
 
 BLOCK_BYTES = 1000  # text is compared in blocks of about this size: long enough to be nearly independent
 
@@ -29,18 +30,9 @@ class Scores:
     """Length of each token's text in UTF-8; 0 for <|endoftext|>."""
 
     @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return float(self.nats.mean(dtype=np.float64))
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700))
-
-    @property
-    def bpb(self) -> float:
-        """Bits per byte of text, comparable between tokenizers."""
-        return float(self.nats.sum(dtype=np.float64)) / math.log(2) / int(self.bytes.sum())
+    def total(self) -> Evaluation:
+        """The figures of the whole text."""
+        return Evaluation(float(self.nats.sum(dtype=np.float64)), len(self.nats), int(self.bytes.sum()))
 
 
 def score(

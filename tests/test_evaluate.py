@@ -90,8 +90,8 @@ def test_memory_that_does_not_suffice_is_met_with_smaller_batches(monkeypatch):
 
 def test_the_figures_are_what_their_names_say():
     scores = Scores(np.array([1.0, 3.0], dtype=np.float32), np.array([1, 4]))
-    assert (scores.loss, scores.perplexity) == (2.0, math.exp(2))
-    assert scores.bpb == pytest.approx(4 / math.log(2) / 5)
+    assert (scores.total.loss, scores.total.perplexity) == (2.0, math.exp(2))
+    assert scores.total.bpb == pytest.approx(4 / math.log(2) / 5)
 
 
 # Two models
@@ -103,7 +103,7 @@ def test_the_difference_and_its_standard_error_are_those_of_paired_blocks():
     first = Scores((hard + 0.1 * random.normal(size=hard.size)).astype(np.float32), np.ones(hard.size, dtype=int))
     second = Scores((hard + 0.02 + 0.1 * random.normal(size=hard.size)).astype(np.float32), first.bytes)
     difference = compare(first, second)
-    assert difference.bpb == pytest.approx(second.bpb - first.bpb, rel=1e-6)
+    assert difference.bpb == pytest.approx(second.total.bpb - first.total.bpb, rel=1e-6)
     exact = 0.1 * math.sqrt(2 / hard.size) / math.log(2)
     assert difference.standard_error == pytest.approx(exact, rel=0.25)
     assert compare(first, first).standard_error == 0
@@ -118,7 +118,7 @@ def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_
     assert scores[0].bytes.sum() == scores[1].bytes.sum() == text_file.stat().st_size
     assert len(scores[1].nats) < len(scores[0].nats)
     difference = float(re.search(r"difference +([+-]\d+\.\d+) ± \d+\.\d+ bits/byte", out)[1])
-    assert difference == pytest.approx(scores[1].bpb - scores[0].bpb, abs=1e-4)
+    assert difference == pytest.approx(scores[1].total.bpb - scores[0].total.bpb, abs=1e-4)
 
 
 # The command
@@ -126,7 +126,7 @@ def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_
 
 def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config, capsys):
     train(train_config)
-    out = evaluate(EvaluateConfig(checkpoint=train_config.run_dir, stride=16, device="cpu"))[0]
+    out = evaluate(EvaluateConfig(checkpoint=train_config.run_dir, stride=16, device="cpu"))[0].total
     meta = json.loads((Path(train_config.run_dir) / "checkpoints/best/meta.json").read_text())
     assert out.loss == pytest.approx(meta["metrics"]["val_loss"], rel=1e-5)
     assert out.bpb == pytest.approx(meta["metrics"]["val_bpb"], rel=1e-5)
@@ -138,7 +138,7 @@ def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_
     origin = save(tmp_path / "origin", 1, train_bpe([text_file.read_text()], 280))
     model = replace(train_config.model, n_head=4)
     train(replace(train_config, model=model, init_from=str(origin), max_steps=1))
-    out = evaluate(EvaluateConfig(checkpoint=train_config.run_dir, stride=16, device="cpu"))[0]
+    out = evaluate(EvaluateConfig(checkpoint=train_config.run_dir, stride=16, device="cpu"))[0].total
     meta = json.loads((Path(train_config.run_dir) / "checkpoints/best/meta.json").read_text())
     assert out.loss == pytest.approx(meta["metrics"]["val_loss"], rel=0.01)  # its last window begins earlier
 

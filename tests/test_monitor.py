@@ -170,7 +170,7 @@ def test_an_evaluation_between_two_lines_does_not_speed_the_training_up(train_co
             monitor.step(number, loss=1.0, lr=0.1, grad_norm=1.0)
         if number == 6:
             now[0] += 500
-            monitor.evaluation(6, training.monitor.Evaluation(1.0, 1.0), "")
+            monitor.evaluation(6, training.monitor.Evaluation(1.0, 1, 1), "")
 
     for number in range(1, 9):
         step(number)

@@ -19,19 +19,29 @@ from training.distributed import Ranks
 MEASURED_TOKENS = 512  # enough to tell heads apart, for a hundredth of an evaluation's time
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evaluation:
-    """The loss over a whole text.
+    """The surprise of a model at a whole text."""
 
-    loss: nats per token; bpb: bits per byte of the original UTF-8 text, comparable between tokenizers.
-    """
+    nats: float
+    """-log p(token | what precedes it), summed over the tokens."""
+    tokens: int
+    text_bytes: int
+    """Length of the original text in UTF-8."""
 
-    loss: float
-    bpb: float
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
 
     @property
     def perplexity(self) -> float:
         return math.exp(min(self.loss, 700))
+
+    @property
+    def bpb(self) -> float:
+        """Bits per byte of text, comparable between tokenizers."""
+        return self.nats / math.log(2) / self.text_bytes
 
 
 @torch.no_grad()
@@ -68,7 +78,7 @@ def evaluate(
             sums += torch.stack([nats.double(), nats.new_tensor(targets.numel()).double()]).to(sums.device)
     model.train(was_training)
     nats, scored = ranks.sum_(sums).tolist()
-    return Evaluation(loss=nats / scored, bpb=nats / math.log(2) / tokens.text_bytes)
+    return Evaluation(nats, int(scored), tokens.text_bytes)
 
 
 def first_windows(model: GPT, tokens: Tokens) -> Int[Tensor, "B T"]:
