@@ -46,7 +46,7 @@ GPT2_SHAPE = dict(
     tie_embeddings=True, zero_init=False,
 )  # fmt: skip
 ADAMW = dict(name="adamw", lr=1e-3, weight_decay=0.1)
-MUON = dict(name="muon", embedding_lr=0.1, head_lr=0.008)
+MUON = dict(name="muon", embedding_lr=0.1, lm_head_lr=0.008)
 
 
 @dataclass(frozen=True)

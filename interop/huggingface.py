@@ -98,7 +98,7 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     name = choose_target(model)
     weights = model.state_dict()
     if model.config.tie_embeddings:
-        del weights["head.weight"]
+        del weights["lm_head.weight"]
     if name == "GPT2LMHeadModel":
         weights = _gpt2_weights(weights)
     else:
@@ -131,7 +131,7 @@ def from_huggingface(where: str) -> GPT:
         is_gpt2 = model.config.position == "learned"
         ours = _from_gpt2_weights(theirs, model) if is_gpt2 else _from_llama_weights(theirs, model)
         if model.config.tie_embeddings:
-            ours["head.weight"] = ours["token_embedding.weight"]
+            ours["lm_head.weight"] = ours["token_embedding.weight"]
         model.load_state_dict(ours)
     return model.eval()
 
@@ -240,7 +240,7 @@ def _gpt2_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
     theirs = {}
     for name, tensor in ours.items():
         stem, _, kind = name.rpartition(".")
-        if stem == "head":
+        if stem == "lm_head":
             theirs["lm_head.weight"] = tensor
         elif stem in GPT2_ENDS:
             theirs[f"transformer.{GPT2_ENDS[stem]}.{kind}"] = tensor
@@ -260,7 +260,7 @@ def _from_gpt2_weights(theirs: dict[str, Tensor], model: GPT) -> dict[str, Tenso
     ours = {}
     for name in model.state_dict():
         stem, _, kind = name.rpartition(".")
-        if stem == "head":
+        if stem == "lm_head":
             if not model.config.tie_embeddings:
                 ours[name] = theirs["lm_head.weight"]
         elif stem in GPT2_ENDS:
@@ -347,7 +347,7 @@ LLAMA_NAMES = {
 LLAMA_ENDS = {
     "token_embedding.weight": "model.embed_tokens.weight",
     "final_norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
+    "lm_head.weight": "lm_head.weight",
 }
 
 
@@ -361,7 +361,7 @@ def _llama_name(ours: str) -> str:
 def _from_llama_weights(theirs: dict[str, Tensor], model: GPT) -> dict[str, Tensor]:
     names = model.state_dict()
     if model.config.tie_embeddings:
-        del names["head.weight"]
+        del names["lm_head.weight"]
     return {ours: _adjacent_pairs(ours, theirs[_llama_name(ours)], model) for ours in names}
 
 

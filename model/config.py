@@ -116,7 +116,7 @@ class GPTConfig(AttentionConfig):
     vocab_size: int | None = None
     """Number of token ids V; the tokenizer's when null."""
     norm: str = "rmsnorm"
-    """Normalisation before attention, MLP and head: one of NORMS."""
+    """Normalisation before attention, MLP and lm_head: one of NORMS."""
     norm_eps: float = 1e-6
     """Added to the mean square (or variance) before the root."""
     mlp: str = "swiglu"
@@ -128,11 +128,11 @@ class GPTConfig(AttentionConfig):
     dropout: float = 0.0
     """Probability of dropping an embedding, or a channel of what a layer adds to the residual stream."""
     tie_embeddings: bool = False
-    """Use the token embedding as the output head."""
+    """Use the token embedding as the language-model head, lm_head."""
     logit_softcap: float | None = None
     """Squash logits smoothly into ± this value: cap × tanh(logits / cap)."""
     zero_init: bool = True
-    """Start the output projections and an untied head at zero, so that every block begins as the
+    """Start the output projections and an untied lm_head at zero, so that every block begins as the
     identity; otherwise GPT-2's initialisation."""
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class Decoder:
         lean = isinstance(model.blocks[0].attention, MultiHeadAttention) and config.position != "alibi"
         copy = sum(parameter.numel() for parameter in model.parameters()) <= COPIED
         self.steps = [OneTokenBlock(block, copy=copy) for block in model.blocks] if lean else None
-        self.head = one_row_product(model.head.weight, None, copy=copy)
+        self.lm_head = one_row_product(model.lm_head.weight, None, copy=copy)
 
     def read(self, texts: list[list[int]], room: int) -> Float[Tensor, "B V"]:
         """Logits of the token after each text of 1 to block_size tokens; `room` more will be asked for."""
@@ -99,7 +99,7 @@ class Decoder:
         for block, k, v, keys, values in zip(self.steps, *new, *seen, strict=True):
             x = block(x, rotation, k, v, keys, values, mask)
         cache.advance(1)
-        return self.model.cap(self.head(self.model.final_norm(x)))
+        return self.model.cap(self.lm_head(self.model.final_norm(x)))
 
     def take(self, rows: list[int]) -> None:
         """Go on with these texts alone, in this order; one that comes several times goes on in several ways."""

@@ -1,4 +1,4 @@
-"""The GPT: token embedding, a stack of blocks (attention, then MLP), final norm, output head."""
+"""The GPT: token embedding, a stack of blocks (attention, then MLP), final norm, language-model head."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.final_norm = make_norm(config)
-        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
-            self.head.weight = self.token_embedding.weight
+            self.lm_head.weight = self.token_embedding.weight
         self.initialize()
 
     def forward(
@@ -76,7 +76,7 @@ class GPT(nn.Module):
 
     def logits(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... V"]:
         """What the residual stream says about the next token."""
-        return self.cap(self.head(self.final_norm(x)))
+        return self.cap(self.lm_head(self.final_norm(x)))
 
     def cap(self, logits: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
         """Logits kept within ± logit_softcap, where there is one."""
@@ -104,7 +104,7 @@ class GPT(nn.Module):
 
         zero_init=false is GPT-2's scheme: N(0, 0.02), and 0.02 / √(2 n_layer) where a layer writes to
         the residual stream. zero_init=true draws weights at unit gain, N(0, 1/fan_in), and starts those
-        output projections and an untied head at zero: the residual stream begins as the embedding alone.
+        output projections and an untied lm_head at zero: the residual stream begins as the embedding alone.
         """
         config = self.config
         for name, module in self.named_modules():
@@ -113,7 +113,7 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             elif isinstance(module, nn.Linear) and module.weight is not self.token_embedding.weight:
                 if config.zero_init:
-                    std = 0.0 if writes_residual or module is self.head else module.in_features**-0.5
+                    std = 0.0 if writes_residual or module is self.lm_head else module.in_features**-0.5
                 else:
                     std = 0.02 / math.sqrt(2 * config.n_layer) if writes_residual else 0.02
                 nn.init.normal_(module.weight, std=std)

@@ -47,7 +47,7 @@ def save(directory: Path, step: int, **settings) -> torch.nn.Module:
         config=TrainConfig(model=model.config),
         step=step,
         metrics={"val_loss": 1.5},
-        state={"optimizers": {"head.weight.exp_avg": torch.randn(257, 32)}},
+        state={"optimizers": {"lm_head.weight.exp_avg": torch.randn(257, 32)}},
     )
     return model
 
@@ -159,10 +159,13 @@ def test_the_state_is_read_for_resuming_only(saved):
     assert load_checkpoint(saved).meta["step"] == 5
 
 
-def test_a_later_format_and_settings_of_another_version_are_refused(saved):
+def test_another_format_and_settings_of_another_version_are_refused(saved):
     meta = json.loads((saved / "meta.json").read_text())
     rewrite_meta(saved, format_version=99)
-    with pytest.raises(CheckpointError, match="format 99"):
+    with pytest.raises(CheckpointError, match=r"format 99, .*: update tinygpt"):
+        load_checkpoint(saved)
+    rewrite_meta(saved, format_version=2)  # in which lm_head was called head
+    with pytest.raises(CheckpointError, match=r"format 2, .*: use the tinygpt that wrote it"):
         load_checkpoint(saved)
     meta["config"]["model"]["_target_"] = "os.system"
     rewrite_meta(saved, format_version=meta["format_version"], config=meta["config"])

@@ -301,7 +301,7 @@ def test_saving_in_the_background_copies_before_the_next_update(train_config, mo
 
     def watch(run: Run, number: int):
         result = step(run, number)
-        taken[number + 1] = run.model.head.weight.detach().clone()
+        taken[number + 1] = run.model.lm_head.weight.detach().clone()
         return result
 
     monkeypatch.setattr(checkpoints, "save_file", slow)
@@ -310,4 +310,4 @@ def test_saving_in_the_background_copies_before_the_next_update(train_config, mo
     assert len(written) == 4
     for name, weights in written.items():
         step_number = int(name.split("step_")[1].split(".")[0])
-        assert torch.equal(weights["head.weight"], taken[step_number])
+        assert torch.equal(weights["lm_head.weight"], taken[step_number])

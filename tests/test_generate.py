@@ -219,7 +219,7 @@ def test_of_a_long_prompt_the_tail_counts():
 def test_ids_that_are_not_allowed_are_never_drawn():
     model, allowed = random_gpt(), torch.arange(61) % 2 == 0
     with torch.no_grad():
-        model.head.weight[1::2] *= 100
+        model.lm_head.weight[1::2] *= 100
     for temperature in (0, 5.0):
         steps = generate(
             model, [[1]] * 16, seeds=list(range(16)), max_new_tokens=8,

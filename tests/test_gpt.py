@@ -84,8 +84,8 @@ def test_softcap_bounds_the_logits():
 @pytest.mark.parametrize("zero_init", [True, False])
 def test_tied_embeddings_are_one_tensor_that_does_not_start_at_zero(zero_init):
     model = GPT(GPTConfig(vocab_size=61, tie_embeddings=True, zero_init=zero_init))
-    assert model.head.weight is model.token_embedding.weight
-    assert model.head.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert model.lm_head.weight is model.token_embedding.weight
+    assert model.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_learned_positions_refuse_more_tokens_than_they_have():

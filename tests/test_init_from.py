@@ -77,7 +77,7 @@ def test_a_hugging_face_folder_is_a_beginning_too(tmp_path, other_text):
     to_huggingface(model, folder, encoding.eot_token)
     save_tokenizer_json(encoding, folder, model.config.block_size)
     run = start_run(replace(other_text, init_from=f"hf:{folder}"))
-    torch.testing.assert_close(run.model.state_dict()["head.weight"], model.state_dict()["head.weight"])
+    torch.testing.assert_close(run.model.state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])
 
 
 def test_a_beginning_that_is_not_there_is_named(other_text):

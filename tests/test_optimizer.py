@@ -151,7 +151,7 @@ def test_cosine_falls_to_its_end_and_constant_stays():
 
 
 def test_the_factor_scales_each_groups_own_peak():
-    optimizers = make_optimizers(random_gpt(), OptimizerConfig(lr=0.02, embedding_lr=0.01, head_lr=0.004))
+    optimizers = make_optimizers(random_gpt(), OptimizerConfig(lr=0.02, embedding_lr=0.01, lm_head_lr=0.004))
     set_learning_rate(optimizers, 0.5)
     set_learning_rate(optimizers, 0.25)
     rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
@@ -163,7 +163,7 @@ def test_the_factor_scales_each_groups_own_peak():
     [
         ({"name": "sgd"}, "optimizer.name=sgd"),
         ({"lr": 0.0}, "optimizer.lr=0.0"),
-        ({"head_lr": -1.0}, "optimizer.head_lr=-1.0"),
+        ({"lm_head_lr": -1.0}, "optimizer.lm_head_lr=-1.0"),
         ({"momentum": 1.0}, "optimizer.momentum=1.0"),
         ({"weight_decay": -0.1}, "optimizer.weight_decay=-0.1"),
     ],

@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(train_config, tm
     def weights(name: str, seed: int) -> torch.Tensor:
         run_dir = str(tmp_path / name)
         train(replace(train_config, run_dir=run_dir, seed=seed, max_steps=5))
-        return open_checkpoint(run_dir).model.head.weight
+        return open_checkpoint(run_dir).model.lm_head.weight
 
     first = weights("a", 1)
     assert torch.equal(first, weights("b", 1))
@@ -82,7 +82,7 @@ def test_evaluation_counts_every_token_once_whatever_the_batch(train_config):
     run = start_run(train_config)
     model = run.model.eval()
     with torch.no_grad():
-        model.head.weight.normal_(std=0.1)
+        model.lm_head.weight.normal_(std=0.1)
     results = [
         evaluate(model, run.data.val, block_size=16, batch_size=size, autocast=run.autocast).loss
         for size in (1, 7, 500)

@@ -38,7 +38,7 @@ from training.config import SettingsError, TrainConfig
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 OUTPUTS = (Path("outputs"), Path("multirun"))
 UNFINISHED = ".unfinished"
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what a full disk raises, by who is writing
@@ -77,10 +77,10 @@ def save_checkpoint(
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:
-    """The weights under their plain names; a head tied to the embedding is left out."""
+    """The weights under their plain names; an lm_head tied to the embedding is left out."""
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_embeddings:
-        del weights["head.weight"]
+        del weights["lm_head.weight"]
     return weights
 
 
@@ -245,7 +245,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
     """Copy weights that `plain_weights` gave into a model; RuntimeError when they do not fit it."""
     if model.config.tie_embeddings:
-        weights = weights | {"head.weight": weights["token_embedding.weight"]}
+        weights = weights | {"lm_head.weight": weights["token_embedding.weight"]}
     model.load_state_dict(weights)
 
 

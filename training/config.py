@@ -29,8 +29,8 @@ class OptimizerConfig:
     """Peak learning rate of the blocks' matrices."""
     embedding_lr: float | None = None
     """Peak learning rate of the embeddings, norms and biases; lr when null."""
-    head_lr: float | None = None
-    """Peak learning rate of an untied output head; lr when null."""
+    lm_head_lr: float | None = None
+    """Peak learning rate of an untied lm_head; lr when null."""
     momentum: float = 0.95
     """Muon's Nesterov momentum."""
     beta1: float = 0.9
@@ -42,7 +42,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         _one_of("optimizer.name", self.name, OPTIMIZERS)
-        for name in ("lr", "embedding_lr", "head_lr"):
+        for name in ("lr", "embedding_lr", "lm_head_lr"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"optimizer.{name}={value} must be positive.")

@@ -23,11 +23,11 @@ def make_optimizers(model: GPT, config: OptimizerConfig) -> list[Muon | AdamW]:
 
     Each parameter group keeps its peak rate in `group["peak_lr"]`; `set_learning_rate` scales it.
     """
-    matrices, embeddings, head, vectors = split_parameters(model)
+    matrices, embeddings, lm_head, vectors = split_parameters(model)
     embedding_lr = config.embedding_lr or config.lr
     groups = [
         {"params": embeddings, "lr": embedding_lr, "weight_decay": config.weight_decay},
-        {"params": head, "lr": config.head_lr or config.lr, "weight_decay": config.weight_decay},
+        {"params": lm_head, "lr": config.lm_head_lr or config.lr, "weight_decay": config.weight_decay},
         {"params": vectors, "lr": embedding_lr, "weight_decay": 0.0},
     ]
     optimizers: list[Muon | AdamW] = []
@@ -44,18 +44,18 @@ def make_optimizers(model: GPT, config: OptimizerConfig) -> list[Muon | AdamW]:
 
 
 def split_parameters(model: GPT) -> tuple[list[nn.Parameter], ...]:
-    """The parameters by kind: (the blocks' matrices, embeddings, an untied head, norms and biases)."""
-    matrices, embeddings, head, vectors = [], [], [], []
+    """The parameters by kind: (the blocks' matrices, embeddings, an untied lm_head, norms and biases)."""
+    matrices, embeddings, lm_head, vectors = [], [], [], []
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
             vectors.append(parameter)
         elif name.startswith("blocks."):
             matrices.append(parameter)
-        elif name.startswith("head."):
-            head.append(parameter)
+        elif name.startswith("lm_head."):
+            lm_head.append(parameter)
         else:
             embeddings.append(parameter)
-    return matrices, embeddings, head, vectors
+    return matrices, embeddings, lm_head, vectors
 
 
 class AdamW:
@@ -199,7 +199,7 @@ def orthogonalize_shards(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Tensor]:
-    """What the optimizers remember, by parameter and kind: {"head.weight.exp_avg": …}.
+    """What the optimizers remember, by parameter and kind: {"lm_head.weight.exp_avg": …}.
 
     Rates and the like are not in it: they follow from the settings and the step.
     """

@@ -70,9 +70,9 @@ def preflight(config: TrainConfig) -> str:
 
 def _parameters_line(model: GPT) -> str:
     parts = count_parameters(model)
-    tied = ", which is the head too" if model.config.tie_embeddings else ""
+    tied = ", which is lm_head too" if model.config.tie_embeddings else ""
     listed = ", ".join(
-        f"{part} {parts[part]:,}" for part in ("embedding", "attention", "mlp", "norms", "head") if parts[part]
+        f"{part} {parts[part]:,}" for part in ("embedding", "attention", "mlp", "norms", "lm_head") if parts[part]
     )
     return f"parameters  {parts.total():,}: {listed}{tied}"
 

@@ -93,7 +93,7 @@ def copy_weights(pretrained: GPT, model: GPT) -> None:
     """Give a fresh model the weights of another, whose block_size and vocab_size may differ.
 
     Learned positions and tokens that are too many are dropped. Where positions are too few the model's own
-    follow. A new token starts as the mean of all known ones, in the embedding and in the head, so that it is
+    follow. A new token starts as the mean of all known ones, in the embedding and in lm_head, so that it is
     as likely as an average token and moves the others' probabilities little (Hewitt 2021).
     """
     weights, fresh = pretrained.state_dict(), model.state_dict()
@@ -101,7 +101,7 @@ def copy_weights(pretrained: GPT, model: GPT) -> None:
         name = "position_embedding.weight"
         known = weights[name][: model.config.block_size]
         weights[name] = torch.cat((known, fresh[name][len(known) :].to(known)))
-    for name in ("token_embedding.weight", "head.weight"):
+    for name in ("token_embedding.weight", "lm_head.weight"):
         known = weights[name][: model.config.vocab_size]
         new = weights[name].mean(0, keepdim=True).expand(model.config.vocab_size - len(known), -1)
         weights[name] = torch.cat((known, new))
