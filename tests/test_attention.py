@@ -1,5 +1,6 @@
 """The attention functions obey one contract: the same numbers, the same gradients, the same errors."""
 
+import inspect
 import itertools
 import math
 import operator
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import config
+from model.attention.contract import AttentionFunction
 from model.attention.functional import ATTENTION_FUNCTIONS, SHORT, attention_weights, flex, fused, loop, matmul, sdpa
+from model.attention.ladder import head_by_head
 from model.masks import causal_mask, combine, padding_mask, sliding_window_mask
 
-ALL = ATTENTION_FUNCTIONS | {"fused": fused}  # for short texts on a CPU sdpa is bmm
+# For short texts on a CPU sdpa is bmm.
+ALL = ATTENTION_FUNCTIONS | {"fused": fused, "head_by_head": head_by_head}
 WRITTEN_OUT = {name: f for name, f in ALL.items() if name != "flex"}
 every_form = pytest.mark.parametrize("attend", ALL.values(), ids=ALL)
 every_training_form = pytest.mark.parametrize("attend", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
@@ -131,6 +135,14 @@ def test_the_loop_is_plain_arithmetic(call):
         total = sum(exponentials) or 1
         wanted = [sum(map(operator.mul, exponentials, channel)) / total for channel in zip(*values, strict=True)]
         torch.testing.assert_close(got[b, h, t].tolist(), wanted)
+
+
+@pytest.mark.parametrize(("name", "attend"), ALL.items(), ids=ALL)
+def test_help_shows_the_signature_of_the_contract_and_the_form_s_own_words(name, attend):
+    contract = list(inspect.signature(AttentionFunction.__call__).parameters.items())[1:]  # without self
+    assert list(inspect.signature(attend).parameters.items()) == contract
+    assert attend.__name__ == name
+    assert sum(attend.__doc__ == other.__doc__ for other in ALL.values()) == 1
 
 
 # The numbers of the textbooks.

@@ -15,11 +15,15 @@ An attention function has this signature and meaning, however it computes:
     scale      factor on the products, 1/√D when None
     returns    (…, H, T, Dv); a query that may attend nowhere gets zeros, and no gradient
 
-They raise ValueError, naming the shapes, when the arguments do not fit together.
+They raise ValueError, naming the shapes, when the arguments do not fit together. Most are written as their
+mathematics alone, and obeys_contract() does the rest.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable
 from typing import Protocol
 
 from jaxtyping import Bool, Float, Shaped
@@ -43,6 +47,37 @@ class AttentionFunction(Protocol):
         dropout_p: float = 0.0,
         scale: float | None = None,
     ) -> Float[Tensor, "... H T Dv"]: ...
+
+
+_, *PARAMETERS = inspect.signature(AttentionFunction.__call__).parameters.values()  # all but self
+SIGNATURE = inspect.signature(AttentionFunction.__call__).replace(parameters=PARAMETERS)
+
+
+def states_contract(attend: Callable[..., Tensor]) -> AttentionFunction:
+    """A function that takes the contract's arguments as they are, with its full signature for help()."""
+    attend.__signature__ = SIGNATURE
+    return attend
+
+
+def obeys_contract(compute: Callable[..., Tensor]) -> AttentionFunction:
+    """The attention function whose mathematics is `compute(q, k, v, allowed, bias, scale, dropout_p)`.
+
+    compute gets checked arguments: k and v with all H heads, `allowed` (bool, broadcasts to (…, H, T, S), at
+    least one key for every query) or None where all is, `scale` as a number. Its result for a query that may
+    attend nowhere is replaced by zeros.
+    """
+
+    def attend(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None):
+        check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
+        allowed, has_keys = allowed_keys(q, k, mask, is_causal)
+        H, D = q.shape[-3], q.shape[-1]
+        scale = 1 / math.sqrt(D) if scale is None else scale
+        y = compute(q, repeat_heads(k, H), repeat_heads(v, H), allowed, bias, scale, dropout_p)
+        return zero_empty_rows(y, has_keys)
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(attend, name, getattr(compute, name))
+    return states_contract(attend)
 
 
 def check_arguments(
@@ -92,9 +127,9 @@ def allowed_keys(
     mask: Shaped[Tensor, " ..."] | None,
     is_causal: bool,
 ) -> tuple[Bool[Tensor, " ..."] | None, Bool[Tensor, " ..."] | None]:
-    """Reduce mask and is_causal to (allowed, seeing), each None where it would be all True.
+    """Reduce mask and is_causal to (allowed, has_keys), each None where it would be all True.
 
-    `allowed` broadcasts to (…, H, T, S). `seeing` (…, T, 1) is False for an empty row: a query that may
+    `allowed` broadcasts to (…, H, T, S). `has_keys` (…, T, 1) is False for an empty row: a query that may
     attend nowhere. A softmax over nothing is 0/0, and its NaN survives any later multiplication by zero,
     forwards and backwards. So `allowed` opens an empty row to every key, which keeps all numbers finite,
     and zero_empty_rows() then cuts the row out of the result, and with it out of the gradient.
@@ -108,15 +143,15 @@ def allowed_keys(
             return allowed, None
     else:
         allowed = as_bool(mask)
-    seeing = allowed.any(-1, keepdim=True)
-    return allowed | ~seeing, seeing
+    has_keys = allowed.any(-1, keepdim=True)
+    return allowed | ~has_keys, has_keys
 
 
 def zero_empty_rows(
-    y: Float[Tensor, "... H T D"], seeing: Bool[Tensor, "... T 1"] | None
+    y: Float[Tensor, "... H T D"], has_keys: Bool[Tensor, "... T 1"] | None
 ) -> Float[Tensor, "... H T D"]:
-    """The result with zeros for every query that sees nothing."""
-    return y if seeing is None else y.masked_fill(~seeing, 0.0)
+    """The result with zeros for every query that has no key."""
+    return y if has_keys is None else y.masked_fill(~has_keys, 0.0)
 
 
 def repeat_heads(x: Float[Tensor, "... Hkv S D"], H: int) -> Float[Tensor, "... H S D"]:

@@ -8,24 +8,15 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from model.attention.contract import allowed_keys, check_arguments, fold, fold_overlay, zero_empty_rows
+from model.attention.contract import allowed_keys, check_arguments, fold, fold_overlay, states_contract, zero_empty_rows
 
 
-def flex(
-    q: Float[Tensor, "... H T D"],
-    k: Float[Tensor, "... Hkv S D"],
-    v: Float[Tensor, "... Hkv S Dv"],
-    *,
-    mask: Shaped[Tensor, " ..."] | None = None,
-    bias: Float[Tensor, " ..."] | None = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Float[Tensor, "... H T Dv"]:
+@states_contract
+def flex(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None):
     """The contract by flex_attention (Dong et al. 2024): blocks the mask rules out are never computed.
 
     Raises ValueError also for what flex_attention lacks: dropout anywhere, gradients on the CPU.
@@ -38,9 +29,9 @@ def flex(
     if q.is_cpu and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise ValueError("attention=flex computes gradients on CUDA only: choose sdpa to train on the CPU.")
     T, S = q.shape[-2], k.shape[-2]
-    allowed = seeing = block_mask = score_mod = None
+    allowed = has_keys = block_mask = score_mod = None
     if mask is not None or (is_causal and T > S):
-        allowed, seeing = allowed_keys(q, k, mask, is_causal)
+        allowed, has_keys = allowed_keys(q, k, mask, is_causal)
         block_mask = _dense_block_mask(fold_overlay(allowed, q, S).expand(-1, -1, T, -1))
     elif is_causal and T > 1:
         block_mask = _causal_block_mask(T, S, q.device)
@@ -49,7 +40,7 @@ def flex(
     grouped = q.shape[-3] != k.shape[-3]
     y = _kernel(q.device.type)(fold(q), fold(k), fold(v), score_mod, block_mask, scale, grouped)
     y = y.reshape(*q.shape[:-1], v.shape[-1])  # (B, H, T, Dv) -> (…, H, T, Dv)
-    return zero_empty_rows(y, seeing)
+    return zero_empty_rows(y, has_keys)
 
 
 @lru_cache

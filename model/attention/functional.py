@@ -1,8 +1,11 @@
-"""One attention, several ways to compute it. The contract they all obey is in contract.py.
+"""One attention, several ways to compute it, all under the contract of contract.py.
 
 `matmul` is the one to read. `einsum`, `bmm` and `loop` say the same in other words, and `loop` in
-float64 is the judge of all others. `sdpa` and `flex` hand the work to torch's fused kernels (`fused`), which
-never write the (T, S) matrix to memory (Dao et al. 2022, FlashAttention).
+float64 is the judge of all others. They are the mathematics alone: obeys_contract() has checked the
+arguments, given every query head its keys and values, and joined mask and causality into `allowed`.
+
+`fused` and `flex` hand the work to torch's kernels, which never write the (T, S) matrix to memory (Dao et
+al. 2022, FlashAttention). `sdpa` is the fast way: `fused`, but `bmm` for short texts on a CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from model.attention.contract import (
     check_arguments,
     fold,
     fold_overlay,
+    obeys_contract,
     repeat_heads,
+    states_contract,
     zero_empty_rows,
 )
 from model.attention.flex import flex
@@ -28,28 +33,15 @@ from model.attention.flex import flex
 SHORT = 256  # up to this many queries and keys `bmm` beats the fused kernels of a CPU: see benchmarks/attention.py
 
 
-def matmul(
-    q: Float[Tensor, "... H T D"],
-    k: Float[Tensor, "... Hkv S D"],
-    v: Float[Tensor, "... Hkv S Dv"],
-    *,
-    mask: Shaped[Tensor, " ..."] | None = None,
-    bias: Float[Tensor, " ..."] | None = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Float[Tensor, "... H T Dv"]:
+@obeys_contract
+def matmul(q, k, v, allowed, bias, scale, dropout_p):
     """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), a step a line."""
-    check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
-    allowed, seeing = allowed_keys(q, k, mask, is_causal)
-    k, v = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3])
-
     # How well does each key answer each query? One dot product for every pair.
     scores = q @ k.transpose(-2, -1)  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
 
-    # A dot product of D independent terms of variance 1 has variance D. Dividing by √D brings it back
+    # A dot product of D independent terms of variance 1 has variance D. The scale, 1/√D, brings it back
     # to 1; without that the softmax would soon saturate on one key, where its gradient vanishes.
-    scores = scores * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = scores * scale
 
     # What is known about a pair beside its content, such as ALiBi's distance penalty.
     if bias is not None:
@@ -67,54 +59,28 @@ def matmul(
     weights = F.dropout(weights, dropout_p)
 
     # The mean of the values, weighted.
-    y = weights @ v  # (…, H, T, S) @ (…, H, S, Dv) -> (…, H, T, Dv)
-    return zero_empty_rows(y, seeing)
+    return weights @ v  # (…, H, T, S) @ (…, H, S, Dv) -> (…, H, T, Dv)
 
 
-def einsum(
-    q: Float[Tensor, "... H T D"],
-    k: Float[Tensor, "... Hkv S D"],
-    v: Float[Tensor, "... Hkv S Dv"],
-    *,
-    mask: Shaped[Tensor, " ..."] | None = None,
-    bias: Float[Tensor, " ..."] | None = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Float[Tensor, "... H T Dv"]:
+@obeys_contract
+def einsum(q, k, v, allowed, bias, scale, dropout_p):
     """The same in index notation: which axes meet and which stay is written out, nothing is transposed."""
-    check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
-    allowed, seeing = allowed_keys(q, k, mask, is_causal)
-    k, v = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3])
-    scores = torch.einsum("...td,...sd->...ts", q, k) * _scale(q, scale)
+    scores = torch.einsum("...td,...sd->...ts", q, k) * scale
     if bias is not None:
         scores = scores + bias
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
     weights = torch.softmax(scores, dim=-1, dtype=_softmax_dtype(scores)).to(v.dtype)
-    y = torch.einsum("...ts,...sd->...td", F.dropout(weights, dropout_p), v)
-    return zero_empty_rows(y, seeing)
+    return torch.einsum("...ts,...sd->...td", F.dropout(weights, dropout_p), v)
 
 
-def bmm(
-    q: Float[Tensor, "... H T D"],
-    k: Float[Tensor, "... Hkv S D"],
-    v: Float[Tensor, "... Hkv S Dv"],
-    *,
-    mask: Shaped[Tensor, " ..."] | None = None,
-    bias: Float[Tensor, " ..."] | None = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Float[Tensor, "... H T Dv"]:
+@obeys_contract
+def bmm(q, k, v, allowed, bias, scale, dropout_p):
     """The same with batch and heads folded into one axis, N = … × H.
 
     baddbmm multiplies, scales and adds in one pass, so mask and bias become one matrix of 0 and −∞ to add.
     """
-    check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
-    allowed, seeing = allowed_keys(q, k, mask, is_causal)
     lead, (T, S) = q.shape[:-2], (q.shape[-2], k.shape[-2])
-    k, v = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3])
     q, k, v = (t.flatten(0, -3) for t in (q, k, v))  # (…, H, T, D) -> (N, T, D)
 
     added = q.new_zeros(T, S) if bias is None else bias.to(q.dtype)
@@ -122,34 +88,22 @@ def bmm(
         added = torch.where(allowed, added, -torch.inf)
     if added.ndim > 2:  # (…, H, T, S) -> (N, T, S)
         added = added.expand(*lead, T, S).flatten(0, -3)
-    scores = torch.baddbmm(added, q, k.transpose(-2, -1), alpha=_scale(q, scale))  # (N, T, S)
+    scores = torch.baddbmm(added, q, k.transpose(-2, -1), alpha=scale)  # (N, T, S)
     weights = torch.softmax(scores, dim=-1, dtype=_softmax_dtype(scores)).to(v.dtype)
     y = torch.bmm(F.dropout(weights, dropout_p), v)  # (N, T, S) @ (N, S, Dv) -> (N, T, Dv)
-    return zero_empty_rows(y.unflatten(0, lead), seeing)  # (N, T, Dv) -> (…, H, T, Dv)
+    return y.unflatten(0, lead)  # (N, T, Dv) -> (…, H, T, Dv)
 
 
-def loop(
-    q: Float[Tensor, "... H T D"],
-    k: Float[Tensor, "... Hkv S D"],
-    v: Float[Tensor, "... Hkv S Dv"],
-    *,
-    mask: Shaped[Tensor, " ..."] | None = None,
-    bias: Float[Tensor, " ..."] | None = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Float[Tensor, "... H T Dv"]:
+@obeys_contract
+def loop(q, k, v, allowed, bias, scale, dropout_p):
     """The same a query at a time. In float64 it is the reference the other forms are held to."""
-    check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
-    allowed, seeing = allowed_keys(q, k, mask, is_causal)
-    k, v = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3])
     every_pair = (*q.shape[:-1], k.shape[-2])  # (…, H, T, S)
     bias = None if bias is None else bias.expand(every_pair)
     allowed = None if allowed is None else allowed.expand(every_pair)
 
     rows = [v.new_zeros(*q.shape[:-2], 0, v.shape[-1])]  # so that T = 0 has a shape too
     for t in range(q.shape[-2]):
-        scores = (q[..., t : t + 1, :] * k).sum(-1) * _scale(q, scale)  # (…, H, S)
+        scores = (q[..., t : t + 1, :] * k).sum(-1) * scale  # (…, H, S)
         if bias is not None:
             scores = scores + bias[..., t, :]
         if allowed is not None:
@@ -157,20 +111,11 @@ def loop(
         weights = torch.softmax(scores, dim=-1, dtype=_softmax_dtype(scores)).to(v.dtype)
         weights = F.dropout(weights, dropout_p)
         rows.append((weights.unsqueeze(-1) * v).sum(-2, keepdim=True))  # (…, H, 1, Dv)
-    return zero_empty_rows(torch.cat(rows, dim=-2), seeing)
+    return torch.cat(rows, dim=-2)
 
 
-def sdpa(
-    q: Float[Tensor, "... H T D"],
-    k: Float[Tensor, "... Hkv S D"],
-    v: Float[Tensor, "... Hkv S Dv"],
-    *,
-    mask: Shaped[Tensor, " ..."] | None = None,
-    bias: Float[Tensor, " ..."] | None = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Float[Tensor, "... H T Dv"]:
+@states_contract
+def sdpa(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None):
     """The same in the fastest way: torch's fused kernels, but for short texts on a CPU `bmm`.
 
     There the kernels save no time, in bf16 they cost several times as much, and the matrix they avoid is small.
@@ -179,26 +124,17 @@ def sdpa(
     return how(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
 
 
-def fused(
-    q: Float[Tensor, "... H T D"],
-    k: Float[Tensor, "... Hkv S D"],
-    v: Float[Tensor, "... Hkv S Dv"],
-    *,
-    mask: Shaped[Tensor, " ..."] | None = None,
-    bias: Float[Tensor, " ..."] | None = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Float[Tensor, "... H T Dv"]:
+@states_contract
+def fused(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None):
     """The same by torch's fused kernels, in whichever way they are right and need no (T, S) matrix."""
     check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
     T, S = q.shape[-2], k.shape[-2]
-    seeing = None
+    has_keys = None
     if mask is None and bias is None and (not is_causal or T in (1, S)):
         if T == 1:  # a single query is the last one: it sees every key
             is_causal = False
     else:  # a chunk (1 < T < S) too: the kernels' own is_causal aligns the first query with the first key
-        allowed, seeing = allowed_keys(q, k, mask, is_causal)
+        allowed, has_keys = allowed_keys(q, k, mask, is_causal)
         if bias is not None:
             mask = bias.to(q.dtype) if allowed is None else torch.where(allowed, bias.to(q.dtype), -torch.inf)
         else:
@@ -213,7 +149,7 @@ def fused(
 
     D, Dv = q.shape[-1], v.shape[-1]
     if Dv != D and q.is_cpu:  # the CPU kernel wants one width; zero channels change no product
-        scale = _scale(q, scale)
+        scale = 1 / math.sqrt(D) if scale is None else scale
         q, k, v = (F.pad(t, (0, max(D, Dv) - t.shape[-1])) for t in (q, k, v))
 
     y = F.scaled_dot_product_attention(
@@ -228,7 +164,7 @@ def fused(
     )
     if q.ndim != 4:
         y = y.reshape(*q.shape[:-1], y.shape[-1])  # (B, H, T, Dv) -> (…, H, T, Dv)
-    return zero_empty_rows(y[..., :Dv] if Dv < D else y, seeing)
+    return zero_empty_rows(y[..., :Dv] if Dv < D else y, has_keys)
 
 
 def attention_weights(
@@ -248,10 +184,6 @@ def attention_weights(
     S = k.shape[-2]
     identity = torch.eye(S, dtype=q.dtype, device=q.device).expand(*k.shape[:-2], S, S)
     return attend(q, k, identity, mask=mask, bias=bias, is_causal=is_causal, scale=scale)
-
-
-def _scale(q: Tensor, scale: float | None) -> float:
-    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
 def _softmax_dtype(scores: Tensor) -> torch.dtype:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from model.attention.contract import obeys_contract
 from model.attention.functional import matmul
 from model.attention.multihead import CausalSelfAttention, MultiHeadAttention, make_rope
 from model.config import AttentionConfig
@@ -133,19 +134,9 @@ class StackedHeads(MultiHeadAttention):
         return torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], dim=-3)
 
 
-def head_by_head(
-    q: Float[Tensor, "... H T D"],
-    k: Float[Tensor, "... Hkv S D"],
-    v: Float[Tensor, "... Hkv S D"],
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Float[Tensor, "... H T D"]:
-    """The attention of each head by itself, the results stacked: the contract of contract.py."""
-    group = q.shape[-3] // k.shape[-3]  # query heads that share a key head
+@obeys_contract
+def head_by_head(q, k, v, allowed, bias, scale, dropout_p):
+    """The attention of each head by itself, the results stacked."""
 
     def of_head(overlay: Tensor | None, h: int) -> Tensor | None:
         if overlay is None or overlay.ndim < 3 or overlay.shape[-3] == 1:
@@ -154,12 +145,9 @@ def head_by_head(
 
     heads = [
         matmul(
-            q[..., h : h + 1, :, :],
-            k[..., h // group : h // group + 1, :, :],
-            v[..., h // group : h // group + 1, :, :],
-            mask=of_head(mask, h),
+            *(t[..., h : h + 1, :, :] for t in (q, k, v)),
+            mask=of_head(allowed, h),
             bias=of_head(bias, h),
-            is_causal=is_causal,
             dropout_p=dropout_p,
             scale=scale,
         )
