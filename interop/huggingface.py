@@ -78,8 +78,12 @@ def choose_target(model: GPT) -> str:
             obstacles.append(f"bias={config.bias}, qkv_bias={config.qkv_bias} (both must be true)")
         if config.kv_heads != config.n_head:
             obstacles.append(f"n_kv_head={config.n_kv_head}")
+        if config.n_head * config.head_channels != config.n_embd:
+            obstacles.append(f"head_size={config.head_size}")
     elif config.bias or config.qkv_bias:
         obstacles.append(f"bias={config.bias}, qkv_bias={config.qkv_bias} (both must be false)")
+    if name == "LlamaForCausalLM" and config.n_embd % model.blocks[0].attention.n_head:
+        obstacles.append(f"n_head={config.n_head} that does not divide n_embd={config.n_embd}")
     if name == "Qwen3ForCausalLM" and config.norm_eps != NORM_EPS:
         obstacles.append(f"norm_eps={config.norm_eps} (must be {NORM_EPS}, that of QK-norm)")
     if obstacles:
@@ -316,14 +320,13 @@ def _from_llama_config(settings: dict[str, Any], kind: str) -> GPTConfig:
     if kind == "qwen3" and settings["rms_norm_eps"] != NORM_EPS:
         raise HuggingFaceError(f"rms_norm_eps={settings['rms_norm_eps']} is not known here: QK-norm's is {NORM_EPS}.")
     heads, width = settings["num_attention_heads"], settings["hidden_size"]
-    if settings.get("head_dim", width // heads) * heads != width:
-        raise HuggingFaceError(f"head_dim={settings['head_dim']} times {heads} heads is not hidden_size={width}.")
     target = TARGETS["Qwen3ForCausalLM" if kind == "qwen3" else "LlamaForCausalLM"]
     kv_heads = settings.get("num_key_value_heads", heads)
     return GPTConfig(
         n_layer=settings["num_hidden_layers"],
         n_head=heads,
         n_kv_head=_unless(kv_heads, heads),
+        head_size=_unless(settings.get("head_dim"), width / heads),
         n_embd=width,
         n_inner=settings["intermediate_size"],
         block_size=settings["max_position_embeddings"],
@@ -406,6 +409,6 @@ def _expect(settings: dict[str, Any], **expected: Any) -> None:
             raise HuggingFaceError(f"{name}={settings[name]} is not known here: only {name}={value} is.")
 
 
-def _unless(value: int | None, default: int) -> int | None:
+def _unless(value: int | None, default: float) -> int | None:
     """None for a value that is what None stands for."""
     return None if value == default else value

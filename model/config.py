@@ -25,9 +25,12 @@ class AttentionConfig:
     attention: str = "sdpa"
     """Which form computes the attention: one of ATTENTION_FORMS."""
     n_embd: int = 128
-    """Width C of the residual stream; each head has n_embd / n_head channels."""
+    """Width C of the residual stream."""
     n_head: int = 4
     """Number of query heads H; average, simple and single_head have one of width n_embd whatever this says."""
+    head_size: int | None = None
+    """Channels D of each head: n_embd / n_head when null. Anything else sets the attention's width H·D apart
+    from that of the residual stream, as in Qwen3."""
     n_kv_head: int | None = None
     """Number of key/value heads Hkv: n_head when null, 1 is multi-query attention (Shazeer 2019),
     a divisor of n_head is grouped-query attention (Ainslie et al. 2023)."""
@@ -63,7 +66,9 @@ class AttentionConfig:
                 f"attention=flex has no dropout, but attention_dropout={self.attention_dropout}: "
                 "set attention_dropout=0, or choose attention=sdpa."
             )
-        if self.n_embd % self.n_head:
+        if self.head_size is not None and self.head_size < 1:
+            raise ValueError(f"head_size={self.head_size} must be at least 1, or null for n_embd / n_head.")
+        if self.head_size is None and self.n_embd % self.n_head:
             raise ValueError(
                 f"n_head={self.n_head} does not divide n_embd={self.n_embd}: "
                 f"choose n_head from {_divisors(self.n_embd)}, or another n_embd."
@@ -73,10 +78,12 @@ class AttentionConfig:
                 f"n_kv_head={self.n_kv_head} does not divide n_head={self.n_head}: "
                 f"choose n_kv_head from {_divisors(self.n_head)}, or null for one per query head."
             )
-        if self.position == "rope" and self.head_size % 2:
+        if self.position == "rope" and self.head_channels % 2:
+            given = f"n_embd={self.n_embd} over n_head={self.n_head}"
+            given = given if self.head_size is None else f"head_size={self.head_size}"
             raise ValueError(
-                f"position=rope rotates pairs of channels, but n_embd={self.n_embd} over n_head={self.n_head} "
-                f"gives an odd head size of {self.head_size}: change one of them, or choose another position."
+                f"position=rope rotates pairs of channels, but {given} gives an odd head size of "
+                f"{self.head_channels}: choose an even one, or another position."
             )
         if self.rope_theta <= 0:
             raise ValueError(f"rope_theta={self.rope_theta} must be positive; 10000 is the usual base.")
@@ -92,9 +99,9 @@ class AttentionConfig:
             )
 
     @property
-    def head_size(self) -> int:
-        """Channels D of one head."""
-        return self.n_embd // self.n_head
+    def head_channels(self) -> int:
+        """Channels D of one head, with the default of head_size resolved."""
+        return self.head_size or self.n_embd // self.n_head
 
     @property
     def kv_heads(self) -> int:

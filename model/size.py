@@ -30,9 +30,9 @@ def count_parameters(model: GPT) -> Counter[str]:
 def flops_per_token(model: GPT) -> float:
     """Floating-point operations of forward and backward for one token of a full window.
 
-    6 for each weight that multiplies it (Kaplan et al. 2020), and 6 · n_layer · n_embd · block_size for
+    6 for each weight that multiplies it (Kaplan et al. 2020), and 6 · n_layer · H·D · block_size for
     the scores and sums of causal attention, of which a token sees half the window on average.
     """
-    config, parts = model.config, count_parameters(model)
+    config, parts, attention = model.config, count_parameters(model), model.blocks[0].attention
     multiplied = parts["attention"] + parts["mlp"] + config.vocab_size * config.n_embd
-    return 6 * multiplied + 6 * config.n_layer * config.n_embd * config.block_size
+    return 6 * multiplied + 6 * config.n_layer * attention.n_head * attention.head_size * config.block_size

@@ -68,6 +68,8 @@ def test_cached_logits_equal_uncached_ones_for_every_preset(preset):
     "case",
     [
         {"n_kv_head": 1},
+        {"n_head": 6, "head_size": 10, "n_kv_head": 3},
+        {"head_size": 16, "position": "alibi"},
         {"n_kv_head": 2, "qkv_bias": True, "bias": True, "norm": "layernorm"},
         {"attention_window": 3},
         {"attention_window": 3, "position": "learned"},

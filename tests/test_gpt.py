@@ -16,6 +16,8 @@ VARIANTS = [
     {},
     {"n_kv_head": 2},
     {"n_kv_head": 1, "qk_norm": False},
+    {"n_head": 6, "head_size": 10, "n_kv_head": 3},
+    {"attention": "stacked", "n_head": 3, "head_size": 2},
     {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qkv_bias": True},
     {"position": "none", "mlp": "relu2", "tie_embeddings": True},
     {"logit_softcap": 5.0, "attention": "matmul"},
@@ -74,6 +76,15 @@ def test_an_untrained_model_knows_nothing(zero_init):
     assert abs(loss.item() - math.log(1000)) < (1e-4 if zero_init else 0.05)
 
 
+def test_heads_of_a_size_of_their_own_set_the_width_of_attention_apart_from_the_model_s():
+    qwen3 = GPTConfig(n_layer=1, n_embd=1024, n_head=16, n_kv_head=8, head_size=128, vocab_size=8)  # Qwen3-0.6B's heads
+    with torch.device("meta"):
+        attention = GPT(qwen3).blocks[0].attention
+    assert attention.q_proj.weight.shape == (2048, 1024)
+    assert attention.k_proj.weight.shape == attention.v_proj.weight.shape == (1024, 1024)
+    assert attention.o_proj.weight.shape == (1024, 2048)
+
+
 def test_softcap_bounds_the_logits():
     model, capped = random_gpt(), random_gpt(logit_softcap=2.0)
     tokens = torch.randint(61, (1, 10))
@@ -108,7 +119,9 @@ def test_a_model_without_a_vocabulary_is_refused():
         ({"n_head": 3}, "n_head=3 does not divide n_embd=128"),
         ({"n_head": 4, "n_kv_head": 3}, "n_kv_head=3 does not divide n_head=4"),
         ({"n_kv_head": 0}, "n_kv_head=0"),
-        ({"n_embd": 12, "n_head": 4}, "odd head size of 3"),
+        ({"n_embd": 12, "n_head": 4}, "n_embd=12 over n_head=4 gives an odd head size of 3"),
+        ({"head_size": 7}, "head_size=7 gives an odd head size of 7"),
+        ({"head_size": 0}, "head_size=0 must be at least 1"),
         ({"attention": "fast"}, "attention=fast is not known"),
         ({"position": "absolute"}, "position=absolute is not known"),
         ({"norm": "batchnorm"}, "norm=batchnorm is not known"),

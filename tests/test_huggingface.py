@@ -40,7 +40,10 @@ SHAPES = {
     "llama-grouped-tied": LLAMA | {"n_kv_head": 2, "tie_embeddings": True},
     "llama-stretched": LLAMA | {"rope_scaling": "linear", "rope_scaling_factor": 2.0, "rope_theta": 5e5},
     "llama-ntk": LLAMA | {"rope_scaling": "ntk", "rope_scaling_factor": 4.0},
+    "llama-narrow-heads": LLAMA | {"head_size": 4},
     "qwen3": {},
+    "qwen3-wide-heads": {"head_size": 16, "n_kv_head": 2},
+    "qwen3-three-heads": {"n_head": 3, "head_size": 16},
     "qwen3-multi-query": {"n_kv_head": 1, "n_inner": 40},
     "qwen3-single-head": {"attention": "single_head"},
 }
@@ -78,7 +81,7 @@ def test_what_transformers_saves_gives_our_gpt_its_logits(kind, tmp_path):
         config = transformers.GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=16, vocab_size=61)
     else:
         config = getattr(transformers, f"{kind}Config")(
-            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, head_dim=8,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, head_dim=16,
             intermediate_size=48, max_position_embeddings=16, vocab_size=61,
         )  # fmt: skip
     torch.manual_seed(0)
@@ -106,8 +109,10 @@ def test_every_preset_can_be_exported(preset, tmp_path):
         ({"logit_softcap": 30.0}, "logit_softcap=30.0", "tiny"),
         ({"norm_eps": 1e-5}, "norm_eps=1e-05", "tiny"),
         (LLAMA | {"qkv_bias": True}, "qkv_bias=True", "llama"),
+        (LLAMA | {"n_head": 3, "head_size": 8}, "n_head=3 that does not divide n_embd=32", "llama"),
         (GPT2 | {"bias": False}, "bias=False", "gpt2"),
         (GPT2 | {"n_kv_head": 2}, "n_kv_head=2", "gpt2"),
+        (GPT2 | {"head_size": 16}, "head_size=16", "gpt2"),
     ],
     ids=str,
 )
@@ -138,7 +143,7 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
         ({"hidden_act": "gelu"}, "hidden_act=gelu"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type=yarn"),
-        ({"head_dim": 16}, "head_dim=16"),
+        ({"head_dim": 16}, "cannot be read as a model"),
         ({"vocab_size": 62}, "size mismatch"),
         ({"num_hidden_layers": 3}, "KeyError"),
         ({"hidden_size": None}, "TypeError"),

@@ -83,7 +83,9 @@ def test_a_single_head_is_multi_head_attention_with_one_head():
     assert torch.equal(single(x), one(x))
 
 
-@pytest.mark.parametrize("settings", [{}, {"n_kv_head": 2, "qkv_bias": True}, {"n_kv_head": 1, "position": "alibi"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"n_kv_head": 2, "qkv_bias": True}, {"n_kv_head": 1, "position": "alibi"}, {"head_size": 6}]
+)
 @pytest.mark.parametrize(("saved", "loaded"), [("stacked", "matmul"), ("matmul", "stacked")])
 def test_stacked_and_split_heads_load_each_others_checkpoints(saved, loaded, settings):
     first, second = layer(saved, **settings), layer(loaded, **settings)

@@ -43,14 +43,17 @@ def test_the_parameters_predicted_for_a_preset_are_those_it_has(preset):
     assert expected == known.get(preset, expected)
 
 
-def test_the_operations_predicted_are_those_counted():
-    config = GPTConfig(n_layer=2, n_embd=64, block_size=32, vocab_size=100, attention="matmul")
+@pytest.mark.parametrize(("head_size", "width"), [(None, 64), (64, 256)])
+def test_the_operations_predicted_are_those_counted(head_size, width):
+    config = GPTConfig(
+        n_layer=2, n_embd=64, n_head=4, head_size=head_size, block_size=32, vocab_size=100, attention="matmul"
+    )
     model = GPT(config)
     counter = FlopCounterMode(display=False)
     with counter:
         model(torch.zeros(3, 32, dtype=torch.long)).sum().backward()
     # The counter takes the whole square of scores, of which causal attention needs half.
-    whole_square = 6 * config.n_layer * config.n_embd * config.block_size
+    whole_square = 6 * config.n_layer * width * config.block_size
     assert counter.get_total_flops() / (3 * 32) == pytest.approx(flops_per_token(model) + whole_square, rel=0.01)
 
 

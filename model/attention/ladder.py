@@ -59,7 +59,7 @@ class Averaging(CausalSelfAttention):
     """
 
     def __init__(self, config: AttentionConfig):
-        super().__init__(config, 1, matmul)
+        super().__init__(config, 1, config.n_embd, matmul)
         self.alibi = False
         self.v_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
@@ -88,7 +88,7 @@ class SimpleAttention(CausalSelfAttention):
     """`attention=simple`: simple_attention() over the past. No weights, hence no projections and no QK-norm."""
 
     def __init__(self, config: AttentionConfig):
-        super().__init__(config, 1, matmul)
+        super().__init__(config, 1, config.n_embd, matmul)
         self.rope = make_rope(config, config.n_embd)
 
     def project(
@@ -111,7 +111,7 @@ class SingleHead(MultiHeadAttention):
     """`attention=single_head`: one head of size C, which learns what to ask, what to answer and what to say."""
 
     def __init__(self, config: AttentionConfig):
-        super().__init__(replace(config, n_head=1, n_kv_head=None), attend=matmul)
+        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), attend=matmul)
 
 
 # Rung 4: several heads, each with its own subspace and its own weights.

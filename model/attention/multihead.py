@@ -26,9 +26,9 @@ class CausalSelfAttention(nn.Module):
     (`merge`); the rest, mask, window, cache, ALiBi, dropout, is the same for all and is here.
     """
 
-    def __init__(self, config: AttentionConfig, n_head: int, attend: AttentionFunction):
+    def __init__(self, config: AttentionConfig, n_head: int, head_size: int, attend: AttentionFunction):
         super().__init__()
-        self.n_head = n_head
+        self.n_head, self.head_size = n_head, head_size
         self.attend = attend
         self.dropout = config.attention_dropout
         self.window = config.attention_window
@@ -98,16 +98,16 @@ class CausalSelfAttention(nn.Module):
 
 
 class MultiHeadAttention(CausalSelfAttention):
-    """H heads that each attend in a subspace of D = C / H channels (Vaswani et al. 2017, section 3.2.2).
+    """H heads that each attend in a subspace of D channels, C / H by default (Vaswani et al. 2017, section 3.2.2).
 
     With fewer key/value heads than query heads several queries share one: multi-query (Shazeer 2019) and
     grouped-query attention (Ainslie et al. 2023). QK-norm keeps the scores bounded (Henry et al. 2020).
     """
 
     def __init__(self, config: AttentionConfig, attend: AttentionFunction | None = None):
-        super().__init__(config, config.n_head, attend or ATTENTION_FUNCTIONS[config.attention])
-        C, D = config.n_embd, config.head_size
-        self.kv_heads, self.head_size = config.kv_heads, D
+        C, D = config.n_embd, config.head_channels
+        super().__init__(config, config.n_head, D, attend or ATTENTION_FUNCTIONS[config.attention])
+        self.kv_heads = config.kv_heads
         self.q_proj = nn.Linear(C, config.n_head * D, bias=config.qkv_bias)
         self.k_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
         self.v_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
@@ -135,8 +135,8 @@ class MultiHeadAttention(CausalSelfAttention):
         return heads.transpose(-3, -2)  # (…, T, n, D) -> (…, n, T, D)
 
     def merge(self, y: Float[Tensor, "... H T D"]) -> Float[Tensor, "... T C"]:
-        joined = y.transpose(-3, -2).flatten(-2)  # (…, H, T, D) -> (…, T, H, D) -> (…, T, C)
-        return self.o_proj(joined)
+        joined = y.transpose(-3, -2).flatten(-2)  # (…, H, T, D) -> (…, T, H, D) -> (…, T, H·D)
+        return self.o_proj(joined)  # (…, T, H·D) -> (…, T, C)
 
 
 def _normalise(norm: nn.RMSNorm, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
