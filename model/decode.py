@@ -109,11 +109,13 @@ class Decoder:
 
     def _plain_step(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """step() by way of the model's own forward pass, for forms that have no OneTokenBlock."""
-        slots = torch.arange(self.cache.start, self.cache.position + 1, device=self.device)
-        in_sight = slots > self.cache.position - self.window
-        real = (slots >= self.padding[:, None]) & in_sight  # (B, S)
-        positions = (self.cache.position - self.padding)[:, None]  # (B, 1)
-        x = self.model.hidden(tokens[:, None], attention_mask=real, positions=positions, cache=self.cache)
+        cache, real, positions = self.cache, None, None
+        if self.most_padding:
+            positions = (cache.position - self.padding)[:, None]  # (B, 1)
+        if self.most_padding > cache.start or cache.length >= self.window:
+            slots = torch.arange(cache.start, cache.position + 1, device=self.device)
+            real = (slots >= self.padding[:, None]) & (slots > cache.position - self.window)  # (B, S)
+        x = self.model.hidden(tokens[:, None], attention_mask=real, positions=positions, cache=cache)
         return self.model.logits(x[:, -1])
 
     def _begin_anew(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:

@@ -125,6 +125,27 @@ def test_rows_can_be_doubled_and_dropped_on_the_way(position):
             texts = [texts[0], texts[2]]
 
 
+# A cache of 9 slots for a window of 7: at position 9 it drops what is out of sight, the padding too.
+@pytest.mark.parametrize(
+    ("texts", "masked"), [([[1, 2]], [7, 8, 10, 11]), ([[1, 2], [3]], [2, 3, 4, 5, 6, 7, 8, 10, 11])]
+)
+@torch.inference_mode()
+def test_a_mask_is_made_only_where_something_is_padded_or_out_of_sight(texts, masked, monkeypatch):
+    model, made = random_gpt(position="alibi", block_size=7), []
+    decoder, hidden = Decoder(model), model.hidden
+
+    def note(tokens, *, attention_mask, **arguments):
+        if attention_mask is not None:
+            made.append(decoder.cache.position)
+        return hidden(tokens, attention_mask=attention_mask, **arguments)
+
+    decoder.read(texts, room=20)
+    monkeypatch.setattr(model, "hidden", note)
+    for _ in range(10):
+        decoder.step(torch.ones(len(texts), dtype=torch.long))
+    assert made == masked
+
+
 @torch.inference_mode()
 def test_the_cache_is_no_larger_than_what_is_asked_or_seen():
     decoder = Decoder(random_gpt(block_size=16))
