@@ -71,16 +71,6 @@ class KVCache:
             raise ValueError(f"cannot advance by {T}: {self.length} of size={self.size} slots are filled.")
         self.length += T
 
-    def truncate(self, length: int) -> None:
-        """Forget all but the first `length` slots; the next token is written after them."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot truncate to {length}: {self.length} of size={self.size} slots are filled.")
-        self.length = length
-
-    def reset(self) -> None:
-        """Forget everything, and begin at position 0 again."""
-        self.length = self.start = 0
-
     def drop_oldest(self, n: int) -> None:
         """Forget the first n slots and move the rest forward, so that a text may outgrow the cache.
 

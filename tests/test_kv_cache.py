@@ -46,21 +46,6 @@ def test_it_allocates_once():
     assert v.data_ptr() == cache.values.data_ptr()  # what is read is not a copy
 
 
-def test_truncating_forgets_the_end():
-    cache, k, _ = filled(5)
-    cache.truncate(2)
-    assert (cache.length, cache.position) == (2, 2)
-    new = torch.randn(2, 3, 1, 4)
-    assert torch.equal(cache.write(0, new, new)[0], torch.cat((k[0, ..., :2, :], new), -2))
-
-
-def test_resetting_begins_anew():
-    cache, _, _ = filled(5)
-    cache.drop_oldest(1)
-    cache.reset()
-    assert (cache.length, cache.start, cache.position) == (0, 0, 0)
-
-
 def test_dropping_the_oldest_makes_room_and_goes_on_counting_positions():
     cache, k, v = filled(8)
     cache.drop_oldest(3)
@@ -113,7 +98,6 @@ def test_a_text_outgrows_its_cache_as_a_window_over_what_is_left(position):
         ),
         (lambda c: c.write(0, *torch.zeros(2, 2, 3, 1, 4, requires_grad=True).unbind()), "torch.no_grad"),
         (lambda c: c.advance(4), "cannot advance by 4: 5 of size=8"),
-        (lambda c: c.truncate(6), "cannot truncate to 6: 5 of size=8"),
         (lambda c: c.drop_oldest(6), "cannot drop 6: 5 of size=8"),
     ],
 )
