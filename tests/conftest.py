@@ -15,11 +15,16 @@ from unittest import mock
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
+from cli import CONF
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
 from model.gpt import GPT
 from training.config import ScheduleConfig, TrainConfig
+
+PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
 # The tests run on all cores side by side, each on one: threads that wait for each other are slower.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -90,6 +95,12 @@ def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subpro
             signal.signal(signal.SIGTERM, on_sigterm)
     stdout, stderr = (stream.buffer.getvalue().decode() for stream in streams[1:] if not stream.flush())
     return subprocess.CompletedProcess([script, *arguments], status, stdout, stderr)
+
+
+def preset_settings(name: str) -> dict:
+    """What conf/model/NAME.yaml sets, itself or by the preset that it begins with."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return OmegaConf.to_container(compose(f"model/{name}").model)
 
 
 def random_gpt(seed: int = 0, **settings) -> GPT:

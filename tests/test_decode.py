@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_gpt
+from conftest import PRESETS, preset_settings, random_gpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from model.config import ATTENTION_FORMS, POSITIONS
 from model.decode import LARGE, Decoder, one_row_product
 from model.gpt import GPT
 from model.kv_cache import KVCache
-
-PRESETS = sorted((Path(__file__).parent.parent / "conf/model").glob("*.yaml"))
 
 
 def uncached(model: GPT, texts: list[list[int]]) -> torch.Tensor:
@@ -56,9 +52,9 @@ def test_cached_logits_equal_uncached_ones_in_every_form_before_and_past_the_blo
     check(model, [[1, 2, 3], [4], [5, 6, 7, 8, 9]], steps=11 if form == "flex" else 24)
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_cached_logits_equal_uncached_ones_for_every_preset(preset):
-    shape = OmegaConf.to_container(OmegaConf.load(preset))
+    shape = preset_settings(preset)
     small = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_inner": None, "block_size": 8}
     model = random_gpt(**shape | small | ({"n_kv_head": 2} if "n_kv_head" in shape else {}))
     check(model, [[3, 1, 4, 1, 5], [9, 2]], steps=24)

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import tiktoken
 import torch
-from conftest import random_gpt
+from conftest import PRESETS, preset_settings, random_gpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from cli import CONF
 from data.config import TokenizerConfig
 from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
 from interop.huggingface import HuggingFaceError, from_huggingface, to_huggingface
@@ -91,11 +89,11 @@ def test_what_transformers_saves_gives_our_gpt_its_logits(kind, tmp_path):
     torch.testing.assert_close(from_huggingface(str(tmp_path))(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("preset", sorted(CONF.glob("model/*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_can_be_exported(preset, tmp_path):
-    shape = OmegaConf.to_container(OmegaConf.load(preset))
+    shape = preset_settings(preset)
     model = random_gpt(**shape | {"n_layer": 1, "n_head": 4, "n_embd": 32, "n_inner": None, "block_size": 8})
-    expected = {"gpt2": "GPT2LMHeadModel", "llam": "LlamaForCausalLM"}.get(preset.stem[:4], "Qwen3ForCausalLM")
+    expected = {"gpt2": "GPT2LMHeadModel", "llam": "LlamaForCausalLM"}.get(preset[:4], "Qwen3ForCausalLM")
     assert to_huggingface(model, tmp_path) == expected
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import run_here
+from conftest import PRESETS, run_here
 from hydra import compose, initialize_config_dir
 from test_resume import ROOT, final_files, rows
 from torch.utils.flop_counter import FlopCounterMode
@@ -28,7 +28,6 @@ from training.preflight import preflight
 from training.run import Run, start_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
