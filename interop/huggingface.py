@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.attention import MultiHeadAttention
+from model.attention import ATTENTION_VARIANTS, MultiHeadAttention
 from model.attention.multihead import NORM_EPS
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -66,7 +66,7 @@ def choose_target(model: GPT) -> str:
     }
     name = min(misfits, key=lambda name: len(misfits[name]))
     obstacles = [f"{key}={getattr(config, key)}" for key in misfits[name]]
-    if not isinstance(model.blocks[0].attention, MultiHeadAttention):
+    if not isinstance(model.blocks[0].attention, MultiHeadAttention) or config.attention in ATTENTION_VARIANTS:
         obstacles.append(f"attention={config.attention}")
     for key in ("logit_softcap", "attention_window"):
         if getattr(config, key) is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The forms of attention that `attention=NAME` selects; model/attention holds one entry for each.
-ATTENTION_FUNCTIONS = ("sdpa", "matmul", "einsum", "bmm", "loop", "flex")
-ATTENTION_RUNGS = ("average", "simple", "single_head", "stacked")
-ATTENTION_FORMS = ATTENTION_FUNCTIONS + ATTENTION_RUNGS
+# The forms of attention that `attention=NAME` selects. Their names are here, and not beside the code in
+# model/attention, so that settings are checked without waiting for torch.
+ATTENTION_FUNCTIONS = ("sdpa", "matmul", "einsum", "bmm", "loop", "flex")  # functional.py: one function, in six ways
+ATTENTION_VARIANTS = ("softmax1",)  # variants.py: other functions in its place
+ATTENTION_RUNGS = ("average", "simple", "single_head", "stacked")  # ladder.py: what leads to it
+ATTENTION_FORMS = ATTENTION_FUNCTIONS + ATTENTION_VARIANTS + ATTENTION_RUNGS
 
 POSITIONS = ("rope", "learned", "alibi", "none")
 ROPE_SCALINGS = ("none", "linear", "ntk")

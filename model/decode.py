@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from model.attention import MultiHeadAttention
+from model.attention import ATTENTION_VARIANTS, MultiHeadAttention
 from model.gpt import GPT, Block
 from model.kv_cache import KVCache
 from model.rope import rotate
@@ -39,8 +39,9 @@ class Decoder:
         self.device = model.token_embedding.weight.device
         self.slides = config.position != "learned"
         self.window = min(config.block_size, config.attention_window or config.block_size)
-        # ALiBi and the rungs below multi-head attention take the way of a whole text, which is slower.
-        lean = isinstance(model.blocks[0].attention, MultiHeadAttention) and config.position != "alibi"
+        # ALiBi, variants and the rungs below multi-head attention take the way of a whole text, which is slower.
+        slower = config.position == "alibi" or config.attention in ATTENTION_VARIANTS
+        lean = isinstance(model.blocks[0].attention, MultiHeadAttention) and not slower
         copy = sum(parameter.numel() for parameter in model.parameters()) <= COPIED
         self.steps = [OneTokenBlock(block, copy=copy) for block in model.blocks] if lean else None
         self.lm_head = one_row_product(model.lm_head.weight, None, copy=copy)

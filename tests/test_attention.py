@@ -16,6 +16,7 @@ from model import config
 from model.attention.contract import AttentionFunction
 from model.attention.functional import ATTENTION_FUNCTIONS, SHORT, attention_weights, flex, fused, loop, matmul, sdpa
 from model.attention.ladder import head_by_head
+from model.attention.variants import ATTENTION_VARIANTS, softmax1
 from model.masks import causal_mask, combine, padding_mask, sliding_window_mask
 
 # For short texts on a CPU sdpa is bmm.
@@ -23,6 +24,10 @@ ALL = ATTENTION_FUNCTIONS | {"fused": fused, "head_by_head": head_by_head}
 WRITTEN_OUT = {name: f for name, f in ALL.items() if name != "flex"}
 every_form = pytest.mark.parametrize("attend", ALL.values(), ids=ALL)
 every_training_form = pytest.mark.parametrize("attend", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
+UNDER_CONTRACT = ALL | ATTENTION_VARIANTS
+everything_under_contract = pytest.mark.parametrize("attend", UNDER_CONTRACT.values(), ids=UNDER_CONTRACT)
+WITH_GRADIENTS = WRITTEN_OUT | ATTENTION_VARIANTS
+everything_with_gradients = pytest.mark.parametrize("attend", WITH_GRADIENTS.values(), ids=WITH_GRADIENTS)
 
 
 @st.composite
@@ -137,12 +142,12 @@ def test_the_loop_is_plain_arithmetic(call):
         torch.testing.assert_close(got[b, h, t].tolist(), wanted)
 
 
-@pytest.mark.parametrize(("name", "attend"), ALL.items(), ids=ALL)
+@pytest.mark.parametrize(("name", "attend"), UNDER_CONTRACT.items(), ids=UNDER_CONTRACT)
 def test_help_shows_the_signature_of_the_contract_and_the_form_s_own_words(name, attend):
     contract = list(inspect.signature(AttentionFunction.__call__).parameters.items())[1:]  # without self
     assert list(inspect.signature(attend).parameters.items()) == contract
     assert attend.__name__ == name
-    assert sum(attend.__doc__ == other.__doc__ for other in ALL.values()) == 1
+    assert sum(attend.__doc__ == other.__doc__ for other in UNDER_CONTRACT.values()) == 1
 
 
 # The numbers of the textbooks.
@@ -199,7 +204,7 @@ def test_scores_of_variance_one_keep_it_whatever_the_head_size(attend):
 # Causality, empty rows, grouped heads.
 
 
-@every_form
+@everything_under_contract
 @pytest.mark.parametrize("T", [1, 2, 5, 7])
 def test_causal_aligns_the_last_query_with_the_last_key(attend, T):
     """A chunk of the last T queries gives the last T rows of the whole."""
@@ -214,7 +219,7 @@ def test_causal_aligns_the_last_query_with_the_last_key(attend, T):
         torch.testing.assert_close(attend(q[:, :, -T:], k, v, is_causal=True), whole[:, :, -T:])
 
 
-@every_training_form
+@everything_with_gradients
 def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(attend):
     q, k, v = (t.requires_grad_() for t in torch.randn(3, 2, 4, 5, 8).unbind())
     mask = torch.ones(2, 1, 5, 5, dtype=torch.bool)
@@ -241,7 +246,7 @@ def test_masks_and_biases_broadcast_to_two_batch_axes(attend, shape):
     torch.testing.assert_close(attend(q, k, v, mask=mask, bias=bias).double(), wanted, rtol=1e-5, atol=1e-6)
 
 
-@every_form
+@everything_under_contract
 def test_grouped_heads_equal_repeated_key_and_value_heads(attend):
     q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
     repeated = [t.repeat_interleave(3, dim=1) for t in (k, v)]
@@ -293,6 +298,21 @@ def test_masking_before_the_softmax_equals_renormalising_after_it():
     q, k = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
     after = attention_weights(q, k) * mask
     torch.testing.assert_close(attention_weights(q, k, mask=mask), after / after.sum(-1, keepdim=True))
+
+
+# Variants: other functions.
+
+
+@settings(max_examples=30, deadline=None)
+@given(calls())
+def test_softmax1_is_attention_with_one_more_key_that_scores_0_and_gives_nothing(call):
+    q, k, _, arguments = call
+    weights = attention_weights(q, k, **arguments, attend=softmax1)
+    ordinary = attention_weights(q, k, **arguments)
+    scores = q @ k.repeat_interleave(q.shape[-3] // k.shape[-3], -3).mT * arguments.get("scale", q.shape[-1] ** -0.5)
+    # exp(s) / (1 + Σ exp) is the ordinary weight times Σ / (1 + Σ)
+    total = torch.where(ordinary > 0, (scores + arguments.get("bias", 0)).exp(), 0).sum(-1, keepdim=True)
+    torch.testing.assert_close(weights, ordinary * total / (1 + total))
 
 
 # sdpa hands the work to the fused kernel.
@@ -347,7 +367,7 @@ def test_sdpa_takes_the_fused_kernels_of_a_cpu_for_longer_texts_only(T, is_fused
 Q, K, V = (2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8)
 
 
-@every_form
+@everything_under_contract
 @pytest.mark.parametrize(
     ("shapes", "arguments", "message"),
     [
@@ -380,7 +400,7 @@ def test_flex_says_what_it_lacks():
         flex(q.requires_grad_(), q, q)
 
 
-@every_training_form
+@everything_with_gradients
 def test_nothing_to_attend_to_and_nothing_to_ask_keep_their_shapes(attend):
     assert attend(torch.randn(2, 4, 0, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)).shape == (2, 4, 0, 6)
     empty = attend(torch.randn(2, 4, 3, 8), torch.randn(2, 2, 0, 8), torch.randn(2, 2, 0, 6))

@@ -24,6 +24,12 @@ def test_every_form_has_the_same_figures(form, settings):
         torch.testing.assert_close(torch.tensor(getattr(found, name)), torch.tensor(getattr(wanted, name)))
 
 
+def test_the_figures_of_a_variant_are_those_of_its_own_weights():
+    model = random_gpt(attention="softmax1")
+    weights = for_each_layer(model, TOKENS, lambda weights: weights)
+    assert all((layer.sum(-1) < 0.999).any() for layer in weights)  # softmax1 keeps some of each query's weight back
+
+
 def test_the_even_average_has_the_most_entropy_and_half_the_distance():
     statistics = head_statistics(random_gpt(attention="average"), TOKENS)
     for layer in range(2):

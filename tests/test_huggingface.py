@@ -103,6 +103,7 @@ def test_every_preset_can_be_exported(preset, tmp_path):
         ({"position": "alibi"}, "position=alibi", "tiny"),
         ({"mlp": "relu2"}, "mlp=relu2", "tiny"),
         ({"attention": "average"}, "attention=average", "tiny"),
+        ({"attention": "softmax1"}, "attention=softmax1", "tiny"),
         ({"attention_window": 4}, "attention_window=4", "tiny"),
         ({"logit_softcap": 30.0}, "logit_softcap=30.0", "tiny"),
         ({"norm_eps": 1e-5}, "norm_eps=1e-05", "tiny"),

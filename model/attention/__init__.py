@@ -3,6 +3,7 @@
 ladder.py      from averaging the past to stacked heads, a rung at a time
 functional.py  scaled dot-product attention: `matmul`, explained line by line, and its equals
 contract.py    what all of them agree on: shapes, masks, empty rows
+variants.py    other functions in the place of softmax attention, yours too
 multihead.py   the layer: project, rotate, remember, attend, merge
 flex.py        the same by a kernel that is compiled for its mask
 check.py       python -m model.attention.check: may this be trusted on your machine?
@@ -15,6 +16,7 @@ from __future__ import annotations
 from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights
 from model.attention.ladder import Averaging, SimpleAttention, SingleHead, StackedHeads
 from model.attention.multihead import CausalSelfAttention, MultiHeadAttention
+from model.attention.variants import ATTENTION_VARIANTS
 from model.config import AttentionConfig
 
 ATTENTION_LAYERS: dict[str, type[CausalSelfAttention]] = {
@@ -22,7 +24,7 @@ ATTENTION_LAYERS: dict[str, type[CausalSelfAttention]] = {
     "simple": SimpleAttention,
     "single_head": SingleHead,
     "stacked": StackedHeads,
-    **dict.fromkeys(ATTENTION_FUNCTIONS, MultiHeadAttention),
+    **dict.fromkeys(ATTENTION_FUNCTIONS | ATTENTION_VARIANTS, MultiHeadAttention),
 }
 
 
@@ -34,6 +36,7 @@ def make_attention(config: AttentionConfig) -> CausalSelfAttention:
 __all__ = [
     "ATTENTION_FUNCTIONS",
     "ATTENTION_LAYERS",
+    "ATTENTION_VARIANTS",
     "CausalSelfAttention",
     "MultiHeadAttention",
     "attention_weights",

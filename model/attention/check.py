@@ -1,7 +1,7 @@
 """Is attention to be trusted on this machine? `python -m model.attention.check` prints a table of tests.
 
-Every form is held to the loop in float64, on the device at hand, in float32 and bfloat16. Exits with
-status 1 when a check fails. A check that a form cannot take says n/a, and why below the table.
+Every form is held to the loop in float64, a variant to itself, on the device at hand, in float32 and
+bfloat16. Exits with status 1 when a check fails. A check that a form cannot take says n/a, and why below the table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.attention import ATTENTION_FUNCTIONS, CausalSelfAttention, make_attention
+from model.attention import ATTENTION_FUNCTIONS, ATTENTION_VARIANTS, CausalSelfAttention, make_attention
 from model.config import ATTENTION_FORMS, AttentionConfig
 from model.kv_cache import KVCache
 from model.masks import padding_mask
@@ -52,13 +52,15 @@ def value_and_gradient(form: str, device: torch.device, dtype: torch.dtype) -> l
 
 
 def _layer_value_and_gradient(form: str, device: torch.device, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """A rung is held to itself in float64 with the loop for its attention function, gradients of weights included.
+    """A rung is held to itself in float64 with the loop for its attention function, a variant to itself in float64.
 
-    Those are sums over all tokens, so each tensor is measured against its largest entry.
+    Gradients of the weights are included, which are sums over all tokens: each tensor is measured against its
+    largest entry.
     """
     layer, x = _layer_and_input(form, device, dtype)
     exact = copy.deepcopy(layer).double()
-    exact.attend = ATTENTION_FUNCTIONS["loop"]
+    if form not in ATTENTION_VARIANTS:
+        exact.attend = ATTENTION_FUNCTIONS["loop"]
     x.requires_grad_()
     x_exact = x.detach().double().requires_grad_()
     y, reference = layer(x), exact(x_exact)

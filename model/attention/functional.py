@@ -53,7 +53,7 @@ def matmul(q, k, v, allowed, bias, scale, dropout_p):
 
     # From scores to weights that sum to 1 over the keys. torch subtracts each row's maximum first,
     # which changes nothing but keeps exp from overflowing; float32 keeps small weights from vanishing.
-    weights = torch.softmax(scores, dim=-1, dtype=_softmax_dtype(scores)).to(v.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=softmax_dtype(scores)).to(v.dtype)
 
     # Forget some keys at random and scale the rest by 1/(1-p), so that the expected weight is unchanged.
     weights = F.dropout(weights, dropout_p)
@@ -70,7 +70,7 @@ def einsum(q, k, v, allowed, bias, scale, dropout_p):
         scores = scores + bias
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
-    weights = torch.softmax(scores, dim=-1, dtype=_softmax_dtype(scores)).to(v.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=softmax_dtype(scores)).to(v.dtype)
     return torch.einsum("...ts,...sd->...td", F.dropout(weights, dropout_p), v)
 
 
@@ -89,7 +89,7 @@ def bmm(q, k, v, allowed, bias, scale, dropout_p):
     if added.ndim > 2:  # (…, H, T, S) -> (N, T, S)
         added = added.expand(*lead, T, S).flatten(0, -3)
     scores = torch.baddbmm(added, q, k.transpose(-2, -1), alpha=scale)  # (N, T, S)
-    weights = torch.softmax(scores, dim=-1, dtype=_softmax_dtype(scores)).to(v.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=softmax_dtype(scores)).to(v.dtype)
     y = torch.bmm(F.dropout(weights, dropout_p), v)  # (N, T, S) @ (N, S, Dv) -> (N, T, Dv)
     return y.unflatten(0, lead)  # (N, T, Dv) -> (…, H, T, Dv)
 
@@ -108,7 +108,7 @@ def loop(q, k, v, allowed, bias, scale, dropout_p):
             scores = scores + bias[..., t, :]
         if allowed is not None:
             scores = scores.masked_fill(~allowed[..., t, :], -torch.inf)
-        weights = torch.softmax(scores, dim=-1, dtype=_softmax_dtype(scores)).to(v.dtype)
+        weights = torch.softmax(scores, dim=-1, dtype=softmax_dtype(scores)).to(v.dtype)
         weights = F.dropout(weights, dropout_p)
         rows.append((weights.unsqueeze(-1) * v).sum(-2, keepdim=True))  # (…, H, 1, Dv)
     return torch.cat(rows, dim=-2)
@@ -186,7 +186,7 @@ def attention_weights(
     return attend(q, k, identity, mask=mask, bias=bias, is_causal=is_causal, scale=scale)
 
 
-def _softmax_dtype(scores: Tensor) -> torch.dtype:
+def softmax_dtype(scores: Tensor) -> torch.dtype:
     return torch.promote_types(scores.dtype, torch.float32)
 
 

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from model.attention.contract import AttentionFunction
-from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights
+from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights, matmul
+from model.attention.variants import ATTENTION_VARIANTS
 from model.config import AttentionConfig
 from model.kv_cache import KVCache
 from model.masks import alibi_bias, causal_with, check_broadcast
@@ -69,8 +70,10 @@ class CausalSelfAttention(nn.Module):
         """The weights that forward() gives x, without dropout, for pictures and figures."""
         q, k, v = self.project(x, positions, 0)
         k, _, overlay = self._overlay(q, k, v, mask)
-        # By matmul, with which every form agrees: fused kernels are not made for values as wide as the text is long.
-        return attention_weights(q, k, **overlay)
+        # By matmul, with which all but the variants agree: fused kernels are not made for values as wide as the
+        # text is long.
+        attend = self.attend if self.attend in ATTENTION_VARIANTS.values() else matmul
+        return attention_weights(q, k, **overlay, attend=attend)
 
     def project(
         self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None, start: int
@@ -106,7 +109,8 @@ class MultiHeadAttention(CausalSelfAttention):
 
     def __init__(self, config: AttentionConfig, attend: AttentionFunction | None = None):
         C, D = config.n_embd, config.head_channels
-        super().__init__(config, config.n_head, D, attend or ATTENTION_FUNCTIONS[config.attention])
+        attend = attend or (ATTENTION_FUNCTIONS | ATTENTION_VARIANTS)[config.attention]
+        super().__init__(config, config.n_head, D, attend)
         self.kv_heads = config.kv_heads
         self.q_proj = nn.Linear(C, config.n_head * D, bias=config.qkv_bias)
         self.k_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
