@@ -27,7 +27,7 @@ from training.memory import peak_memory, reset_peak_memory
 B, H, D = 4, 8, 64
 FUNCTIONS = ATTENTION_FUNCTIONS | {"fused": fused}  # torch's kernels, which sdpa takes for longer texts on a CPU
 FORMS = ("sdpa", "fused", "matmul", "einsum", "bmm", "loop")
-MEASURED = ("sdpa", "matmul", "einsum", "bmm")
+MEASURED = ("sdpa", "fused", "matmul", "einsum", "bmm")
 LOOP_LENGTH = 256
 """The longest text at which a query at a time is bearable."""
 LENGTHS = {"cpu": (64, 256, 1024), "cuda": (256, 1024, 4096)}
