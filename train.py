@@ -48,7 +48,8 @@ def train(config: TrainConfig) -> float:
                 evaluate_run(run, monitor)
                 summary.write()
                 report_to_search(run, monitor)
-            if finished or progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step:
+            due = progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step
+            if finished or (due and progress.step):
                 run.save(finished=finished)
             if finished:
                 break

@@ -23,6 +23,7 @@ from training.checkpoint import (
     meta_checksum,
     open_checkpoint,
     remove_checkpoints,
+    replace_meta,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -61,6 +62,24 @@ def test_what_is_saved_is_what_is_loaded(tmp_path, settings):
     tokens = torch.randint(257, (2, 16))
     assert torch.equal(loaded.model(tokens), model(tokens))
     assert loaded.tokenizer.decode(loaded.tokenizer.encode_ordinary("naïve → 漢字")) == "naïve → 漢字"
+
+
+@pytest.mark.parametrize("write", ["write_meta", "flush_to_disk", "Path.replace", None])
+def test_meta_json_is_replaced_whole_or_not_at_all(saved, monkeypatch, write):
+    def fail(*arguments):
+        verify_checkpoint(saved)  # which is there at every moment
+        raise OSError("no space")
+
+    meta = load_checkpoint(saved).meta
+    if write:
+        owner = Path if write == "Path.replace" else checkpoints
+        monkeypatch.setattr(owner, write.removeprefix("Path."), fail)
+        with pytest.raises(OSError, match="no space"):
+            replace_meta(saved, meta | {"metrics": {"val_loss": 0.5}})
+    else:
+        replace_meta(saved, meta | {"metrics": {"val_loss": 0.5}})
+    assert load_checkpoint(saved).meta["metrics"] == {"val_loss": 1.5 if write else 0.5}
+    assert not list(saved.parent.glob(".*"))
 
 
 def test_a_save_that_dies_leaves_the_old_checkpoint_and_no_new_one(saved, monkeypatch):

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import train as train_module
 from train import train
-from training.checkpoint import CheckpointError, load_checkpoint
+from training.checkpoint import CheckpointError, load_checkpoint, read_meta, verify_checkpoint
 from training.config import OptimizerConfig, SettingsError, TrainConfig
 from training.lock import lock_run
 from training.resume import find_run
@@ -84,6 +84,23 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_to_the_bit(config, t
     torch.manual_seed(99)  # nothing of the process it resumes in matters
     assert train(replace(stopped, resume=stopped.run_dir)) == best
     assert_same_run(config.run_dir, stopped.run_dir)
+
+
+def test_a_run_stopped_at_its_last_step_is_finished_when_it_was_evaluated(config, tmp_path, monkeypatch):
+    config.run_dir = str(tmp_path / "outputs/run")
+    stop_at(monkeypatch, config.max_steps - 1)
+    with pytest.raises(SystemExit):
+        train(config)
+    monkeypatch.undo()
+    last = Path(config.run_dir) / "checkpoints/last"
+    weights, stopped = final_files(config.run_dir)[0], read_meta(last)
+    assert stopped["metrics"] == {} and not stopped["progress"]["finished"]
+    best = train(replace(config, resume=config.run_dir))
+    meta = verify_checkpoint(last)
+    assert meta["progress"]["finished"] and meta["metrics"]["val_loss"] == best
+    assert last.with_name("best").readlink() == Path(f"step_{config.max_steps}")
+    assert final_files(config.run_dir)[0] == weights
+    assert find_run("auto", (tmp_path / "outputs",)) is None
 
 
 def test_a_run_without_warning_goes_on_from_its_checkpoint_without_gaps_or_repeats(config, tmp_path, monkeypatch):

@@ -106,9 +106,7 @@ def write_checkpoint(
             torch.save(state, unfinished / "state.pt")
         save_tokenizer(tokenizer, unfinished / "tokenizer.json")
         files = {file.relative_to(unfinished).as_posix(): describe_file(file) for file in data_files(unfinished)}
-        meta = {"format_version": FORMAT_VERSION, **meta, "files": files}
-        meta["checksum"] = meta_checksum(meta)
-        (unfinished / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        write_meta(unfinished / "meta.json", meta | {"files": files})
         for path in [*(unfinished / name for name in files), unfinished / "meta.json", unfinished]:
             flush_to_disk(path)
         shutil.rmtree(directory, ignore_errors=True)  # a damaged one, which the run has not resumed from
@@ -117,6 +115,28 @@ def write_checkpoint(
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def replace_meta(directory: Path, meta: dict[str, Any]) -> None:
+    """Let a checkpoint's meta.json say `meta`, in one atomic step; its other files stay as they are.
+
+    Raises one of WRITE_ERRORS, or CheckpointError when there is none, after which it is as it was.
+    """
+    unfinished = unfinished_path(directory)
+    try:
+        write_meta(unfinished, meta | {"files": read_meta(directory)["files"]})
+        flush_to_disk(unfinished)
+        unfinished.replace(directory / "meta.json")
+        flush_to_disk(directory)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def write_meta(file: Path, meta: dict[str, Any]) -> None:
+    meta = {"format_version": FORMAT_VERSION, **meta}
+    meta["checksum"] = meta_checksum(meta)
+    file.write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
 def unfinished_path(directory: Path) -> Path:

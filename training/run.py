@@ -107,8 +107,8 @@ class Run:
     saver: Saver
     skipped: Tensor
     """On the device: how many steps changed nothing, in all and in a row."""
-    saved_step: int
-    """The step of the latest checkpoint."""
+    saved: tuple[int, int, bool] | None = None
+    """What the latest checkpoint says: its step, the step of the latest evaluation, whether the run was finished."""
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -147,28 +147,31 @@ class Run:
         return min(share, 1.0)
 
     def save(self, *, finished: bool = False) -> None:
-        """Copy the run's state, and write checkpoints/step_N while training goes on, unless it is there."""
+        """Copy the run's state, and write checkpoints/step_N while training goes on, unless it says so already."""
         progress = self.progress
-        if self.saved_step == progress.step and not self.saver.failure:
+        now = (progress.step, progress.evaluated, finished)
+        if self.saved == now and not self.saver.failure:
             return
         self.started, progress.seconds, progress.finished = time.perf_counter(), self.seconds, finished
-        self.saved_step = progress.step
+        self.saved = now
         progress.skipped, progress.skipped_in_a_row = self.skipped.tolist()
-        weights, optimizers = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
         if self.is_sharded:
-            self.save_sharded(weights, optimizers)
+            self.save_sharded()
         elif self.ranks.is_first:
+            weights, optimizers = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
             self.saver.save(progress, weights, optimizers, self.describe(), self.data.tokenizer)
 
-    def save_sharded(self, weights: dict[str, Tensor], optimizers: dict[str, Tensor]) -> None:
+    def save_sharded(self) -> None:
         """Write a checkpoint of shards: every rank its part of the optimizers' state, the first one the weights."""
+        weights, optimizers = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
         directory = self.directory / "checkpoints" / f"step_{self.progress.step}"
         needed = sum(tensor.nbytes for tensor in [*weights.values(), *optimizers.values()])
-        try:
-            save_shards(optimizers, unfinished_path(directory) / "state")
-        except OSError as error:
-            self.saver.fail(self.progress.step, needed, error)
-            return
+        if self.ranks.from_first(self.saver.written_step) != self.progress.step:
+            try:
+                save_shards(optimizers, unfinished_path(directory) / "state")
+            except OSError as error:
+                self.saver.fail(self.progress.step, needed, error)
+                return
         for name, tensor in weights.items():
             in_one_piece = whole(tensor)
             weights[name] = in_one_piece.cpu() if self.ranks.is_first else in_one_piece[:0]
@@ -179,8 +182,6 @@ class Run:
 
     def stop(self, signal_number: int) -> None:
         """Save, say how to go on, and raise SystemExit with the status of a process that a signal ended."""
-        if not self.progress.step:
-            self.saved_step = -1  # nothing is saved before the first step, unless the run ends there
         self.save()
         self.saver.finish()
         log.info("stopped after step %d; to go on:  python train.py resume=%s", self.progress.step, self.directory)
@@ -239,7 +240,8 @@ class Run:
         self.scaler.load_state_dict(meta["scaler"])
         self.progress = replace(Progress(**meta["progress"]), finished=False)  # max_steps may have grown
         self.skipped = torch.tensor([self.progress.skipped, self.progress.skipped_in_a_row], device=self.device)
-        self.saved_step = self.progress.step
+        self.saved = (self.progress.step, self.progress.evaluated, meta["progress"]["finished"])
+        self.saver.written_step = self.progress.step
         if self.ranks.is_first:
             self.saver.link(self.progress.step, self.progress.best_step)
         log.info("resuming at step %d of %s", self.progress.step, self.directory)
@@ -326,7 +328,6 @@ def start_run(config: TrainConfig) -> Run:
         progress=Progress(),
         saver=Saver(directory / "checkpoints", config.keep_checkpoints),
         skipped=torch.zeros(2, dtype=torch.int64, device=device),
-        saved_step=0,
     )
     if checkpoint:
         if ranks.is_first:

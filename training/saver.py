@@ -21,6 +21,7 @@ from training.checkpoint import (
     CheckpointError,
     link_checkpoint,
     remove_checkpoints,
+    replace_meta,
     unfinished_path,
     write_checkpoint,
 )
@@ -38,6 +39,8 @@ class Saver:
         self.checkpoints, self.keep = checkpoints, keep
         self.failure: str | None = None
         """Why the latest checkpoint could not be written."""
+        self.written_step: int | None = None
+        """The step of the checkpoint written last."""
         self._copies: dict[str, Tensor] = {}
         self._copied = threading.Event()
         self._copied.set()
@@ -53,9 +56,13 @@ class Saver:
     ) -> None:
         """Write checkpoints/step_N from the tensors as they are now, while training goes on.
 
-        optimizers: None where a sharded run has written them already. Waits for the write before this one.
+        Where that step was written already only its meta.json is replaced. optimizers: None where a sharded
+        run has written them already. Waits for the write before this one.
         """
         self.wait()
+        if self.written_step == progress.step:
+            self._update(progress, meta)
+            return
         self._copied.clear()
         device = next(iter(weights.values())).device
         # What the device has yet to compute before the tensors are what they are now.
@@ -63,6 +70,14 @@ class Saver:
         content = (progress.step, progress.best_step, weights, optimizers, ready, meta, tokenizer)
         self._thread = threading.Thread(target=self._write, args=content, name="saver")
         self._thread.start()
+
+    def _update(self, progress: Progress, meta: dict[str, Any]) -> None:
+        try:
+            replace_meta(self.checkpoints / f"step_{progress.step}", meta)
+            self.link(progress.step, progress.best_step)
+            self.failure = None
+        except (*WRITE_ERRORS, CheckpointError) as error:
+            self.fail(progress.step, len(str(meta)), error)
 
     def wait_for_copy(self) -> None:
         """Until the tensors last given to save() may change."""
@@ -101,6 +116,7 @@ class Saver:
                 self._copied.set()
             state = None if optimizers is None else {"optimizers": {name: copies[name] for name in optimizers}}
             write_checkpoint(directory, {name: copies[name] for name in weights}, state, meta, tokenizer)
+            self.written_step = step
             self.link(step, best_step)
             remove_checkpoints(self.checkpoints, keep=self.keep)
             self.failure = None
