@@ -16,6 +16,7 @@ from test_resume import ROOT, final_files, rows
 from torch.utils.flop_counter import FlopCounterMode
 
 import train as train_module
+import training.preflight
 from cli import CONF, to_settings
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -135,6 +136,12 @@ def test_the_time_to_finish_is_about_what_it_then_takes(train_config):
     assert len(found) == 61
     last = json.loads((Path(train_config.run_dir) / "metrics.jsonl").read_text().splitlines()[59])
     assert 0.2 < predicted * 60 / last["seconds"] < 5  # a shared machine; a wrong unit or batch size is further off
+
+
+def test_a_budget_of_time_is_said_in_steps(train_config, monkeypatch):
+    monkeypatch.setattr(training.preflight, "seconds_per_step", lambda config, device: 0.5)
+    assert "60.0 seconds for 120 steps" in preflight(replace(train_config, max_steps=None, max_minutes=1.0))
+    assert "3.5 seconds for 7 steps" in preflight(replace(train_config, max_steps=7, max_minutes=1.0))
 
 
 def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config):

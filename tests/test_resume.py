@@ -18,11 +18,12 @@ from conftest import run_here
 from safetensors.torch import load_file
 
 import train as train_module
+from model.size import flops_per_token, without_weights
 from train import train
 from training.checkpoint import CheckpointError, load_checkpoint, read_meta, verify_checkpoint
 from training.config import OptimizerConfig, SettingsError, TrainConfig
 from training.lock import lock_run
-from training.resume import find_run
+from training.resume import find_run, saved_settings
 from training.run import Run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -129,6 +130,14 @@ def test_a_longer_max_steps_goes_on_where_a_finished_run_ended(config):
     train(replace(config, max_steps=14, resume=config.run_dir))
     assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == list(range(1, 15))
     train(replace(config, max_steps=14, resume=config.run_dir))  # nothing is left to do
+    assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == list(range(1, 15))
+
+
+def test_a_larger_max_flops_goes_on_where_a_finished_run_ended(config):
+    a_step = flops_per_token(without_weights(replace(config.model, vocab_size=257))) * 6 * 16
+    train(replace(config, max_steps=None, max_flops=10 * a_step))
+    recalled = saved_settings(Path(config.run_dir))["max_steps"]
+    train(replace(config, max_steps=recalled, max_flops=14 * a_step, resume=config.run_dir))
     assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == list(range(1, 15))
 
 

@@ -15,11 +15,12 @@ from hydra import compose, initialize_config_dir
 from cli import CONF, to_settings
 from data.config import DataError
 from inference.write import continue_text
+from model.config import GPTConfig
 from train import take_step, train
 from training.checkpoint import open_checkpoint
 from training.config import OptimizerConfig, SettingsError, TrainConfig
 from training.evaluation import evaluate
-from training.run import start_run
+from training.run import DEFAULT_STEPS, start_run, steps_to_take
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -97,11 +98,31 @@ def test_evaluation_counts_every_token_once_whatever_the_batch(train_config):
     assert results[0] == pytest.approx(total / (len(tokens) - 1), rel=1e-5)
 
 
-def test_max_minutes_ends_the_run_and_its_schedule(train_config):
-    train(replace(train_config, max_steps=10**9, max_minutes=0.02, eval_interval=10**9))
+@pytest.mark.parametrize("max_steps", [None, 10**9])
+def test_max_minutes_ends_the_run_and_its_schedule(train_config, max_steps, caplog):
+    caplog.set_level("INFO", "tinygpt")
+    train(replace(train_config, max_steps=max_steps, max_minutes=0.02, eval_interval=10**9))
+    if max_steps is None:
+        assert "0.02 minutes in steps of 8 × 16 tokens" in caplog.text
     rows = [row for row in metrics(train_config.run_dir) if "lr" in row]
     assert rows[-1]["seconds"] < 10
     assert rows[-1]["lr"] < 0.1 * max(row["lr"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({}, DEFAULT_STEPS),
+        ({"max_steps": 7}, 7),
+        ({"max_minutes": 1.0}, None),
+        ({"max_steps": 7, "max_minutes": 1.0}, 7),
+        ({"max_flops": 1.0}, 1),
+        ({"max_flops": 1.0, "max_minutes": 1.0}, 1),
+    ],
+    ids=str,
+)
+def test_a_budget_alone_decides_how_many_steps_a_run_takes(settings, steps):
+    assert steps_to_take(TrainConfig(model=GPTConfig(vocab_size=257), **settings)) == steps
 
 
 def test_dropout_acts_in_training_and_not_in_evaluation(train_config):

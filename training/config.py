@@ -158,10 +158,10 @@ class TrainConfig:
     micro_batch_size: int | str | None = None
     """Windows in one forward pass of one process; all of its batch when null, as many as memory holds
     when auto. Less memory, the same result."""
-    max_steps: int = 600
-    """Optimizer steps to take."""
+    max_steps: int | None = None
+    """Optimizer steps to take; when null as many as max_minutes or max_flops allow, and 600 without them."""
     max_minutes: float | None = None
-    """Stop, and end the schedule, after this much training time if max_steps has not come first."""
+    """Stop, and end the schedule, after this much training time, if the steps have not come to an end first."""
     max_flops: float | None = None
     """Take only as many steps as make this much arithmetic (6 operations for each weight and token, and
     attention's), which is how models of different sizes are given the same budget."""
@@ -189,8 +189,10 @@ class TrainConfig:
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("compile", self.compile, SWITCHES)
         _one_of("distributed", self.distributed, DISTRIBUTED)
-        for name in ("batch_size", "max_steps", "log_interval", "eval_interval", "checkpoint_interval"):
+        for name in ("batch_size", "log_interval", "eval_interval", "checkpoint_interval"):
             _at_least(name, getattr(self, name), 1)
+        if self.max_steps is not None:
+            _at_least("max_steps", self.max_steps, 1)
         for name in ("max_skipped_steps", "keep_checkpoints"):
             _at_least(name, getattr(self, name), 1)
         for name in ("sample_tokens", "grad_clip", "seed"):

@@ -39,12 +39,13 @@ class Monitor:
         self.silent = not run.ranks.is_first
         metrics = None if self.silent else run.directory / "metrics.jsonl"
         self.metrics = MetricsLog(metrics, append=progress.step > 0)
+        bar = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
         self.bar = tqdm(
-            total=config.max_steps,
+            total=run.max_steps,
             initial=progress.step,
             unit="step",
             disable=self.silent or parent_process() is not None or None,  # None: no bar unless on a terminal
-            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
+            bar_format=bar if run.max_steps else "{n_fmt} steps [{elapsed}{postfix}]",
         )
         self.redirect = logging_redirect_tqdm()  # log lines go above the bar instead of through it
         self.measured = (progress.step, time.perf_counter())
@@ -97,7 +98,7 @@ class Monitor:
             log.info("%s", "\n".join("  │ " + line for line in sample.splitlines()))
             if self.wandb:
                 self.wandb.sample(step, self.run.config.sample_prompt, sample)
-        is_last = step == self.run.config.max_steps  # after which it is drawn anyway
+        is_last = step == self.run.max_steps  # after which it is drawn anyway
         if time.perf_counter() >= self.next_picture and not is_last:
             self.draw_loss()
         self.measured = (step, time.perf_counter())  # an evaluation's time is not the training's

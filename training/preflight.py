@@ -15,7 +15,7 @@ from training.config import SettingsError, TrainConfig
 from training.device import choose_device, choose_precision
 from training.memory import CPU_ALLOCATOR, Memory, free_memory, predict_memory, trial_run
 from training.pretrained import load_origin
-from training.run import steps_within_flops
+from training.run import steps_to_take
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training: 40% is what published GPT-2 runs report.
 UTILISATION = 0.4
@@ -53,15 +53,13 @@ def preflight(config: TrainConfig) -> str:
     _, encoding = load_origin(config)
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=lambda _: None)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
-    config.max_steps = steps_within_flops(config)
     tokens_a_step = config.batch_size * config.model.block_size
     model = without_weights(config.model)
     flops = flops_per_token(model)
     lines = [
         _parameters_line(model),
         f"arithmetic  {_si(flops)}FLOP a token, {_si(flops * tokens_a_step)}FLOP a step (forward and backward)",
-        f"text        {len(data.train):,} tokens an epoch; {config.max_steps:,} steps of {tokens_a_step:,} tokens are "
-        f"{config.max_steps * tokens_a_step / len(data.train):.2f} epochs",
+        _text_line(len(data.train), steps_to_take(config), tokens_a_step),
     ]
     if config.plan.device is None:
         return "\n".join(lines + _this_machine(config, flops))
@@ -75,6 +73,13 @@ def _parameters_line(model: GPT) -> str:
         f"{part} {parts[part]:,}" for part in ("embedding", "attention", "mlp", "norms", "lm_head") if parts[part]
     )
     return f"parameters  {parts.total():,}: {listed}{tied}"
+
+
+def _text_line(tokens: int, steps: int | None, tokens_a_step: int) -> str:
+    line = f"text        {tokens:,} tokens an epoch"
+    if steps is None:
+        return line
+    return f"{line}; {steps:,} steps of {tokens_a_step:,} tokens are {steps * tokens_a_step / tokens:.2f} epochs"
 
 
 def _memory_lines(memory: Memory) -> list[str]:
@@ -102,7 +107,7 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
     seconds = seconds_per_step(config, device)
     rate = config.batch_size * config.model.block_size / seconds
     lines.append(
-        f"time        {_duration(config.max_steps * seconds)} for {config.max_steps:,} steps, evaluations apart: "
+        f"time        {_length(config, seconds)}, evaluations apart: "
         f"a step took {seconds:.3g} s on {device}, {_si(rate)}tokens/s, {_si(rate * flops)}FLOP/s"
     )
     return lines
@@ -154,7 +159,7 @@ def _cluster(config: TrainConfig, flops: float) -> list[str]:
         step = max(compute, sent / speed)
         lines.append(
             f"{how:12}{_bytes(held)} a GPU, {fits}; sends {_bytes(sent)} a step, {sent / speed:.3g} s over the {way} "
-            f"({sent / speed / compute:.0%} of compute); {_duration(config.max_steps * step)} in all"
+            f"({sent / speed / compute:.0%} of compute); {_length(config, step)}"
         )
     lines.append(
         f"assumed     {UTILISATION:.0%} of {_si(device.flops)}FLOP/s, {_bytes(device.link)}/s to the GPUs of a machine "
@@ -162,6 +167,14 @@ def _cluster(config: TrainConfig, flops: float) -> list[str]:
         "no failures; weights, gradients and optimizer in fp32; activations of eager kernels"
     )
     return lines
+
+
+def _length(config: TrainConfig, seconds_a_step: float) -> str:
+    """How long the run takes, and how many steps."""
+    steps, minutes = steps_to_take(config), config.max_minutes
+    in_time = max(1, round(60 * minutes / seconds_a_step)) if minutes else steps
+    steps = min(steps or in_time, in_time)
+    return f"{_duration(steps * seconds_a_step)} for {steps:,} steps"
 
 
 def _bytes(number: float) -> str:

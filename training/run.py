@@ -51,6 +51,8 @@ from training.wandb_log import check_wandb_key
 
 log = logging.getLogger("tinygpt")
 
+DEFAULT_STEPS = 600
+
 
 class RankLostError(SettingsError):
     """Another process of the run is gone."""
@@ -86,6 +88,8 @@ class Run:
     """Everything that lives as long as a training run."""
 
     config: TrainConfig
+    max_steps: int | None
+    """Steps to take; None where only max_minutes ends the run."""
     ranks: Ranks
     directory: Path
     lock: FileLock | None
@@ -140,8 +144,8 @@ class Run:
         return self.ranks.together and self.config.distributed == "fsdp"
 
     def share_done(self) -> float:
-        """How much of the run is over, from 0 to 1, by steps or by max_minutes, whichever is further."""
-        share = self.progress.step / self.config.max_steps
+        """How much of the run is over, from 0 to 1, by steps or by minutes, whichever is further."""
+        share = self.progress.step / self.max_steps if self.max_steps else 0.0
         if self.config.max_minutes is not None:
             share = max(share, self.ranks.largest(self.seconds / 60 / self.config.max_minutes))
         return min(share, 1.0)
@@ -254,7 +258,9 @@ class Run:
         config, data = self.config, self.data
         total = sum(parameter.numel() for parameter in self.model.parameters())
         matrices, *_ = split_parameters(self.model)
-        tokens = config.max_steps * config.batch_size * config.model.block_size
+        tokens = config.batch_size * config.model.block_size
+        epochs = f", {self.max_steps * tokens / len(data.train):.2f} epochs" if self.max_steps else ""
+        length = f"{self.max_steps:,} steps" if self.max_steps else f"{config.max_minutes:g} minutes in steps"
         processes = f" × {self.ranks.size} ({config.distributed})" if self.ranks.size > 1 else ""
         return (
             f"text      {data.description}\n"
@@ -263,9 +269,8 @@ class Run:
             f"model     {total:,} parameters, {sum(m.numel() for m in matrices):,} of them in "
             f"{config.model.n_layer} blocks of {config.model.n_head} heads ({config.model.attention}), "
             f"{config.model.n_embd} wide\n"
-            f"run       {config.max_steps:,} steps of {config.batch_size} × {config.model.block_size} tokens, "
-            f"{tokens / (len(data.train)):.2f} epochs, on {self.device}{processes} in "
-            f"{self.precision}\n"
+            f"run       {length} of {config.batch_size} × {config.model.block_size} tokens{epochs}, "
+            f"on {self.device}{processes} in {self.precision}\n"
             f"output    {self.directory}"
         )
 
@@ -301,7 +306,6 @@ def start_run(config: TrainConfig) -> Run:
     if checkpoint and meta["own_tokenizer"]:
         encoding = read_tokenizer(checkpoint / "tokenizer.json")
     data = prepare_data(config, encoding)
-    config.max_steps = steps_within_flops(config)
     micro_batch_size = choose_micro_batch_size(config, ranks, device, precision)
     if checkpoint:
         check_settings(config, meta, data=data.directory.name)
@@ -311,6 +315,7 @@ def start_run(config: TrainConfig) -> Run:
     directory, lock = enter_directory(config, ranks, checkpoint)
     run = Run(
         config=config,
+        max_steps=steps_to_take(config),
         ranks=ranks,
         directory=directory,
         lock=lock,
@@ -382,12 +387,13 @@ def prepare_data(config: TrainConfig, encoding: tiktoken.Encoding | None) -> Pre
     return data
 
 
-def steps_within_flops(config: TrainConfig) -> int:
-    """How many steps the run takes: max_steps, or fewer where max_flops would be passed."""
+def steps_to_take(config: TrainConfig) -> int | None:
+    """max_steps, or fewer where max_flops would be passed; None where only max_minutes ends the run."""
     if config.max_flops is None:
-        return config.max_steps
+        return config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
     a_step = flops_per_token(without_weights(config.model)) * config.batch_size * config.model.block_size
-    return min(config.max_steps, max(1, round(config.max_flops / a_step)))
+    steps = max(1, round(config.max_flops / a_step))
+    return min(steps, config.max_steps or steps)
 
 
 def seed_everything(seed: int) -> None:
