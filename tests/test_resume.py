@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from model.size import flops_per_token, without_weights
 from train import train
 from training.checkpoint import CheckpointError, load_checkpoint, read_meta, verify_checkpoint
 from training.config import OptimizerConfig, SettingsError, TrainConfig
-from training.lock import lock_run
+from training.lock import is_locked, lock_run
 from training.resume import find_run, saved_settings
 from training.run import Run
 
@@ -242,6 +243,14 @@ def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config,
         with pytest.raises(SettingsError, match="still going on"):
             train(replace(config, resume=str(outputs / "second")))
     assert find_run("auto", (tmp_path / "nothing",)) is None
+
+
+def test_processes_that_ask_at_once_whether_a_run_is_locked_do_not_lock_it_for_each_other(tmp_path):
+    (tmp_path / ".lock").touch()
+    with ThreadPoolExecutor(16) as ranks:
+        assert not any(ranks.map(is_locked, [tmp_path] * 400))
+    with lock_run(tmp_path):
+        assert is_locked(tmp_path)
 
 
 def test_resume_needs_a_run(tmp_path, config):

@@ -8,12 +8,15 @@ from filelock import FileLock, Timeout
 
 from training.config import SettingsError
 
+WAIT = 0.2
+"""Seconds to wait for a lock, which other processes that ask is_locked hold for an instant."""
+
 
 def lock_run(run: Path) -> FileLock:
     """Keep other processes from training in this directory for as long as this one lives."""
     lock = FileLock(run / ".lock")
     try:
-        lock.acquire(timeout=0.2)  # is_locked, in another process, may hold it for an instant
+        lock.acquire(timeout=WAIT, poll_interval=0.01)
     except Timeout:
         raise SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.") from None
     return lock
@@ -25,7 +28,7 @@ def is_locked(directory: Path) -> bool:
     try:
         if not (directory / ".lock").exists():
             return False
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=WAIT, poll_interval=0.01)
     except Timeout:
         return True
     except OSError:  # somebody else's folder, to be read only
