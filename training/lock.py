@@ -18,8 +18,18 @@ def lock_run(run: Path) -> FileLock:
     try:
         lock.acquire(timeout=WAIT, poll_interval=0.01)
     except Timeout:
-        raise SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.") from None
+        raise _in_use(run) from None
     return lock
+
+
+def refuse_locked(run: Path) -> None:
+    """Raise SettingsError when a process that is alive trains in this directory."""
+    if is_locked(run):
+        raise _in_use(run)
+
+
+def _in_use(run: Path) -> SettingsError:
+    return SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.")
 
 
 def is_locked(directory: Path) -> bool:

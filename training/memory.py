@@ -128,12 +128,8 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
 
 
 def choose_micro_batch_size(config: TrainConfig, ranks: Ranks, device: torch.device, precision: torch.dtype) -> int:
-    """Windows in one forward pass of this rank; SettingsError when the ranks cannot share the batch evenly."""
-    if config.batch_size % ranks.size:
-        raise SettingsError(
-            f"batch_size={config.batch_size} is not a multiple of the {ranks.size} processes: choose one that is."
-        )
-    share = config.batch_size // ranks.size
+    """Windows in one forward pass of this rank; SettingsError when not even one fits its memory."""
+    share = windows_each(config, ranks.size)
     if config.micro_batch_size == "auto":
         beside = ranks.size if device.type == "cpu" else 1  # processes that share this memory
         size = ranks.from_first(largest_that_fits(config, share, free_memory(device) // beside, precision, device))
@@ -143,13 +139,22 @@ def choose_micro_batch_size(config: TrainConfig, ranks: Ranks, device: torch.dev
                 f"model.block_size or eval_batch_size={config.eval_batch_size}, or more devices with distributed=fsdp."
             )
         return size
-    size = share if config.micro_batch_size is None else int(config.micro_batch_size)
-    if share % size:
+    return config.micro_batch_size or share
+
+
+def windows_each(config: TrainConfig, processes: int) -> int:
+    """Windows of a step that each process has; SettingsError when the batch cannot be shared or passed evenly."""
+    if config.batch_size % processes:
+        raise SettingsError(
+            f"batch_size={config.batch_size} is not a multiple of the {processes} processes: choose one that is."
+        )
+    share, size = config.batch_size // processes, config.micro_batch_size
+    if isinstance(size, int) and share % size:
         raise SettingsError(
             f"micro_batch_size={size} does not divide the {share} windows of batch_size={config.batch_size} that each "
-            f"of {ranks.size} processes has: choose a divisor, or null."
+            f"of {processes} processes has: choose a divisor, or null."
         )
-    return size
+    return share
 
 
 def largest_that_fits(

@@ -40,7 +40,7 @@ FREE = (
 def make_run_directory(where: str | None) -> Path:
     """The run's directory, made; a new one under outputs/ when none is named.
 
-    Raises SettingsError when a run has already left checkpoints there.
+    Raises SettingsError when it cannot be written, or holds a run.
     """
     if where is None:
         now = datetime.now()
@@ -49,11 +49,7 @@ def make_run_directory(where: str | None) -> Path:
             return make_run_directory(None)
     else:
         directory = Path(where)
-    if checkpoints_by_step(directory / "checkpoints"):
-        raise SettingsError(
-            f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
-            f"resume={directory}."
-        )
+    refuse_used(directory)
     try:
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -61,6 +57,15 @@ def make_run_directory(where: str | None) -> Path:
             f"run_dir={directory} cannot be written ({error.strerror}): choose a folder that you may write to."
         ) from error
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
+
+
+def refuse_used(directory: Path) -> None:
+    """Raise SettingsError when a run has left checkpoints in a directory."""
+    if checkpoints_by_step(directory / "checkpoints"):
+        raise SettingsError(
+            f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
+            f"resume={directory}."
+        )
 
 
 def find_run(where: str, folders: tuple[Path, ...] = (Path("outputs"), Path("multirun"))) -> Path | None:

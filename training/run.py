@@ -41,11 +41,19 @@ from training.distributed import (
     spread,
     whole,
 )
-from training.lock import lock_run
-from training.memory import choose_micro_batch_size
+from training.lock import lock_run, refuse_locked
+from training.memory import choose_micro_batch_size, windows_each
 from training.optimizer import AdamW, Muon, load_optimizer_state, make_optimizers, optimizer_state, split_parameters
 from training.pretrained import copy_weights, load_origin
-from training.resume import check_settings, find_run, log_sizes, make_run_directory, newest_intact, tidy
+from training.resume import (
+    check_settings,
+    find_run,
+    log_sizes,
+    make_run_directory,
+    newest_intact,
+    refuse_used,
+    tidy,
+)
 from training.saver import Saver
 from training.wandb_log import check_wandb_key
 
@@ -297,6 +305,7 @@ def start_run(config: TrainConfig) -> Run:
     compile_model = choose_compile(config.compile, device)
     if config.model.attention == "flex" and device.type != "cuda":
         raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
+    windows_each(config, ranks.size)
     make_deterministic(config.deterministic)
     if config.wandb.mode == "online" and ranks.is_first:
         check_wandb_key()
@@ -344,9 +353,16 @@ def start_run(config: TrainConfig) -> Run:
 
 
 def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
-    """The checkpoint that config.resume goes on from, and its meta.json; None and None for a new run."""
-    run = find_run(config.resume) if config.resume else None
-    return newest_intact(run) if run else (None, None)
+    """The checkpoint that config.resume goes on from, and its meta.json; None and None for a new run.
+
+    Raises SettingsError when another run is at work in its directory, or has left checkpoints in the new one's.
+    """
+    if run := find_run(config.resume) if config.resume else None:
+        refuse_locked(run)
+        return newest_intact(run)
+    if config.run_dir:
+        refuse_used(Path(config.run_dir))
+    return None, None
 
 
 def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None, checkpoint: Path | None) -> GPT:
