@@ -30,9 +30,11 @@ def count_parameters(model: GPT) -> Counter[str]:
 def flops_per_token(model: GPT) -> float:
     """Floating-point operations of forward and backward for one token of a full window.
 
-    6 for each weight that multiplies it (Kaplan et al. 2020), and 6 · n_layer · H·D · block_size for
-    the scores and sums of causal attention, of which a token sees half the window on average.
+    6 for each weight that multiplies it (Kaplan et al. 2020), and 12 · n_layer · H·D for each position that
+    causal attention sees on average: half the window, fewer with attention_window.
     """
     config, parts, attention = model.config, count_parameters(model), model.blocks[0].attention
     multiplied = parts["attention"] + parts["mlp"] + config.vocab_size * config.n_embd
-    return 6 * multiplied + 6 * config.n_layer * attention.n_head * attention.head_size * config.block_size
+    sees = min(config.attention_window or config.block_size, config.block_size)
+    seen = sees - sees**2 / (2 * config.block_size)
+    return 6 * multiplied + 12 * config.n_layer * attention.n_head * attention.head_size * seen

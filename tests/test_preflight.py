@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import PRESETS, run_here
@@ -23,7 +24,7 @@ from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
 from train import train
 from training import memory
-from training.config import OptimizerConfig, SettingsError, TrainConfig
+from training.config import OptimizerConfig, PlanConfig, SettingsError, TrainConfig
 from training.memory import largest_that_fits, predict_memory
 from training.preflight import preflight
 from training.run import Run, start_run
@@ -57,6 +58,15 @@ def test_the_operations_predicted_are_those_counted(head_size, width):
     assert counter.get_total_flops() / (3 * 32) == pytest.approx(flops_per_token(model) + whole_square, rel=0.01)
 
 
+@pytest.mark.parametrize("window", [None, 1, 8, 32, 100])
+def test_the_operations_of_attention_are_those_of_the_positions_seen(window):
+    config = GPTConfig(n_layer=2, n_embd=64, block_size=32, vocab_size=100)
+    parts = count_parameters(model := without_weights(replace(config, attention_window=window)))
+    seen = np.mean([min(position + 1, window or 32) for position in range(32)])
+    attention = flops_per_token(model) - 6 * (parts["attention"] + parts["mlp"] + 100 * 64)
+    assert attention == pytest.approx(12 * 2 * 64 * seen, rel=0.04)
+
+
 MEASURED = {
     "the default": "GPTConfig(vocab_size=2048, n_layer=4, n_embd=128, block_size=128), batch_size=8, "
     "micro_batch_size=8",
@@ -68,6 +78,7 @@ MEASURED = {
     "explicit attention with dropout": "GPTConfig(vocab_size=512, n_layer=3, n_embd=192, block_size=256, "
     "attention='matmul', attention_dropout=0.1), batch_size=4, micro_batch_size=4",
 }
+
 MEASURE = """
 import sys
 import torch
@@ -139,7 +150,7 @@ def test_the_time_to_finish_is_about_what_it_then_takes(train_config):
 
 
 def test_a_budget_of_time_is_said_in_steps(train_config, monkeypatch):
-    monkeypatch.setattr(training.preflight, "seconds_per_step", lambda config, device: 0.5)
+    monkeypatch.setattr(training.preflight, "seconds_per_step", lambda *arguments: 0.5)
     assert "60.0 seconds for 120 steps" in preflight(replace(train_config, max_steps=None, max_minutes=1.0))
     assert "3.5 seconds for 7 steps" in preflight(replace(train_config, max_steps=7, max_minutes=1.0))
 
@@ -157,6 +168,26 @@ def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config)
         preflight(train_config)
 
 
+def test_a_plan_passes_as_many_windows_at_once_as_the_run_would(train_config, monkeypatch):
+    config = replace(train_config, batch_size=24, micro_batch_size=4)
+    config.plan = PlanConfig(devices=4, device="h100")
+    monkeypatch.setattr(training.preflight, "prepare", lambda *arguments, **options: pytest.fail("prepared"))
+    with pytest.raises(SettingsError, match="micro_batch_size=4 does not divide the 6 windows of batch_size=24"):
+        preflight(config)
+    monkeypatch.undo()
+    monkeypatch.setattr(training.preflight, "seconds_per_step", lambda config, *arguments: config.micro_batch_size)
+    auto = replace(train_config, micro_batch_size="auto", eval_batch_size=1)
+    auto.model.vocab_size = 257
+    free = int(1.05 * memory.CPU_ALLOCATOR * predict_memory(auto, 2).peak)
+    monkeypatch.setattr(memory, "free_memory", lambda device: free)
+    assert "a step took 2 s" in preflight(auto)
+    h100 = training.preflight.DEVICES["h100"]
+    small = replace(h100, memory=1.05 * predict_memory(auto, 2, torch.float32).peak / 0.8)
+    monkeypatch.setitem(training.preflight.DEVICES, "h100", small)
+    auto.plan = PlanConfig(devices=2, device="h100")
+    assert "4 windows each, 2 at a time" in preflight(auto)
+
+
 def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
     settings = f"""dry_run=true data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 device=cpu"""
@@ -170,7 +201,7 @@ def test_auto_takes_the_largest_micro_batch_that_fits_and_changes_no_result(trai
     config.model.vocab_size = 257
     peaks = {size: predict_memory(config, size).peak for size in (8, 4, 2, 1)}
     assert peaks[8] > peaks[4] > peaks[2] > peaks[1]
-    monkeypatch.setattr(memory, "free_memory", lambda device: int(1.7 * peaks[4]))
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(1.05 * memory.CPU_ALLOCATOR * peaks[4]))
     auto = replace(config, micro_batch_size="auto")
     assert start_run(replace(auto, run_dir=str(tmp_path / "other"))).micro_batch_size == 4
     train(auto)
@@ -188,7 +219,7 @@ def test_running_out_of_memory_names_the_micro_batch_that_would_fit(train_config
         raise error("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
     train_config.model.vocab_size, train_config.eval_batch_size = 257, 1
-    free = int(1.7 * predict_memory(train_config, 2).peak)
+    free = int(1.05 * memory.CPU_ALLOCATOR * predict_memory(train_config, 2).peak)
     monkeypatch.setattr(train_module, "take_step", full)
     monkeypatch.setattr(memory, "free_memory", lambda device: free)
     monkeypatch.setattr(memory, "largest_that_fits", lambda *arguments: 2)

@@ -12,8 +12,18 @@ from data.prepare import prepare
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
 from training.config import SettingsError, TrainConfig
-from training.device import choose_device, choose_precision
-from training.memory import CPU_ALLOCATOR, Memory, free_memory, predict_memory, trial_run
+from training.device import choose_device, choose_precision, fast_products, keep_freed_memory
+from training.distributed import Ranks
+from training.memory import (
+    CPU_ALLOCATOR,
+    Memory,
+    choose_micro_batch_size,
+    free_memory,
+    largest_that_fits,
+    predict_memory,
+    trial_run,
+    windows_each,
+)
 from training.pretrained import load_origin
 from training.run import steps_to_take
 
@@ -50,6 +60,11 @@ def preflight(config: TrainConfig) -> str:
     """
     if config.plan.device is not None and config.plan.device not in DEVICES:
         raise SettingsError(f"plan.device={config.plan.device} is not known: choose one of {', '.join(DEVICES)}.")
+    if config.plan.device and config.batch_size % config.plan.devices:
+        raise SettingsError(
+            f"plan.devices={config.plan.devices} does not divide batch_size={config.batch_size}: change one."
+        )
+    windows_each(config, config.plan.devices if config.plan.device else 1)
     _, encoding = load_origin(config)
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=lambda _: None)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
@@ -91,20 +106,23 @@ def _memory_lines(memory: Memory) -> list[str]:
 
 def _this_machine(config: TrainConfig, flops: float) -> list[str]:
     device = choose_device(config.device)
-    micro = config.batch_size if config.micro_batch_size in (None, "auto") else config.micro_batch_size
-    memory = predict_memory(config, micro, choose_precision(config.precision, device))
+    if device.type == "cpu":
+        keep_freed_memory()
+    precision = choose_precision(config.precision, device)
+    micro = choose_micro_batch_size(config, Ranks(), device, precision)
+    memory = predict_memory(config, micro, precision)
     free = free_memory(device)
     lines = _memory_lines(memory)
     lines.append(f"            and {_bytes(memory.copy_for_saving)} in main memory while a checkpoint is written")
     if device.type == "cpu":
         lines.append(
-            f"            counted is what tensors hold; the allocator may keep up to {CPU_ALLOCATOR} times as much, or "
-            "little more with MALLOC_MMAP_THRESHOLD_=1048576 in the environment, which is slower"
+            f"            counted is what tensors hold; the allocator may keep up to {CPU_ALLOCATOR} times as much"
         )
     if memory.peak > free:
         lines.append(f"            too much for the {_bytes(free)} free on {device}: lower micro_batch_size={micro}")
         return lines
-    seconds = seconds_per_step(config, device)
+    with fast_products(device):
+        seconds = seconds_per_step(replace(config, micro_batch_size=micro), device, precision)
     rate = config.batch_size * config.model.block_size / seconds
     lines.append(
         f"time        {_length(config, seconds)}, evaluations apart: "
@@ -113,11 +131,11 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
     return lines
 
 
-def seconds_per_step(config: TrainConfig, device: torch.device) -> float:
+def seconds_per_step(config: TrainConfig, device: torch.device, precision: torch.dtype) -> float:
     """The time of one step, from one that was taken; from a part of one where the whole would take over 20 s."""
     from train import take_step
 
-    windows, precision = 1, choose_precision(config.precision, device)
+    windows = 1
     while True:
         run = trial_run(replace(config, batch_size=windows, micro_batch_size=None), device, precision)
         take_step(run, 0)  # warms up, and makes the optimizer's state
@@ -125,8 +143,7 @@ def seconds_per_step(config: TrainConfig, device: torch.device) -> float:
         loss, _ = take_step(run, 1)
         loss.item()  # waits for the device
         seconds = time.perf_counter() - started
-        size = config.micro_batch_size if isinstance(config.micro_batch_size, int) else config.batch_size
-        bigger = min(4 * windows, size)
+        bigger = min(4 * windows, config.micro_batch_size)
         if bigger == windows or seconds * bigger / windows > 20:
             return seconds * config.batch_size / windows
         windows = bigger
@@ -135,11 +152,12 @@ def seconds_per_step(config: TrainConfig, device: torch.device) -> float:
 def _cluster(config: TrainConfig, flops: float) -> list[str]:
     name, devices = config.plan.device, config.plan.devices
     device = DEVICES[name]
-    if config.batch_size % devices:
-        raise SettingsError(f"plan.devices={devices} does not divide batch_size={config.batch_size}: change one.")
-    windows = config.batch_size // devices
-    micro = windows if config.micro_batch_size in (None, "auto") else min(windows, config.micro_batch_size)
-    memory = predict_memory(config, micro, torch.float32 if config.precision == "fp32" else torch.bfloat16)
+    windows, micro = windows_each(config, devices), config.micro_batch_size
+    precision = torch.float32 if config.precision == "fp32" else torch.bfloat16
+    if micro == "auto":  # where not even one fits, the lines below say so
+        micro = largest_that_fits(config, windows, device.memory, precision, torch.device("cuda")) or 1
+    micro = micro or windows
+    memory = predict_memory(config, micro, precision)
     state = memory.weights + memory.gradients + memory.optimizer
     block = 4 * (count_parameters(without_weights(config.model)).total() // config.model.n_layer)
     compute = windows * config.model.block_size * flops / (device.flops * UTILISATION)
