@@ -132,6 +132,21 @@ def test_one_process_and_several_learn_the_same_from_the_same_batches(text_file,
         assert len(found) == 2 and found == pytest.approx(evaluations["alone"], rel=tolerance), name
 
 
+ONE_COPY = """
+import torch
+clip = torch.nn.utils.clip_grad_norm_
+def check(parameters, longest):
+    parameters = list(parameters)
+    assert len({parameter.grad.untyped_storage().data_ptr() for parameter in parameters}) == 1  # a bucket
+    return clip(parameters, longest)
+torch.nn.utils.clip_grad_norm_ = check
+"""
+
+
+def test_gradients_are_kept_once_where_they_are_averaged(text_file, tmp_path):
+    run_ranks(tmp_path, job("run", 2, "ddp", 2, patch=ONE_COPY, more={"max_steps": 3}))
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, tmp_path):
     dropout = {"model": {"dropout": 0.1, "tie_embeddings": True}}

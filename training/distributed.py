@@ -121,7 +121,9 @@ def spread(model: GPT, how: str, device: torch.device, *, compiled: bool) -> nn.
         return model
     forward = torch.compile(model) if compiled else model
     if dist.is_initialized():
-        forward = DistributedDataParallel(forward, device_ids=[device.index] if device.type == "cuda" else None)
+        devices = [device.index] if device.type == "cuda" else None
+        # The gradients live in the buckets that are sent, instead of beside them.
+        forward = DistributedDataParallel(forward, device_ids=devices, gradient_as_bucket_view=True)
         _alive.append(forward)
     return forward
 
