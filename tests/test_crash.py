@@ -230,8 +230,11 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(train_config, 
         assert next(row for row in found if row["step"] == 8)["loss"] is None
 
 
-def test_too_many_steps_in_a_row_end_the_run_naming_step_and_settings(train_config, monkeypatch):
-    config = replace(train_config, max_skipped_steps=3, checkpoint_interval=4, sample_tokens=0)
+@pytest.mark.parametrize("log_interval", [1, 1000])  # 1000: found where step 8 would be saved
+def test_too_many_steps_in_a_row_end_the_run_naming_step_and_settings(train_config, monkeypatch, log_interval):
+    config = replace(
+        train_config, max_skipped_steps=3, checkpoint_interval=4, sample_tokens=0, log_interval=log_interval
+    )
     plant_nan(monkeypatch, range(5, 100), "gradient")
     with pytest.raises(NumbersError, match=r"3 steps in a row, first in step 6: lower optimizer\.lr=0\.02") as ended:
         train(config)

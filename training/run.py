@@ -164,9 +164,9 @@ class Run:
         now = (progress.step, progress.evaluated, finished)
         if self.saved == now and not self.saver.failure:
             return
+        self.check_skipped()
         self.started, progress.seconds, progress.finished = time.perf_counter(), self.seconds, finished
         self.saved = now
-        progress.skipped, progress.skipped_in_a_row = self.skipped.tolist()
         if self.is_sharded:
             self.save_sharded()
         elif self.ranks.is_first:
