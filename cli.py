@@ -180,7 +180,7 @@ def place_run(arguments: list[str]) -> list[str]:
     A resumed run goes on in its own directory, and keeps the settings in its .hydra; of torchrun's
     processes only the first writes, and a dry run does not. Raises SettingsError when there is no such run.
     """
-    if os.environ.get("RANK", "0") != "0" or "dry_run=true" in arguments:
+    if os.environ.get("RANK", "0") != "0" or is_dry_run(arguments):
         arguments = [*arguments, "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
     asks_only = {"--help", "-h", "--cfg", "-c", "--info", "-i"} & set(arguments)
     resumes_sweep = any(a.startswith("sweep.resume=") and a != "sweep.resume=null" for a in arguments)
@@ -221,6 +221,12 @@ def quote_prompts(arguments: list[str]) -> list[str]:
         f"{name}={quote(value)}" if name in PROMPTS and equals and not QUOTED.fullmatch(value) else argument
         for argument, (name, equals, value) in zip(arguments, pairs, strict=True)
     ]
+
+
+def is_dry_run(arguments: list[str]) -> bool:
+    """Whether the command line asks for no more than a plan, before Hydra has read it and made a folder."""
+    given = [argument.partition("=")[2] for argument in arguments if argument.lstrip("+").startswith("dry_run=")]
+    return bool(given) and given[-1].strip("'\"").lower() in ("true", "yes", "on", "y", "1")  # as OmegaConf reads it
 
 
 def complete_settings(cfg: DictConfig, name: str) -> DictConfig:

@@ -188,8 +188,9 @@ def test_a_plan_passes_as_many_windows_at_once_as_the_run_would(train_config, mo
     assert "4 windows each, 2 at a time" in preflight(auto)
 
 
-def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
-    settings = f"""dry_run=true data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+@pytest.mark.parametrize("dry_run", ["dry_run=true", "dry_run=True", "++dry_run=yes"])
+def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path, dry_run):
+    settings = f"""{dry_run} data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 device=cpu"""
     result = run_here("train.py", *settings.split(), cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.startswith("parameters"), result.stderr
