@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run_here
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from safetensors.torch import load_file
 
 import train as train_module
@@ -24,6 +26,7 @@ from train import train
 from training.checkpoint import CheckpointError, load_checkpoint, read_meta, verify_checkpoint
 from training.config import OptimizerConfig, SettingsError, TrainConfig
 from training.lock import is_locked, lock_run
+from training.override import override
 from training.resume import find_run, saved_settings
 from training.run import Run
 
@@ -305,6 +308,28 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_p
     resumed = run_here("train.py", "resume=auto", f"max_steps={steps + 2}", "hydra.run.dir=the_run", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows(tmp_path / "the_run") if "loss" in row] == list(range(1, steps + 3))
+
+
+@pytest.mark.parametrize("name", ["outputs/run-1", "a b", "a=b,c", "it's", '"', "$HOME", "run (1)", "1e3", "é"])
+def test_an_override_to_be_pasted_is_what_the_shell_and_hydra_read(name):
+    (word,) = shlex.split(override("resume", name))
+    assert OverridesParser.create().parse_override(word).value() == name
+    assert ("'" in override("resume", name)) == (name != "outputs/run-1")
+
+
+def test_what_a_run_prints_to_be_typed_next_can_be_pasted(text_file, tmp_path):
+    name = "it's lr=0.1, (é) $HOME"
+    settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+        model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu max_steps=1"""
+    begun = run_train(*settings.split(), f'hydra.run.dir="{name}"', cwd=tmp_path)
+    assert begun.returncode == 0, begun.stderr
+    command = next(line for line in begun.stdout.splitlines() if line.startswith("sample "))[10:]
+    again = f"python train.py {override('resume', name)} max_steps=2"
+    for line in (f"{command} num_samples=1 max_new_tokens=2", again):
+        line = line.replace("python ", f"{shlex.quote(sys.executable)} {ROOT}/")
+        done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    assert read_meta(tmp_path / name / "checkpoints/last")["step"] == 2
 
 
 # Saving takes so long that one can interrupt it.

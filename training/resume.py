@@ -20,6 +20,7 @@ from training.checkpoint import (
 )
 from training.config import SettingsError, TrainConfig
 from training.lock import is_locked
+from training.override import override
 
 log = logging.getLogger("tinygpt")
 
@@ -64,7 +65,7 @@ def refuse_used(directory: Path) -> None:
     if checkpoints_by_step(directory / "checkpoints"):
         raise SettingsError(
             f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
-            f"resume={directory}."
+            f"{override('resume', directory)}."
         )
 
 

@@ -44,6 +44,7 @@ from training.distributed import (
 from training.lock import lock_run, refuse_locked
 from training.memory import choose_micro_batch_size, windows_each
 from training.optimizer import AdamW, Muon, load_optimizer_state, make_optimizers, optimizer_state, split_parameters
+from training.override import override
 from training.pretrained import copy_weights, load_origin
 from training.resume import (
     check_settings,
@@ -138,7 +139,7 @@ class Run:
         if self.ranks.together and is_lost_connection(exception[1]):
             raise RankLostError(
                 f"another process ended during step {self.progress.step + 1}, so this one cannot go on: see what it "
-                f"says above, if anything, then start all again with resume={self.directory}."
+                f"says above, if anything, then start all again with {override('resume', self.directory)}."
             ) from None
 
     @property
@@ -196,7 +197,8 @@ class Run:
         """Save, say how to go on, and raise SystemExit with the status of a process that a signal ended."""
         self.save()
         self.saver.finish()
-        log.info("stopped after step %d; to go on:  python train.py resume=%s", self.progress.step, self.directory)
+        again = f"python train.py {override('resume', self.directory)}"
+        log.info("stopped after step %d; to go on:  %s", self.progress.step, again)
         raise SystemExit(128 + signal_number)
 
     def count_skipped(self, skip: Tensor) -> None:
@@ -287,7 +289,7 @@ class Run:
         return (
             f"\nbest validation loss {self.progress.best_loss or float('nan'):.4f} nats/token\n"
             f"curves    {self.directory / 'loss.png'}\n"
-            f"sample    python sample.py checkpoint={self.directory}"
+            f"sample    python sample.py {override('checkpoint', self.directory)}"
         )
 
 

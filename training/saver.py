@@ -25,6 +25,7 @@ from training.checkpoint import (
     unfinished_path,
     write_checkpoint,
 )
+from training.override import override
 
 if TYPE_CHECKING:
     from training.run import Progress
@@ -150,7 +151,8 @@ class Saver:
         self.wait()
         if self.failure:
             raise CheckpointError(
-                f"{self.failure}; make room, then go on from {self._last()} with resume={self.checkpoints.parent}."
+                f"{self.failure}; make room, then go on from {self._last()} with "
+                f"{override('resume', self.checkpoints.parent)}."
             )
 
     def _last(self) -> str:
