@@ -31,7 +31,8 @@ class Batches:
     """Training batches of windows of block_size + 1 tokens, in an order set by `seed`.
 
     An epoch visits each of its `windows_per_epoch` windows once. They begin block_size tokens apart,
-    the first at a place that differs between epochs, so that their borders do too.
+    the first at a place that differs between epochs, so that their borders do too: what one epoch leaves
+    out, at the two ends of the text, others see.
     """
 
     def __init__(self, tokens: TokenStream, *, block_size: int, batch_size: int, seed: int) -> None:
@@ -39,8 +40,7 @@ class Batches:
         self.tokens, self.block_size, self.batch_size, self.seed = tokens, block_size, batch_size, seed
         # One window less than would fit, where there are several: the room lets the first one move.
         self.windows_per_epoch = max(1, len(tokens) // block_size - 1)
-        room = len(tokens) - 1 - self.windows_per_epoch * block_size
-        self._offsets = min(block_size, room + 1)
+        self._offsets = len(tokens) - self.windows_per_epoch * block_size
         self._places = lru_cache(maxsize=4)(self._find_places)
 
     def batch(self, step: int, start: int = 0, stop: int | None = None) -> np.ndarray:

@@ -54,8 +54,15 @@ def test_each_window_of_an_epoch_comes_exactly_once(length, block_size, seed, ep
     assert np.all(np.diff(starts) == block_size)
     assert starts[0] >= 0
     assert starts[-1] + block_size < length
-    # No more than a window at each end goes unseen.
+    # Less than two windows go unseen at the ends.
     assert count >= (length - 1) // block_size - 1
+
+
+@pytest.mark.parametrize("length", [9, 15, 16, 17, 23, 24, 100, 103])
+def test_over_the_epochs_every_token_is_a_target(length):
+    source = batches(length, block_size=8, batch_size=100)
+    seen = np.concatenate([source.batch(step)[:, 1:].ravel() for step in range(20)])
+    assert set(seen.tolist()) == set(range(1, length))
 
 
 @given(size=st.integers(1, 5000), key=st.integers(0, 2**64 - 1))
