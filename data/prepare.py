@@ -6,14 +6,12 @@ import hashlib
 import json
 import os
 import shutil
-import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tiktoken
@@ -26,14 +24,7 @@ from data.shards import Tokens, open_tokens, token_dtype
 from data.split import SPLITS, split_corpus
 from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 FORMAT = 1
-UNUSED_DAYS = 30
-"""Tokens that no run has opened for so long are removed when others are prepared."""
 _PARTIAL = ".partial"
 
 Log = Callable[[str], None]
@@ -50,8 +41,6 @@ class PreparedData:
     """Where the shards lie."""
     description: str
     """The corpus in words."""
-    held: Any = None
-    """The open file that tells other processes that these tokens are in use."""
 
 
 def prepare(
@@ -75,7 +64,6 @@ def prepare(
             prepared = _open(directory, corpus, log=lambda _: None)
             if not prepared:
                 _remove_leftovers(root, directory)
-                _remove_unused(root, log)
                 _make(directory, corpus, data, tokenizer, encoding, log)
                 prepared = _open(directory, corpus, log)
     assert prepared, "what was just written can be read"
@@ -107,22 +95,10 @@ def _open(directory: Path, corpus: Corpus, log: Log) -> PreparedData | None:
             raise ValueError("tokenizer.json is another one's")
         if meta.get("tokenizer_crc32") not in (None, zlib.crc32((directory / "tokenizer.json").read_bytes())):
             raise ValueError("tokenizer.json is not what was written")
-        held = _hold(directory / "meta.json")
     except (OSError, ValueError, KeyError, TypeError) as error:
         log(f"The prepared tokens in {directory} are damaged ({error}); preparing them again.")
         return None
-    return PreparedData(encoding, train, val, directory, corpus.description, held)
-
-
-def _hold(meta: Path) -> Any:
-    """Note that the tokens beside `meta` are used now; as long as what is returned lives, they are not removed."""
-    file = meta.open("rb")
-    with suppress(OSError):  # the folder may be read-only, and not every file system has locks
-        os.utime(meta)
-    with suppress(OSError):
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return file
+    return PreparedData(encoding, train, val, directory, corpus.description)
 
 
 @contextmanager
@@ -167,20 +143,6 @@ def _remove_leftovers(root: Path, directory: Path) -> None:
                 shutil.rmtree(partial, ignore_errors=True)
         except Timeout:
             pass  # its run is alive
-
-
-def _remove_unused(root: Path, log: Log) -> None:
-    """Delete the tokens that nobody has used for UNUSED_DAYS, and nobody is using."""
-    if not fcntl:
-        return
-    for meta in root.glob("*/meta.json"):
-        with suppress(OSError, Timeout):
-            if time.time() - meta.stat().st_mtime < UNUSED_DAYS * 86400:
-                continue
-            with FileLock(_lock_path(meta.parent), timeout=0), meta.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(meta.parent)
-                log(f"Removed {meta.parent}: tokens that no run has used for {UNUSED_DAYS} days.")
 
 
 def _make(

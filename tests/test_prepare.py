@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import json
 import os
@@ -361,32 +360,6 @@ def test_tokens_of_a_version_without_checksums_are_used_as_they_are(tmp_path, te
     log = Log()
     prepared(tmp_path, text_file, log=log)
     assert log == []
-
-
-def test_tokens_that_nobody_has_used_for_long_make_room_when_others_are_prepared(tmp_path):
-    def prepare_text(name: str, log: Log | None = None) -> PreparedData:
-        file = tmp_path / f"{name}.txt"
-        if not file.exists():
-            file.write_text(f"{name} has a line of some words\n" * 300)
-        return prepared(tmp_path, file, log=log)
-
-    def age(directory: Path, days: float) -> None:
-        then = time.time() - days * 86400
-        os.utime(directory / "meta.json", (then, then))
-
-    folders = {name: prepare_text(name).directory for name in ("old", "recent", "used", "locked", "used_again")}
-    gc.collect()
-    used = prepare_text("used")  # and still is
-    for name, directory in folders.items():
-        age(directory, days=29 if name == "recent" else 31)
-    prepare_text("used_again")
-    log = Log()
-    with FileLock(str(folders["locked"]) + ".lock"):
-        new = prepare_text("new", log)
-    kept = [folders[name].name for name in ("recent", "used", "locked", "used_again")]
-    assert cache_names(tmp_path) == sorted([*kept, new.directory.name])
-    assert len([line for line in log if str(folders["old"]) in line and "30 days" in line]) == 1
-    assert len(used.train)
 
 
 def test_what_dead_runs_left_is_removed_and_what_live_runs_write_is_not(tmp_path, text_file):
