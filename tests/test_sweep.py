@@ -140,7 +140,7 @@ BROKEN = [
     "null",
     '"x"',
     '{"status": 3}',
-    '{"status": "finished", "val_bpb": NaN, "overrides": 3}',
+    '{"status": "finished"}',
     "\udcff",
 ]
 

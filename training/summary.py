@@ -24,6 +24,7 @@ NUMBERS = (
     *("seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb"),
     *("val_loss", "val_bpb"),
 )
+NOTHING_KNOWN = {"status": "running", "reason": None, "job": None, "overrides": [], **dict.fromkeys(NUMBERS)}
 
 
 class Summary:
@@ -95,7 +96,7 @@ class Summary:
 
 def write_summary(directory: Path, values: dict[str, Any]) -> None:
     """Put `values` in a directory's summary.json, in one step and as strict JSON: what is not finite is null."""
-    whole = {"status": "running", "reason": None, "job": None, "overrides": []} | dict.fromkeys(NUMBERS) | values
+    whole = NOTHING_KNOWN | values
     try:
         replace_file(directory / NAME, json.dumps(finite(whole), indent=2, allow_nan=False) + "\n")
     except OSError as error:
@@ -103,21 +104,12 @@ def write_summary(directory: Path, values: dict[str, Any]) -> None:
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:
-    """A directory's summary.json, every value of its kind or null; None where there is none that can be read."""
+    """A directory's summary.json; None where there is none that can be read."""
     try:
         found = json.loads((directory / NAME).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return NOTHING_KNOWN | found if found["status"] in STATUSES else None
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    if not isinstance(found, dict) or found.get("status") not in STATUSES:
-        return None
-    overrides = found.get("overrides")
-    return {
-        "status": found["status"],
-        "reason": found.get("reason") if isinstance(found.get("reason"), str) else None,
-        "job": found.get("job") if isinstance(found.get("job"), int) else None,
-        "overrides": [str(override) for override in overrides] if isinstance(overrides, list) else [],
-        **{name: found[name] if is_number(found.get(name)) else None for name in NUMBERS},
-    }
 
 
 def is_number(value: Any) -> bool:
