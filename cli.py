@@ -247,13 +247,13 @@ def recall_settings(cfg: DictConfig, name: str) -> DictConfig:
     """
     from training.resume import saved_settings
 
-    default = OmegaConf.to_container(compose(name), resolve=False)
+    default = compose(name)
     recalled = OmegaConf.merge(cfg, literal(saved_settings(Path(cfg.resume))))
     typed = _typed()
     for key in _keys(OmegaConf.to_container(cfg)):
         value = OmegaConf.select(cfg, key)
         named = any(key == name or key.startswith(name + ".") for name in typed)
-        if not OmegaConf.is_config(value) and (named or value != _select(default, key)):
+        if not OmegaConf.is_config(value) and (named or value != OmegaConf.select(default, key)):
             OmegaConf.update(recalled, key, literal(value))
     return recalled
 
@@ -283,12 +283,6 @@ def name_in_sweep(cfg: DictConfig) -> None:
     varied = [override for override in hydra_config.overrides.task if override not in sys.argv]
     cfg.wandb.group = cfg.wandb.group or Path(hydra_config.sweep.dir).name
     cfg.wandb.name = cfg.wandb.name or " ".join([str(hydra_config.job.num), *varied])
-
-
-def _select(settings: dict[str, Any], key: str) -> Any:
-    for part in key.split("."):
-        settings = settings[part]
-    return settings
 
 
 def to_settings(cfg: DictConfig, schema: type) -> Any:

@@ -321,7 +321,7 @@ def test_what_a_run_prints_to_be_typed_next_can_be_pasted(text_file, tmp_path):
     name = "it's lr=0.1, (é) $HOME"
     settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu max_steps=1"""
-    begun = run_train(*settings.split(), f'hydra.run.dir="{name}"', cwd=tmp_path)
+    begun = run_here("train.py", *settings.split(), f'hydra.run.dir="{name}"', cwd=tmp_path)
     assert begun.returncode == 0, begun.stderr
     command = next(line for line in begun.stdout.splitlines() if line.startswith("sample "))[10:]
     again = f"python train.py {override('resume', name)} max_steps=2"

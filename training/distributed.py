@@ -64,18 +64,6 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
-    def gather(self, value: Any) -> list[Any]:
-        """What each rank gives, in order, on every rank."""
-        if not self.together:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
-
-    def wait(self) -> None:
-        """Until all ranks are here."""
-        self.largest(0)
-
 
 def first_to_fail() -> bool:
     """Whether no other rank has failed before: only the first says why, for the others fail because of it."""
