@@ -102,7 +102,7 @@ class PlanConfig:
     devices: int = 1
     """How many of them work together."""
     device: str | None = None
-    """A name that training/plan.py knows, such as h100; this machine when null."""
+    """v100, a100, h100, h200 or b200; this machine when null."""
 
     def __post_init__(self) -> None:
         _at_least("plan.devices", self.devices, 1)
@@ -157,7 +157,7 @@ class TrainConfig:
     """Windows in one optimizer step."""
     micro_batch_size: int | str | None = None
     """Windows in one forward pass of one process; all of its batch when null, as many as memory holds
-    when auto. Less memory, the same result."""
+    when auto. Less memory, the same result but for what dropout draws."""
     max_steps: int | None = None
     """Optimizer steps to take; when null as many as max_minutes or max_flops allow, and 600 without them."""
     max_minutes: float | None = None

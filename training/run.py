@@ -424,6 +424,7 @@ def seed_everything(seed: int) -> None:
 def dropout_seed(seed: int, step: int, row: int) -> int:
     """The seed of the dropout of the micro-batch of `step` that begins with `row`.
 
-    What is dropped depends on nothing else, so neither resuming nor the number of processes changes it.
+    What is dropped depends on nothing else: not on resuming, nor on the number of processes that take
+    micro-batches of the same size.
     """
     return int.from_bytes(hashlib.sha256(f"dropout {seed} {step} {row}".encode()).digest()[:8], "little")
