@@ -21,6 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from safetensors.torch import load_file
 
 import train as train_module
+import training
 from model.size import flops_per_token, without_weights
 from train import train
 from training.checkpoint import CheckpointError, load_checkpoint, read_meta, verify_checkpoint
@@ -103,6 +104,7 @@ def test_a_run_stopped_at_its_last_step_is_finished_when_it_was_evaluated(config
     best = train(replace(config, resume=config.run_dir))
     meta = verify_checkpoint(last)
     assert meta["progress"]["finished"] and meta["metrics"]["val_loss"] == best
+    assert meta["computed_on"]["tinygpt"] == training.__version__
     assert last.with_name("best").readlink() == Path(f"step_{config.max_steps}")
     assert final_files(config.run_dir)[0] == weights
     assert find_run("auto", (tmp_path / "outputs",)) is None

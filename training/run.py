@@ -23,6 +23,7 @@ from data.prepare import PreparedData, prepare
 from data.tokenizer import read_tokenizer
 from model.gpt import GPT
 from model.size import flops_per_token, without_weights
+from training import __version__
 from training.checkpoint import (
     load_state,
     load_weights,
@@ -242,6 +243,7 @@ class Run:
             "threads": torch.get_num_threads(),
             "compiled": self.compiled,
             "torch": torch.__version__,
+            "tinygpt": __version__,
         }
 
     def restore(self, checkpoint: Path, meta: dict[str, Any]) -> None:
