@@ -28,9 +28,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.config import DataError
-from sweeps.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines, literal, quote
+from sweeps.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines
 from sweeps.trial import RunPruned
 from training.config import SettingsError
+from training.override import literal, quote
 
 log = logging.getLogger("tinygpt")
 

@@ -26,9 +26,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, IntegerNode, OmegaConf
 
 from data.config import DataError
-from sweeps.launch import RANGES, quote
+from sweeps.launch import RANGES
 from sweeps.trial import JOURNAL, open_study
 from training.config import SettingsError
+from training.override import quote
 
 if TYPE_CHECKING:
     from optuna import Study, Trial

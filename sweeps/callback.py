@@ -22,10 +22,11 @@ from omegaconf import DictConfig
 
 from sweeps.jobs import read_jobs
 from sweeps.leaderboard import write_leaderboard
-from sweeps.resume import RESUME, has_checkpoints, is_done
+from sweeps.resume import has_checkpoints, is_done
 from sweeps.trial import JOURNAL
 from training.config import SettingsError
 from training.lock import lock_run
+from training.override import override
 from training.summary import read_summary, sentence_of, write_summary
 
 
@@ -130,7 +131,7 @@ def end_sweep(error: BaseException | None) -> None:
     if text := write_leaderboard(sweep, jobs):
         print(f"\n{text}", flush=True)
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        print(f"sweep     stopped; to go on:  python train.py -m {RESUME}{sweep}", flush=True)
+        print(f"sweep     stopped; to go on:  python train.py -m {override('sweep.resume', sweep)}", flush=True)
         return
     if (sweep / JOURNAL).is_file():  # a search goes round what fails
         return

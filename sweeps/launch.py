@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import re
-from typing import Any
 
 # The launchers of conf/hydra/launcher, by their classes, and the extra that each is installed with.
 EXTRAS = {
@@ -14,19 +13,6 @@ EXTRAS = {
     "SlurmLauncher": ("submitit_slurm", "slurm"),
 }
 RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
-
-
-def quote(text: object) -> str:
-    """Text as an override's value, whatever characters it has."""
-    # Hydra reads a backslash as one, unless a quote or the end follows it.
-    return '"' + re.sub(r'(\\*)("|\Z)', lambda end: 2 * end[1] + ('\\"' if end[2] else ""), literal(str(text))) + '"'
-
-
-def literal(value: Any) -> Any:
-    """A value as OmegaConf has to be given it, so that ${x} in its text stands for itself."""
-    if isinstance(value, dict):
-        return {name: literal(item) for name, item in value.items()}
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def jobs_at_once() -> int:

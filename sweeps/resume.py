@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
-from sweeps.launch import quote
 from training.config import SettingsError
 from training.lock import is_locked
+from training.override import quote
 from training.summary import DONE, read_summary
 
 log = logging.getLogger("tinygpt")

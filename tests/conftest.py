@@ -93,7 +93,12 @@ def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subpro
             root.handlers[:] = handlers
             root.setLevel(level)
             signal.signal(signal.SIGTERM, on_sigterm)
-    stdout, stderr = (stream.buffer.getvalue().decode() for stream in streams[1:] if not stream.flush())
+    for stream in streams[1:]:
+        stream.flush()
+    # A subprocess's text has "\n" for every line end too.
+    stdout, stderr = (
+        io.TextIOWrapper(io.BytesIO(stream.buffer.getvalue()), encoding="utf-8").read() for stream in streams[1:]
+    )
     return subprocess.CompletedProcess([script, *arguments], status, stdout, stderr)
 
 
