@@ -82,6 +82,7 @@ def sample(config: SampleConfig) -> None:
     from inference.completions import complete_prompts, read_prompts
     from inference.interactive import converse
     from inference.stream import stream
+    from model.decode import Decoder
     from training.checkpoint import CheckpointError, open_checkpoint
     from training.device import choose_device
 
@@ -100,7 +101,7 @@ def sample(config: SampleConfig) -> None:
         elif records or config.results:
             complete_prompts(checkpoint, config, records or [{"prompt": prompt}])
         else:
-            stream(checkpoint, config, prompt)
+            stream(Decoder(checkpoint.model), checkpoint.tokenizer, config, prompt)
     except FloatingPointError as error:
         raise CheckpointError(f"checkpoint={checkpoint.path} is of no use ({error}): take an earlier one.") from None
 

@@ -18,6 +18,7 @@ import paired
 import torch
 
 from model.config import GPTConfig
+from model.decode import Decoder
 from model.generate import Controls, generate
 from model.gpt import GPT
 
@@ -73,11 +74,11 @@ def speed(shape: str, checkout: Path | None, batch: int, rounds: int) -> None:
 
 
 def ours(settings: dict, batch: int) -> Callable[[], None]:
-    model = GPT(GPTConfig(**settings)).to(paired.device()).eval()
+    decoder = Decoder(GPT(GPTConfig(**settings)).to(paired.device()).eval())
     controls, seeds = Controls(temperature=TEMPERATURE), list(range(batch))
 
     def run() -> None:
-        for _ in generate(model, [[0]] * batch, max_new_tokens=TOKENS, seeds=seeds, controls=controls):
+        for _ in generate(decoder, [[0]] * batch, max_new_tokens=TOKENS, seeds=seeds, controls=controls):
             pass
 
     return run

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tqdm import tqdm
 
 from inference.write import TextChunk, encode_prompt, fit_prompt, write
+from model.decode import Decoder
 from training.checkpoint import Checkpoint
 from training.config import SettingsError
 
@@ -50,7 +51,7 @@ def read_prompts(where: str) -> list[dict[str, Any]]:
 
 def complete_prompts(checkpoint: Checkpoint, config: SampleConfig, records: list[dict[str, Any]]) -> None:
     """Write each record, in order, with its text, why that ended, and if asked for its log-probabilities."""
-    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    decoder, tokenizer = Decoder(checkpoint.model), checkpoint.tokenizer
     jobs = [(record, number) for record in records for number in range(config.num_samples)]
     with _results(config.results) as file, tqdm(total=len(jobs), unit="text", disable=None) as bar:
         for first in range(0, len(jobs), config.batch_size):
@@ -58,13 +59,13 @@ def complete_prompts(checkpoint: Checkpoint, config: SampleConfig, records: list
             prompts = [
                 fit_prompt(
                     encode_prompt(tokenizer, record["prompt"], special_tokens=config.special_tokens),
-                    model.config.block_size,
+                    decoder.model.config.block_size,
                 )
                 for record, _ in batch
             ]
             parts: list[list[TextChunk]] = [[] for _ in batch]
             seeds = [config.seed + number for _, number in batch]
-            for chunk in write(model, tokenizer, prompts, seeds=seeds, logprobs=config.logprobs, **config.drawing()):
+            for chunk in write(decoder, tokenizer, prompts, seeds=seeds, logprobs=config.logprobs, **config.drawing()):
                 parts[chunk.sample].append(chunk)
                 bar.update(chunk.finish is not None)
             for (record, number), chunks in zip(batch, parts, strict=True):

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cli import explain, to_settings
 from inference.stream import stream
+from model.decode import Decoder
 from training.checkpoint import Checkpoint
 from training.config import SettingsError
 
@@ -32,7 +33,7 @@ FIXED = (
 
 def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
     """Ask for a line and continue it, until the end of the input."""
-    save_history = _load_history()
+    decoder, save_history = Decoder(checkpoint.model), _load_history()
     print("/help tells what can be typed.")
     text = ""
     while True:
@@ -49,7 +50,7 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
             config = _obey(line[1:], config)
             continue
         prompt = line.removeprefix("/") if line else text
-        text = prompt + stream(checkpoint, config, prompt)
+        text = prompt + stream(decoder, checkpoint.tokenizer, config, prompt)
 
 
 def _obey(order: str, config: SampleConfig) -> SampleConfig:

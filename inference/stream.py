@@ -5,22 +5,23 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import tiktoken
+
 from inference.write import encode_prompt, fit_prompt, write
-from training.checkpoint import Checkpoint
+from model.decode import Decoder
 
 if TYPE_CHECKING:
     from sample import SampleConfig
 
 
-def stream(checkpoint: Checkpoint, config: SampleConfig, prompt: str) -> str:
+def stream(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
     """Print the prompt and each sample behind it, the first one as it comes, later ones in their turn.
 
     On a terminal the prompt is dimmed and control characters are made visible. Returns the first
     sample's text; Ctrl-C ends an interactive one where it is.
     """
-    model, tokenizer = checkpoint.model, checkpoint.tokenizer
     tokens = encode_prompt(tokenizer, prompt, special_tokens=config.special_tokens)
-    tokens = fit_prompt(tokens, model.config.block_size)
+    tokens = fit_prompt(tokens, decoder.model.config.block_size)
     terminal = sys.stdout.isatty()
 
     def show(text: str) -> None:
@@ -37,7 +38,7 @@ def stream(checkpoint: Checkpoint, config: SampleConfig, prompt: str) -> str:
     current = 0
     begin(current)
     try:
-        for chunk in write(model, tokenizer, [tokens] * config.num_samples, seeds=seeds, **config.drawing()):
+        for chunk in write(decoder, tokenizer, [tokens] * config.num_samples, seeds=seeds, **config.drawing()):
             texts[chunk.sample] += chunk.text
             if chunk.sample == current:
                 show(chunk.text)

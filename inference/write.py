@@ -14,6 +14,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from data.tokenizer import encode_text, end_of_text, token_bytes
+from model.decode import Decoder
 from model.generate import Controls, generate
 from model.gpt import GPT
 
@@ -30,7 +31,7 @@ class TextChunk:
 
 
 def write(
-    model: GPT,
+    decoder: Decoder,
     tokenizer: tiktoken.Encoding,
     prompts: list[list[int]],
     *,
@@ -40,7 +41,7 @@ def write(
     stop: Iterable[str] = (),
     logprobs: bool = False,
 ) -> Iterator[TextChunk]:
-    """Yield what the model writes after each of `prompts` (from encode_prompt), chunk by chunk as it becomes text.
+    """Yield what follows each of `prompts` (from encode_prompt), chunk by chunk as it becomes text.
 
     A sample ends where the model ends the document, before the first of the `stop` strings, or after
     max_new_tokens. Its text depends on its prompt and seed, not on the other samples. The model is left
@@ -49,11 +50,11 @@ def write(
     end = end_of_text(tokenizer)
     streams = [TextStream(tokenizer, tuple(stop)) for _ in prompts]
     finished: set[int] = set()
-    was_training = model.training
+    model, was_training = decoder.model, decoder.model.training
     model.eval()
     try:
         steps = generate(
-            model,
+            decoder,
             prompts,
             max_new_tokens=max_new_tokens,
             seeds=seeds,
@@ -82,7 +83,7 @@ def continue_text(
 ) -> Iterator[str]:
     """Yield the chunks of one sample after `prompt`; `settings` are those of `write`."""
     tokens = encode_prompt(tokenizer, prompt)
-    for chunk in write(model, tokenizer, [tokens], max_new_tokens=max_new_tokens, seeds=[seed], **settings):
+    for chunk in write(Decoder(model), tokenizer, [tokens], max_new_tokens=max_new_tokens, seeds=[seed], **settings):
         yield chunk.text
 
 

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from model.controls import Controls
 from model.decode import Decoder
-from model.gpt import GPT
 
 DRAWS = 256  # uniform numbers that a sample's generator makes at a time
 
@@ -142,7 +141,7 @@ class Drawn(NamedTuple):
 
 @torch.inference_mode()
 def generate(
-    model: GPT,
+    decoder: Decoder,
     prompts: list[list[int]],
     *,
     max_new_tokens: int,
@@ -154,19 +153,20 @@ def generate(
 ) -> Iterator[list[Drawn]]:
     """Yield the next token of every unfinished sample, max_new_tokens times.
 
+    decoder: that of the model, which may have written other texts before.
+
     prompts: one for each sample, of at least one token; of a prompt longer than block_size its tail counts.
         Equal prompts are read once.
     seeds: one for each sample; its draws depend on nothing else.
     allowed: False for ids that must never be drawn.
     finished: samples that need no more tokens; the caller adds to it as it goes.
 
-    The model is expected in eval mode; model/decode.py says what it sees of a long text. Raises
+    Its model is expected in eval mode; model/decode.py says what it sees of a long text. Raises
     FloatingPointError when the first logits are not finite.
     """
-    prompts = [prompt[-model.config.block_size :] for prompt in prompts]
+    prompts = [prompt[-decoder.model.config.block_size :] for prompt in prompts]
     distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
     samples = list(range(len(prompts)))
-    decoder = Decoder(model)
     logits = decoder.read(distinct, room=max_new_tokens)  # (B, V)
     if not logits.isfinite().all():
         raise FloatingPointError("its logits are not finite")

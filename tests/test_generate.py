@@ -10,6 +10,7 @@ from conftest import random_gpt
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from model.decode import Decoder
 from model.generate import (
     DRAWS,
     Controls,
@@ -24,10 +25,10 @@ from model.generate import (
 )
 
 
-def tokens_of(model, prompts, seeds, *, new=30, finished=frozenset(), **controls) -> list[list[int]]:
+def tokens_of(model, prompts, seeds, *, new=30, decoder=Decoder, finished=frozenset(), **controls) -> list[list[int]]:
     texts = [[] for _ in prompts]
     steps = generate(
-        model, prompts, seeds=seeds, max_new_tokens=new, controls=Controls(**controls), finished=finished
+        decoder(model), prompts, seeds=seeds, max_new_tokens=new, controls=Controls(**controls), finished=finished
     )  # fmt: skip
     for step in steps:
         for drawn in step:
@@ -170,7 +171,7 @@ def test_the_seed_decides():
 
 @pytest.mark.parametrize("position", ["rope", "learned"])
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_the_same_seed_gives_the_same_text_with_and_without_the_cache(monkeypatch, position, temperature):
+def test_the_same_seed_gives_the_same_text_with_and_without_the_cache(position, temperature):
     from test_decode import uncached
 
     class Uncached:
@@ -187,15 +188,14 @@ def test_the_same_seed_gives_the_same_text_with_and_without_the_cache(monkeypatc
 
     model = random_gpt(position=position, block_size=8)
     cached = tokens_of(model, [[1, 2], [3]], [5, 6], temperature=temperature)
-    monkeypatch.setattr("model.generate.Decoder", Uncached)
-    assert tokens_of(model, [[1, 2], [3]], [5, 6], temperature=temperature) == cached
+    assert tokens_of(model, [[1, 2], [3]], [5, 6], temperature=temperature, decoder=Uncached) == cached
 
 
 def test_a_finished_sample_is_not_drawn_again_and_the_others_go_on_as_they_would():
     model, prompts, seeds = random_gpt(block_size=8), [[1], [2, 3], [4]], [1, 2, 3]
     whole = tokens_of(model, prompts, seeds)
     finished, texts = set(), [[], [], []]
-    steps = generate(model, prompts, seeds=seeds, max_new_tokens=30, finished=finished)
+    steps = generate(Decoder(model), prompts, seeds=seeds, max_new_tokens=30, finished=finished)
     for number, step in enumerate(steps, start=1):
         for drawn in step:
             texts[drawn.sample].append(drawn.token)
@@ -222,7 +222,7 @@ def test_ids_that_are_not_allowed_are_never_drawn():
         model.lm_head.weight[1::2] *= 100
     for temperature in (0, 5.0):
         steps = generate(
-            model, [[1]] * 16, seeds=list(range(16)), max_new_tokens=8,
+            Decoder(model), [[1]] * 16, seeds=list(range(16)), max_new_tokens=8,
             allowed=allowed, controls=Controls(temperature=temperature, repetition_penalty=3.0),
         )  # fmt: skip
         assert {drawn.token % 2 for step in steps for drawn in step} == {0}
@@ -231,7 +231,7 @@ def test_ids_that_are_not_allowed_are_never_drawn():
 def test_logprobs_are_the_models_own_before_any_control():
     model = random_gpt()
     steps = generate(
-        model, [[1, 2]], seeds=[0], max_new_tokens=6, logprobs=True,
+        Decoder(model), [[1, 2]], seeds=[0], max_new_tokens=6, logprobs=True,
         controls=Controls(temperature=0.3, top_k=2, repetition_penalty=2.0),
     )  # fmt: skip
     drawn = [drawn for step in steps for drawn in step]

@@ -29,6 +29,7 @@ from inference.interactive import change
 from inference.stream import visible
 from inference.write import TextStream, allowed_ids, continue_text, encode_prompt, write
 from model.config import GPTConfig
+from model.decode import Decoder
 from model.generate import Controls
 from model.gpt import GPT
 from sample import SampleConfig, sample
@@ -76,7 +77,7 @@ class Scripted(GPT):
 
 
 def written(script: list[int], **settings) -> list[tuple[str, str | None]]:
-    steps = write(Scripted(script), BYTE, [[256]], seeds=[0], **{"max_new_tokens": 50} | settings)
+    steps = write(Decoder(Scripted(script)), BYTE, [[256]], seeds=[0], **{"max_new_tokens": 50} | settings)
     return [(piece.text, piece.finish) for piece in steps]
 
 
@@ -160,7 +161,7 @@ def test_padding_and_unused_ids_are_not_sampled():
     assert allowed.nonzero().flatten().tolist() == [*range(256), 260]
     assert allowed_ids(BYTE, random_gpt(vocab_size=257)) is None
     drawn = write(
-        random_gpt(vocab_size=300), gaps, [[260]] * 8, max_new_tokens=40, seeds=list(range(8)),
+        Decoder(random_gpt(vocab_size=300)), gaps, [[260]] * 8, max_new_tokens=40, seeds=list(range(8)),
         controls=Controls(temperature=5.0), logprobs=True,
     )  # fmt: skip
     assert {token for piece in drawn for token, _ in piece.logprobs} <= {*range(256), 260}
