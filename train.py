@@ -31,8 +31,8 @@ def train(config: TrainConfig) -> float:
     from training.memory import memory_named
     from training.monitor import Monitor
     from training.optimizer import schedule_factor, set_learning_rate
-    from training.run import start_run
     from training.signals import StopSignals
+    from training.start import start_run
     from training.summary import Summary
 
     run = start_run(config)

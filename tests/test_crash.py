@@ -276,7 +276,7 @@ def test_fp16_scales_its_loss_and_learns(train_config):
 
 
 def test_two_runs_started_in_the_same_second_have_directories_of_their_own(train_config, tmp_path, monkeypatch):
-    from training.run import make_run_directory
+    from training.resume import make_run_directory
 
     monkeypatch.chdir(tmp_path)
     directories = {make_run_directory(None) for _ in range(20)}

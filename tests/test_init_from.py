@@ -15,7 +15,7 @@ from train import train
 from training.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from training.config import SettingsError, TrainConfig
 from training.pretrained import copy_weights, inherit, origin_config
-from training.run import start_run
+from training.start import start_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

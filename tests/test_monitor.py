@@ -21,7 +21,8 @@ from data.batches import evaluation_batches
 from train import train
 from training.evaluation import first_windows
 from training.metrics import MetricsLog, read_metrics, series
-from training.run import Run, start_run
+from training.run import Run
+from training.start import start_run
 
 FIGURES = ("attention_entropy", "attention_relative_entropy", "attention_distance", "head_similarity")
 

@@ -27,7 +27,8 @@ from training import memory
 from training.config import OptimizerConfig, PlanConfig, SettingsError, TrainConfig
 from training.memory import largest_that_fits, predict_memory
 from training.preflight import preflight
-from training.run import Run, start_run
+from training.run import Run
+from training.start import start_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

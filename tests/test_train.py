@@ -12,7 +12,7 @@ import torch
 from conftest import run_here
 from hydra import compose, initialize_config_dir
 
-import training.run as run_module
+import training.start as start_module
 from cli import CONF, to_settings
 from data.config import DataError
 from inference.write import continue_text
@@ -23,7 +23,7 @@ from training.config import OptimizerConfig, SettingsError, TrainConfig
 from training.distributed import Ranks
 from training.evaluation import evaluate
 from training.lock import lock_run
-from training.run import DEFAULT_STEPS, start_run, steps_to_take
+from training.start import DEFAULT_STEPS, start_run, steps_to_take
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -167,13 +167,13 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(train_config):
 
 def test_mistakes_that_need_no_text_are_told_before_it_is_prepared(train_config, monkeypatch):
     train(replace(train_config, max_steps=1))
-    monkeypatch.setattr(run_module, "prepare", lambda *arguments, **options: pytest.fail("prepared"))
+    monkeypatch.setattr(start_module, "prepare", lambda *arguments, **options: pytest.fail("prepared"))
     with pytest.raises(SettingsError, match="already holds a run"):
         start_run(train_config)
     with lock_run(Path(train_config.run_dir)), pytest.raises(SettingsError, match="still going on"):
         start_run(replace(train_config, resume=train_config.run_dir))
     for processes, message in {3: "batch_size=8 is not a multiple of the 3", 4: "micro_batch_size=4 does not"}.items():
-        monkeypatch.setattr(run_module, "join_ranks", lambda size=processes: Ranks(size=size))
+        monkeypatch.setattr(start_module, "join_ranks", lambda size=processes: Ranks(size=size))
         with pytest.raises(SettingsError, match=message):
             start_run(replace(train_config, run_dir=None, micro_batch_size=4))
 

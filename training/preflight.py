@@ -25,7 +25,7 @@ from training.memory import (
     windows_each,
 )
 from training.pretrained import load_origin
-from training.run import steps_to_take
+from training.start import steps_to_take
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training: 40% is what published GPT-2 runs report.
 UTILISATION = 0.4
