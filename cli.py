@@ -189,12 +189,12 @@ def place_run(arguments: list[str]) -> list[str]:
         from sweeps.resume import resumed_command
 
         arguments = resumed_command(arguments)
-    if {"--multirun", "-m"} & set(arguments) and any(a.startswith("run_dir=") for a in arguments):
+    if asks_for_sweep(arguments) and any(a.startswith("run_dir=") for a in arguments):
         raise SettingsError("run_dir is one folder for all jobs: leave it out of -m; hydra.sweep.dir names theirs.")
     where = next((argument.removeprefix("resume=") for argument in arguments if argument.startswith("resume=")), "null")
     if where == "null" or asks_only:
         return arguments
-    if {"--multirun", "-m"} & set(arguments):
+    if asks_for_sweep(arguments):
         raise SettingsError(f"resume={where} goes on with one run: leave out -m, and give the job's own directory.")
     from training.resume import find_run
 
@@ -215,13 +215,17 @@ def quote_prompts(arguments: list[str]) -> list[str]:
 
     Those that are quoted already stay as they are, and in a sweep all: there a comma separates two prompts.
     """
-    if {"--multirun", "-m"} & set(arguments):
+    if asks_for_sweep(arguments):
         return arguments
     pairs = [argument.partition("=") for argument in arguments]
     return [
         f"{name}={quote(value)}" if name in PROMPTS and equals and not QUOTED.fullmatch(value) else argument
         for argument, (name, equals, value) in zip(arguments, pairs, strict=True)
     ]
+
+
+def asks_for_sweep(arguments: list[str]) -> bool:
+    return bool({"--multirun", "-m"} & set(arguments))
 
 
 def is_dry_run(arguments: list[str]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from data.tokenizer import encode_text, end_of_text
+from inference.write import encode_prompt
 from model.gpt import GPT
 from model.heads import attention_maps
 from training.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ def draw_prompt(checkpoint: Checkpoint, prompt: str, path: Path) -> None:
     """Draw the attention of a checkpoint's model to a prompt, after <|endoftext|> as in training, and say so."""
     if path.suffix not in LONGEST or not path.parent.is_dir():
         raise SettingsError(f"attention_map={path} must be an .html or .png file in a folder that is there.")
-    tokens = [end_of_text(checkpoint.tokenizer), *encode_text(checkpoint.tokenizer, prompt).tolist()]
+    tokens = encode_prompt(checkpoint.tokenizer, prompt)
     shown = draw_attention_map(checkpoint.model, checkpoint.tokenizer, tokens, path)
     kept = "" if shown == len(tokens) else f", the last {shown} of {len(tokens)} tokens"
     print(f"{path}: every layer and head{kept}")

@@ -159,7 +159,7 @@ def _cluster(config: TrainConfig, flops: float) -> list[str]:
     micro = micro or windows
     memory = predict_memory(config, micro, precision)
     state = memory.weights + memory.gradients + memory.optimizer
-    block = 4 * (count_parameters(without_weights(config.model)).total() // config.model.n_layer)
+    block = memory.weights // config.model.n_layer
     compute = windows * config.model.block_size * flops / (device.flops * UTILISATION)
     way, speed = ("link", device.link) if devices <= DEVICES_A_MACHINE else ("network", device.network)
     share = (devices - 1) / devices
