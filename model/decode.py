@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +21,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from model.attention import ATTENTION_VARIANTS, MultiHeadAttention
+from model.cuda_graph import CapturedCall
 from model.gpt import GPT, Block
 from model.kv_cache import KVCache
 from model.rope import rotate
 
+FEWEST_SLOTS = 128  # that a CUDA graph looks at
 LARGE = 100_000  # weights from which on it pays to share a product between threads
 COPIED = 2**28  # weights of a model up to which the decoder keeps a copy of them, 1 GiB
 
@@ -45,9 +48,11 @@ class Decoder:
         # ALiBi, variants and the rungs below multi-head attention take the way of a whole text, which is slower.
         slower = config.position == "alibi" or config.attention in ATTENTION_VARIANTS
         lean = isinstance(model.blocks[0].attention, MultiHeadAttention) and not slower
+        self.captures = lean and self.device.type == "cuda"
         copy = sum(parameter.numel() for parameter in model.parameters()) <= COPIED
         self.steps = [OneTokenBlock(block, copy=copy) for block in model.blocks] if lean else None
         self.lm_head = one_row_product(model.lm_head.weight, None, copy=copy)
+        self.graphs: dict[int, CapturedCall] = {}  # by the number of slots that each looks at
 
     def read(self, texts: list[list[int]], room: int) -> Float[Tensor, "B V"]:
         """Logits of the token after each text of 1 to block_size tokens; `room` more will be asked for."""
@@ -63,6 +68,7 @@ class Decoder:
         # The tokens behind the cache's slots, from which learned positions begin anew.
         self.written = torch.zeros(len(texts), self.cache.size, dtype=torch.long, device=self.device)
         self.written[:, :longest] = tokens
+        self.graphs.clear()
 
         real = positions = None
         if self.most_padding:
@@ -72,37 +78,94 @@ class Decoder:
         x = self.model.hidden(tokens, attention_mask=real, positions=positions, cache=self.cache)
         return self.model.logits(x[:, -1])
 
-    def step(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
-        """Logits of the token after these, which go to the end of each text."""
+    def step(
+        self, tokens: Int[Tensor, " B"], choose: Callable[[Float[Tensor, "B V"]], Any] = lambda logits: logits
+    ) -> Any:
+        """What `choose` makes of the logits (B, V) after these tokens, which go to the end of each text.
+
+        On a GPU the step and its `choose` are captured as one CUDA graph. So `choose` must be the same from one
+        `read` or `take` to the next, and work on tensors alone; the next step overwrites what it returns.
+        """
         cache = self.cache
         if cache.length == cache.size:
             if not self.slides:
-                return self._begin_anew(tokens)
+                return choose(self._begin_anew(tokens))
             cache.drop_oldest(cache.length + 1 - self.window)
         if not self.slides:
             self.written[:, cache.length] = tokens
         if self.steps is None:
-            return self._plain_step(tokens)
+            return choose(self._plain_step(tokens))
+        result = self._captured_step(tokens, choose) if self.captures else choose(self._lean_step(tokens))
+        cache.advance(1)
+        return result
 
-        position = cache.position
+    def _lean_step(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+        """step() over no more than the slots in sight, with a mask only where there is something to hide."""
+        cache, position = self.cache, self.cache.position
         first, end = max(0, cache.length + 1 - self.window), cache.length + 1  # the slots in sight
-        new = (cache.keys[..., end - 1 : end, :].unbind(), cache.values[..., end - 1 : end, :].unbind())
-        seen = (cache.keys[..., first:end, :].unbind(), cache.values[..., first:end, :].unbind())
-        positions = mask = rotation = None
+        positions = mask = None
         if self.most_padding:
             positions = (position - self.padding)[:, None]  # (B, 1)
             if self.most_padding > cache.start + first:
                 mask = torch.arange(cache.start + first, position + 1, device=self.device) >= self.padding[:, None]
                 mask = mask[:, None, None, :]  # (B, S) -> (B, 1, 1, S)
-        x = self.model.token_embedding(tokens)  # (B, C)
-        if not self.slides:
-            x = x + self.model.position_embedding.weight[position if positions is None else positions[:, 0]]
-        if (rope := self.model.blocks[0].attention.rope) is not None:
-            rotation = rope.rotation(x[:, None], positions, position)  # (1, D/2, 2), or (B, 1, 1, D/2, 2) when padded
+        return self._run_blocks(tokens, positions, mask, slice(first, end), slice(end - 1, end), Tensor.copy_)
 
-        for block, k, v, keys, values in zip(self.steps, *new, *seen, strict=True):
-            x = block(x, rotation, k, v, keys, values, mask)
-        cache.advance(1)
+    def _captured_step(self, tokens: Int[Tensor, " B"], choose: Callable[[Float[Tensor, "B V"]], Any]) -> Any:
+        """step() as a CUDA graph, one for each power of two of filled slots: a short text is not read as a long one."""
+        length = self.cache.length
+        if not self.graphs:
+            self.tokens = torch.empty_like(tokens)
+            self.slot, self.position = (torch.empty(1, dtype=torch.long, device=self.device) for _ in range(2))
+        self.tokens.copy_(tokens)
+        self.slot.fill_(length)
+        self.position.fill_(self.cache.position)
+        S = min(self.cache.size, max(FEWEST_SLOTS, 1 << length.bit_length()))
+        if S not in self.graphs:
+            self.graphs[S] = CapturedCall(lambda: choose(self._fixed_step(S)))
+        return self.graphs[S]()
+
+    def _fixed_step(self, S: int) -> Float[Tensor, "B V"]:
+        """step() in tensors that keep size and address: a mask hides those of S slots that are empty or out of sight.
+
+        The numbers that change from step to step come in as tensors: slot, position and tokens.
+        """
+        slots = torch.arange(S, device=self.device)
+        mask = slots + (self.position - self.slot) >= self.padding[:, None]  # (B, S)
+        mask = mask & (slots <= self.slot) & (slots > self.slot - self.window)
+        # As numbers, which the kernels take as they are; each layer would make them of bools again.
+        mask = torch.where(mask, 0.0, -torch.inf).to(self.cache.keys.dtype)[:, None, None, :]  # (B, 1, 1, S)
+        positions = (self.position - self.padding)[:, None]  # (B, 1)
+
+        def put(slots: Tensor, new: Tensor) -> None:
+            slots.index_copy_(-2, self.slot, new)
+
+        return self._run_blocks(self.tokens, positions, mask, slice(0, S), slice(0, S), put)
+
+    def _run_blocks(
+        self,
+        tokens: Int[Tensor, " B"],
+        positions: Int[Tensor, "B 1"] | None,
+        mask: Bool[Tensor, "B 1 1 S"] | Float[Tensor, "B 1 1 S"] | None,
+        seen: slice,
+        new: slice,
+        put: Callable[[Tensor, Tensor], object],
+    ) -> Float[Tensor, "B V"]:
+        """Logits after these tokens, which see the slots `seen`; put() stores their keys and values in `new`.
+
+        positions: None where all stand at the cache's next one.
+        """
+        cache, x = self.cache, self.model.token_embedding(tokens)  # (B, C)
+        if not self.slides:
+            x = x + self.model.position_embedding.weight[cache.position if positions is None else positions[:, 0]]
+        rotation = None
+        if (rope := self.model.blocks[0].attention.rope) is not None:
+            # (1, D/2, 2), or with positions (B, 1, 1, D/2, 2)
+            rotation = rope.rotation(x[:, None], positions, cache.position)
+        stored = (cache.keys, cache.values)
+        layers = (part[..., slots, :].unbind() for slots in (new, seen) for part in stored)
+        for block, k_new, v_new, keys, values in zip(self.steps, *layers, strict=True):
+            x = block(x, rotation, put, k_new, v_new, keys, values, mask)
         return self.model.cap(self.lm_head(self.model.final_norm(x)))
 
     def take(self, rows: list[int]) -> None:
@@ -110,6 +173,7 @@ class Decoder:
         index = torch.tensor(rows, device=self.device)
         self.cache = self.cache.take(index)
         self.padding, self.written = self.padding[index], self.written[index]
+        self.graphs.clear()
 
     def _plain_step(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """step() by way of the model's own forward pass, for forms that have no OneTokenBlock."""
@@ -168,13 +232,14 @@ class OneTokenBlock:
         self,
         x: Float[Tensor, "B C"],
         rotation: Float[Tensor, "... 1 half 2"] | None,
-        k_slot: Float[Tensor, "B Hkv 1 D"],
-        v_slot: Float[Tensor, "B Hkv 1 D"],
+        put: Callable[[Tensor, Tensor], object],
+        k_new: Float[Tensor, "B Hkv N D"],
+        v_new: Float[Tensor, "B Hkv N D"],
         keys: Float[Tensor, "B Hkv S D"],
         values: Float[Tensor, "B Hkv S D"],
-        mask: Bool[Tensor, "B 1 1 S"] | None,
+        mask: Bool[Tensor, "B 1 1 S"] | Float[Tensor, "B 1 1 S"] | None,
     ) -> Float[Tensor, "B C"]:
-        """x after this block; its key and value are written to the slots, which `keys` and `values` end with."""
+        """x after this block; put() stores its key in `k_new`, which is part of `keys`, and its value alike."""
         B, H, Hkv = x.shape[0], self.H, self.Hkv
         qkv = self.project(self.block.attention_norm(x)).view(B, -1, 1, self.D)  # (B, H + 2 Hkv, 1, D)
         qk, v = qkv[:, : H + Hkv], qkv[:, H + Hkv :]
@@ -182,10 +247,11 @@ class OneTokenBlock:
             qk = F.rms_norm(qk, (self.D,), eps=self.eps) * self.qk_weight
         if rotation is not None:
             qk = rotate(qk, rotation)
-        k_slot.copy_(qk[:, H:])
-        v_slot.copy_(v)
-        # One query sees every key in sight, so this is all there is of causality.
-        y = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=mask, enable_gqa=Hkv != H)  # (B, H, 1, D)
+        put(k_new, qk[:, H:])
+        put(v_new, v)
+        # One query sees every key in sight, so this is all there is of causality. Heads that share a key are its rows.
+        q = qk[:, :H].reshape(B, Hkv, -1, self.D)  # (B, Hkv, H / Hkv, D)
+        y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         x = x + self.merge(y.reshape(B, -1))
         return x + self._mlp(self.block.mlp_norm(x))
 

@@ -101,34 +101,42 @@ class Sampler:
         self.controls, self.allowed = controls, allowed
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.drawn = 0
+        self.uniform = torch.empty(len(prompts), 1, device=like.device)
+        self.draw_numbers()
         self.seen = None
         if controls.repetition_penalty != 1:
             self.seen = torch.zeros(len(prompts), like.shape[-1], dtype=torch.bool, device=like.device)
             for sample, prompt in enumerate(prompts):
                 self.seen[sample, prompt] = True
 
-    def choose(
-        self, logits: Float[Tensor, "B V"], samples: list[int]
-    ) -> tuple[Int[Tensor, " B"], Float[Tensor, "B V"]]:
-        """The next token of each of these samples, and the model's own logits of the ids allowed."""
+    def draw_numbers(self) -> None:
+        """Every sample's uniform number for the next choose(), which like a CUDA graph finds it where the last was."""
         if self.drawn % DRAWS == 0:
             numbers = [torch.rand(DRAWS, generator=generator) for generator in self.generators]
-            self.uniform = torch.stack(numbers, dim=1).unsqueeze(-1).to(logits.device)  # (DRAWS, samples, 1)
-        uniform = self.uniform[self.drawn % DRAWS]
+            self.numbers = torch.stack(numbers, dim=1).unsqueeze(-1).to(self.uniform.device)  # (DRAWS, B, 1)
+        self.uniform.copy_(self.numbers[self.drawn % DRAWS])
         self.drawn += 1
 
+    def choose(self, logits: Float[Tensor, "B V"]) -> tuple[Int[Tensor, " B"], Float[Tensor, "B V"]]:
+        """The next token of each sample, and the model's own logits of the ids allowed."""
         own = logits.float() if self.allowed is None else forbid(logits.float(), self.allowed)
         logits = own
         if self.seen is not None:
-            logits = penalize_repetition(logits, self.seen[samples], self.controls.repetition_penalty)
+            logits = penalize_repetition(logits, self.seen, self.controls.repetition_penalty)
         if self.controls.temperature == 0:
             tokens = logits.argmax(-1)
         else:
-            uniform = uniform if len(samples) == len(uniform) else uniform[samples]
-            tokens = draw(apply_controls(logits, self.controls), uniform)
+            tokens = draw(apply_controls(logits, self.controls), self.uniform)
         if self.seen is not None:
-            self.seen[samples, tokens] = True
+            self.seen.scatter_(-1, tokens[:, None], True)
         return tokens, own
+
+    def take(self, rows: list[int]) -> None:
+        """Go on with these samples alone."""
+        self.generators = [self.generators[row] for row in rows]
+        self.numbers, self.uniform = self.numbers[:, rows], self.uniform[rows]
+        if self.seen is not None:
+            self.seen = self.seen[rows]
 
 
 class Drawn(NamedTuple):
@@ -176,16 +184,25 @@ def generate(
         logits = logits[rows]
     sampler = Sampler(prompts, seeds, controls or Controls(), allowed, logits)
 
-    for step in range(1, max_new_tokens + 1):
-        tokens, own = sampler.choose(logits, samples)  # (B,), (B, V)
-        nats = own.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist() if logprobs else [None] * len(samples)
-        yield [Drawn(*drawn) for drawn in zip(samples, tokens.tolist(), nats, strict=True)]
-
-        if not finished.isdisjoint(samples):
-            rows = [row for row, sample in enumerate(samples) if sample not in finished]
-            samples, tokens = [samples[row] for row in rows], tokens[rows]
-            if samples:
-                decoder.take(rows)
-        if not samples or step == max_new_tokens:
+    tokens, own = sampler.choose(logits)  # (B,), (B, V)
+    for _ in range(max_new_tokens - 1):
+        yield _drawn(samples, tokens, own if logprobs else None, finished)
+        rows = [row for row, sample in enumerate(samples) if sample not in finished]
+        if not rows:
             return
-        logits = decoder.step(tokens)
+        # To capture the step anew for a smaller batch takes longer than a few finished samples.
+        if len(rows) <= len(samples) // 2 if decoder.captures else len(rows) < len(samples):
+            samples, tokens = [samples[row] for row in rows], tokens[rows]
+            decoder.take(rows)
+            sampler.take(rows)
+        sampler.draw_numbers()
+        tokens, own = decoder.step(tokens, sampler.choose)
+    yield _drawn(samples, tokens, own if logprobs else None, finished)
+
+
+def _drawn(
+    samples: list[int], tokens: Int[Tensor, " B"], own: Float[Tensor, "B V"] | None, finished: Set[int]
+) -> list[Drawn]:
+    nats = [None] * len(samples) if own is None else own.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
+    drawn = map(Drawn, samples, tokens.tolist(), nats)
+    return [each for each in drawn if each.sample not in finished]

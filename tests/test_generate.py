@@ -174,17 +174,14 @@ def test_the_seed_decides():
 def test_the_same_seed_gives_the_same_text_with_and_without_the_cache(position, temperature):
     from test_decode import uncached
 
-    class Uncached:
-        def __init__(self, model):
-            self.model = model
-
+    class Uncached(Decoder):
         def read(self, texts, room):
             self.texts = texts
             return uncached(self.model, self.texts)
 
-        def step(self, tokens):
+        def step(self, tokens, choose):
             self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
-            return uncached(self.model, self.texts)
+            return choose(uncached(self.model, self.texts))
 
     model = random_gpt(position=position, block_size=8)
     cached = tokens_of(model, [[1, 2], [3]], [5, 6], temperature=temperature)
