@@ -29,11 +29,15 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line with --rounds; --help prints the script's docstring, a mistake ends in one sentence."""
+    """A command line with --rounds; --help prints the script's docstring, a mistake ends in one sentence.
 
-    def __init__(self, description: str, rounds: int = 5) -> None:
+    rounds: how many by default; None for a script that times nothing.
+    """
+
+    def __init__(self, description: str, rounds: int | None = 5) -> None:
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.add_argument("--rounds", type=count, default=rounds, help=f"rounds of measurement ({rounds})")
+        if rounds is not None:
+            self.add_argument("--rounds", type=count, default=rounds, help=f"rounds of measurement ({rounds})")
 
     def error(self, message: str) -> NoReturn:
         sys.exit(f"error: {message}")

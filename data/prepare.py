@@ -24,7 +24,7 @@ from data.shards import Tokens, open_tokens, token_dtype
 from data.split import SPLITS, split_corpus
 from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
 
-FORMAT = 1
+FORMAT = 2
 _PARTIAL = ".partial"
 
 Log = Callable[[str], None]

@@ -18,13 +18,12 @@ from data.pieces import pieces, replace_surrogates
 END_OF_TEXT = "<|endoftext|>"
 FORMAT = 1
 
-# Where bpe may merge: as in GPT-4 a word takes the sign or space before it, signs take the line
-# ends after them, and spaces before a word stay together but for the last. Numbers go two digits a
-# token, which spends fewer of a small vocabulary's ids than three.
+# Where bpe may merge, the pattern of Llama 3: a word takes the sign or space before it, signs take the line ends
+# after them, spaces before a word stay together but for the last, and numbers go up to three digits a token.
 BPE_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)"
     r"|[^\r\n\p{L}\p{N}]?+\p{L}++"
-    r"|\p{N}{1,2}+"
+    r"|\p{N}{1,3}+"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s*[\r\n]+"
     r"|\s+(?!\S)"

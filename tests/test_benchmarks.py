@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import runpy
 import sys
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from test_export import save
 
+from model.decode import Decoder
+from training.checkpoint import load_checkpoint
 from training.memory import predict_memory
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -53,7 +59,7 @@ def test_help_says_what_is_answered_and_has_rounds(name, monkeypatch, capsys):
         runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
     output = capsys.readouterr().out
     assert left.value.code == 0
-    assert f"python benchmarks/{name}.py" in output and "--rounds" in output
+    assert f"python benchmarks/{name}.py" in output and ("--rounds" in output) == (name != "engines")
 
 
 def test_every_command_is_in_the_readme():
@@ -75,6 +81,8 @@ def test_every_command_is_in_the_readme():
         ("scaling", ["--rounds", "0"], "argument --rounds: 0 is not a whole number from 1 on"),
         ("memory", ["--rounds", "many"], "argument --rounds: many is not a whole number from 1 on"),
         ("memory", ["more"], "unrecognized arguments: more"),
+        ("engines", [], "the following arguments are required: url"),
+        ("engines", ["http://localhost:1", "nowhere"], "checkpoint=nowhere does not exist"),
     ],
 )
 def test_what_is_missing_is_said_in_one_sentence(name, arguments, sentence, monkeypatch):
@@ -268,3 +276,45 @@ def test_measured_memory_is_beside_what_is_predicted(capsys, monkeypatch):
     memory.compare(memory.Shape(T=16, B=2, C=32), 1)
     (table,) = tables(capsys.readouterr().out)
     assert [row[0] for row in table] == ["attention", "`sdpa`", "`matmul`"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
+@pytest.mark.parametrize("right", [True, False])
+def test_an_engine_is_held_to_the_checkpoint_it_serves(engine, right, monkeypatch, capsys, tmp_path):
+    import engines
+
+    where = save(tmp_path / "step_1", block_size=64)
+    served = load_checkpoint(where)
+    if not right:
+        with torch.no_grad():
+            served.model.lm_head.weight.mul_(1.5)
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/tokenize":
+                answer = {"tokens": served.tokenizer.encode_ordinary(asked["prompt"])[: None if right else 5]}
+            else:
+                tokens, nats = engines.ours(Decoder(served.model), asked["prompt"], asked["max_tokens"])
+                choice = {"token_ids": tokens, "logprobs": {"token_logprobs": nats}}
+                if engine == "llama.cpp":
+                    pairs = zip(tokens, nats, strict=True)
+                    choice = {"logprobs": {"content": [{"id": token, "logprob": nat} for token, nat in pairs]}}
+                answer = {"choices": [choice]}
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        started("engines", f"http://127.0.0.1:{server.server_port}/", str(where), monkeypatch=monkeypatch)
+        server.shutdown()
+    [[heads, [_, ids, same, apart]]] = tables(capsys.readouterr().out)
+    assert (ids == "4 of 4 texts", same == "4 of 4 prompts", float(apart) == 0) == (right, True, right)
+    assert heads[2].startswith("same")
+
+    with pytest.raises(SystemExit, match=r"error: http://127\.0\.0\.1:.* gave no answer"):
+        started("engines", f"http://127.0.0.1:{server.server_port}", str(where), monkeypatch=monkeypatch)
