@@ -33,15 +33,19 @@ def test_every_block_of_python_runs_in_the_order_of_the_page(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_inside_the_project_leads_somewhere(page):
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    anchors = {
-        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.M)
-    }
-    for target in re.findall(r"\]\((?!https?://)([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in anchors, target
-        else:
-            assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\((?!https?://)([^)]+)\)", _without_code(page)):
+        file, _, anchor = target.partition("#")
+        other = page.parent / file if file else page
+        assert other.exists() and (not anchor or anchor in _anchors(other)), target
+
+
+def _without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def _anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", _without_code(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
