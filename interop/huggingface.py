@@ -28,6 +28,7 @@ from model.attention import ATTENTION_VARIANTS, MultiHeadAttention
 from model.attention.multihead import NORM_EPS
 from model.config import GPTConfig
 from model.gpt import GPT
+from training.checkpoint import load_weights, plain_weights
 from training.config import SettingsError
 
 
@@ -100,13 +101,6 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     end_of_text: the id that ends a document. Raises HuggingFaceError when no class computes the same.
     """
     name = choose_target(model)
-    weights = model.state_dict()
-    if model.config.tie_embeddings:
-        del weights["lm_head.weight"]
-    if name == "GPT2LMHeadModel":
-        weights = _gpt2_weights(weights)
-    else:
-        weights = {_llama_name(ours): _half_split(ours, tensor, model) for ours, tensor in weights.items()}
     config = _gpt2_config(model.config) if name == "GPT2LMHeadModel" else _llama_config(model, name)
     dtype = str(model.token_embedding.weight.dtype).removeprefix("torch.")
     config |= {"architectures": [name], "torch_dtype": dtype, "tie_word_embeddings": model.config.tie_embeddings}
@@ -114,7 +108,7 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     config |= ends
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
-        {key: tensor.cpu().contiguous() for key, tensor in weights.items()},
+        {key: tensor.cpu().contiguous() for key, tensor in _to_theirs(model).items()},
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
@@ -131,12 +125,7 @@ def from_huggingface(where: str) -> GPT:
     """
     with _readable(where):
         model = GPT(read_config(where))
-        theirs = _read_weights(find_folder(where))
-        is_gpt2 = model.config.position == "learned"
-        ours = _from_gpt2_weights(theirs, model) if is_gpt2 else _from_llama_weights(theirs, model)
-        if model.config.tie_embeddings:
-            ours["lm_head.weight"] = ours["token_embedding.weight"]
-        model.load_state_dict(ours)
+        load_weights(model, _to_ours(_read_weights(find_folder(where)), model))
     return model.eval()
 
 
@@ -183,18 +172,104 @@ def find_folder(where: str) -> Path:
         ) from error
 
 
+# Weights
+
+
+# What our names are in theirs, a part at a time, in this order.
+GPT2_WORDS = {
+    "token_embedding": "transformer.wte",
+    "position_embedding": "transformer.wpe",
+    "final_norm": "transformer.ln_f",
+    "blocks": "transformer.h",
+    "attention_norm": "ln_1",
+    "attention.q_proj": "attn.c_attn",
+    "attention.k_proj": "attn.c_attn",
+    "attention.v_proj": "attn.c_attn",
+    "attention.o_proj": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "up_proj": "c_fc",
+    "down_proj": "c_proj",
+}
+LLAMA_WORDS = {
+    "token_embedding": "model.embed_tokens",
+    "final_norm": "model.norm",
+    "blocks": "model.layers",
+    "attention_norm": "input_layernorm",
+    "attention.": "self_attn.",
+    "mlp_norm": "post_attention_layernorm",
+}
+ROTATED = ("q_proj", "k_proj", "q_norm", "k_norm")
+
+
+def _to_theirs(model: GPT) -> dict[str, Tensor]:
+    """A model's weights under their names and in their layout."""
+    ours = plain_weights(model)
+    return {
+        theirs: torch.cat([_change_layout(name, ours[name], model) for name in names], dim=-1)
+        for theirs, names in _names_in_theirs(model).items()
+    }
+
+
+def _to_ours(theirs: dict[str, Tensor], model: GPT) -> dict[str, Tensor]:
+    """The way back; `model` has the shape that the weights are for."""
+    ours = {}
+    for their_name, names in _names_in_theirs(model).items():
+        if their_name not in theirs:
+            their_name = their_name.removeprefix("transformer.")  # GPT2Model, without a head, has none
+        for name, tensor in zip(names, theirs[their_name].chunk(len(names), dim=-1), strict=True):
+            ours[name] = _change_layout(name, tensor, model, back=True)
+    return ours
+
+
+def _names_in_theirs(model: GPT) -> dict[str, list[str]]:
+    """For each of their weights which of ours it holds side by side: one, or GPT-2's three projections."""
+    words = GPT2_WORDS if _is_gpt2(model) else LLAMA_WORDS
+    names: dict[str, list[str]] = {}
+    for ours in plain_weights(model):
+        theirs = ours
+        for word, their_word in words.items():
+            theirs = theirs.replace(word, their_word)
+        names.setdefault(theirs, []).append(ours)
+    return names
+
+
+def _change_layout(name: str, tensor: Tensor, model: GPT, *, back: bool = False) -> Tensor:
+    """A weight of ours as they have it, or with `back` the other way round.
+
+    GPT-2's matrices are transposed. In Llama and Qwen3 a rotation turns pairs (x, y) of a head's rows, which
+    are (x0, y0, x1, y1, …) here and (x0, x1, …, y0, y1, …) there.
+    """
+    if _is_gpt2(model):
+        return tensor.t() if name.startswith("blocks.") and tensor.ndim == 2 else tensor
+    if not any(part in name for part in ROTATED):
+        return tensor
+    half = model.blocks[0].attention.head_size // 2
+    pairs = (2, half) if back else (half, 2)
+    return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
+
+
+def _is_gpt2(model: GPT) -> bool:
+    return model.config.position == "learned"
+
+
+def _read_weights(folder: Path) -> dict[str, Float[Tensor, " ..."]]:
+    """All weights, from one file or from the several that an index lists, as float32."""
+    index = folder / "model.safetensors.index.json"
+    files = {"model.safetensors"}
+    if index.is_file():
+        files = set(json.loads(index.read_bytes())["weight_map"].values())
+    weights: dict[str, Tensor] = {}
+    for file in sorted(files):
+        if Path(file).name != file:
+            raise HuggingFaceError(f"{index} names a file elsewhere ({file}).")
+        weights |= load_file(folder / file)
+    return {name: tensor.float() for name, tensor in weights.items()}
+
+
 # GPT-2
 
 
-GPT2_NAMES = {
-    "attention_norm": "ln_1",
-    "attention.o_proj": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "mlp.up_proj": "mlp.c_fc",
-    "mlp.down_proj": "mlp.c_proj",
-}
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
-GPT2_ENDS = {"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f"}
 
 
 def _gpt2_config(config: GPTConfig) -> dict[str, Any]:
@@ -238,46 +313,6 @@ def _from_gpt2_config(settings: dict[str, Any]) -> GPTConfig:
         tie_embeddings=settings.get("tie_word_embeddings", True),
         **TARGETS["GPT2LMHeadModel"].settings,
     )
-
-
-def _gpt2_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
-    theirs = {}
-    for name, tensor in ours.items():
-        stem, _, kind = name.rpartition(".")
-        if stem == "lm_head":
-            theirs["lm_head.weight"] = tensor
-        elif stem in GPT2_ENDS:
-            theirs[f"transformer.{GPT2_ENDS[stem]}.{kind}"] = tensor
-        elif name.endswith(("q_proj.weight", "q_proj.bias")):
-            layer = stem.split(".")[1]
-            qkv = torch.cat([ours[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")])
-            theirs[f"transformer.h.{layer}.attn.c_attn.{kind}"] = qkv.t() if kind == "weight" else qkv
-        elif not stem.endswith(("k_proj", "v_proj")):
-            _, layer, part = stem.split(".", 2)
-            transposed = tensor.t() if tensor.ndim == 2 else tensor
-            theirs[f"transformer.h.{layer}.{GPT2_NAMES[part]}.{kind}"] = transposed
-    return theirs
-
-
-def _from_gpt2_weights(theirs: dict[str, Tensor], model: GPT) -> dict[str, Tensor]:
-    theirs = {name.removeprefix("transformer."): tensor for name, tensor in theirs.items()}
-    ours = {}
-    for name in model.state_dict():
-        stem, _, kind = name.rpartition(".")
-        if stem == "lm_head":
-            if not model.config.tie_embeddings:
-                ours[name] = theirs["lm_head.weight"]
-        elif stem in GPT2_ENDS:
-            ours[name] = theirs[f"{GPT2_ENDS[stem]}.{kind}"]
-        else:
-            _, layer, part = stem.split(".", 2)
-            if part.endswith(("q_proj", "k_proj", "v_proj")):
-                place = ("q_proj", "k_proj", "v_proj").index(part.rpartition(".")[2])
-                tensor = theirs[f"h.{layer}.attn.c_attn.{kind}"].chunk(3, dim=-1)[place]
-            else:
-                tensor = theirs[f"h.{layer}.{GPT2_NAMES[part]}.{kind}"]
-            ours[name] = tensor.t() if tensor.ndim == 2 else tensor
-    return ours
 
 
 # Llama and Qwen3
@@ -339,67 +374,6 @@ def _from_llama_config(settings: dict[str, Any], kind: str) -> GPTConfig:
         attention_dropout=settings.get("attention_dropout", 0.0),
         **target.settings,
     )
-
-
-LLAMA_NAMES = {
-    "attention_norm": "input_layernorm",
-    "attention": "self_attn",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp": "mlp",
-}
-LLAMA_ENDS = {
-    "token_embedding.weight": "model.embed_tokens.weight",
-    "final_norm.weight": "model.norm.weight",
-    "lm_head.weight": "lm_head.weight",
-}
-
-
-def _llama_name(ours: str) -> str:
-    if ours in LLAMA_ENDS:
-        return LLAMA_ENDS[ours]
-    _, layer, part, rest = ours.split(".", 3)
-    return f"model.layers.{layer}.{LLAMA_NAMES[part]}.{rest}"
-
-
-def _from_llama_weights(theirs: dict[str, Tensor], model: GPT) -> dict[str, Tensor]:
-    names = model.state_dict()
-    if model.config.tie_embeddings:
-        del names["lm_head.weight"]
-    return {ours: _adjacent_pairs(ours, theirs[_llama_name(ours)], model) for ours in names}
-
-
-def _half_split(name: str, tensor: Tensor, model: GPT) -> Tensor:
-    """Rows of each head from (x0, y0, x1, y1, …) to (x0, x1, …, y0, y1, …), where a rotation turns (x, y)."""
-    if not _is_rotated(name):
-        return tensor
-    D = model.blocks[0].attention.head_size
-    return tensor.unflatten(0, (-1, D // 2, 2)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
-
-
-def _adjacent_pairs(name: str, tensor: Tensor, model: GPT) -> Tensor:
-    """The way back: from (x0, x1, …, y0, y1, …) to (x0, y0, x1, y1, …)."""
-    if not _is_rotated(name):
-        return tensor
-    D = model.blocks[0].attention.head_size
-    return tensor.unflatten(0, (-1, 2, D // 2)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, 2, D/2, …)
-
-
-def _is_rotated(name: str) -> bool:
-    return any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm"))
-
-
-def _read_weights(folder: Path) -> dict[str, Float[Tensor, " ..."]]:
-    """All weights, from one file or from the several that an index lists, as float32."""
-    index = folder / "model.safetensors.index.json"
-    files = {"model.safetensors"}
-    if index.is_file():
-        files = set(json.loads(index.read_bytes())["weight_map"].values())
-    weights: dict[str, Tensor] = {}
-    for file in sorted(files):
-        if Path(file).name != file:
-            raise HuggingFaceError(f"{index} names a file elsewhere ({file}).")
-        weights |= load_file(folder / file)
-    return {name: tensor.float() for name, tensor in weights.items()}
 
 
 def _expect(settings: dict[str, Any], **expected: Any) -> None:
