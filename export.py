@@ -51,7 +51,6 @@ def export_model(where: str | None, folder: Path) -> None:
     """A checkpoint to a folder that AutoModelForCausalLM and AutoTokenizer load."""
     import shutil
 
-    from data.tokenizer import end_of_text
     from interop.huggingface import to_huggingface
     from interop.tokenizer import save_tokenizer_json
     from training.checkpoint import open_checkpoint
@@ -59,7 +58,7 @@ def export_model(where: str | None, folder: Path) -> None:
     checkpoint = open_checkpoint(where)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     try:
-        name = to_huggingface(checkpoint.model, unfinished, end_of_text(checkpoint.tokenizer))
+        name = to_huggingface(checkpoint.model, unfinished, checkpoint.tokenizer.eot_token)
         save_tokenizer_json(checkpoint.tokenizer, unfinished, checkpoint.model.config.block_size)
         unfinished.rename(folder)
     finally:

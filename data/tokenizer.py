@@ -93,11 +93,6 @@ def _published(name: str) -> tiktoken.Encoding:
         ) from error
 
 
-def end_of_text(encoding: tiktoken.Encoding) -> int:
-    """The id of <|endoftext|>, the token before every document."""
-    return encoding.eot_token
-
-
 def token_bytes(encoding: tiktoken.Encoding) -> np.ndarray:
     """Length in bytes of each id's text, int64 [n_vocab]; 0 for special tokens and for unused ids.
 

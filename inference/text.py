@@ -11,7 +11,7 @@ import tiktoken
 from data.config import DataConfig, DataError, TokenizerConfig
 from data.corpus import open_corpus
 from data.prepare import prepare
-from data.tokenizer import encode_text, end_of_text
+from data.tokenizer import encode_text
 from training.checkpoint import Checkpoint
 
 
@@ -77,15 +77,15 @@ def _same(one: tiktoken.Encoding, other: tiktoken.Encoding) -> bool:
 
 def _encode(tokenizer: tiktoken.Encoding, documents: list[str]) -> np.ndarray:
     """Each document after its <|endoftext|>, as in training."""
-    mark = np.array([end_of_text(tokenizer)], dtype=np.uint32)
+    mark = np.array([tokenizer.eot_token], dtype=np.uint32)
     return np.concatenate([mark, *(part for text in documents for part in (encode_text(tokenizer, text), mark))][:-1])
 
 
 def _documents(tokenizer: tiktoken.Encoding, tokens: np.ndarray) -> list[str]:
     """The texts between the <|endoftext|>."""
-    places = np.flatnonzero(tokens == end_of_text(tokenizer))
+    places = np.flatnonzero(tokens == tokenizer.eot_token)
     parts = np.split(tokens, places)
-    return [tokenizer.decode(part[part != end_of_text(tokenizer)].tolist()) for part in parts if len(part) > 1]
+    return [tokenizer.decode(part[part != tokenizer.eot_token].tolist()) for part in parts if len(part) > 1]
 
 
 def _checked(description: str, texts: list[np.ndarray]) -> tuple[str, list[np.ndarray]]:

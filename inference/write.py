@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from data.tokenizer import encode_text, end_of_text, token_bytes
+from data.tokenizer import encode_text, token_bytes
 from model.decode import Decoder
 from model.generate import Controls, generate
 from model.gpt import GPT
@@ -47,7 +47,7 @@ def write(
     max_new_tokens. Its text depends on its prompt and seed, not on the other samples. The model is left
     in the mode (train or eval) it came in.
     """
-    end = end_of_text(tokenizer)
+    end = tokenizer.eot_token
     streams = [TextStream(tokenizer, tuple(stop)) for _ in prompts]
     finished: set[int] = set()
     model, was_training = decoder.model, decoder.model.training
@@ -96,7 +96,7 @@ def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str, *, special_tokens: 
         tokens = tokenizer.encode(prompt, allowed_special="all")
     else:
         tokens = encode_text(tokenizer, prompt).tolist()
-    return [end_of_text(tokenizer), *tokens]
+    return [tokenizer.eot_token, *tokens]
 
 
 def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] | None:

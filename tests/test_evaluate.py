@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import inference.score
 from data.config import DataError, TokenizerConfig
-from data.tokenizer import END_OF_TEXT, end_of_text, make_tokenizer, train_bpe
+from data.tokenizer import END_OF_TEXT, make_tokenizer, train_bpe
 from evaluate import EvaluateConfig, TextConfig, evaluate
 from inference.score import Scores, compare, score
 from inference.surprise import write_surprise
@@ -191,7 +191,7 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(change, message, text_se
 
 def test_the_page_shows_the_whole_text_and_needs_nothing_else(tmp_path):
     text = 'if a < b & c > "d":\n    漢字 😀 é\n'
-    tokens = np.array([end_of_text(BYTE), *text.encode(), 0xFF, end_of_text(BYTE), *b"x", 0xE6])
+    tokens = np.array([BYTE.eot_token, *text.encode(), 0xFF, BYTE.eot_token, *b"x", 0xE6])
     nats = np.linspace(0, 12, len(tokens) - 1, dtype=np.float32)
     write_surprise(tmp_path / "s.html", BYTE, tokens, Scores(nats, nats), title="<a run>", summary="&")
     page = (tmp_path / "s.html").read_text(encoding="utf-8")

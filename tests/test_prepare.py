@@ -24,7 +24,7 @@ from data.pieces import LONGEST, pieces
 from data.prepare import PreparedData
 from data.shards import ShardWriter, Tokens, open_tokens, token_dtype
 from data.split import split_corpus
-from data.tokenizer import END_OF_TEXT, end_of_text
+from data.tokenizer import END_OF_TEXT
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHAKESPEARE = REPOSITORY / ".." / "shared" / "data" / "tinyshakespeare.txt"
@@ -66,7 +66,7 @@ def prepared(
 def documents(data: PreparedData, tokens: Tokens) -> list[str]:
     """The documents of a split, decoded."""
     ids = tokens[: len(tokens)].astype(np.int64)
-    starts = np.flatnonzero(ids == end_of_text(data.tokenizer))
+    starts = np.flatnonzero(ids == data.tokenizer.eot_token)
     assert not len(ids) or starts[0] == 0, "a split begins with <|endoftext|>"
     return [data.tokenizer.decode(part[1:].tolist()) for part in np.split(ids, starts)[1:]]
 
@@ -101,7 +101,7 @@ def test_prepared_tokens_are_those_of_each_document_encoded_whole(tmp_path):
     expected = []
     for number, text in enumerate(texts):
         if number % 10 != 9:
-            expected += [end_of_text(data.tokenizer), *data.tokenizer.encode_ordinary(text)]
+            expected += [data.tokenizer.eot_token, *data.tokenizer.encode_ordinary(text)]
     assert data.train[: len(data.train)].tolist() == expected
     assert data.tokenizer.n_vocab == 300
     assert (data.train.documents, data.val.documents) == (36, 4)

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.config import TokenizerConfig
-from data.tokenizer import END_OF_TEXT, end_of_text, make_tokenizer
+from data.tokenizer import END_OF_TEXT, make_tokenizer
 from inference.interactive import change
 from inference.stream import visible
 from inference.write import TextStream, allowed_ids, continue_text, encode_prompt, write
@@ -85,7 +85,7 @@ def written(script: list[int], **settings) -> list[tuple[str, str | None]]:
 
 
 def test_a_sample_ends_where_the_model_ends_the_document_or_the_limit_is_reached():
-    script = [*b"abc", end_of_text(BYTE), *b"def"]
+    script = [*b"abc", BYTE.eot_token, *b"def"]
     assert written(script) == [("a", None), ("b", None), ("c", None), ("", "end")]
     assert written(script, max_new_tokens=2) == [("a", None), ("b", "length")]
 
@@ -148,7 +148,7 @@ def test_text_streamed_is_text_at_once_and_the_model_is_left_as_it_was():
 
 
 def test_a_prompt_begins_a_document_and_its_special_tokens_are_text_unless_allowed():
-    end = end_of_text(BYTE)
+    end = BYTE.eot_token
     assert encode_prompt(BYTE, "") == [end]
     assert encode_prompt(BYTE, END_OF_TEXT) == [end, *END_OF_TEXT.encode()]
     assert encode_prompt(BYTE, f"a{END_OF_TEXT}b", special_tokens=True) == [end, *b"a", end, *b"b"]

@@ -21,7 +21,6 @@ from data.tokenizer import (
     END_OF_TEXT,
     encode_documents,
     encode_text,
-    end_of_text,
     make_tokenizer,
     read_tokenizer,
     save_tokenizer,
@@ -86,7 +85,7 @@ def test_documents_encoded_together_have_the_tokens_of_each(name, texts, continu
     expected = []
     for number, text in enumerate(texts):
         begins = number > 0 or not continued
-        expected += [end_of_text(encoding(name))] * begins + encoding(name).encode_ordinary(text)
+        expected += [encoding(name).eot_token] * begins + encoding(name).encode_ordinary(text)
     assert encode_documents(encoding(name), texts, continued=continued and bool(texts)).tolist() == expected
 
 
@@ -94,7 +93,7 @@ def test_documents_encoded_together_have_the_tokens_of_each(name, texts, continu
 def test_real_documents_encoded_together_have_the_tokens_of_each(name):
     lines = [line for line in TEXT.splitlines(keepends=True) for _ in range(3)]
     random.Random(1).shuffle(lines)
-    expected = [id for line in lines for id in [end_of_text(encoding(name)), *encoding(name).encode_ordinary(line)]]
+    expected = [id for line in lines for id in [encoding(name).eot_token, *encoding(name).encode_ordinary(line)]]
     assert encode_documents(encoding(name), lines).tolist() == expected
 
 
@@ -113,7 +112,7 @@ def test_a_million_of_one_character_neither_fails_nor_loses_any(name, text):
 def test_a_literal_end_of_text_is_ordinary_text():
     for name in ("bpe", "byte"):
         ids = encode_documents(encoding(name), ["before", f"a{END_OF_TEXT}b", END_OF_TEXT, "after"]).tolist()
-        assert ids.count(end_of_text(encoding(name))) == 4
+        assert ids.count(encoding(name).eot_token) == 4
         assert encoding(name).decode(ids).count(END_OF_TEXT) == 6
 
 
@@ -124,14 +123,14 @@ def test_lone_surrogates_become_replacement_characters():
 def test_the_byte_tokenizer_has_the_bytes_as_ids():
     text = "héllo 字\0 \r\n"
     assert encode_text(encoding("byte"), text).tolist() == list(text.encode())
-    assert (encoding("byte").n_vocab, end_of_text(encoding("byte"))) == (257, 256)
+    assert (encoding("byte").n_vocab, encoding("byte").eot_token) == (257, 256)
 
 
 @pytest.mark.parametrize("vocab_size", [257, 258, 300, 1000])
 def test_bpe_has_the_vocabulary_size_asked_for(vocab_size):
     trained = make_tokenizer(TokenizerConfig(vocab_size=vocab_size), [TEXT])
     assert trained.n_vocab == vocab_size
-    assert end_of_text(trained) == vocab_size - 1
+    assert trained.eot_token == vocab_size - 1
     assert (token_bytes(trained) > 0).sum() == vocab_size - 1
 
 
@@ -165,7 +164,7 @@ def test_token_bytes_are_the_lengths_of_what_ids_decode_to(name):
     assert lengths.shape == (encoding(name).n_vocab,)
     ids = encode_text(encoding(name), TEXT)
     assert lengths[ids].sum() == len(TEXT.encode())
-    assert lengths[end_of_text(encoding(name))] == 0
+    assert lengths[encoding(name).eot_token] == 0
     for unused in np.flatnonzero(lengths == 0):
         if not encoding(name).is_special_token(int(unused)):
             with pytest.raises(KeyError):
