@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -18,30 +19,21 @@ def lock_run(run: Path) -> FileLock:
     try:
         lock.acquire(timeout=WAIT, poll_interval=0.01)
     except Timeout:
-        raise _in_use(run) from None
+        raise SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.") from None
     return lock
 
 
 def refuse_locked(run: Path) -> None:
     """Raise SettingsError when a process that is alive trains in this directory."""
-    if is_locked(run):
-        raise _in_use(run)
-
-
-def _in_use(run: Path) -> SettingsError:
-    return SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.")
+    with suppress(OSError):  # somebody else's folder, to be read only
+        if (run / ".lock").exists():
+            lock_run(run).release()
 
 
 def is_locked(directory: Path) -> bool:
     """Whether a process that is alive works in a run's or a sweep's directory."""
-    lock = FileLock(directory / ".lock")
     try:
-        if not (directory / ".lock").exists():
-            return False
-        lock.acquire(timeout=WAIT, poll_interval=0.01)
-    except Timeout:
+        refuse_locked(directory)
+    except SettingsError:
         return True
-    except OSError:  # somebody else's folder, to be read only
-        return False
-    lock.release()
     return False
