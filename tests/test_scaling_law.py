@@ -60,10 +60,9 @@ def test_a_folder_that_is_no_such_sweep_is_one_sentence(tmp_path):
 
 def test_max_flops_gives_every_size_the_same_arithmetic():
     for n_embd in (32, 64, 128):
-        model = GPTConfig(n_embd=n_embd, vocab_size=257)
-        config = TrainConfig(model=model, max_flops=1e12)
-        spent = steps_to_take(config) * config.batch_size * model.block_size
-        spent *= flops_per_token(without_weights(model))
+        config = TrainConfig(model=GPTConfig(n_embd=n_embd, vocab_size=257), max_flops=1e12)
+        model = without_weights(config.model)
+        spent = steps_to_take(config, model) * config.batch_size * config.model.block_size * flops_per_token(model)
         assert spent == pytest.approx(1e12, rel=0.01)
-        assert steps_to_take(replace(config, max_steps=7)) == 7
-        assert steps_to_take(replace(config, max_flops=1.0)) == 1
+        assert steps_to_take(replace(config, max_steps=7), model) == 7
+        assert steps_to_take(replace(config, max_flops=1.0), model) == 1

@@ -71,10 +71,11 @@ def preflight(config: TrainConfig) -> str:
     tokens_a_step = config.batch_size * config.model.block_size
     model = without_weights(config.model)
     flops = flops_per_token(model)
+    config = replace(config, max_steps=steps_to_take(config, model))
     lines = [
         _parameters_line(model),
         f"arithmetic  {_si(flops)}FLOP a token, {_si(flops * tokens_a_step)}FLOP a step (forward and backward)",
-        _text_line(len(data.train), steps_to_take(config), tokens_a_step),
+        _text_line(len(data.train), config.max_steps, tokens_a_step),
     ]
     if config.plan.device is None:
         return "\n".join(lines + _this_machine(config, flops))
@@ -189,7 +190,7 @@ def _cluster(config: TrainConfig, flops: float) -> list[str]:
 
 def _length(config: TrainConfig, seconds_a_step: float) -> str:
     """How long the run takes, and how many steps."""
-    steps, minutes = steps_to_take(config), config.max_minutes
+    steps, minutes = config.max_steps, config.max_minutes
     in_time = max(1, round(60 * minutes / seconds_a_step)) if minutes else steps
     steps = min(steps or in_time, in_time)
     return f"{_duration(steps * seconds_a_step)} for {steps:,} steps"

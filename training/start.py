@@ -18,7 +18,7 @@ from data.batches import Batches, check_split
 from data.prepare import PreparedData, prepare
 from data.tokenizer import read_tokenizer
 from model.gpt import GPT
-from model.size import flops_per_token, without_weights
+from model.size import flops_per_token
 from training.checkpoint import load_weights, remove_unfinished
 from training.config import SettingsError, TrainConfig
 from training.device import choose_compile, choose_device, choose_precision, keep_freed_memory, make_deterministic
@@ -70,7 +70,7 @@ def start_run(config: TrainConfig) -> Run:
     directory, lock = enter_directory(config, ranks, checkpoint)
     run = Run(
         config=config,
-        max_steps=steps_to_take(config),
+        max_steps=steps_to_take(config, model),
         ranks=ranks,
         directory=directory,
         lock=lock,
@@ -149,11 +149,11 @@ def prepare_data(config: TrainConfig, encoding: tiktoken.Encoding | None) -> Pre
     return data
 
 
-def steps_to_take(config: TrainConfig) -> int | None:
+def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
     """max_steps, or fewer where max_flops would be passed; None where only max_minutes ends the run."""
     if config.max_flops is None:
         return config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
-    a_step = flops_per_token(without_weights(config.model)) * config.batch_size * config.model.block_size
+    a_step = flops_per_token(model) * config.batch_size * config.model.block_size
     steps = max(1, round(config.max_flops / a_step))
     return min(steps, config.max_steps or steps)
 
