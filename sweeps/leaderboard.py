@@ -11,6 +11,7 @@ from pathlib import Path
 from sweeps.jobs import Job, Row, rank, swept_settings
 from sweeps.report import html_report
 from training.summary import NUMBERS, replace_file
+from training.units import duration, si
 
 log = logging.getLogger("tinygpt")
 
@@ -49,14 +50,14 @@ def table(jobs: list[Job]) -> list[list[str]]:
 
 
 def _measured(row: Row) -> list[str]:
-    speed, memory, seconds = (row.mean(name) for name in ("tokens_per_s", "peak_memory_mb", "seconds"))
-    return [
-        _short(row.mean("parameters")),
-        _short(row.mean("tokens")),
-        "–" if speed is None else f"{speed:,.0f}",
-        "–" if memory is None else f"{memory:,.0f} MB",
-        "–" if seconds is None else _duration(seconds),
-    ]
+    as_text = {
+        "parameters": lambda number: si(number, 3, ""),
+        "tokens": lambda number: si(number, 3, ""),
+        "tokens_per_s": "{:,.0f}".format,
+        "peak_memory_mb": "{:,.0f} MB".format,
+        "seconds": duration,
+    }
+    return ["–" if row.mean(name) is None else show(row.mean(name)) for name, show in as_text.items()]
 
 
 def _result(row: Row, seeds: bool) -> str:
@@ -102,20 +103,3 @@ def _escape(cell: str) -> str:
     """Text that Markdown shows as it is, in one line."""
     cell = " ".join(cell.split())
     return re.sub(r"([|*`\\])", r"\\\1", cell).replace("<", "&lt;")
-
-
-def _short(number: float | None) -> str:
-    if number is None:
-        return "–"
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}" if number < 999.5 * size else f"{number / size:.0f}{unit}"
-    return f"{number:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -152,8 +152,8 @@ def test_the_time_to_finish_is_about_what_it_then_takes(train_config):
 
 def test_a_budget_of_time_is_said_in_steps(train_config, monkeypatch):
     monkeypatch.setattr(training.preflight, "seconds_per_step", lambda *arguments: 0.5)
-    assert "60.0 seconds for 120 steps" in preflight(replace(train_config, max_steps=None, max_minutes=1.0))
-    assert "3.5 seconds for 7 steps" in preflight(replace(train_config, max_steps=7, max_minutes=1.0))
+    assert "60.0 s for 120 steps" in preflight(replace(train_config, max_steps=None, max_minutes=1.0))
+    assert "3.5 s for 7 steps" in preflight(replace(train_config, max_steps=7, max_minutes=1.0))
 
 
 def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config):

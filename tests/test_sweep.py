@@ -67,7 +67,7 @@ def test_the_leaderboard_is_ranked_by_bits_per_byte_and_shows_what_was_swept(tmp
         put_job(tmp_path, number, f"model.n_head={heads}", "max_steps=60", bpb=bpb)
     head, *found = cells(markdown(read_jobs(tmp_path)))
     assert head == ["model.n_head", "parameters", "tokens", "tokens/s", "peak memory", "time", "val bpb"]
-    assert found[0] == ["2", "1.23M", "1k", "500", "100 MB", "1 min 15 s", "1.2500"]
+    assert found[0] == ["2", "1.23M", "1k", "500", "100 MB", "75.0 s", "1.2500"]
     assert [row[0] for row in found] == ["2", "1", "4"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 
@@ -26,6 +25,7 @@ from training.memory import (
 )
 from training.pretrained import load_origin
 from training.start import steps_to_take
+from training.units import duration, si
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training: 40% is what published GPT-2 runs report.
 UTILISATION = 0.4
@@ -74,7 +74,7 @@ def preflight(config: TrainConfig) -> str:
     config = replace(config, max_steps=steps_to_take(config, model))
     lines = [
         _parameters_line(model),
-        f"arithmetic  {_si(flops)}FLOP a token, {_si(flops * tokens_a_step)}FLOP a step (forward and backward)",
+        f"arithmetic  {si(flops)}FLOP a token, {si(flops * tokens_a_step)}FLOP a step (forward and backward)",
         _text_line(len(data.train), config.max_steps, tokens_a_step),
     ]
     if config.plan.device is None:
@@ -99,10 +99,8 @@ def _text_line(tokens: int, steps: int | None, tokens_a_step: int) -> str:
 
 
 def _memory_lines(memory: Memory) -> list[str]:
-    kinds = (
-        f"weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, optimizer {_bytes(memory.optimizer)}"
-    )
-    return [f"memory      {_bytes(memory.peak)} at the most: {kinds}, activations {_bytes(memory.activations)}"]
+    kinds = f"weights {si(memory.weights)}B, gradients {si(memory.gradients)}B, optimizer {si(memory.optimizer)}B"
+    return [f"memory      {si(memory.peak)}B at the most: {kinds}, activations {si(memory.activations)}B"]
 
 
 def _this_machine(config: TrainConfig, flops: float) -> list[str]:
@@ -114,20 +112,20 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
     memory = predict_memory(config, micro, precision)
     free = free_memory(device)
     lines = _memory_lines(memory)
-    lines.append(f"            and {_bytes(memory.copy_for_saving)} in main memory while a checkpoint is written")
+    lines.append(f"            and {si(memory.copy_for_saving)}B in main memory while a checkpoint is written")
     if device.type == "cpu":
         lines.append(
             f"            counted is what tensors hold; the allocator may keep up to {CPU_ALLOCATOR} times as much"
         )
     if memory.peak > free:
-        lines.append(f"            too much for the {_bytes(free)} free on {device}: lower micro_batch_size={micro}")
+        lines.append(f"            too much for the {si(free)}B free on {device}: lower micro_batch_size={micro}")
         return lines
     with fast_products(device):
         seconds = seconds_per_step(replace(config, micro_batch_size=micro), device, precision)
     rate = config.batch_size * config.model.block_size / seconds
     lines.append(
         f"time        {_length(config, seconds)}, evaluations apart: "
-        f"a step took {seconds:.3g} s on {device}, {_si(rate)}tokens/s, {_si(rate * flops)}FLOP/s"
+        f"a step took {seconds:.3g} s on {device}, {si(rate)}tokens/s, {si(rate * flops)}FLOP/s"
     )
     return lines
 
@@ -174,15 +172,15 @@ def _cluster(config: TrainConfig, flops: float) -> list[str]:
         "fsdp": (state / devices + memory.activations + 2 * block, (2 * passes + 1) * share * memory.weights),
     }
     for how, (held, sent) in ways.items():
-        fits = "fits" if held < 0.9 * device.memory else f"does NOT fit {_bytes(device.memory)}"
+        fits = "fits" if held < 0.9 * device.memory else f"does NOT fit {si(device.memory)}B"
         step = max(compute, sent / speed)
         lines.append(
-            f"{how:12}{_bytes(held)} a GPU, {fits}; sends {_bytes(sent)} a step, {sent / speed:.3g} s over the {way} "
+            f"{how:12}{si(held)}B a GPU, {fits}; sends {si(sent)}B a step, {sent / speed:.3g} s over the {way} "
             f"({sent / speed / compute:.0%} of compute); {_length(config, step)}"
         )
     lines.append(
-        f"assumed     {UTILISATION:.0%} of {_si(device.flops)}FLOP/s, {_bytes(device.link)}/s to the GPUs of a machine "
-        f"of {DEVICES_A_MACHINE}, {_bytes(device.network)}/s each over the network, communication behind compute, "
+        f"assumed     {UTILISATION:.0%} of {si(device.flops)}FLOP/s, {si(device.link)}B/s to the GPUs of a machine "
+        f"of {DEVICES_A_MACHINE}, {si(device.network)}B/s each over the network, communication behind compute, "
         "no failures; weights, gradients and optimizer in fp32; activations of eager kernels"
     )
     return lines
@@ -193,20 +191,4 @@ def _length(config: TrainConfig, seconds_a_step: float) -> str:
     steps, minutes = config.max_steps, config.max_minutes
     in_time = max(1, round(60 * minutes / seconds_a_step)) if minutes else steps
     steps = min(steps or in_time, in_time)
-    return f"{_duration(steps * seconds_a_step)} for {steps:,} steps"
-
-
-def _bytes(number: float) -> str:
-    return _si(number) + "B"
-
-
-def _si(number: float) -> str:
-    power = min(6, max(0, int(math.log10(max(number, 1)) // 3)))
-    return f"{number / 1000**power:.4g} {' kMGTPE'[power].strip()}"
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} seconds"
+    return f"{duration(steps * seconds_a_step)} for {steps:,} steps"
