@@ -77,7 +77,7 @@ class Summary:
             "flops": step * self.tokens_per_step * self.flops_per_token,
             "seconds": round(run.seconds, 3),
             "tokens_per_s": round(statistics.median(self.speeds), 1) if self.speeds else None,
-            "peak_memory_mb": round(peak_memory(run.device) / 2**20, 1),
+            "peak_memory_mb": round(peak_memory(run.device) / 1e6, 1),
             "val_loss": self.best.get("val_loss"),
             "val_bpb": self.best.get("val_bpb"),
         }
