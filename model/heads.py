@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class HeadStatistics:
-    """Figures of the attention weights, the mean over all queries of some windows; lists of layers, of their heads."""
+    """Figures of the attention weights, the mean over all queries of some texts; lists of layers, of their heads."""
 
     entropy: list[list[float]]
     """Nats: 0 where a head attends to one position, ln n where it spreads evenly over n."""
@@ -63,7 +63,7 @@ def attention_maps(model: GPT, tokens: Int[Tensor, "1 T"]) -> Float[Tensor, "L H
 
 
 def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
-    """Measure every head of a model on some windows."""
+    """Measure every head of a model on some texts."""
     T = tokens.size(1)
     window = model.config.attention_window or T
     position = torch.arange(T, device=tokens.device)

@@ -28,10 +28,10 @@ def count_parameters(model: GPT) -> Counter[str]:
 
 
 def flops_per_token(model: GPT) -> float:
-    """Floating-point operations of forward and backward for one token of a full window.
+    """Floating-point operations of forward and backward for one token of a text as long as block_size.
 
     6 for each weight that multiplies it (Kaplan et al. 2020), and 12 · n_layer · H·D for each position that
-    causal attention sees on average: half the window, fewer with attention_window.
+    causal attention sees on average: half the text, fewer with attention_window.
     """
     config, parts, attention = model.config, count_parameters(model), model.blocks[0].attention
     multiplied = parts["attention"] + parts["mlp"] + config.vocab_size * config.n_embd
