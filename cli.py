@@ -239,47 +239,46 @@ def complete_settings(cfg: DictConfig, name: str) -> DictConfig:
     if "resume" in cfg and cfg.resume:
         cfg = recall_settings(cfg, name)
     elif "init_from" in cfg and cfg.init_from:
-        inherit_settings(cfg)
+        inherit_settings(cfg, name)
     if "wandb" in cfg and is_sweep():
         name_in_sweep(cfg)
     return cfg
 
 
 def recall_settings(cfg: DictConfig, name: str) -> DictConfig:
-    """The settings of the run that `cfg.resume` goes on with, but for those that the command line names.
-
-    It names a setting by its own name, by its group's, or by an option of another group that changes it.
-    """
+    """The settings of the run that `cfg.resume` goes on with, but for those that are asked for."""
     from training.resume import saved_settings
 
-    default = compose(name)
     recalled = OmegaConf.merge(cfg, literal(saved_settings(Path(cfg.resume))))
-    typed = _typed()
-    for key in _keys(OmegaConf.to_container(cfg)):
-        value = OmegaConf.select(cfg, key)
-        named = any(key == name or key.startswith(name + ".") for name in typed)
-        if not OmegaConf.is_config(value) and (named or value != OmegaConf.select(default, key)):
-            OmegaConf.update(recalled, key, literal(value))
+    for key, value in asked_for(cfg, name).items():
+        OmegaConf.update(recalled, key, literal(value))
     return recalled
 
 
-def inherit_settings(cfg: DictConfig) -> None:
-    """Give cfg.model the settings of the model that cfg.init_from names, but for those that the command line
-    names by their own name or their group's; SettingsError when its weights cannot have these."""
+def inherit_settings(cfg: DictConfig, name: str) -> None:
+    """Give cfg.model the settings of the model that cfg.init_from names, but for those that are asked for.
+
+    Raises SettingsError when its weights cannot have these.
+    """
     from training.pretrained import inherit, origin_config
 
-    typed = _typed()
-    asked = {
-        key: value
-        for key, value in cfg.model.items()
-        if f"model.{key}" in typed or ("attention" if key == "attention" else "model") in typed
-    }
-    cfg.model = inherit(cfg.init_from, origin_config(cfg.init_from), asked)
+    asked = asked_for(cfg, name)
+    of_model = {key: asked[f"model.{key}"] for key in cfg.model if f"model.{key}" in asked}
+    cfg.model = inherit(cfg.init_from, origin_config(cfg.init_from), of_model)
 
 
-def _typed() -> set[str]:
-    """The settings and groups that the command line names."""
-    return {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+def asked_for(cfg: DictConfig, name: str) -> dict[str, Any]:
+    """The settings, dotted, that the command line names: by their own name, by their group's, or by an option of
+    another group, such as an experiment, that changes them."""
+    default = compose(name)
+    typed = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+    asked = {}
+    for key in _keys(OmegaConf.to_container(cfg)):
+        value = OmegaConf.select(cfg, key)
+        named = key in typed or ("attention" if key == "model.attention" else key.partition(".")[0]) in typed
+        if not OmegaConf.is_config(value) and (named or value != OmegaConf.select(default, key)):
+            asked[key] = value
+    return asked
 
 
 def name_in_sweep(cfg: DictConfig) -> None:

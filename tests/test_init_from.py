@@ -11,6 +11,7 @@ from conftest import random_gpt, run_here
 from test_resume import assert_same_run, stop_at
 
 from data.config import TokenizerConfig
+from data.tokenizer import make_tokenizer
 from train import train
 from training.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from training.config import SettingsError, TrainConfig
@@ -66,7 +67,6 @@ def test_fine_tuning_leaves_its_source_as_it_was_and_can_be_resumed(pretrained, 
 
 
 def test_a_hugging_face_folder_is_a_beginning_too(tmp_path, other_text):
-    from data.tokenizer import make_tokenizer
     from interop.huggingface import to_huggingface
     from interop.tokenizer import save_tokenizer_json
 
@@ -114,6 +114,7 @@ def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text
         (["attention=single_head"], "model.attention=single_head (it has sdpa)"),
         (["model.position=none"], "model.position=none (it has rope)"),
         (["model.block_size=0"], "block_size=0 must be at least 1"),
+        (["+experiment=kv_heads"], "model.n_head=8 (it has 2)"),
     ],
     ids=str,
 )
@@ -136,6 +137,19 @@ def test_what_is_asked_for_is_new_and_all_else_the_pretrained_models(pretrained,
     assert "settings, but for attention=matmul, attention_dropout=0.1, attention_window=9" in result.stdout
     (last,) = tmp_path.glob("outputs/*/*/checkpoints/last")
     assert load_checkpoint(last).model.config == replace(open_checkpoint(pretrained).model.config, **asked)
+
+
+def test_what_an_experiment_asks_of_the_model_is_asked_for_too(text_file, tmp_path):
+    tokenizer = make_tokenizer(TokenizerConfig(name="byte"), [])
+    model = random_gpt(n_layer=4, n_head=4, n_embd=128, block_size=32, vocab_size=tokenizer.n_vocab)
+    config = TrainConfig(model=model.config)
+    content = dict(model=model, tokenizer=tokenizer, config=config, step=0, metrics={}, state={})
+    save_checkpoint(tmp_path / "origin", **content)
+    settings = f"""+experiment=shakespeare_cpu init_from={tmp_path}/origin data=text data.path={text_file} max_steps=1
+        data.cache_dir={tmp_path}/cache run_dir={tmp_path}/run device=cpu"""
+    result = run_here("train.py", *settings.split(), cwd=tmp_path)
+    assert result.returncode == 0 and "settings, but for block_size=64" in result.stdout, result.stderr
+    assert load_checkpoint(tmp_path / "run" / "checkpoints" / "last").model.config.block_size == 64
 
 
 def test_a_window_can_be_taken_away_and_a_vocabulary_cut_below_the_tokenizers_is_refused(pretrained, other_text):
