@@ -51,7 +51,7 @@ class EvaluateConfig:
 
 def evaluate(config: EvaluateConfig) -> list[Scores]:
     """Print the figures of one checkpoint, or of two side by side; returns them."""
-    from inference.score import compare
+    from inference.score import BLOCK_BYTES, compare
     from inference.surprise import write_surprise
     from inference.text import load_text
     from training.checkpoint import open_checkpoint
@@ -79,7 +79,10 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
         print(f"{name:12}" + "".join(f"{cell:{width}}" for cell in cells).rstrip())
     if len(scores) == 2:
         difference = compare(*scores)
-        print(f"difference  {difference.bpb:+.4f} ± {difference.standard_error:.4f} bits/byte (standard error)")
+        error, note = "", f"too short a text for a standard error: give at least {2 * BLOCK_BYTES:,} bytes"
+        if difference.standard_error is not None:
+            error, note = f" ± {difference.standard_error:.4f}", "standard error"
+        print(f"difference  {difference.bpb:+.4f}{error} bits/byte ({note})")
     if config.html:
         summary = f"{description}. {totals[0].loss:.3f} nats a token, {totals[0].bpb:.3f} bits a byte."
         title = f"Surprise of {checkpoints[0].path}"

@@ -97,7 +97,8 @@ class Difference:
     """How much better or worse the second of two models is, in bits per byte: below 0 is better."""
 
     bpb: float
-    standard_error: float
+    standard_error: float | None
+    """None where the text is shorter than two blocks."""
 
 
 def compare(first: Scores, second: Scores) -> Difference:
@@ -115,5 +116,5 @@ def compare(first: Scores, second: Scores) -> Difference:
         block = np.minimum(begins * blocks // max(total, 1), blocks - 1)
         bits.append(np.bincount(block, weights=scores.nats, minlength=blocks) / math.log(2))
     differences = (bits[1] - bits[0]) * blocks / total  # bits per byte of each block
-    error = differences.std(ddof=1) / math.sqrt(blocks) if blocks > 1 else math.nan
-    return Difference(float(differences.mean()), float(error))
+    error = float(differences.std(ddof=1)) / math.sqrt(blocks) if blocks > 1 else None
+    return Difference(float(differences.mean()), error)

@@ -121,6 +121,13 @@ def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_
     assert difference == pytest.approx(scores[1].total.bpb - scores[0].total.bpb, abs=1e-4)
 
 
+def test_a_text_too_short_for_a_standard_error_is_compared_without_one(text_settings, tmp_path, text_file, capsys):
+    text_file.write_text("a" * 1999)
+    evaluate(EvaluateConfig(**text_settings, against=str(save(tmp_path / "two", 2, BYTE))))
+    shown = r"^difference +[+-]\d\.\d+ bits/byte \(too short a text for a standard error: .* 2,000 bytes\)$"
+    assert re.search(shown, capsys.readouterr().out, re.M)
+
+
 # The command
 
 
