@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from filelock import FileLock, Timeout
 from data.config import DataConfig, DataError, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.encode import encode_splits
+from data.files import flush_to_disk
 from data.shards import Tokens, open_tokens, token_dtype
 from data.split import SPLITS, split_corpus
 from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
@@ -182,9 +182,10 @@ def _make(
             **summaries,
         }
         (partial / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        _sync(partial / "tokenizer.json", partial / "meta.json", partial)
+        for path in (partial / "tokenizer.json", partial / "meta.json", partial):
+            flush_to_disk(path)
         partial.rename(directory)
-        _sync(directory.parent)
+        flush_to_disk(directory.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -198,15 +199,3 @@ def _counts(summaries: dict[str, dict]) -> str:
         f"{train['tokens']:,} tokens to train on, {val['tokens']:,} held out, {per_token:.2f} bytes a token "
         f"({train['documents']:,} and {val['documents']:,} documents)."
     )
-
-
-def _sync(*paths: Path) -> None:
-    """Make files and, where the system can, folders outlast a power cut."""
-    for path in paths:
-        if path.is_dir() and os.name == "nt":
-            continue
-        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +30,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from data.files import flush_to_disk
 from data.tokenizer import read_tokenizer, save_tokenizer
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -343,12 +343,3 @@ def find_checkpoints(where: str | None, outputs: tuple[Path, ...] = OUTPUTS) -> 
     linked = [(folder / name).resolve() for name in ("best", "last") if (folder / name).exists()]
     numbered = [checkpoint.resolve() for checkpoint in checkpoints_by_step(folder)]
     return list(dict.fromkeys(linked + numbered)) or [path.resolve()]
-
-
-def flush_to_disk(path: Path) -> None:
-    """Make a file or folder outlast a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
