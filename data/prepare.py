@@ -93,7 +93,7 @@ def _open(directory: Path, corpus: Corpus, log: Log) -> PreparedData | None:
         encoding = read_tokenizer(directory / "tokenizer.json")
         if encoding.n_vocab != meta["n_vocab"] or token_dtype(encoding.n_vocab) != dtype:
             raise ValueError("tokenizer.json is another one's")
-        if meta.get("tokenizer_crc32") not in (None, zlib.crc32((directory / "tokenizer.json").read_bytes())):
+        if meta["tokenizer_crc32"] != zlib.crc32((directory / "tokenizer.json").read_bytes()):
             raise ValueError("tokenizer.json is not what was written")
     except (OSError, ValueError, KeyError, TypeError) as error:
         log(f"The prepared tokens in {directory} are damaged ({error}); preparing them again.")

@@ -99,16 +99,15 @@ class ShardWriter:
 def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str, Any]) -> Tokens:
     """The split that a ShardWriter wrote; ValueError when a file is missing or not what was written."""
     shards = []
-    checksums = summary.get("crc32") or [None] * len(summary["shards"])  # what an older version prepared has none
     verified = sum(summary["shards"]) * dtype.itemsize <= VERIFIED_BYTES
-    for number, (count, checksum) in enumerate(zip(summary["shards"], checksums, strict=True)):
+    for number, (count, checksum) in enumerate(zip(summary["shards"], summary["crc32"], strict=True)):
         path = directory / _name(split, number)
         size = path.stat().st_size if path.is_file() else 0
         if size != count * dtype.itemsize or not count:
             raise ValueError(f"{path.name} has {size:,} bytes instead of {count * dtype.itemsize:,}")
         # A plain view: slicing the memmap class itself is several times slower.
         shard = np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
-        if verified and checksum not in (None, zlib.crc32(shard)):
+        if verified and checksum != zlib.crc32(shard):
             raise ValueError(f"{path.name} is not what was written")
         shards.append(shard)
     if sum(summary["shards"]) != summary["tokens"]:

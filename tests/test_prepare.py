@@ -352,16 +352,6 @@ def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, damage):
     assert cache_names(tmp_path) == [whole.directory.name]
 
 
-def test_tokens_of_a_version_without_checksums_are_used_as_they_are(tmp_path, text_file):
-    first = prepared(tmp_path, text_file)
-    meta = json.loads((first.directory / "meta.json").read_text())
-    del meta["tokenizer_crc32"], meta["train"]["crc32"], meta["val"]["crc32"]
-    (first.directory / "meta.json").write_text(json.dumps(meta))
-    log = Log()
-    prepared(tmp_path, text_file, log=log)
-    assert log == []
-
-
 def test_what_dead_runs_left_is_removed_and_what_live_runs_write_is_not(tmp_path, text_file):
     root = tmp_path / "cache" / "tokens"
     for name in ("text-byte-dead.partial", "text-byte-alive.partial"):
