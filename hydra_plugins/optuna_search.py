@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -62,18 +61,14 @@ class OptunaSearch(Sweeper):
         self.check(arguments)
         space, fixed = self.read_space(arguments)
         self.check_space(space, fixed)
-        lock = self.lock_folder()
         study = self.open_study(arguments)
         OmegaConf.save(self.config, self.folder / "multirun.yaml")
         here = f"hydra.sweep.dir={quote(self.folder)}"  # each job would make up a name of its own
-        try:
-            for trials in self.batches(study, space):
-                overrides = [[*fixed, *settings_of(trial), here] for trial in trials]
-                results = self.launcher.launch(overrides, initial_job_idx=trials[0].number)
-                for trial, result in zip(trials, results, strict=True):
-                    tell(study, trial.number, result)
-        finally:
-            lock.release()
+        for trials in self.batches(study, space):
+            overrides = [[*fixed, *settings_of(trial), here] for trial in trials]
+            results = self.launcher.launch(overrides, initial_job_idx=trials[0].number)
+            for trial, result in zip(trials, results, strict=True):
+                tell(study, trial.number, result)
         self.conclude(study, fixed)
 
     def check(self, arguments: list[str]) -> None:
@@ -155,20 +150,6 @@ class OptunaSearch(Sweeper):
                 tried = first | {name: value}
                 overrides = [f"{key}={setting}" for key, setting in tried.items()]
                 self.context.config_loader.load_sweep_config(self.config, [*fixed, *overrides])
-
-    def lock_folder(self) -> FileLock:
-        """Keep other searches from this folder as long as this one goes on."""
-        lock = FileLock(self.folder / ".search.lock")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise SettingsError(
-                f"hydra.sweep.dir={self.folder} is in use by a search that is still going on: stop that one first."
-            ) from None
-        except OSError as error:
-            raise SettingsError(f"hydra.sweep.dir={self.folder} cannot be written: {error.strerror}.") from error
-        return lock
 
     def open_study(self, arguments: list[str]) -> Study:
         """The study of this search, the one in its folder if it was stopped there.
