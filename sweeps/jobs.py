@@ -12,7 +12,7 @@ import yaml
 
 from training.lock import is_locked
 from training.metrics import read_metrics
-from training.summary import NUMBERS, is_number, read_summary
+from training.summary import NOTHING_KNOWN, is_number, read_summary
 
 NOT_SETTINGS = ("sweep.resume", "resume", "run_dir")
 """Overrides that say where a job works, not what it is."""
@@ -79,18 +79,15 @@ def read_jobs(sweep: Path) -> list[Job]:
 
 
 def _read_job(folder: Path, name: str, goes_on: bool) -> Job:
-    summary = read_summary(folder)
-    if summary is None:
-        summary = {"status": "running", "reason": None, "job": None, "overrides": []} | dict.fromkeys(NUMBERS)
+    summary = read_summary(folder) or NOTHING_KNOWN
     if summary["status"] == "running":
         prepares = goes_on and summary["step"] is None
-        if (
-            rows := read_metrics(folder / "metrics.jsonl")
-        ) and not prepares:  # later than the evaluation that summary.json is from
-            summary |= {name: rows[-1][name] for name in ("step", "tokens", "seconds") if is_number(rows[-1].get(name))}
+        if not prepares and (rows := read_metrics(folder / "metrics.jsonl")):  # later than what summary.json is from
+            known = ("step", "tokens", "seconds")
+            summary = summary | {name: rows[-1][name] for name in known if is_number(rows[-1].get(name))}
         if not prepares and not is_locked(folder):
             reason = f"ended without a word after step {summary['step'] or 0}"
-            summary |= {"status": "stopped", "reason": reason}
+            summary = summary | {"status": "stopped", "reason": reason}
     settings = {}
     for override in _overrides(folder) or summary["overrides"]:
         key, _, value = override.lstrip("+~").partition("=")
