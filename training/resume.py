@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from training.checkpoint import (
     CheckpointError,
@@ -21,6 +22,8 @@ from training.checkpoint import (
 from training.config import SettingsError, TrainConfig
 from training.lock import is_locked
 from training.override import override
+
+T = TypeVar("T")
 
 log = logging.getLogger("tinygpt")
 
@@ -97,23 +100,20 @@ def newest_intact(run: Path) -> tuple[Path, dict[str, Any]]:
 
     Says which damaged ones it passes over; CheckpointError when none is left.
     """
-    if not (checkpoints := checkpoints_by_step(run / "checkpoints")):
-        raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.")
-    try:
-        return first_intact(checkpoints, lambda path: (path, verify_checkpoint(path)), log.warning)
-    except CheckpointError as error:
-        raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.") from error
+    return _newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
 
 
 def saved_settings(run: Path) -> dict[str, Any]:
     """The settings that a run was started with, as in its latest readable checkpoint."""
-    for checkpoint in checkpoints_by_step(run / "checkpoints"):
-        try:
-            settings = read_meta(checkpoint)["config"]
-        except CheckpointError:
-            continue
-        return {name: value for name, value in settings.items() if name not in OF_THIS_INVOCATION}
-    raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.")
+    settings = _newest(run, read_meta, lambda _: None)["config"]
+    return {name: value for name, value in settings.items() if name not in OF_THIS_INVOCATION}
+
+
+def _newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None]) -> T:
+    try:
+        return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
+    except (CheckpointError, IndexError) as error:  # all are damaged, or there is none
+        raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.") from error
 
 
 def check_settings(config: TrainConfig, saved: dict[str, Any], *, data: str) -> None:
