@@ -178,7 +178,7 @@ def memory_named(run: Any) -> Iterator[None]:
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
-        size, precision = run.micro_batch_size, run.autocast.fast_dtype if run.autocast._enabled else torch.float32
+        size, precision = run.micro_batch_size, getattr(torch, run.precision)
         reason = str(error).splitlines()[0]
     # Outside of the handler, whose traceback would keep the step's tensors alive.
     else:

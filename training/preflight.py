@@ -98,9 +98,9 @@ def _text_line(tokens: int, steps: int | None, tokens_a_step: int) -> str:
     return f"{line}; {steps:,} steps of {tokens_a_step:,} tokens are {steps * tokens_a_step / tokens:.2f} epochs"
 
 
-def _memory_lines(memory: Memory) -> list[str]:
+def _memory_line(memory: Memory) -> str:
     kinds = f"weights {si(memory.weights)}B, gradients {si(memory.gradients)}B, optimizer {si(memory.optimizer)}B"
-    return [f"memory      {si(memory.peak)}B at the most: {kinds}, activations {si(memory.activations)}B"]
+    return f"memory      {si(memory.peak)}B at the most: {kinds}, activations {si(memory.activations)}B"
 
 
 def _this_machine(config: TrainConfig, flops: float) -> list[str]:
@@ -111,7 +111,7 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
     micro = choose_micro_batch_size(config, Ranks(), device, precision)
     memory = predict_memory(config, micro, precision)
     free = free_memory(device)
-    lines = _memory_lines(memory)
+    lines = [_memory_line(memory)]
     lines.append(f"            and {si(memory.copy_for_saving)}B in main memory while a checkpoint is written")
     if device.type == "cpu":
         lines.append(
@@ -163,7 +163,7 @@ def _cluster(config: TrainConfig, flops: float) -> list[str]:
     way, speed = ("link", device.link) if devices <= DEVICES_A_MACHINE else ("network", device.network)
     share = (devices - 1) / devices
     passes = windows // micro  # FSDP gathers the weights anew for each forward and backward pass
-    lines = _memory_lines(memory)
+    lines = [_memory_line(memory)]
     lines.append(
         f"plan        {devices} × {name}, {windows} windows each, {micro} at a time; compute {compute:.3g} s a step"
     )
