@@ -21,22 +21,20 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
     path: as data.path; None means the validation split of the first checkpoint's run. Raises
     DataError when there is no such text any more, or too little of it.
     """
+    tokenizers = [checkpoint.tokenizer for checkpoint in checkpoints]
     if path is not None:
         corpus = open_corpus(DataConfig(source="text", path=path))
-        documents = ["".join(document) for document in corpus.documents()]
-        texts = [_encode(checkpoint.tokenizer, documents) for checkpoint in checkpoints]
-        return _checked(corpus.description, texts)
-    first = checkpoints[0]
-    description, tokens = _validation_split(first)
-    documents = None
-    texts = [tokens]
-    for checkpoint in checkpoints[1:]:
-        if not _same(checkpoint.tokenizer, first.tokenizer):
-            documents = documents or _documents(first.tokenizer, tokens)
-            texts.append(_encode(checkpoint.tokenizer, documents))
-        else:
-            texts.append(tokens)
-    return _checked(f"validation split of {description}", texts)
+        description, documents = corpus.description, ["".join(document) for document in corpus.documents()]
+        texts = [_encode(tokenizer, documents) for tokenizer in tokenizers]
+    else:
+        description, tokens = _validation_split(checkpoints[0])
+        first, *others = tokenizers
+        texts = [tokens]
+        for other in others:
+            texts.append(tokens if _same(other, first) else _encode(other, _documents(first, tokens)))
+    if min(map(len, texts)) < 2:
+        raise DataError(f"{description} has nothing to score: give a longer text with data.path=...")
+    return description, texts
 
 
 def _validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
@@ -59,7 +57,7 @@ def _validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
             f"the text of {checkpoint.path} ({data.description}) gives other tokens now than those it was trained on, "
             "so there is no validation split to score: give a text with data.path=..."
         )
-    return data.description, np.asarray(data.val[:])
+    return f"validation split of {data.description}", np.asarray(data.val[:])
 
 
 def _restore(schema: type, settings: dict[str, Any]) -> Any:
@@ -86,9 +84,3 @@ def _documents(tokenizer: tiktoken.Encoding, tokens: np.ndarray) -> list[str]:
     places = np.flatnonzero(tokens == tokenizer.eot_token)
     parts = np.split(tokens, places)
     return [tokenizer.decode(part[part != tokenizer.eot_token].tolist()) for part in parts if len(part) > 1]
-
-
-def _checked(description: str, texts: list[np.ndarray]) -> tuple[str, list[np.ndarray]]:
-    if min(map(len, texts)) < 2:
-        raise DataError(f"{description} has nothing to score: give a longer text with data.path=...")
-    return description, texts

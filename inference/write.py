@@ -14,8 +14,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from data.tokenizer import encode_text, token_bytes
+from model.controls import Controls
 from model.decode import Decoder
-from model.generate import Controls, generate
+from model.generate import generate
 from model.gpt import GPT
 
 
@@ -79,11 +80,11 @@ def write(
 
 
 def continue_text(
-    model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int, seed: int = 0, **settings
+    model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int, seed: int = 0
 ) -> Iterator[str]:
-    """Yield the chunks of one sample after `prompt`; `settings` are those of `write`."""
+    """Yield the chunks of one sample after `prompt`."""
     tokens = encode_prompt(tokenizer, prompt)
-    for chunk in write(Decoder(model), tokenizer, [tokens], max_new_tokens=max_new_tokens, seeds=[seed], **settings):
+    for chunk in write(Decoder(model), tokenizer, [tokens], max_new_tokens=max_new_tokens, seeds=[seed]):
         yield chunk.text
 
 
@@ -97,6 +98,17 @@ def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str, *, special_tokens: 
     else:
         tokens = encode_text(tokenizer, prompt).tolist()
     return [tokenizer.eot_token, *tokens]
+
+
+def fit_prompt(tokens: list[int], block_size: int) -> list[int]:
+    """The prompt's tail, where it is longer than the model's context; says so on stderr."""
+    if len(tokens) <= block_size:
+        return tokens
+    print(
+        f"The prompt has {len(tokens):,} tokens, but the model sees {block_size:,}: only its end is read.",
+        file=sys.stderr,
+    )
+    return tokens[-block_size:]
 
 
 def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] | None:
@@ -148,14 +160,3 @@ class TextStream:
         """How many characters at the end of the pending text may be the beginning of `word`."""
         lengths = range(min(len(word) - 1, len(self.pending)), 0, -1)
         return next((n for n in lengths if self.pending.endswith(word[:n])), 0)
-
-
-def fit_prompt(tokens: list[int], block_size: int) -> list[int]:
-    """The prompt's tail, where it is longer than the model's context; says so on stderr."""
-    if len(tokens) <= block_size:
-        return tokens
-    print(
-        f"The prompt has {len(tokens):,} tokens, but the model sees {block_size:,}: only its end is read.",
-        file=sys.stderr,
-    )
-    return tokens[-block_size:]
