@@ -38,41 +38,40 @@ class HuggingFaceError(SettingsError):
 
 @dataclass(frozen=True)
 class Target:
-    """What a model of Hugging Face's is made of, in our settings, and the preset that always fits it."""
+    """A model of Hugging Face's: its class, what it is made of in our settings, and the preset that always fits it."""
 
+    name: str
     settings: dict[str, Any]
     preset: str
 
 
+LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"}
 TARGETS = {
-    "GPT2LMHeadModel": Target({"position": "learned", "norm": "layernorm", "qk_norm": False}, preset="gpt2"),
-    "LlamaForCausalLM": Target(
-        {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False}, preset="llama"
-    ),
-    "Qwen3ForCausalLM": Target(
-        {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": True}, preset="tiny"
-    ),
+    "gpt2": Target("GPT2LMHeadModel", {"position": "learned", "norm": "layernorm", "qk_norm": False}, "gpt2"),
+    "llama": Target("LlamaForCausalLM", LLAMA | {"qk_norm": False}, "llama"),
+    "qwen3": Target("Qwen3ForCausalLM", LLAMA | {"qk_norm": True}, "tiny"),
 }
+"""By their model_type."""
 
 
 def choose_target(model: GPT) -> str:
-    """The class of Hugging Face's that computes the same as `model`.
+    """The model_type of Hugging Face's that computes the same as `model`.
 
     Raises HuggingFaceError, naming the settings in the way and a preset that fits, when there is none.
     """
     config = model.config
     misfits = {
-        name: [key for key, value in target.settings.items() if getattr(config, key) != value]
-        for name, target in TARGETS.items()
+        kind: [key for key, value in target.settings.items() if getattr(config, key) != value]
+        for kind, target in TARGETS.items()
     }
-    name = min(misfits, key=lambda name: len(misfits[name]))
-    obstacles = [f"{key}={getattr(config, key)}" for key in misfits[name]]
+    kind = min(misfits, key=lambda kind: len(misfits[kind]))
+    obstacles = [f"{key}={getattr(config, key)}" for key in misfits[kind]]
     if not isinstance(model.blocks[0].attention, MultiHeadAttention) or config.attention in ATTENTION_VARIANTS:
         obstacles.append(f"attention={config.attention}")
     for key in ("logit_softcap", "attention_window"):
         if getattr(config, key) is not None:
             obstacles.append(f"{key}={getattr(config, key)}")
-    if name == "GPT2LMHeadModel":
+    if kind == "gpt2":
         if config.mlp not in GPT2_ACTIVATIONS:
             obstacles.append(f"mlp={config.mlp}")
         if not (config.bias and config.qkv_bias):
@@ -83,16 +82,16 @@ def choose_target(model: GPT) -> str:
             obstacles.append(f"head_size={config.head_size}")
     elif config.bias or config.qkv_bias:
         obstacles.append(f"bias={config.bias}, qkv_bias={config.qkv_bias} (both must be false)")
-    if name == "LlamaForCausalLM" and config.n_embd % model.blocks[0].attention.n_head:
+    if kind == "llama" and config.n_embd % model.blocks[0].attention.n_head:
         obstacles.append(f"n_head={config.n_head} that does not divide n_embd={config.n_embd}")
-    if name == "Qwen3ForCausalLM" and config.norm_eps != NORM_EPS:
+    if kind == "qwen3" and config.norm_eps != NORM_EPS:
         obstacles.append(f"norm_eps={config.norm_eps} (must be {NORM_EPS}, that of QK-norm)")
     if obstacles:
         raise HuggingFaceError(
-            f"Hugging Face's {name} is the nearest, but has no {', '.join(obstacles)}: "
-            f"a model trained with model={TARGETS[name].preset} can be exported."
+            f"Hugging Face's {TARGETS[kind].name} is the nearest, but has no {', '.join(obstacles)}: "
+            f"a model trained with model={TARGETS[kind].preset} can be exported."
         )
-    return name
+    return kind
 
 
 def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> str:
@@ -100,10 +99,12 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
 
     end_of_text: the id that ends a document. Raises HuggingFaceError when no class computes the same.
     """
-    name = choose_target(model)
-    config = _gpt2_config(model.config) if name == "GPT2LMHeadModel" else _llama_config(model, name)
+    kind = choose_target(model)
+    name = TARGETS[kind].name
+    config = _gpt2_config(model.config) if kind == "gpt2" else _llama_config(model)
     dtype = str(model.token_embedding.weight.dtype).removeprefix("torch.")
-    config |= {"architectures": [name], "torch_dtype": dtype, "tie_word_embeddings": model.config.tie_embeddings}
+    config |= {"model_type": kind, "architectures": [name], "torch_dtype": dtype}
+    config["tie_word_embeddings"] = model.config.tie_embeddings
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}  # as in training, what ends one begins the next
     config |= ends
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +135,7 @@ def read_config(where: str) -> GPTConfig:
     with _readable(where):
         settings = json.loads((find_folder(where) / "config.json").read_bytes())
         kind = settings["model_type"]
-        if kind not in ("gpt2", "llama", "qwen3"):
+        if kind not in TARGETS:
             raise HuggingFaceError(f"{where} is a {kind}: only gpt2, llama and qwen3 models can be read.")
         return _from_gpt2_config(settings) if kind == "gpt2" else _from_llama_config(settings, kind)
 
@@ -274,7 +275,6 @@ GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 
 def _gpt2_config(config: GPTConfig) -> dict[str, Any]:
     return {
-        "model_type": "gpt2",
         "vocab_size": config.vocab_size,
         "n_positions": config.block_size,
         "n_ctx": config.block_size,
@@ -311,20 +311,19 @@ def _from_gpt2_config(settings: dict[str, Any]) -> GPTConfig:
         qkv_bias=True,
         zero_init=False,
         tie_embeddings=settings.get("tie_word_embeddings", True),
-        **TARGETS["GPT2LMHeadModel"].settings,
+        **TARGETS["gpt2"].settings,
     )
 
 
 # Llama and Qwen3
 
 
-def _llama_config(model: GPT, name: str) -> dict[str, Any]:
+def _llama_config(model: GPT) -> dict[str, Any]:
     config, attention = model.config, model.blocks[0].attention
     scaling = None
     if config.rope_scaling == "linear":
         scaling = {"rope_type": "linear", "factor": config.rope_scaling_factor}
     return {
-        "model_type": "qwen3" if name == "Qwen3ForCausalLM" else "llama",
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.block_size,
         "hidden_size": config.n_embd,
@@ -355,12 +354,10 @@ def _from_llama_config(settings: dict[str, Any], kind: str) -> GPTConfig:
     if kind == "qwen3" and settings["rms_norm_eps"] != NORM_EPS:
         raise HuggingFaceError(f"rms_norm_eps={settings['rms_norm_eps']} is not known here: QK-norm's is {NORM_EPS}.")
     heads, width = settings["num_attention_heads"], settings["hidden_size"]
-    target = TARGETS["Qwen3ForCausalLM" if kind == "qwen3" else "LlamaForCausalLM"]
-    kv_heads = settings.get("num_key_value_heads", heads)
     return GPTConfig(
         n_layer=settings["num_hidden_layers"],
         n_head=heads,
-        n_kv_head=_unless(kv_heads, heads),
+        n_kv_head=_unless(settings.get("num_key_value_heads", heads), heads),
         head_size=_unless(settings.get("head_dim"), width / heads),
         n_embd=width,
         n_inner=settings["intermediate_size"],
@@ -372,7 +369,7 @@ def _from_llama_config(settings: dict[str, Any], kind: str) -> GPTConfig:
         norm_eps=settings["rms_norm_eps"],
         tie_embeddings=settings.get("tie_word_embeddings", False),
         attention_dropout=settings.get("attention_dropout", 0.0),
-        **target.settings,
+        **TARGETS[kind].settings,
     )
 
 
