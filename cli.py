@@ -196,11 +196,10 @@ def place_run(arguments: list[str]) -> list[str]:
         return arguments
     if asks_for_sweep(arguments):
         raise SettingsError(f"resume={where} goes on with one run: leave out -m, and give the job's own directory.")
-    from training.resume import find_run
+    from training.resume import OUTPUTS, find_run
 
     named = [a.partition("=")[2] for a in arguments if a.startswith(("hydra.run.dir=", "run_dir=")) and a[-2:] != "=."]
-    where = where.strip("'\"")
-    run = find_run(where, *[(Path(folder.strip("'\"")),) for folder in named]) if where == "auto" else find_run(where)
+    run = find_run(where.strip("'\""), [Path(folder.strip("'\"")) for folder in named] or OUTPUTS)
     rest = [argument for argument in arguments if not argument.startswith("resume=")]
     if run is None:
         return rest

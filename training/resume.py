@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from training.checkpoint import (
+    OUTPUTS,
     CheckpointError,
     checkpoints_by_step,
     first_intact,
@@ -72,7 +73,7 @@ def refuse_used(directory: Path) -> None:
         )
 
 
-def find_run(where: str, folders: tuple[Path, ...] = (Path("outputs"), Path("multirun"))) -> Path | None:
+def find_run(where: str, folders: Sequence[Path] = OUTPUTS) -> Path | None:
     """The run directory that resume=`where` means; for auto the newest unfinished one, or None.
 
     Raises SettingsError when the directory holds no run, or the run is still going on.
