@@ -85,7 +85,6 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     from training.run import dropout_seed
 
     config, ranks = run.config, run.ranks
-    tokens_in_batch = config.batch_size * config.model.block_size
     total_loss = torch.zeros((), device=run.device)
 
     rows = ranks.rows(config.batch_size)
@@ -100,7 +99,7 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
                 logits = run.forward(inputs)  # (B, T, V)
             # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
             nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-            loss = nats / tokens_in_batch
+            loss = nats / config.tokens_per_step
             # DDP and FSDP average over the ranks, but each rank's loss is already its share of the sum.
             run.scaler.scale(loss * ranks.size).backward()
         total_loss += loss.detach()

@@ -62,7 +62,7 @@ def test_max_flops_gives_every_size_the_same_arithmetic():
     for n_embd in (32, 64, 128):
         config = TrainConfig(model=GPTConfig(n_embd=n_embd, vocab_size=257), max_flops=1e12)
         model = without_weights(config.model)
-        spent = steps_to_take(config, model) * config.batch_size * config.model.block_size * flops_per_token(model)
+        spent = steps_to_take(config, model) * config.tokens_per_step * flops_per_token(model)
         assert spent == pytest.approx(1e12, rel=0.01)
         assert steps_to_take(replace(config, max_steps=7), model) == 7
         assert steps_to_take(replace(config, max_flops=1.0), model) == 1

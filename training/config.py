@@ -207,6 +207,11 @@ class TrainConfig:
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive, or null for no limit.")
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step learns from."""
+        return self.batch_size * self.model.block_size
+
     def _check_micro_batch_size(self) -> None:
         size = self.micro_batch_size
         if size is None or size == "auto":

@@ -35,7 +35,6 @@ class Monitor:
     def __init__(self, run: Run) -> None:
         config, progress = run.config, run.progress
         self.run = run
-        self.tokens_per_step = config.batch_size * config.model.block_size
         self.silent = not run.ranks.is_first
         metrics = None if self.silent else run.directory / "metrics.jsonl"
         self.metrics = MetricsLog(metrics, append=progress.step > 0)
@@ -80,7 +79,7 @@ class Monitor:
         self.reported = (step, skipped)
         now = time.perf_counter()
         since, then = self.measured
-        speed = (step - since) * self.tokens_per_step / (now - then)
+        speed = (step - since) * self.run.config.tokens_per_step / (now - then)
         self.measured = (step, now)
         self._write(step, loss=loss, lr=lr, grad_norm=grad_norm, tokens_per_s=speed)
         self.bar.set_postfix_str(f"loss {loss:.3f}, {speed / 1000:.1f}k tokens/s", refresh=False)
@@ -153,7 +152,8 @@ class Monitor:
             log.error("%s cannot be drawn (%s).", path, error)
 
     def _write(self, step: int, **values: float | list) -> None:
-        row = {"step": step, "tokens": step * self.tokens_per_step, "seconds": round(self.run.seconds, 3), **values}
+        tokens, seconds = step * self.run.config.tokens_per_step, round(self.run.seconds, 3)
+        row = {"step": step, "tokens": tokens, "seconds": seconds, **values}
         if self.run.progress.skipped:
             row["skipped"] = self.run.progress.skipped
         self.metrics.write(row)

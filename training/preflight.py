@@ -68,14 +68,13 @@ def preflight(config: TrainConfig) -> str:
     _, encoding = load_origin(config)
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=lambda _: None)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
-    tokens_a_step = config.batch_size * config.model.block_size
     model = without_weights(config.model)
     flops = flops_per_token(model)
     config = replace(config, max_steps=steps_to_take(config, model))
     lines = [
         _parameters_line(model),
-        f"arithmetic  {si(flops)}FLOP a token, {si(flops * tokens_a_step)}FLOP a step (forward and backward)",
-        _text_line(len(data.train), config.max_steps, tokens_a_step),
+        f"arithmetic  {si(flops)}FLOP a token, {si(flops * config.tokens_per_step)}FLOP a step (forward and backward)",
+        _text_line(config, len(data.train)),
     ]
     if config.plan.device is None:
         return "\n".join(lines + _this_machine(config, flops))
@@ -91,11 +90,11 @@ def _parameters_line(model: GPT) -> str:
     return f"parameters  {parts.total():,}: {listed}{tied}"
 
 
-def _text_line(tokens: int, steps: int | None, tokens_a_step: int) -> str:
-    line = f"text        {tokens:,} tokens an epoch"
+def _text_line(config: TrainConfig, tokens: int) -> str:
+    line, steps, size = f"text        {tokens:,} tokens an epoch", config.max_steps, config.tokens_per_step
     if steps is None:
         return line
-    return f"{line}; {steps:,} steps of {tokens_a_step:,} tokens are {steps * tokens_a_step / tokens:.2f} epochs"
+    return f"{line}; {steps:,} steps of {size:,} tokens are {steps * size / tokens:.2f} epochs"
 
 
 def _memory_line(memory: Memory) -> str:
@@ -122,7 +121,7 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
         return lines
     with fast_products(device):
         seconds = seconds_per_step(replace(config, micro_batch_size=micro), device, precision)
-    rate = config.batch_size * config.model.block_size / seconds
+    rate = config.tokens_per_step / seconds
     lines.append(
         f"time        {_length(config, seconds)}, evaluations apart: "
         f"a step took {seconds:.3g} s on {device}, {si(rate)}tokens/s, {si(rate * flops)}FLOP/s"

@@ -235,8 +235,7 @@ class Run:
         config, data = self.config, self.data
         total = sum(parameter.numel() for parameter in self.model.parameters())
         matrices, *_ = split_parameters(self.model)
-        tokens = config.batch_size * config.model.block_size
-        epochs = f", {self.max_steps * tokens / len(data.train):.2f} epochs" if self.max_steps else ""
+        epochs = f", {self.max_steps * config.tokens_per_step / len(data.train):.2f} epochs" if self.max_steps else ""
         length = f"{self.max_steps:,} steps" if self.max_steps else f"{config.max_minutes:g} minutes in steps"
         processes = f" × {self.ranks.size} ({config.distributed})" if self.ranks.size > 1 else ""
         return (

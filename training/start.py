@@ -153,8 +153,7 @@ def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
     """max_steps, or fewer where max_flops would be passed; None where only max_minutes ends the run."""
     if config.max_flops is None:
         return config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
-    a_step = flops_per_token(model) * config.batch_size * config.model.block_size
-    steps = max(1, round(config.max_flops / a_step))
+    steps = max(1, round(config.max_flops / (flops_per_token(model) * config.tokens_per_step)))
     return min(steps, config.max_steps or steps)
 
 

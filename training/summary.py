@@ -37,9 +37,7 @@ class Summary:
         from model.size import flops_per_token
         from training.memory import reset_peak_memory
 
-        config = run.config
         self.run = run
-        self.tokens_per_step = config.batch_size * config.model.block_size
         self.flops_per_token = flops_per_token(run.model)
         self.parameters = sum(parameter.numel() for parameter in run.model.parameters())
         self.best: dict[str, float] = {}
@@ -67,14 +65,15 @@ class Summary:
         if not run.ranks.is_first:
             return
         self._read_new_metrics()
+        tokens = step * run.config.tokens_per_step
         now = {
             "status": status,
             "reason": reason,
             "seed": run.config.seed,
             "step": step,
             "parameters": self.parameters,
-            "tokens": step * self.tokens_per_step,
-            "flops": step * self.tokens_per_step * self.flops_per_token,
+            "tokens": tokens,
+            "flops": tokens * self.flops_per_token,
             "seconds": round(run.seconds, 3),
             "tokens_per_s": round(statistics.median(self.speeds), 1) if self.speeds else None,
             "peak_memory_mb": round(peak_memory(run.device) / 1e6, 1),
