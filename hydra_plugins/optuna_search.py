@@ -24,6 +24,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, IntegerNode, OmegaConf
 
+from cli import is_dry_run
 from data.config import DataError
 from sweeps.launch import RANGES
 from sweeps.trial import JOURNAL, open_study
@@ -87,7 +88,7 @@ class OptunaSearch(Sweeper):
                 raise SettingsError(f"hydra.sweeper.{name}={value} must be a whole number from {least}.")
         if not isinstance(self.prune, bool):
             raise SettingsError(f"hydra.sweeper.prune={self.prune} must be true or false.")
-        if "dry_run=true" in arguments:
+        if is_dry_run(arguments):
             raise SettingsError(
                 "dry_run=true trains nothing that a search could compare: leave out hydra/sweeper=optuna."
             )

@@ -157,6 +157,7 @@ MISTAKES = {
     "model.n_head=2,many": "model.n_head takes a whole number",
     "seed=1 seed=1,2": "seed is given twice",
     "seed=1,2 dry_run=true": "dry_run=true trains nothing",
+    "seed=1,2 dry_run=yes": "dry_run=true trains nothing",
     "seed=1,2 hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0 must be a whole number from 1",
     "seed=1,2 hydra.sweeper.n_jobs=some": "hydra.sweeper.n_jobs=some must be a whole number from 1",
     "seed=1,2 hydra.sweeper.prune=maybe": "hydra.sweeper.prune=maybe must be true or false",
