@@ -142,18 +142,18 @@ def join_sweep(cfg: DictConfig) -> None:
 
     A job whose directory holds its run already was interrupted: a search goes on, or Slurm queued it again.
     """
-    hydra = HydraConfig.get()
-    if hydra.runtime.choices["hydra/launcher"] != "basic":
-        label_lines(hydra.job.num)
-        if threads := hydra.launcher.get("cpus_per_task"):
+    hydra_config = HydraConfig.get()
+    if hydra_config.runtime.choices["hydra/launcher"] != "basic":
+        label_lines(hydra_config.job.num)
+        if threads := hydra_config.launcher.get("cpus_per_task"):
             os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         if "device" in cfg:
-            cfg.device = device_of_job(cfg.device, hydra.job.num)
+            cfg.device = device_of_job(cfg.device, hydra_config.job.num)
     if "resume" in cfg:
         from sweeps.resume import has_checkpoints
 
-        if has_checkpoints(Path(hydra.runtime.output_dir)):
-            cfg.resume, cfg.init_from = hydra.runtime.output_dir, None
+        if has_checkpoints(Path(hydra_config.runtime.output_dir)):
+            cfg.resume, cfg.init_from = hydra_config.runtime.output_dir, None
 
 
 def leave(sentence: str) -> NoReturn:
