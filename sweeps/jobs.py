@@ -88,6 +88,8 @@ def _read_job(folder: Path, name: str, goes_on: bool) -> Job:
         if not prepares and not is_locked(folder):
             reason = f"ended without a word after step {summary['step'] or 0}"
             summary = summary | {"status": "stopped", "reason": reason}
+    if summary["device"] == "cpu":  # there jobs share a process, which keeps in pieces what those before it took
+        summary = summary | {"peak_memory_mb": None}
     settings = {}
     for override in _overrides(folder) or summary["overrides"]:
         key, _, value = override.lstrip("+~").partition("=")

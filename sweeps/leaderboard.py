@@ -6,6 +6,7 @@ import csv
 import io
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from sweeps.jobs import Job, Row, rank, swept_settings
@@ -14,6 +15,15 @@ from training.summary import NUMBERS, replace_file
 from training.units import duration, si
 
 log = logging.getLogger("tinygpt")
+
+MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {
+    "parameters": ("parameters", lambda number: si(number, 3, "")),
+    "tokens": ("tokens", lambda number: si(number, 3, "")),
+    "tokens/s": ("tokens_per_s", "{:,.0f}".format),
+    "peak memory": ("peak_memory_mb", "{:,.0f} MB".format),
+    "time": ("seconds", duration),
+}
+"""The columns of figures: each one's name in summary.json, and how it is shown."""
 
 
 def write_leaderboard(sweep: Path, jobs: list[Job]) -> str:
@@ -40,24 +50,20 @@ def table(jobs: list[Job]) -> list[list[str]]:
     rows = rank(jobs)
     seeds = "seed" in swept
     alone = seeds and any(row.jobs[0].status != "finished" for row in rows)  # whose seed nobody could tell otherwise
-    head = [*shown, *(["seed"] if alone else []), "parameters", "tokens", "tokens/s", "peak memory", "time"]
+    measured = [name for name in MEASURED if name != "peak memory" or any(row.mean("peak_memory_mb") for row in rows)]
+    head = [*shown, *(["seed"] if alone else []), *measured]
     cells = [[*head, "val bpb, mean ± sd (seeds)" if seeds else "val bpb"]]
     for row in rows:
         job = row.jobs[0]
         seed = [job.settings.get("seed", "") if job.status != "finished" else ""] if alone else []
-        cells.append([*(job.settings.get(name, "–") for name in shown), *seed, *_measured(row), _result(row, seeds)])
+        figures = (_mean(row, *MEASURED[name]) for name in measured)
+        cells.append([*(job.settings.get(name, "–") for name in shown), *seed, *figures, _result(row, seeds)])
     return cells
 
 
-def _measured(row: Row) -> list[str]:
-    as_text = {
-        "parameters": lambda number: si(number, 3, ""),
-        "tokens": lambda number: si(number, 3, ""),
-        "tokens_per_s": "{:,.0f}".format,
-        "peak_memory_mb": "{:,.0f} MB".format,
-        "seconds": duration,
-    }
-    return ["–" if row.mean(name) is None else show(row.mean(name)) for name, show in as_text.items()]
+def _mean(row: Row, name: str, show: Callable[[float], str]) -> str:
+    mean = row.mean(name)
+    return "–" if mean is None else show(mean)
 
 
 def _result(row: Row, seeds: bool) -> str:

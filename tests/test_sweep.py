@@ -52,6 +52,7 @@ def put_job(sweep: Path, number: int, *overrides: str, bpb: float | None = 1.0, 
     (job / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     known = {"status": "finished", "job": number, "overrides": list(overrides), "val_bpb": bpb, "val_loss": 2.0}
     measured = {"parameters": 1_234_567, "tokens": 1000, "seconds": 75, "tokens_per_s": 500.4, "peak_memory_mb": 99.6}
+    measured["device"] = "cuda"
     write_summary(job, known | measured | {"step": 10, "seed": 1, "flops": 1e9} | summary)
     return job
 
@@ -69,6 +70,14 @@ def test_the_leaderboard_is_ranked_by_bits_per_byte_and_shows_what_was_swept(tmp
     assert head == ["model.n_head", "parameters", "tokens", "tokens/s", "peak memory", "time", "val bpb"]
     assert found[0] == ["2", "1.23M", "1k", "500", "100 MB", "75.0 s", "1.2500"]
     assert [row[0] for row in found] == ["2", "1", "4"]
+
+
+def test_the_memory_of_a_process_that_jobs_share_is_no_column(tmp_path):
+    for number in range(2):
+        put_job(tmp_path, number, f"model.n_head={1 + number}", device="cpu")
+    head, *found = cells(markdown(read_jobs(tmp_path)))
+    assert head == ["model.n_head", "parameters", "tokens", "tokens/s", "time", "val bpb"]
+    assert found[0] == ["1", "1.23M", "1k", "500", "75.0 s", "1.0000"]
 
 
 def test_group_choices_and_settings_that_only_some_jobs_have_are_columns(tmp_path):
@@ -185,7 +194,9 @@ def test_a_summary_says_what_became_of_a_run(train_config, monkeypatch):
     assert (found["step"], found["tokens"], found["seed"]) == (20, 20 * 8 * 16, 1)
     speeds = [row["tokens_per_s"] for row in metrics if "tokens_per_s" in row]
     assert math.isclose(found["tokens_per_s"], statistics.median(speeds), abs_tol=0.1)
-    assert found["parameters"] > 0 and found["peak_memory_mb"] > 50 and found["seconds"] > 0
+    assert (
+        found["device"] == "cpu" and found["parameters"] > 0 and found["peak_memory_mb"] > 50 and found["seconds"] > 0
+    )
 
 
 def test_a_stopped_and_resumed_run_has_the_uninterrupted_ones_summary(train_config, tmp_path, monkeypatch):

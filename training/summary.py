@@ -24,7 +24,14 @@ NUMBERS = (
     *("seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb"),
     *("val_loss", "val_bpb"),
 )
-NOTHING_KNOWN = {"status": "running", "reason": None, "job": None, "overrides": [], **dict.fromkeys(NUMBERS)}
+NOTHING_KNOWN = {
+    "status": "running",
+    "reason": None,
+    "job": None,
+    "overrides": [],
+    "device": None,
+    **dict.fromkeys(NUMBERS),
+}
 
 
 class Summary:
@@ -76,6 +83,7 @@ class Summary:
             "flops": tokens * self.flops_per_token,
             "seconds": round(run.seconds, 3),
             "tokens_per_s": round(statistics.median(self.speeds), 1) if self.speeds else None,
+            "device": run.device.type,
             "peak_memory_mb": round(peak_memory(run.device) / 1e6, 1),
             "val_loss": self.best.get("val_loss"),
             "val_bpb": self.best.get("val_bpb"),
