@@ -101,6 +101,17 @@ def test_the_latest_and_what_last_and_best_point_to_are_kept(saved):
     assert sorted(path.name for path in saved.parent.iterdir()) == ["best", "last", "step_10", "step_5", "step_9"]
 
 
+def test_what_was_the_best_when_a_kept_one_was_written_is_kept_for_a_run_that_goes_back_there(saved):
+    for step in (6, 7, 8, 9, 10):
+        save(saved.with_name(f"step_{step}"), step=step)
+    link_checkpoint(saved.with_name("step_10"), "last")
+    link_checkpoint(saved.with_name("step_10"), "best")
+    meta = load_checkpoint(saved.with_name("step_9")).meta
+    replace_meta(saved.with_name("step_9"), meta | {"progress": {"best_step": 7}})
+    remove_checkpoints(saved.parent, keep=2)
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["best", "last", "step_10", "step_7", "step_9"]
+
+
 def test_a_run_directory_that_was_moved_still_samples(saved, tmp_path):
     (tmp_path / "run").rename(tmp_path / "moved")
     assert open_checkpoint(str(tmp_path / "moved")).meta["step"] == 5

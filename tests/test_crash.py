@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run_here
-from test_resume import ROOT, assert_same_run, rows
+from test_resume import ROOT, assert_same_run, rows, stop_at
 
 import train as train_module
 from train import train
@@ -273,6 +273,19 @@ def test_fp16_scales_its_loss_and_learns(train_config):
     losses = [row["loss"] for row in rows(train_config.run_dir) if row.get("loss") is not None]
     assert losses[-1] < losses[0] - 1
     assert read_meta(Path(train_config.run_dir) / "checkpoints/last")["scaler"]["scale"] > 1
+
+
+def test_an_fp16_run_that_is_resumed_scales_its_loss_as_before(train_config, tmp_path, monkeypatch):
+    config = replace(train_config, precision="fp16", sample_tokens=0)
+    train(config)
+    stopped = replace(config, run_dir=str(tmp_path / "stopped"))
+    stop_at(monkeypatch, 13)
+    with pytest.raises(SystemExit):
+        train(stopped)
+    monkeypatch.undo()
+    train(replace(stopped, resume=stopped.run_dir))
+    first, second = (read_meta(Path(run.run_dir) / "checkpoints/last")["scaler"] for run in (config, stopped))
+    assert first == second and first["_growth_tracker"] > 14  # steps since the last that was not finite
 
 
 def test_two_runs_started_in_the_same_second_have_directories_of_their_own(train_config, tmp_path, monkeypatch):

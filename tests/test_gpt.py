@@ -99,6 +99,16 @@ def test_tied_embeddings_are_one_tensor_that_does_not_start_at_zero(zero_init):
     assert model.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
+def test_gpt2s_initialisation_is_narrower_where_a_layer_writes_to_the_residual_stream():
+    model = GPT(GPTConfig(vocab_size=61, n_layer=8, position="learned", bias=True, zero_init=False))
+    for name, weight in model.named_parameters():
+        if name.endswith("proj.weight") or "embedding" in name:
+            expected = 0.02 / math.sqrt(2 * 8) if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+            assert weight.std().item() == pytest.approx(expected, rel=0.05), name
+        elif name.endswith("bias"):
+            assert not weight.any(), name
+
+
 def test_learned_positions_refuse_more_tokens_than_they_have():
     with pytest.raises(ValueError, match="17 positions do not fit the 16 learned"):
         random_gpt(position="learned")(torch.randint(61, (1, 17)))

@@ -8,13 +8,16 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from conftest import run_here
 
 import train
-from sweeps.trial import open_study
+from sweeps.trial import RunPruned, open_study, report_to_search
+from training.run import Progress
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent
@@ -48,6 +51,25 @@ def trials(folder: Path) -> list[tuple]:
 def best_bpb(run_dir: Path) -> float:
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return min(row["val_bpb"] for row in rows if "val_bpb" in row)
+
+
+@pytest.mark.parametrize(("share", "prune", "ends"), [(0.25, True, False), (0.35, True, True), (0.35, False, False)])
+def test_a_hopeless_run_ends_early_but_not_before_three_tenths_of_it(share, prune, ends, tmp_path, monkeypatch):
+    import optuna
+
+    study = open_study(tmp_path)
+    study.set_user_attr("prune", prune)
+    for _ in range(5):
+        study.add_trial(optuna.trial.create_trial(value=1.0, intermediate_values={5: 1.0}))
+    trial = study.ask()
+    monkeypatch.setenv("TINYGPT_SEARCH", str(tmp_path))
+    monkeypatch.setenv("TINYGPT_TRIAL", str(trial.number))
+    progress = Progress(step=5, best_loss=3.0, metrics={"val_bpb": 2.0})
+    hopeless = mock.Mock(progress=progress, share_done=lambda: share)
+    with pytest.raises(RunPruned, match="step 5: 2") if ends else nullcontext():
+        report_to_search(hopeless, mock.Mock())
+    assert hopeless.save.called == ends
+    assert open_study(tmp_path).trials[-1].state.name == ("PRUNED" if ends else "RUNNING")
 
 
 @pytest.mark.slow

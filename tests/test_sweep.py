@@ -33,6 +33,7 @@ from sweeps.report import POINTS, html_report, thin
 from sweeps.resume import resumed_command
 from train import train
 from training.config import SettingsError
+from training.evaluation import evaluate
 from training.lock import is_locked, lock_run
 from training.memory import peak_memory, reset_peak_memory
 from training.run import NumbersError
@@ -197,6 +198,21 @@ def test_a_summary_says_what_became_of_a_run(train_config, monkeypatch):
     assert (
         found["device"] == "cpu" and found["parameters"] > 0 and found["peak_memory_mb"] > 50 and found["seconds"] > 0
     )
+
+
+def test_a_summary_has_the_best_evaluation_not_the_last(train_config, monkeypatch):
+    results = []
+
+    def worse_each_time(*arguments, **settings):
+        result = evaluate(*arguments, **settings)
+        results.append(replace(result, nats=result.nats * (1 + len(results))))
+        return results[-1]
+
+    monkeypatch.setattr("training.evaluation.evaluate", worse_each_time)
+    train(train_config)
+    found = read_summary(Path(train_config.run_dir))
+    assert results[0].loss < results[1].loss
+    assert (found["val_loss"], found["val_bpb"]) == (results[0].loss, results[0].bpb)
 
 
 def test_a_stopped_and_resumed_run_has_the_uninterrupted_ones_summary(train_config, tmp_path, monkeypatch):

@@ -145,7 +145,8 @@ class TrainConfig:
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
     """bf16 and fp16 run the forward pass under autocast, fp16 with a scaled loss; auto is bf16 on CUDA devices
-    and processors that have it, fp16 on CUDA devices that do not, and fp32 elsewhere."""
+    and processors that have it, fp16 on CUDA devices that do not, and fp32 elsewhere. Weights and updates are float32;
+    muon's orthogonalisation, which is rough in itself, is bf16 wherever that is fast, whatever this says."""
     compile: str = "auto"
     """torch.compile: auto is on for CUDA on Linux, where it pays for its compilation."""
     deterministic: bool = False
@@ -157,7 +158,7 @@ class TrainConfig:
     """Windows in one optimizer step."""
     micro_batch_size: int | str | None = None
     """Windows in one forward pass of one process; all of its batch when null, as many as memory holds
-    when auto. Less memory, the same result but for what dropout draws."""
+    when auto. Less memory, the same result but for rounding (which muon makes visible) and what dropout draws."""
     max_steps: int | None = None
     """Optimizer steps to take; when null as many as max_minutes or max_flops allow, and 600 without them."""
     max_minutes: float | None = None
