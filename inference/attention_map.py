@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inference.write import encode_prompt
 from model.gpt import GPT
-from model.heads import attention_maps
+from model.heads import attention_maps, brightness
 from training.checkpoint import Checkpoint
 from training.config import SettingsError
 
@@ -52,12 +52,15 @@ def draw_html(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> 
     """One file that opens offline: every head small, the chosen one large with its tokens and numbers."""
     layers, heads, T, _ = maps.shape
     rows, columns = np.tril_indices(T)
-    triangles = (maps.numpy()[..., rows, columns] * 65535).round().astype("<u2")  # causal: the rest is 0
+    shares, brightest, note = brightness(maps)
+    triangles = (shares.numpy()[..., rows, columns] * 65535).round().astype("<u2")  # causal: the rest is 0
     data = {
         "layers": layers,
         "heads": heads,
         "tokens": [visible(label) for label in labels],
         "weights": base64.b64encode(triangles.tobytes()).decode(),
+        "brightest": brightest,
+        "note": note,
     }
     page = (Path(__file__).with_name("attention_map.html")).read_text(encoding="utf-8")
     # "<" must not appear in the script: a token may well be </script>.

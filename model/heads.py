@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -18,7 +19,11 @@ Result = TypeVar("Result")
 
 @dataclass
 class HeadStatistics:
-    """Figures of the attention weights, the mean over all queries of some texts; lists of layers, of their heads."""
+    """Figures of the attention weights, the mean over all queries of some texts; lists of layers, of their heads.
+
+    A variant's rows may not sum to 1, or hold negative weights: the figures are those of each row's positive
+    weights, divided by their sum.
+    """
 
     entropy: list[list[float]]
     """Nats: 0 where a head attends to one position, ln n where it spreads evenly over n."""
@@ -62,6 +67,17 @@ def attention_maps(model: GPT, tokens: Int[Tensor, "1 T"]) -> Float[Tensor, "L H
     return torch.stack(for_each_layer(model, tokens, lambda weights: weights[0])).float().cpu()
 
 
+def brightness(maps: Float[Tensor, "L H T T"]) -> tuple[Float[Tensor, "L H T T"], float, str]:
+    """For pictures: weights as shares, from 0 to 1, of the brightest one, which is 1 or a variant's largest above it.
+
+    Also what the brightest is, and, if the picture is not simply that of weights from 0 to 1, how to read it.
+    """
+    brightest = max(1.0, maps.max().item())
+    beyond = brightest > 1 or maps.min() < 0
+    note = f"the brightest is a weight of {brightest:.3g}, and weights below 0 are drawn as 0" if beyond else ""
+    return maps.clamp(min=0) / brightest, brightest, note
+
+
 def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
     """Measure every head of a model on some texts."""
     T = tokens.size(1)
@@ -72,6 +88,7 @@ def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
     most = allowed.log().mean()
 
     def measure(weights: Float[Tensor, "B H T T"]) -> tuple[list[float], ...]:
+        weights = F.normalize(weights.clamp(min=0), p=1, dim=-1)
         entropy = torch.special.entr(weights).sum(-1).mean((0, 2))  # (B, H, T, T) -> (H,)
         distance = (weights * back).sum(-1).mean((0, 2))
         return entropy.tolist(), (entropy / most).tolist(), distance.tolist(), head_similarity(weights)

@@ -15,11 +15,13 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from cli import CONF
 from data.config import DataConfig, TokenizerConfig
+from model.attention.contract import obeys_contract
 from model.config import GPTConfig
 from model.gpt import GPT
 from training.config import ScheduleConfig, TrainConfig
@@ -117,3 +119,11 @@ def random_gpt(seed: int = 0, **settings) -> GPT:
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
     return model
+
+
+@obeys_contract
+def leaky_attention(q, k, v, allowed, bias, scale, dropout_p):
+    """A variant without softmax: its weights are above 1 or below 0, its rows have any sum, and it has a kink."""
+    weights = F.leaky_relu(q @ k.mT * scale + (0 if bias is None else bias), 0.1)
+    weights = weights if allowed is None else weights.masked_fill(~allowed, 0)
+    return F.dropout(weights, dropout_p) @ v

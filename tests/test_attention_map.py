@@ -9,11 +9,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import random_gpt
+from conftest import leaky_attention, random_gpt
+from matplotlib.figure import Figure
 
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from inference.attention_map import draw_attention_map, draw_prompt, visible
+from model.attention import ATTENTION_VARIANTS
 from model.heads import attention_maps
 from training.checkpoint import Checkpoint
 from training.config import SettingsError
@@ -54,11 +56,30 @@ def test_the_page_holds_the_weights_and_the_tokens_and_needs_no_network(byte, tm
     page = (tmp_path / "map.html").read_text(encoding="utf-8")
     assert shown == len(tokens) and not re.search(r"https?://", page) and page.count("</script>") == 1
     data = json.loads(re.search(r"const data = (.*);\n", page)[1])
+    assert data["brightest"] == 1 and data["note"] == ""
     assert data["tokens"][:3] == ["<", "/", "s"] and data["tokens"][9:11] == ["⏎", "·"]
     packed = np.frombuffer(base64.b64decode(data["weights"]), dtype="<u2").reshape(2, 4, -1) / 65535
     maps = attention_maps(model, torch.tensor([tokens])).numpy()
     rows, columns = np.tril_indices(len(tokens))
     np.testing.assert_allclose(packed, maps[..., rows, columns], atol=1e-5)
+
+
+def test_weights_beyond_0_to_1_are_drawn_as_shares_of_the_largest_and_the_pictures_say_so(byte, tmp_path, monkeypatch):
+    monkeypatch.setitem(ATTENTION_VARIANTS, "softmax1", leaky_attention)
+    model, tokens = random_gpt(vocab_size=257, attention="softmax1"), list(b"hello")
+    maps = attention_maps(model, torch.tensor([tokens])).numpy()
+    largest = maps.max()
+    assert largest > 1 and maps.min() < 0
+    draw_attention_map(model, byte, tokens, tmp_path / "map.html")
+    data = json.loads(re.search(r"const data = (.*);\n", (tmp_path / "map.html").read_text(encoding="utf-8"))[1])
+    packed = np.frombuffer(base64.b64decode(data["weights"]), dtype="<u2").reshape(2, 4, -1) / 65535
+    rows, columns = np.tril_indices(len(tokens))
+    np.testing.assert_allclose(data["brightest"] * packed, maps[..., rows, columns].clip(0), atol=1e-4 * largest)
+    assert data["note"] == f"the brightest is a weight of {largest:.3g}, and weights below 0 are drawn as 0"
+    captions = []
+    monkeypatch.setattr(Figure, "suptitle", lambda figure, text, **style: captions.append(text))
+    draw_attention_map(model, byte, tokens, tmp_path / "map.png")
+    assert captions == [data["note"]]
 
 
 def test_the_png_is_a_picture_and_a_long_prompt_shows_its_tail(byte, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import random_gpt
 
+from model.attention import ATTENTION_VARIANTS
 from model.heads import attention_maps, for_each_layer, head_similarity, head_statistics
 from training.head_plot import draw_heads
 
@@ -28,6 +29,16 @@ def test_the_figures_of_a_variant_are_those_of_its_own_weights():
     model = random_gpt(attention="softmax1")
     weights = for_each_layer(model, TOKENS, lambda weights: weights)
     assert all((layer.sum(-1) < 0.999).any() for layer in weights)  # softmax1 keeps some of each query's weight back
+
+
+def test_the_figures_of_rows_that_do_not_sum_to_1_are_those_of_their_shares_of_the_sum(monkeypatch):
+    softmax1 = ATTENTION_VARIANTS["softmax1"]
+    wanted = head_statistics(random_gpt(n_layer=1, attention="softmax1"), TOKENS)
+    monkeypatch.setitem(ATTENTION_VARIANTS, "softmax1", lambda *args, **settings: 7 * softmax1(*args, **settings))
+    found = head_statistics(random_gpt(n_layer=1, attention="softmax1"), TOKENS)
+    for name in ("entropy", "relative_entropy", "distance", "similarity"):
+        torch.testing.assert_close(torch.tensor(getattr(found, name)), torch.tensor(getattr(wanted, name)))
+    assert all(0 <= share <= 1 for share in found.relative_entropy[0]) and found.distance[0][0] < 12
 
 
 def test_the_even_average_has_the_most_entropy_and_half_the_distance():

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from model.heads import HeadStatistics
+from model.heads import HeadStatistics, brightness
 from training.loss_plot import save_picture
 
 
@@ -26,6 +26,8 @@ def draw_heads(
     tokens: the text, written along the edges; statistics: what the panels' titles say of each head.
     """
     layers, heads, T, _ = maps.shape
+    shares, _, note = brightness(maps)
+    caption = "\n".join(line for line in (caption, note) if line)
     side = max(1.6, 0.13 * T) if tokens else 1.6  # inches: room for a readable label a token
     size = (max(side * heads + 1.2, 4.5 if caption else 0), side * layers + 1.2)
     figure = Figure(figsize=size, layout="constrained")
@@ -33,7 +35,7 @@ def draw_heads(
     for layer in range(layers):
         for head in range(heads):
             panel = axes[layer, head]
-            panel.imshow(maps[layer, head].sqrt().numpy(), cmap="magma", vmin=0, vmax=1)  # √ shows small weights too
+            panel.imshow(shares[layer, head].sqrt().numpy(), cmap="magma", vmin=0, vmax=1)  # √ shows small weights too
             keys, queries = (tokens or []) * (layer == layers - 1), (tokens or []) * (head == 0)
             panel.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6, family="monospace")
             panel.set_yticks(range(len(queries)), queries, fontsize=6, family="monospace")
