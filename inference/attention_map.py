@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -65,8 +66,8 @@ def draw_html(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> 
     page = (Path(__file__).with_name("attention_map.html")).read_text(encoding="utf-8")
     # "<" must not appear in the script: a token may well be </script>.
     content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
-    title = html.escape("".join(labels)[:80])
-    path.write_text(page.replace("TITLE", title).replace("DATA", content), encoding="utf-8")
+    filled = {"TITLE": html.escape("".join(labels)[:80]), "DATA": content}  # in one pass: a prompt may hold either word
+    path.write_text(re.sub("TITLE|DATA", lambda found: filled[found[0]], page), encoding="utf-8")
 
 
 def visible(label: str) -> str:

@@ -88,6 +88,15 @@ def test_the_png_is_a_picture_and_a_long_prompt_shows_its_tail(byte, tmp_path):
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_prompt_may_hold_the_words_that_the_page_is_filled_in_at(byte, tmp_path):
+    draw_attention_map(
+        random_gpt(vocab_size=257, block_size=40), byte, list(b"DATA TITLE data = DATA;"), tmp_path / "m.html"
+    )
+    page = (tmp_path / "m.html").read_text(encoding="utf-8")
+    assert "<title>Attention: DATA TITLE data = DATA;</title>" in page
+    assert len(json.loads(re.search(r"const data = (.*);\n", page)[1])["tokens"]) == 23
+
+
 def test_a_prompt_is_drawn_after_the_token_that_begins_a_document(byte, tmp_path, capsys):
     checkpoint = Checkpoint(tmp_path, random_gpt(vocab_size=257), byte, {})
     draw_prompt(checkpoint, "hello", tmp_path / "map.html")
