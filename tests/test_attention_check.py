@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from conftest import leaky_attention
 
-from model.attention import check
+from model.attention import ATTENTION_VARIANTS, check
 from model.attention.functional import ATTENTION_FUNCTIONS
 
 CPU = torch.device("cpu")
@@ -69,6 +70,12 @@ def test_absolute_positions_in_the_place_of_rope_are_noticed(monkeypatch):
 
     monkeypatch.setattr("model.attention.multihead.rotate", shifted)
     assert check.run("rope", "sdpa", CPU, torch.float32, {}).startswith("FAIL")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_variant_with_a_kink_passes(monkeypatch, dtype):
+    monkeypatch.setitem(ATTENTION_VARIANTS, "softmax1", leaky_attention)
+    assert all(check.run(name, "softmax1", CPU, dtype, {}).startswith("ok") for name in check.CHECKS)
 
 
 def test_a_failure_is_counted_and_becomes_the_exit_status(monkeypatch, capsys):
