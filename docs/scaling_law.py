@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
@@ -55,39 +56,49 @@ def read_budgets(sweep: Path) -> list[Budget]:
     return budgets
 
 
-def power_law(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """a and b of y = a · x^b, by least squares in logarithms, of the points that are there."""
+def power_law(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
+    """a and b of y = a · x^b, by least squares in logarithms, of the points that are there; None for fewer than two."""
     there = np.isfinite(y)
     if there.sum() < 2:
-        return float("nan"), float("nan")
+        return None
     b, a = np.polyfit(np.log(x[there]), np.log(y[there]), 1)
     return float(np.exp(a)), float(b)
 
 
-def draw(budgets: list[Budget], law: tuple[float, float], picture: Path) -> None:
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    sizes, best = figure.subplots(1, 2)
+def draw(budgets: list[Budget], law: tuple[float, float] | None, picture: Path) -> None:
+    """Losses against sizes, and beside that the law, where there is one."""
+    figure = Figure(figsize=(10 if law else 5, 4.2), layout="constrained")
+    panels = figure.subplots(1, 2 if law else 1, squeeze=False)[0]
+    draw_sizes(budgets, panels[0])
+    if law:
+        draw_law(budgets, law, panels[1])
+    for axes in panels:
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(picture, dpi=110)
+
+
+def draw_sizes(budgets: list[Budget], sizes: Axes) -> None:
     for budget in budgets:
         line = sizes.plot(budget.parameters, budget.bpb, "o", label=f"{budget.flops:.0e} FLOP")[0]
         along = np.geomspace(budget.parameters.min(), budget.parameters.max())
         sizes.plot(along, budget.curve(np.log10(along)), color=line.get_color(), alpha=0.6)
         sizes.plot(budget.best_size, budget.best_bpb, "*", color=line.get_color(), markersize=14)
-        best.plot(budget.flops, budget.best_size, "*", color=line.get_color(), markersize=14)
     sizes.set(
         xscale="log", xlabel="parameters", ylabel="validation loss (bits per byte)", title="One budget, many sizes"
     )
     sizes.set_xticks(sorted({n for budget in budgets for n in budget.parameters}))
     sizes.set_xticks([], minor=True)
     sizes.xaxis.set_major_formatter(EngFormatter(places=0, sep=""))
-    sizes.legend()
+
+
+def draw_law(budgets: list[Budget], law: tuple[float, float], best: Axes) -> None:
+    for budget in budgets:
+        best.plot(budget.flops, budget.best_size, "*", markersize=14)  # in the colours of draw_sizes
     flops = np.array([budget.flops for budget in budgets])
     best.plot(flops, law[0] * flops ** law[1], color="grey", label=f"N = {law[0]:.2g} · C^{law[1]:.2f}")
     best.set(title="The best size", xscale="log", yscale="log", xlabel="training FLOP C", ylabel="parameters N")
     best.yaxis.set_minor_formatter(EngFormatter(places=0, sep=""))
-    best.legend()
-    for axes in (sizes, best):
-        axes.grid(alpha=0.3)
-    figure.savefig(picture, dpi=110)
 
 
 def main() -> None:
@@ -101,7 +112,10 @@ def main() -> None:
     for budget in budgets:
         size = "outside the sizes tried" if np.isnan(budget.best_size) else f"{budget.best_size:,.0f}"
         print(f"| {budget.flops:.0e} | {size} | {'–' if np.isnan(budget.best_size) else f'{budget.best_bpb:.3f}'} |")
-    print(f"\nbest parameters N = {law[0]:.3g} · C^{law[1]:.2f}")
+    if law:
+        print(f"\nbest parameters N = {law[0]:.3g} · C^{law[1]:.2f}")
+    else:
+        print("\nno law: fewer than two budgets have their best size inside the sizes tried: add sizes")
     draw(budgets, law, picture)
     print(f"drawn in {picture}")
 

@@ -48,7 +48,10 @@ def test_a_best_size_outside_those_tried_is_not_given(tmp_path):
         f"{flops},finished,{n},{5 - np.log10(n) + 0.01 * np.log10(n) ** 2}" for flops in (1, 2) for n in (1, 2, 3)
     ]
     (tmp_path / "leaderboard.csv").write_text("\n".join(lines))
-    assert run_script(tmp_path).stdout.count("outside the sizes tried") == 2
+    result = run_script(tmp_path)
+    assert result.stdout.count("outside the sizes tried |") == 2 and "· C^" not in result.stdout
+    assert result.returncode == 0 and (tmp_path / "scaling_law.png").stat().st_size > 5000, result.stderr
+    assert "fewer than two budgets have their best size inside the sizes tried: add sizes\n" in result.stdout
 
 
 def test_a_folder_that_is_no_such_sweep_is_one_sentence(tmp_path):
