@@ -151,7 +151,7 @@ def test_the_time_to_finish_is_about_what_it_then_takes(train_config):
 
 
 def test_a_budget_of_time_is_said_in_steps(train_config, monkeypatch):
-    monkeypatch.setattr(training.preflight, "seconds_per_step", lambda *arguments: 0.5)
+    monkeypatch.setattr(training.preflight, "seconds_per_step", lambda *arguments: (0.5, 8))
     assert "60.0 s for 120 steps" in preflight(replace(train_config, max_steps=None, max_minutes=1.0))
     assert "3.5 s for 7 steps" in preflight(replace(train_config, max_steps=7, max_minutes=1.0))
 
@@ -176,12 +176,12 @@ def test_a_plan_passes_as_many_windows_at_once_as_the_run_would(train_config, mo
     with pytest.raises(SettingsError, match="micro_batch_size=4 does not divide the 6 windows of batch_size=24"):
         preflight(config)
     monkeypatch.undo()
-    monkeypatch.setattr(training.preflight, "seconds_per_step", lambda config, *arguments: config.micro_batch_size)
+    monkeypatch.setattr(training.preflight, "seconds_per_step", lambda config, *arguments: (2, config.micro_batch_size))
     auto = replace(train_config, micro_batch_size="auto", eval_batch_size=1)
     auto.model.vocab_size = 257
     free = int(1.05 * memory.CPU_ALLOCATOR * predict_memory(auto, 2).peak)
     monkeypatch.setattr(memory, "free_memory", lambda device: free)
-    assert "a step took 2 s" in preflight(auto)
+    assert "a step would take 2 s on cpu (measured on 2 of its 8 windows)" in preflight(auto)
     h100 = training.preflight.DEVICES["h100"]
     small = replace(h100, memory=1.05 * predict_memory(auto, 2, torch.float32).peak / 0.8)
     monkeypatch.setitem(training.preflight.DEVICES, "h100", small)

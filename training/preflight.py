@@ -120,17 +120,25 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
         lines.append(f"            too much for the {si(free)}B free on {device}: lower micro_batch_size={micro}")
         return lines
     with fast_products(device):
-        seconds = seconds_per_step(replace(config, micro_batch_size=micro), device, precision)
+        seconds, windows = seconds_per_step(replace(config, micro_batch_size=micro), device, precision)
     rate = config.tokens_per_step / seconds
+    step = f"a step took {seconds:.3g} s on {device}"
+    if windows < config.batch_size:
+        step = (
+            f"a step would take {seconds:.3g} s on {device} (measured on {windows} of its {config.batch_size} windows)"
+        )
     lines.append(
         f"time        {_length(config, seconds)}, evaluations apart: "
-        f"a step took {seconds:.3g} s on {device}, {si(rate)}tokens/s, {si(rate * flops)}FLOP/s"
+        f"{step}, {si(rate)}tokens/s, {si(rate * flops)}FLOP/s"
     )
     return lines
 
 
-def seconds_per_step(config: TrainConfig, device: torch.device, precision: torch.dtype) -> float:
-    """The time of one step, from one that was taken; from a part of one where the whole would take over 20 s."""
+def seconds_per_step(config: TrainConfig, device: torch.device, precision: torch.dtype) -> tuple[float, int]:
+    """The time of one step, and how many of its windows were measured.
+
+    They are those of one forward pass, or fewer where that would take over 20 s.
+    """
     from train import take_step
 
     windows = 1
@@ -143,7 +151,7 @@ def seconds_per_step(config: TrainConfig, device: torch.device, precision: torch
         seconds = time.perf_counter() - started
         bigger = min(4 * windows, config.micro_batch_size)
         if bigger == windows or seconds * bigger / windows > 20:
-            return seconds * config.batch_size / windows
+            return seconds * config.batch_size / windows, windows
         windows = bigger
 
 
