@@ -126,6 +126,7 @@ def test_dry_run_reports_all_kinds_and_trains_nothing(train_config):
     report = preflight(replace(train_config, max_steps=1000))
     for word in (
         "parameters ",
+        " with 257 ids: embedding ",
         "arithmetic ",
         "text ",
         "memory ",

@@ -87,7 +87,7 @@ def _parameters_line(model: GPT) -> str:
     listed = ", ".join(
         f"{part} {parts[part]:,}" for part in ("embedding", "attention", "mlp", "norms", "lm_head") if parts[part]
     )
-    return f"parameters  {parts.total():,}: {listed}{tied}"
+    return f"parameters  {parts.total():,} with {model.config.vocab_size:,} ids: {listed}{tied}"
 
 
 def _text_line(config: TrainConfig, tokens: int) -> str:
