@@ -48,6 +48,7 @@ def test_the_best_evaluation_and_the_skipped_steps_are_marked():
     assert labels == ["training", "validation", "best: 4 at step 10", "3 skipped steps"]
     lines = {line.get_label(): line for line in panel.get_lines()}
     assert list(lines["best: 4 at step 10"].get_xdata()) == [10]
+    assert lines["best: 4 at step 10"].get_markerfacecolor() == "none"  # the evaluation itself stays visible
     assert list(lines["3 skipped steps"].get_xdata()) == [20]
 
 

@@ -51,7 +51,8 @@ def draw_losses(panel: Axes, rows: Rows) -> None:
     if finite := [(loss, step) for step, loss in zip(steps_of_val, val, strict=True) if math.isfinite(loss)]:
         panel.plot(steps_of_val, val, "o-", color="tab:orange", markersize=4, label="validation")
         best, step = min(finite)
-        panel.plot(step, best, "*", color="tab:red", markersize=13, label=f"best: {best:.5g} at step {step:,}")
+        star = dict(color="tab:red", markerfacecolor="none", markersize=16)  # hollow: its evaluation is seen in it
+        panel.plot(step, best, "*", label=f"best: {best:.5g} at step {step:,}", **star)
     if skipped := _skipped(rows):
         label = f"{sum(skipped.values()):,} skipped steps"
         at_the_bottom = panel.get_xaxis_transform()
