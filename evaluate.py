@@ -85,7 +85,7 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
         print(f"difference  {difference.bpb:+.4f}{error} bits/byte ({note})")
     if config.html:
         summary = f"{description}. {totals[0].loss:.3f} nats a token, {totals[0].bpb:.3f} bits a byte."
-        title = f"Surprise of {checkpoints[0].path}"
+        title = f"Surprise of {os.path.relpath(checkpoints[0].path)}"
         write_surprise(Path(config.html), checkpoints[0].tokenizer, texts[0], scores[0], title, summary)
         print(f"page        {config.html}")
     return scores

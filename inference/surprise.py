@@ -18,8 +18,8 @@ DARKEST = 12  # bits from which on the tint no longer grows
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{title}</title>
 <style>
-body {{ font: 15px/1.6 ui-monospace, monospace; max-width: 62em; margin: 2em auto; padding: 0 1em;
-       color: #222; background: #fff }}
+:root {{ color-scheme: light dark }}
+body {{ font: 15px/1.6 ui-monospace, monospace; max-width: 62em; margin: 2em auto; padding: 0 1em }}
 header {{ font-family: system-ui, sans-serif; margin-bottom: 2em }}
 main {{ white-space: pre-wrap; overflow-wrap: anywhere }}
 i {{ font-style: normal; border-radius: 2px }}

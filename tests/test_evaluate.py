@@ -205,7 +205,7 @@ def test_the_page_shows_the_whole_text_and_needs_nothing_else(tmp_path):
     shown = re.sub(r"<[^>]*>", "", page[page.index("<main>") : page.index("</main>")])
     assert html.unescape(shown) == f"{text}\ufffd{END_OF_TEXT}x\ufffd"
     assert not re.search(r"https?:|<script|<link|<img|@import|url\(", page)
-    assert "<title>&lt;a run&gt;</title>" in page
+    assert "<title>&lt;a run&gt;</title>" in page and "color-scheme: light dark" in page
     three_bytes = sum(nats[text.encode().index("漢".encode()) + i] for i in range(3)) / math.log(2)
     assert re.search(rf'class="b\d+" title="{three_bytes:.1f} bits">漢<', page)
 
@@ -218,9 +218,11 @@ def test_a_long_text_is_cut_and_the_page_says_so(tmp_path, monkeypatch):
     assert page.count(">a</i>") == 10 and "first 10 tokens" in page
 
 
-def test_a_token_is_tinted_by_its_own_surprise(text_settings, tmp_path, text_file):
+def test_a_token_is_tinted_by_its_own_surprise(text_settings, tmp_path, text_file, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     scores = evaluate(EvaluateConfig(**text_settings, html=str(tmp_path / "s.html")))[0]
     page = (tmp_path / "s.html").read_text()
+    assert "<h1>Surprise of one</h1>" in page  # as the terminal shows it
     first = re.search(r'<main><i class="b(\d+)" title="([\d.]+) bits">t</i>', page)
     bits = scores.nats[0] / math.log(2)
     assert first[2] == f"{bits:.1f}" and int(first[1]) == min(12, round(float(bits)))
