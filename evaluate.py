@@ -41,7 +41,8 @@ class EvaluateConfig:
     """Each token has at least block_size - stride tokens before it; an eighth of block_size when null,
     1 is exact and slow, block_size is what the trainer reports and fast."""
     html: str | None = None
-    """Write the text here as a page in which every token is tinted by its surprise."""
+    """Write the text here as a page in which every token is tinted by the surprise of `checkpoint`, not
+    that of `against`."""
     device: str = "auto"
 
     def __post_init__(self) -> None:
