@@ -94,8 +94,14 @@ def _read_job(folder: Path, name: str, goes_on: bool) -> Job:
     for override in _overrides(folder) or summary["overrides"]:
         key, _, value = override.lstrip("+~").partition("=")
         if key not in NOT_SETTINGS:
-            settings[key] = value
+            settings[key] = _short(value)
     return Job(folder, name, settings, summary)
+
+
+def _short(value: str) -> str:
+    """A value of 1e10 as 1e+10: a sweep's overrides have it as 10000000000.0."""
+    short = f"{float(value):g}" if re.fullmatch(r"[0-9]{7,}\.0", value) else value
+    return short if short == value or float(short) == float(value) else value
 
 
 def _overrides(folder: Path) -> list[str]:

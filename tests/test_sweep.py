@@ -89,6 +89,12 @@ def test_group_choices_and_settings_that_only_some_jobs_have_are_columns(tmp_pat
     assert ["matmul", "–"] in [row[:2] for row in cells(markdown(jobs))]
 
 
+def test_a_large_round_number_is_short_and_no_digit_is_lost(tmp_path):
+    for number, flops in enumerate(("10000000000.0", "123456789.0", "0.5")):
+        put_job(tmp_path, number, f"max_flops={flops}")
+    assert {job.settings["max_flops"] for job in read_jobs(tmp_path)} == {"1e+10", "123456789.0", "0.5"}
+
+
 def test_seeds_share_a_row_with_their_mean_and_deviation(tmp_path):
     found = {"sdpa": [1.0, 1.1, 1.4], "matmul": [1.2, 1.2, 1.0]}
     for i, (name, bits) in enumerate(found.items()):
