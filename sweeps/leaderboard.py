@@ -85,7 +85,14 @@ def markdown(jobs: list[Job]) -> str:
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
     ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]) + "\n"
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines + _warning(swept_settings(jobs))) + "\n"
+
+
+def _warning(swept: list[str]) -> list[str]:
+    """Lines that keep the reader from comparing bits per byte of different texts, where the sweep varies the text."""
+    names = ", ".join(name for name in swept if name.split(".")[0] == "data" and name != "data.cache_dir")
+    return ["", f"The rows were scored on different texts ({names}): compare only those of the same."] if names else []
 
 
 def comma_separated(jobs: list[Job]) -> str:

@@ -95,6 +95,15 @@ def test_a_large_round_number_is_short_and_no_digit_is_lost(tmp_path):
     assert {job.settings["max_flops"] for job in read_jobs(tmp_path)} == {"1e+10", "123456789.0", "0.5"}
 
 
+@pytest.mark.parametrize("name", ["data", "data.path", "data.val_fraction", "data.cache_dir", "tokenizer"])
+def test_a_table_over_several_texts_says_that_its_rows_do_not_compare(tmp_path, name):
+    for number in (0, 1):
+        put_job(tmp_path, number, f"{name}={number}", "data.split=train")
+    table = markdown(read_jobs(tmp_path))
+    note = f"|\n\nThe rows were scored on different texts ({name}): compare only those of the same.\n"
+    assert table.endswith("|\n" if name in ("data.cache_dir", "tokenizer") else note)
+
+
 def test_seeds_share_a_row_with_their_mean_and_deviation(tmp_path):
     found = {"sdpa": [1.0, 1.1, 1.4], "matmul": [1.2, 1.2, 1.0]}
     for i, (name, bits) in enumerate(found.items()):
