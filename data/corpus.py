@@ -85,7 +85,7 @@ def _of_files(name: str, found: list[Path], kind: str, *, name_binary: bool) -> 
 
 def _count(found: list[Path]) -> str:
     size = sum(file.stat().st_size for file in found)
-    amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
+    amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} byte{'s' * (size != 1)}"
     return f"{len(found):,} file{'s' * (len(found) != 1)}, {amount}"
 
 

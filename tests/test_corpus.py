@@ -127,6 +127,12 @@ def test_a_glob_a_file_and_a_packed_file_are_read(tmp_path):
     assert sorted(texts(text_corpus(tmp_path / "*"))) == ["one", "three", "two"]
 
 
+def test_one_byte_is_a_byte(tmp_path):
+    for content, size in (("x", "1 byte"), ("xy", "2 bytes")):
+        (tmp_path / "one.txt").write_text(content)
+        assert text_corpus(tmp_path).description.endswith(f": 1 file, {size}")
+
+
 def test_documents_start_anew_at_each_call_and_their_text_is_not_touched(tmp_path):
     file = tmp_path / "a.txt"
     file.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n\n \t")
