@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def train_bpe(training_text: Iterable[str], vocab_size: int) -> tiktoken.Encodin
     """
     import rustbpe
 
+    logging.getLogger("rustbpe").setLevel(logging.WARNING)  # or it would tell every hundredth of its work
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(_first_characters(training_text), vocab_size - 1, pattern=BPE_PATTERN)
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}

@@ -47,6 +47,12 @@ def encoding(name: str) -> tiktoken.Encoding:
     return make_tokenizer(TokenizerConfig(name=name, vocab_size=700), [TEXT])
 
 
+def test_learning_an_encoding_says_nothing_to_the_log(caplog):
+    with caplog.at_level("INFO"):
+        make_tokenizer(TokenizerConfig(vocab_size=300), [TEXT])
+    assert not caplog.records
+
+
 every_encoding = pytest.mark.parametrize("name", NAMES)
 
 
