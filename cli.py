@@ -83,7 +83,10 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
         def main() -> None:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
             try:
-                sys.argv[1:] = quote_prompts(place_run(sys.argv[1:]))
+                arguments = sys.argv[1:]
+                if name == "train":
+                    arguments = place_run(arguments)
+                sys.argv[1:] = quote_prompts(arguments)
                 inherited = filter(None, [os.environ.get("PYTHONPATH")])
                 os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
                 with sweep_ended():
@@ -178,35 +181,52 @@ def end_rank(status: Any) -> NoReturn:
 def place_run(arguments: list[str]) -> list[str]:
     """The command line with Hydra's output where this process has to write it.
 
-    A resumed run goes on in its own directory, and keeps the settings in its .hydra; of torchrun's
-    processes only the first writes, and a dry run does not. Raises SettingsError when there is no such run.
+    What Hydra writes goes into run_dir too. A resumed run goes on in its own directory, and keeps the settings in its
+    .hydra; of torchrun's processes only the first writes, and a dry run does not. Raises SettingsError when there is
+    no such run, or another one where a new one should be.
     """
-    if os.environ.get("RANK", "0") != "0" or is_dry_run(arguments):
-        arguments = [*arguments, "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
-    asks_only = {"--help", "-h", "--cfg", "-c", "--info", "-i"} & set(arguments)
-    resumes_sweep = any(a.startswith("sweep.resume=") and a != "sweep.resume=null" for a in arguments)
-    if resumes_sweep and not asks_only:
+    if {"--help", "-h", "--cfg", "-c", "--info", "-i"} & set(arguments):
+        return arguments
+    if value_typed(arguments, "sweep.resume") not in (None, "null"):
         from sweeps.resume import resumed_command
 
         arguments = resumed_command(arguments)
-    if asks_for_sweep(arguments) and any(a.startswith("run_dir=") for a in arguments):
+    where = value_typed(arguments, "resume")
+    resumes = where not in (None, "null")
+    if asks_for_sweep(arguments) and value_typed(arguments, "run_dir") is not None:
         raise SettingsError("run_dir is one folder for all jobs: leave it out of -m; hydra.sweep.dir names theirs.")
-    where = next((argument.removeprefix("resume=") for argument in arguments if argument.startswith("resume=")), "null")
-    if where == "null" or asks_only:
-        return arguments
-    if asks_for_sweep(arguments):
+    if asks_for_sweep(arguments) and resumes:
         raise SettingsError(f"resume={where} goes on with one run: leave out -m, and give the job's own directory.")
-    from training.resume import OUTPUTS, find_run
+    arguments, folder = name_folder_once(arguments)
+    writes = os.environ.get("RANK", "0") == "0" and not is_dry_run(arguments)
+    if not writes:
+        arguments = [*arguments, "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
+    if asks_for_sweep(arguments) or not (resumes or folder):
+        return arguments
+    from training.lock import refuse_locked
+    from training.resume import OUTPUTS, find_run, refuse_used
 
-    named = [a.partition("=")[2] for a in arguments if a.startswith(("hydra.run.dir=", "run_dir=")) and a[-2:] != "=."]
-    run = find_run(where.strip("'\""), [Path(folder.strip("'\"")) for folder in named] or OUTPUTS)
+    run = find_run(where, [Path(folder)] if folder else OUTPUTS) if resumes else None
     rest = [argument for argument in arguments if not argument.startswith("resume=")]
     if run is None:
+        if folder and writes:  # before Hydra writes over what is there
+            refuse_locked(Path(folder))
+            refuse_used(Path(folder))
         return rest
-    if os.environ.get("RANK", "0") == "0":
-        rest = [argument for argument in rest if not argument.startswith(("hydra.run.dir=", "run_dir="))]
+    if writes:
+        rest = [argument for argument in rest if not argument.startswith("hydra.run.dir=")]
         rest += [f"hydra.run.dir={quote(run)}", "hydra.output_subdir=null"]
     return [*rest, f"resume={quote(run)}"]
+
+
+def name_folder_once(arguments: list[str]) -> tuple[list[str], str | None]:
+    """The command line with run_dir=… as hydra.run.dir=…, of which run_dir follows; and the folder, if one is given."""
+    folder, hydras = value_typed(arguments, "run_dir"), value_typed(arguments, "hydra.run.dir")
+    if folder in (None, "", "null"):  # which leave the place to Hydra
+        return [argument for argument in arguments if not argument.startswith("run_dir=")], hydras
+    if hydras not in (None, folder):
+        raise SettingsError(f"run_dir={folder} and hydra.run.dir={hydras} are both given: choose one.")
+    return [re.sub(r"\A\+*run_dir=", "hydra.run.dir=", argument) for argument in arguments], folder
 
 
 def quote_prompts(arguments: list[str]) -> list[str]:
@@ -229,8 +249,15 @@ def asks_for_sweep(arguments: list[str]) -> bool:
 
 def is_dry_run(arguments: list[str]) -> bool:
     """Whether the command line asks for no more than a plan, before Hydra has read it and made a folder."""
-    given = [argument.partition("=")[2] for argument in arguments if argument.lstrip("+").startswith("dry_run=")]
-    return bool(given) and given[-1].strip("'\"").lower() in ("true", "yes", "on", "y", "1")  # as OmegaConf reads it
+    given = value_typed(arguments, "dry_run") or ""
+    return given.lower() in ("true", "yes", "on", "y", "1")  # as OmegaConf reads it
+
+
+def value_typed(arguments: list[str], name: str) -> str | None:
+    """What the command line gives a setting, without its quotes; None where it is not there."""
+    pairs = [argument.lstrip("+").partition("=") for argument in arguments]
+    values = [value.strip("'\"") for key, equals, value in pairs if key == name and equals]
+    return values[-1] if values else None
 
 
 def complete_settings(cfg: DictConfig, name: str) -> DictConfig:

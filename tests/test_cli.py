@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import sample
 import train
-from cli import CONF, QUOTED, explain, quote_prompts, to_settings
+from cli import CONF, QUOTED, explain, place_run, quote_prompts, to_settings
 from training.checkpoint import open_checkpoint
 from training.config import TrainConfig
 
@@ -77,6 +77,7 @@ MISTAKES = {
     "train.py seed=1,2": "add -m to try each value",
     "train.py data.path=it's": "cannot read the override",
     "train.py -m sample_prompt=it's": "cannot read the override",
+    "train.py run_dir=a hydra.run.dir=b": "run_dir=a and hydra.run.dir=b are both given: choose one",
     "train.py bogus": "cannot read the override 'bogus'",
     "train.py data.path=/nowhere/at/all.txt": "data.path=/nowhere/at/all.txt",
     "train.py device=cuda:99": "device=cuda:99",
@@ -215,6 +216,35 @@ def test_a_run_directory_that_cannot_be_made_is_named(place, tmp_path):
     result = run_here("train.py", f"{place}=file/run", *settings, cwd=tmp_path)
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
     assert "file/run" in result.stderr and "cannot be written" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "placed"),
+    [
+        (["run_dir=a/b", "seed=2"], ["hydra.run.dir=a/b", "seed=2"]),
+        (['run_dir="my, run"'], ['hydra.run.dir="my, run"']),
+        (["run_dir=${seed}", "hydra.run.dir=${seed}"], 2 * ["hydra.run.dir=${seed}"]),
+        (["run_dir=", "seed=2"], ["seed=2"]),
+        (["run_dir=null"], []),
+        (["run_dir=a", "--cfg", "job"], ["run_dir=a", "--cfg", "job"]),
+        (["run_dir=a", "resume=auto"], ["hydra.run.dir=a"]),
+    ],
+    ids=str,
+)
+def test_hydras_files_go_where_the_run_goes(typed, placed):
+    assert place_run(typed) == placed
+
+
+def test_a_run_has_all_its_files_in_run_dir_and_those_of_another_stay_as_they_are(text_file, tmp_path):
+    settings = f"""run_dir=run data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+        model.n_embd=32 model.block_size=16 max_steps=1 sample_tokens=0 device=cpu"""
+    assert run_here("train.py", *settings.split(), cwd=tmp_path).returncode == 0
+    files = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    assert {"checkpoints", "train.log", "overrides.yaml", "summary.json"} <= files.keys()
+    assert not (tmp_path / "outputs").exists()
+    again = run_here("train.py", *settings.split(), "seed=2", cwd=tmp_path)
+    assert again.returncode == 1 and "run_dir=run already holds a run" in again.stderr
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == files
 
 
 def test_a_full_or_read_only_disk_is_a_sentence_however_it_is_met():
