@@ -83,7 +83,7 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
         def main() -> None:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
             try:
-                arguments = sys.argv[1:]
+                arguments = flags_first(sys.argv[1:])
                 if name == "train":
                     arguments = place_run(arguments)
                 sys.argv[1:] = quote_prompts(arguments)
@@ -176,6 +176,11 @@ def end_rank(status: Any) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status if isinstance(status, int) else 1)
+
+
+def flags_first(arguments: list[str]) -> list[str]:
+    """The command line with -m before the overrides: Hydra reads none that follow it, if others came before it."""
+    return sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
 
 
 def place_run(arguments: list[str]) -> list[str]:
