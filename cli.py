@@ -289,10 +289,13 @@ def recall_settings(cfg: DictConfig, name: str) -> DictConfig:
 def inherit_settings(cfg: DictConfig, name: str) -> None:
     """Give cfg.model the settings of the model that cfg.init_from names, but for those that are asked for.
 
-    Raises SettingsError when its weights cannot have these.
+    Raises SettingsError when its weights cannot have these, and for a tokenizer: it brings its own.
     """
     from training.pretrained import inherit, origin_config
 
+    for override in HydraConfig.get().overrides.task:  # an experiment's is for who begins anew
+        if override.lstrip("+").startswith(("tokenizer=", "tokenizer.")):
+            raise SettingsError(f"init_from={cfg.init_from} brings its own tokenizer along: leave out {override}.")
     asked = asked_for(cfg, name)
     of_model = {key: asked[f"model.{key}"] for key in cfg.model if f"model.{key}" in asked}
     cfg.model = inherit(cfg.init_from, origin_config(cfg.init_from), of_model)
