@@ -67,6 +67,8 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
             try:
                 if is_sweep():
                     join_sweep(cfg)
+                elif many := HydraConfig.get().sweeper.get("params"):
+                    refuse_one_of_many(cfg, many)
                 if "sweep" in cfg and cfg.sweep.resume:
                     from sweeps.resume import loss_if_done
 
@@ -157,6 +159,12 @@ def join_sweep(cfg: DictConfig) -> None:
 
         if has_checkpoints(Path(hydra_config.runtime.output_dir)):
             cfg.resume, cfg.init_from = hydra_config.runtime.output_dir, None
+
+
+def refuse_one_of_many(cfg: DictConfig, many: DictConfig) -> None:
+    """Raise SettingsError where an experiment that is a sweep would train a single run; a plan of one is no harm."""
+    if not cfg.get("dry_run"):
+        raise SettingsError(f"many runs are asked for (of {' × '.join(many)}), and one would be made: add -m.")
 
 
 def leave(sentence: str) -> NoReturn:

@@ -114,7 +114,7 @@ def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text
         (["attention=single_head"], "model.attention=single_head (it has sdpa)"),
         (["model.position=none"], "model.position=none (it has rope)"),
         (["model.block_size=0"], "block_size=0 must be at least 1"),
-        (["+experiment=kv_heads"], "model.n_head=8 (it has 2)"),
+        (["+experiment=shakespeare"], "model.n_head=6 (it has 2)"),
         (["tokenizer=gpt2"], "brings its own tokenizer along: leave out tokenizer=gpt2."),
         (["tokenizer.vocab_size=300"], "leave out tokenizer.vocab_size=300."),
     ],
