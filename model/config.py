@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # The forms of attention that `attention=NAME` selects. Their names are here, and not beside the code in
@@ -87,12 +88,12 @@ class AttentionConfig:
                 f"position=rope rotates pairs of channels, but {given} gives an odd head size of "
                 f"{self.head_channels}: choose an even one, or another position."
             )
-        if self.rope_theta <= 0:
-            raise ValueError(f"rope_theta={self.rope_theta} must be positive; 10000 is the usual base.")
-        if self.rope_scaling_factor < 1:
+        if not 0 < self.rope_theta < math.inf:
+            raise ValueError(f"rope_theta={self.rope_theta} must be a positive number; 10000 is the usual base.")
+        if not 1 <= self.rope_scaling_factor < math.inf:
             raise ValueError(
-                f"rope_scaling_factor={self.rope_scaling_factor} must be at least 1: it is how many times longer "
-                "the text may grow."
+                f"rope_scaling_factor={self.rope_scaling_factor} must be a number from 1 on: it is how many times "
+                "longer the text may grow."
             )
         if self.attention_window is not None and self.attention_window < 1:
             raise ValueError(
@@ -152,10 +153,10 @@ class GPTConfig(AttentionConfig):
         _probability(self, "dropout")
         for name in ("vocab_size", "n_inner", "logit_softcap"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name}={value} must be positive, or null for the default.")
-        if self.norm_eps <= 0:
-            raise ValueError(f"norm_eps={self.norm_eps} must be positive, e.g. 1e-6.")
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name}={value} must be a positive number, or null for the default.")
+        if not 0 < self.norm_eps < math.inf:
+            raise ValueError(f"norm_eps={self.norm_eps} must be a positive number, e.g. 1e-6.")
 
     @property
     def inner(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from data.config import DataConfig, TokenizerConfig
@@ -44,13 +45,13 @@ class OptimizerConfig:
         _one_of("optimizer.name", self.name, OPTIMIZERS)
         for name in ("lr", "embedding_lr", "lm_head_lr"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"optimizer.{name}={value} must be positive.")
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"optimizer.{name}={value} must be a positive number.")
         for name in ("momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optimizer.{name}={getattr(self, name)} must be from 0 up to, not including, 1.")
-        if self.weight_decay < 0:
-            raise ValueError(f"optimizer.weight_decay={self.weight_decay} must not be negative; 0 turns it off.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"optimizer.weight_decay={self.weight_decay} must be a number from 0 on; 0 turns it off.")
 
 
 @dataclass(kw_only=True)
@@ -196,8 +197,11 @@ class TrainConfig:
             _at_least("max_steps", self.max_steps, 1)
         for name in ("max_skipped_steps", "keep_checkpoints"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("sample_tokens", "grad_clip", "seed"):
-            _at_least(name, getattr(self, name), 0)
+        _at_least("sample_tokens", self.sample_tokens, 0)
+        if not 0 <= self.grad_clip < math.inf:
+            raise ValueError(f"grad_clip={self.grad_clip} must be a number from 0 on; 0 turns clipping off.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} must be from 0 to 2^63 - 1.")
         if self.resume and self.init_from:
             raise ValueError(f"resume={self.resume} and init_from={self.init_from} are both given: choose one.")
         if self.eval_batch_size is None:
@@ -205,8 +209,9 @@ class TrainConfig:
         _at_least("eval_batch_size", self.eval_batch_size, 1)
         self._check_micro_batch_size()
         for name in ("max_minutes", "max_flops"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be positive, or null for no limit.")
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name}={value} must be a positive number, or null for no limit.")
 
     @property
     def tokens_per_step(self) -> int:
@@ -232,6 +237,6 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{name}={value} is not known: choose one of {', '.join(known)}.")
 
 
-def _at_least(name: str, value: float, least: float) -> None:
+def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ValueError(f"{name}={value} must be at least {least}.")
