@@ -59,8 +59,10 @@ def train(config: TrainConfig) -> float:
             with memory_named(run):
                 loss, grad_norm = take_step(run, progress.step)
             progress.step += 1
+            if progress.step % config.max_skipped_steps == 0:
+                run.check_numbers()
             if progress.step % config.log_interval == 0 or progress.step == 1:
-                run.check_skipped()
+                run.check_numbers()
                 lr = factor * config.optimizer.lr
                 monitor.step(progress.step, loss=loss.item(), lr=lr, grad_norm=grad_norm.item())
 
@@ -137,7 +139,7 @@ def evaluate_run(run: Run, monitor: Monitor) -> None:
         drawn = continue_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
         try:
             sample = "".join(drawn)
-        except FloatingPointError as error:  # check_skipped ends the run if it stays so
+        except FloatingPointError as error:  # check_numbers ends the run if it stays so
             log.warning("step %d: there is no sample (%s)", progress.step, error)
     monitor.evaluation(progress.step, result, sample)
     progress.evaluated = progress.step

@@ -24,6 +24,7 @@ from training.checkpoint import CheckpointError, open_checkpoint, read_meta
 from training.config import OptimizerConfig
 from training.run import NumbersError, Run
 from training.saver import Saver
+from training.summary import read_summary
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -243,29 +244,50 @@ def test_too_many_steps_in_a_row_end_the_run_naming_step_and_settings(train_conf
     assert loaded.meta["step"] == 4 and all(p.isfinite().all() for p in loaded.model.parameters())
 
 
-@pytest.mark.parametrize("evaluation", [1, 2])
-def test_an_evaluation_that_is_not_finite_is_no_best_one_and_ends_nothing(
-    train_config, monkeypatch, caplog, evaluation
-):
-    config = replace(train_config, eval_interval=5, checkpoint_interval=100)
+def test_too_many_steps_in_a_row_end_the_run_long_before_anything_else_is_due(train_config, monkeypatch):
+    config = replace(train_config, max_skipped_steps=3, max_steps=100, log_interval=1000, checkpoint_interval=1000)
+    plant_nan(monkeypatch, range(5, 100), "gradient")
+    with pytest.raises(NumbersError, match="4 steps in a row, first in step 6"):
+        train(replace(config, eval_interval=1000))
+
+
+def plant_nan_in_evaluation(monkeypatch, step: int) -> None:
+    """Let the weights be of no use while they are evaluated at `step`."""
     original = train_module.evaluate_run
 
     def evaluate_run(run: Run, monitor) -> None:
         weight = run.model.blocks[0].mlp.down_proj.weight
         with torch.no_grad():
             kept = weight.clone()
-            if run.progress.step == 5 * evaluation:
+            if run.progress.step == step:
                 weight[0, 0] = math.nan
             original(run, monitor)
             weight.copy_(kept)
 
     monkeypatch.setattr(train_module, "evaluate_run", evaluate_run)
+
+
+@pytest.mark.parametrize("evaluation", [1, 2])
+def test_an_evaluation_that_is_not_finite_is_no_best_one_and_ends_nothing(
+    train_config, monkeypatch, caplog, evaluation
+):
+    config = replace(train_config, eval_interval=5, checkpoint_interval=100)
+    plant_nan_in_evaluation(monkeypatch, 5 * evaluation)
     best = train(config)
     found = [row["val_loss"] for row in rows(config.run_dir) if "val_loss" in row]
     assert found[evaluation - 1] is None and best == min(loss for loss in found if loss is not None)
     assert "there is no sample" in caplog.text
     progress = read_meta(Path(config.run_dir) / "checkpoints/best")["progress"]
     assert progress["best_loss"] == best and progress["best_step"] == 20
+
+
+def test_a_run_that_ends_in_an_evaluation_that_is_not_finite_has_failed(train_config, monkeypatch):
+    plant_nan_in_evaluation(monkeypatch, 20)
+    with pytest.raises(NumbersError, match=r"the validation loss is nan at the end: lower optimizer\.lr=0\.02"):
+        train(train_config)
+    summary = read_summary(Path(train_config.run_dir))
+    assert summary["status"] == "failed" and "validation loss is nan" in summary["reason"]
+    assert open_checkpoint(train_config.run_dir).meta["step"] == 10
 
 
 def test_fp16_scales_its_loss_and_learns(train_config):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -131,7 +132,7 @@ class Run:
         now = (progress.step, progress.evaluated, finished)
         if self.saved == now and not self.saver.failure:
             return
-        self.check_skipped()
+        self.check_numbers(finished=finished)
         self.started, progress.seconds, progress.finished = time.perf_counter(), self.seconds, finished
         self.saved = now
         if self.is_sharded:
@@ -171,17 +172,23 @@ class Run:
         """Count, on the device, a step that changed nothing."""
         self.skipped = torch.stack([self.skipped[0] + skip, (self.skipped[1] + 1) * skip])
 
-    def check_skipped(self) -> None:
-        """Read the count of skipped steps; NumbersError when there were too many in a row."""
+    def check_numbers(self, *, finished: bool = False) -> None:
+        """Read the count of skipped steps; NumbersError when there were too many in a row, or the end is no number."""
         progress, config = self.progress, self.config
         progress.skipped, progress.skipped_in_a_row = self.skipped.tolist()
-        if progress.skipped_in_a_row >= config.max_skipped_steps:
-            raise NumbersError(
-                f"loss or gradient was not finite in {progress.skipped_in_a_row} steps in a row, first in step "
-                f"{progress.step - progress.skipped_in_a_row + 1}: lower optimizer.lr={config.optimizer.lr}, set "
-                f"grad_clip=1.0 (it is {config.grad_clip}) or precision=fp32 (it is {config.precision}); the weights "
-                f"of the steps before are in {self.directory / 'checkpoints'}."
-            )
+        in_a_row = progress.skipped_in_a_row
+        if in_a_row >= config.max_skipped_steps:
+            first = progress.step - in_a_row + 1
+            what = f"loss or gradient was not finite in {in_a_row} steps in a row, first in step {first}"
+        elif finished and not math.isfinite(loss := progress.metrics["val_loss"]):
+            what = f"the validation loss is {loss} at the end"
+        else:
+            return
+        raise NumbersError(
+            f"{what}: lower optimizer.lr={config.optimizer.lr}, set grad_clip=1.0 (it is {config.grad_clip}) or "
+            f"precision=fp32 (it is {config.precision}); the weights of the steps before are in "
+            f"{self.directory / 'checkpoints'}."
+        )
 
     def describe(self) -> dict[str, Any]:
         """What meta.json says of this moment."""
