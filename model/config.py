@@ -10,6 +10,7 @@ from dataclasses import dataclass
 ATTENTION_FUNCTIONS = ("sdpa", "matmul", "einsum", "bmm", "loop", "flex")  # functional.py: one function, in six ways
 ATTENTION_VARIANTS = ("softmax1",)  # variants.py: other functions in its place
 ATTENTION_RUNGS = ("average", "simple", "single_head", "stacked")  # ladder.py: what leads to it
+ONE_HEAD = ("average", "simple", "single_head")  # the rungs with one, of width n_embd, whatever is set for heads
 ATTENTION_FORMS = ATTENTION_FUNCTIONS + ATTENTION_VARIANTS + ATTENTION_RUNGS
 
 POSITIONS = ("rope", "learned", "alibi", "none")
@@ -81,12 +82,15 @@ class AttentionConfig:
                 f"n_kv_head={self.n_kv_head} does not divide n_head={self.n_head}: "
                 f"choose n_kv_head from {_divisors(self.n_head)}, or null for one per query head."
             )
-        if self.position == "rope" and self.head_channels % 2:
-            given = f"n_embd={self.n_embd} over n_head={self.n_head}"
-            given = given if self.head_size is None else f"head_size={self.head_size}"
+        channels, given = self.head_channels, f"n_embd={self.n_embd} over n_head={self.n_head}"
+        if self.attention in ONE_HEAD:
+            channels, given = self.n_embd, f"n_embd={self.n_embd} for the one head of attention={self.attention}"
+        elif self.head_size is not None:
+            given = f"head_size={self.head_size}"
+        if self.position == "rope" and self.attention != "average" and channels % 2:
             raise ValueError(
                 f"position=rope rotates pairs of channels, but {given} gives an odd head size of "
-                f"{self.head_channels}: choose an even one, or another position."
+                f"{channels}: choose an even one, or another position."
             )
         if not 0 < self.rope_theta < math.inf:
             raise ValueError(f"rope_theta={self.rope_theta} must be a positive number; 10000 is the usual base.")

@@ -75,6 +75,7 @@ MISTAKES = {
     "train.py model.n_head=3": "n_head=3 does not divide n_embd=128",
     "train.py model.n_embd=12 model.n_head=4": "odd head size of 3",
     "train.py +experiment=ladder": "many runs are asked for (of attention × seed), and one would be made: add -m",
+    "train.py attention=simple model.n_embd=33 model.head_size=32": "head of attention=simple gives an odd head size",
     "train.py seed=1,2": "add -m to try each value",
     "train.py data.path=it's": "cannot read the override",
     "train.py -m sample_prompt=it's": "cannot read the override",
