@@ -198,6 +198,15 @@ def test_a_form_of_attention_that_cannot_train_here_is_refused(train_config):
         train(train_config)
 
 
+@pytest.mark.parametrize(("attention", "heads"), {"average": 1, "single_head": 1, "stacked": 2}.items())
+def test_the_heads_of_the_form_are_told_and_those_it_ignores(train_config, caplog, attention, heads):
+    model = replace(train_config.model, attention=attention)
+    text = start_run(replace(train_config, model=model)).description()
+    assert f"2 blocks of {heads} head{'s' * (heads > 1)} ({attention})" in text
+    sentence = f"attention={attention} has one head, of width n_embd: model.n_head=2 is ignored."
+    assert (sentence in caplog.messages) == (heads == 1)
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

@@ -244,13 +244,14 @@ class Run:
         matrices, *_ = split_parameters(self.model)
         epochs = f", {self.max_steps * config.tokens_per_step / len(data.train):.2f} epochs" if self.max_steps else ""
         length = f"{self.max_steps:,} steps" if self.max_steps else f"{config.max_minutes:g} minutes in steps"
+        heads = self.model.blocks[0].attention.n_head  # which a form with one head has whatever config.model says
         processes = f" × {self.ranks.size} ({config.distributed})" if self.ranks.size > 1 else ""
         return (
             f"text      {data.description}\n"
             f"tokens    {len(data.train):,} for training, {len(data.val):,} for validation, "
             f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids\n"
             f"model     {total:,} parameters, {sum(m.numel() for m in matrices):,} of them in "
-            f"{config.model.n_layer} blocks of {config.model.n_head} heads ({config.model.attention}), "
+            f"{config.model.n_layer} blocks of {heads} head{'s' * (heads > 1)} ({config.model.attention}), "
             f"{config.model.n_embd} wide\n"
             f"run       {length} of {config.batch_size} × {config.model.block_size} tokens{epochs}, "
             f"on {self.device}{processes} in {self.precision}\n"

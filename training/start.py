@@ -17,6 +17,7 @@ from torch.amp import GradScaler
 from data.batches import Batches, check_split
 from data.prepare import PreparedData, prepare
 from data.tokenizer import read_tokenizer
+from model.config import ONE_HEAD, GPTConfig
 from model.gpt import GPT
 from model.size import flops_per_token
 from training.checkpoint import load_weights, remove_unfinished
@@ -51,6 +52,7 @@ def start_run(config: TrainConfig) -> Run:
     compile_model = choose_compile(config.compile, device)
     if config.model.attention == "flex" and device.type != "cuda":
         raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
+    warn_of_one_head(config.model)
     windows_each(config, ranks.size)
     make_deterministic(config.deterministic)
     if config.wandb.mode == "online" and ranks.is_first:
@@ -96,6 +98,14 @@ def start_run(config: TrainConfig) -> Run:
     else:
         log.info("%s", run.description())
     return run
+
+
+def warn_of_one_head(config: GPTConfig) -> None:
+    """Say so where heads are asked for of a form of attention that has one head whatever is set."""
+    given = {name: getattr(config, name) for name in ("n_head", "n_kv_head", "head_size")}
+    idle = [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]
+    if config.attention in ONE_HEAD and idle:
+        log.warning("attention=%s has one head, of width n_embd: %s is ignored.", config.attention, ", ".join(idle))
 
 
 def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
