@@ -232,6 +232,15 @@ def test_running_out_of_memory_names_the_micro_batch_that_would_fit(train_config
     assert largest_that_fits(train_config, 8, free, torch.float32, torch.device("cpu")) == 2
 
 
+def test_a_model_or_a_batch_beyond_all_memory_is_refused(train_config, tmp_path):
+    too_wide = replace(train_config, model=replace(train_config.model, n_embd=10**12))
+    with pytest.raises(SettingsError, match=r"weights are more than .* holds .*: lower model\.n_embd=1000000000000"):
+        train(too_wide)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(SettingsError, match="micro_batch_size=1000000000000 windows of text are more than"):
+        train(replace(train_config, batch_size=10**12))
+
+
 @pytest.mark.parametrize("size", ["many", 0, 3])
 def test_a_micro_batch_size_that_is_none_is_refused(train_config, size):
     with pytest.raises(ValueError, match=f"micro_batch_size={size}"):

@@ -175,8 +175,13 @@ def memory_named(run: Any) -> Iterator[None]:
     """Within it running out of memory ends in a SettingsError that names micro_batch_size and one that would fit."""
     try:
         yield
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+    except MemoryError as error:  # numpy's
+        raise SettingsError(
+            f"micro_batch_size={run.micro_batch_size} windows of text are more than the main memory holds ({error}): "
+            "lower it, or batch_size where it is null."
+        ) from None
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
             raise
         size, precision = run.micro_batch_size, getattr(torch, run.precision)
         reason = str(error).splitlines()[0]
@@ -190,6 +195,11 @@ def memory_named(run: Any) -> Iterator[None]:
         f"micro_batch_size={size} is more than the memory of {run.device} holds ({reason}): {remedy}; "
         f"the result stays the same, and what is in {run.directory / 'checkpoints'} can be resumed."
     )
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error of torch's says that a tensor does not fit the memory of its device."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _held(device: torch.device) -> int:

@@ -25,7 +25,7 @@ from training.config import SettingsError, TrainConfig
 from training.device import choose_compile, choose_device, choose_precision, keep_freed_memory, make_deterministic
 from training.distributed import Ranks, join_ranks, spread
 from training.lock import lock_run, refuse_locked
-from training.memory import choose_micro_batch_size, windows_each
+from training.memory import choose_micro_batch_size, is_out_of_memory, windows_each
 from training.optimizer import make_optimizers
 from training.pretrained import copy_weights, load_origin
 from training.resume import check_settings, find_run, make_run_directory, newest_intact, refuse_used, tidy
@@ -122,9 +122,20 @@ def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, dict[str, Any]
 
 
 def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None, checkpoint: Path | None) -> GPT:
-    """The model on its device: with fresh weights, all generators seeded, or those of another or of a checkpoint."""
+    """The model on its device: with fresh weights, all generators seeded, or those of another or of a checkpoint.
+
+    Raises SettingsError where its memory is not enough for them.
+    """
     seed_everything(config.seed)
-    model = GPT(config.model).to(device)
+    try:
+        model = GPT(config.model).to(device)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise SettingsError(
+            f"the model's weights are more than the memory of {device} holds ({str(error).splitlines()[0]}): lower "
+            f"model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}."
+        ) from None
     if pretrained:
         copy_weights(pretrained, model)
     if checkpoint:
