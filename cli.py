@@ -40,7 +40,7 @@ MISTAKES = (SettingsError, DataError, PermissionError)
 PROMPTS = ("prompt", "sample_prompt")
 QUOTED = re.compile(r"""(["'])(?:(?!\1)[^\\]|\\.)*\1""", re.DOTALL)
 # Why a folder cannot be written, which Hydra meets before we do.
-UNWRITABLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
+UNWRITABLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
 
 # conf/hydra/launcher has the plugins' own names, and values for what they leave open or set too high.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
@@ -78,7 +78,7 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
             except RunPruned as pruned:
                 return pruned.loss
             except Exception as error:
-                report_failure(error, show_traceback)
+                report_failure(error, schema, show_traceback)
                 raise
 
         @functools.wraps(function)
@@ -120,16 +120,16 @@ def is_sweep() -> bool:
     return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
-def report_failure(error: Exception, show_traceback: bool) -> None:
+def report_failure(error: Exception, schema: type, show_traceback: bool) -> None:
     """Record and log why a sweep's job failed; a mistake in a single run ends the process in its sentence."""
     if callback := sys.modules.get("sweeps.callback"):
         callback.record_failure(error)
-    is_mistake = isinstance(error, MISTAKES)
+    sentence = explain(error, schema)
     if is_sweep():
         number = HydraConfig.get().job.num
-        log.error("job %s failed: %s", number, error, exc_info=show_traceback or not is_mistake)
-    elif is_mistake and not show_traceback:
-        leave(str(error))
+        log.error("job %s failed: %s", number, sentence or error, exc_info=show_traceback or not sentence)
+    elif sentence and not show_traceback:
+        leave(sentence)
 
 
 @contextmanager

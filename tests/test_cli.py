@@ -232,6 +232,14 @@ def test_a_run_directory_that_cannot_be_made_is_named(place, tmp_path):
     assert "file/run" in result.stderr and "cannot be written" in result.stderr
 
 
+def test_a_folder_in_the_place_of_a_runs_lock_is_named(text_file, tmp_path):
+    (tmp_path / "run/.lock").mkdir(parents=True)
+    settings = f"run_dir=run max_steps=1 data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte"
+    result = run_here("train.py", *settings.split(), cwd=tmp_path)
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
+    assert "run/.lock cannot be written (Is a directory): give a folder" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("typed", "placed"),
     [
