@@ -77,6 +77,9 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
                 return function(to_settings(complete_settings(cfg, name), schema))
             except RunPruned as pruned:
                 return pruned.loss
+            except (KeyboardInterrupt, SystemExit) as stop:
+                record_end(stop)
+                raise
             except Exception as error:
                 report_failure(error, schema, show_traceback)
                 raise
@@ -120,10 +123,15 @@ def is_sweep() -> bool:
     return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
+def record_end(error: BaseException) -> None:
+    """Let the job's summary.json tell what ended it, if it has one."""
+    if callback := sys.modules.get("sweeps.callback"):  # Hydra has imported it, if conf/ names its callback
+        callback.record_end(error)
+
+
 def report_failure(error: Exception, schema: type, show_traceback: bool) -> None:
     """Record and log why a sweep's job failed; a mistake in a single run ends the process in its sentence."""
-    if callback := sys.modules.get("sweeps.callback"):
-        callback.record_failure(error)
+    record_end(error)
     sentence = explain(error, schema)
     if is_sweep():
         number = HydraConfig.get().job.num
@@ -138,7 +146,7 @@ def sweep_ended() -> Iterator[None]:
     try:
         yield
     finally:
-        if callback := sys.modules.get("sweeps.callback"):  # Hydra has imported it, if conf/ names its callback
+        if callback := sys.modules.get("sweeps.callback"):
             callback.end_sweep(sys.exc_info()[1])
 
 

@@ -82,15 +82,20 @@ class Leaderboard(Callback):
             write_leaderboard(sweep, read_jobs(sweep))
 
 
-def record_failure(error: BaseException) -> None:
-    """Write into the summary.json of the job at work why it failed, unless what lies there is another run's."""
+def record_end(error: BaseException) -> None:
+    """Write into the summary.json of the job at work why it failed or, before it trained, that it was stopped.
+
+    What lies there stays if it is another run's.
+    """
     hydra = HydraConfig.get()
     run = Path(hydra.runtime.output_dir)
     summary = read_summary(run)
     if hydra.output_subdir is None or summary is None or is_done(summary):
         return
-    if hydra.mode == RunMode.MULTIRUN or summary["step"] is None:  # None: it has not begun to train
-        write_summary(run, summary | {"status": "failed", "reason": sentence_of(error)})
+    is_stop = isinstance(error, (KeyboardInterrupt, SystemExit))
+    if summary["step"] is None or (hydra.mode == RunMode.MULTIRUN and not is_stop):  # None: it has not begun to train
+        how, why = ("stopped", "by a signal before the first step") if is_stop else ("failed", sentence_of(error))
+        write_summary(run, summary | {"status": how, "reason": why})
 
 
 def _is_first_rank() -> bool:

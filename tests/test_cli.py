@@ -19,6 +19,7 @@ import train
 from cli import CONF, QUOTED, explain, place_run, quote_prompts, to_settings
 from training.checkpoint import open_checkpoint
 from training.config import TrainConfig
+from training.summary import read_summary
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent
@@ -230,6 +231,17 @@ def test_a_run_directory_that_cannot_be_made_is_named(place, tmp_path):
     result = run_here("train.py", f"{place}=file/run", *settings, cwd=tmp_path)
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
     assert "file/run" in result.stderr and "cannot be written" in result.stderr
+
+
+def test_a_run_that_is_stopped_before_it_trains_says_so(text_file, tmp_path, monkeypatch):
+    def prepare(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("training.start.prepare", prepare)
+    stopped = run_here("train.py", "run_dir=run", f"data.path={text_file}", cwd=tmp_path)
+    assert (stopped.returncode, stopped.stderr) == (130, "")
+    summary = read_summary(tmp_path / "run")
+    assert (summary["status"], summary["reason"]) == ("stopped", "by a signal before the first step")
 
 
 def test_a_folder_in_the_place_of_a_runs_lock_is_named(text_file, tmp_path):
