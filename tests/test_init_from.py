@@ -103,7 +103,7 @@ def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text
 
     source = open_checkpoint(pretrained).model
     report = preflight(replace(other_text, init_from=pretrained))
-    assert report.startswith(f"parameters  {count_parameters(source).total():,}:")
+    assert report.startswith(f"parameters  {count_parameters(source).total():,} with 280 ids:")
 
 
 @pytest.mark.parametrize(
