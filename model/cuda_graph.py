@@ -31,7 +31,9 @@ class CapturedCall:
             return self.function()
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):  # records the kernels and runs none
+            # Records the kernels and runs none. What other threads ask of the GPU meanwhile, such as NCCL's watchdog
+            # or a checkpoint on its way to the disk, is allowed.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.result = self.function()
         self.graph.replay()
         return self.result

@@ -6,6 +6,8 @@ write, and nothing of the Python that led to them. What only a GPU can refuse is
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -15,6 +17,7 @@ from test_generate import tokens_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import model.decode
+from model.cuda_graph import CapturedCall
 from model.decode import Decoder
 from model.generate import Controls, Sampler
 
@@ -70,6 +73,21 @@ def traces(monkeypatch) -> list[TracedCall]:
     monkeypatch.setattr(model.decode, "CapturedCall", TracedCall)
     monkeypatch.setattr(model.decode, "FEWEST_SLOTS", 4)
     return TracedCall.traces
+
+
+def test_a_call_is_rehearsed_then_captured_and_from_then_on_replayed(monkeypatch):
+    happened = []
+
+    @contextmanager
+    def capture(graph, **_):
+        happened.append("capture")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: happened.append("replay")))
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    call = CapturedCall(lambda: happened.append("function") or len(happened))
+    assert [call() for _ in range(4)] == [1, 3, 3, 3]
+    assert happened == ["function", "capture", "function", "replay", "replay", "replay"]
 
 
 @pytest.mark.parametrize("case", MODELS, ids=str)
