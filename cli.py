@@ -31,14 +31,12 @@ from data.config import DataError
 from sweeps.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines
 from sweeps.trial import RunPruned
 from training.config import SettingsError
-from training.override import literal, quote
+from training.override import asks_for_sweep, flags_first, is_dry_run, literal, quote, quote_prompts, value_typed
 
 log = logging.getLogger("tinygpt")
 
 CONF = Path(__file__).resolve().parent / "conf"
 MISTAKES = (SettingsError, DataError, PermissionError)
-PROMPTS = ("prompt", "sample_prompt")
-QUOTED = re.compile(r"""(["'])(?:(?!\1)[^\\]|\\.)*\1""", re.DOTALL)
 # Why a folder cannot be written, which Hydra meets before we do.
 UNWRITABLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
 
@@ -65,15 +63,9 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
         @hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)
         def job(cfg: DictConfig) -> Any:
             try:
-                if is_sweep():
-                    join_sweep(cfg)
-                elif many := HydraConfig.get().sweeper.get("params"):
-                    refuse_one_of_many(cfg, many)
-                if "sweep" in cfg and cfg.sweep.resume:
-                    from sweeps.resume import loss_if_done
-
-                    if (loss := loss_if_done()) is not None:
-                        return loss
+                prepare_job(cfg)
+                if (loss := loss_if_resumed(cfg)) is not None:
+                    return loss
                 return function(to_settings(complete_settings(cfg, name), schema))
             except RunPruned as pruned:
                 return pruned.loss
@@ -88,10 +80,7 @@ def command(name: str, schema: type) -> Callable[[Callable[[Any], Any]], Callabl
         def main() -> None:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
             try:
-                arguments = flags_first(sys.argv[1:])
-                if name == "train":
-                    arguments = place_run(arguments)
-                sys.argv[1:] = quote_prompts(arguments)
+                sys.argv[1:] = rewrite(sys.argv[1:], name)
                 inherited = filter(None, [os.environ.get("PYTHONPATH")])
                 os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
                 with sweep_ended():
@@ -150,6 +139,23 @@ def sweep_ended() -> Iterator[None]:
             callback.end_sweep(sys.exc_info()[1])
 
 
+def prepare_job(cfg: DictConfig) -> None:
+    """Make a sweep's job fit its process; SettingsError where an experiment that is a sweep would train one run."""
+    if is_sweep():
+        join_sweep(cfg)
+    elif (many := HydraConfig.get().sweeper.get("params")) and not cfg.get("dry_run"):  # a plan of one is no harm
+        raise SettingsError(f"many runs are asked for (of {' × '.join(many)}), and one would be made: add -m.")
+
+
+def loss_if_resumed(cfg: DictConfig) -> float | None:
+    """The validation loss of a job that a resumed sweep has done already; else None."""
+    if "sweep" not in cfg or not cfg.sweep.resume:
+        return None
+    from sweeps.resume import loss_if_done
+
+    return loss_if_done()
+
+
 def join_sweep(cfg: DictConfig) -> None:
     """Make the settings of a sweep's job fit the process that it runs in.
 
@@ -167,12 +173,6 @@ def join_sweep(cfg: DictConfig) -> None:
 
         if has_checkpoints(Path(hydra_config.runtime.output_dir)):
             cfg.resume, cfg.init_from = hydra_config.runtime.output_dir, None
-
-
-def refuse_one_of_many(cfg: DictConfig, many: DictConfig) -> None:
-    """Raise SettingsError where an experiment that is a sweep would train a single run; a plan of one is no harm."""
-    if not cfg.get("dry_run"):
-        raise SettingsError(f"many runs are asked for (of {' × '.join(many)}), and one would be made: add -m.")
 
 
 def leave(sentence: str) -> NoReturn:
@@ -194,9 +194,10 @@ def end_rank(status: Any) -> NoReturn:
     os._exit(status if isinstance(status, int) else 1)
 
 
-def flags_first(arguments: list[str]) -> list[str]:
-    """The command line with -m before the overrides: Hydra reads none that follow it, if others came before it."""
-    return sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
+def rewrite(arguments: list[str], name: str) -> list[str]:
+    """The command line of the command `name` as Hydra is to read it."""
+    arguments = flags_first(arguments)
+    return quote_prompts(place_run(arguments) if name == "train" else arguments)
 
 
 def place_run(arguments: list[str]) -> list[str]:
@@ -248,37 +249,6 @@ def name_folder_once(arguments: list[str]) -> tuple[list[str], str | None]:
     if hydras not in (None, folder):
         raise SettingsError(f"run_dir={folder} and hydra.run.dir={hydras} are both given: choose one.")
     return [re.sub(r"\A\+*run_dir=", "hydra.run.dir=", argument) for argument in arguments], folder
-
-
-def quote_prompts(arguments: list[str]) -> list[str]:
-    """The command line with its prompts quoted for Hydra, to which commas, quotes and brackets mean something.
-
-    Those that are quoted already stay as they are, and in a sweep all: there a comma separates two prompts.
-    """
-    if asks_for_sweep(arguments):
-        return arguments
-    pairs = [argument.partition("=") for argument in arguments]
-    return [
-        f"{name}={quote(value)}" if name in PROMPTS and equals and not QUOTED.fullmatch(value) else argument
-        for argument, (name, equals, value) in zip(arguments, pairs, strict=True)
-    ]
-
-
-def asks_for_sweep(arguments: list[str]) -> bool:
-    return bool({"--multirun", "-m"} & set(arguments))
-
-
-def is_dry_run(arguments: list[str]) -> bool:
-    """Whether the command line asks for no more than a plan, before Hydra has read it and made a folder."""
-    given = value_typed(arguments, "dry_run") or ""
-    return given.lower() in ("true", "yes", "on", "y", "1")  # as OmegaConf reads it
-
-
-def value_typed(arguments: list[str], name: str) -> str | None:
-    """What the command line gives a setting, without its quotes; None where it is not there."""
-    pairs = [argument.lstrip("+").partition("=") for argument in arguments]
-    values = [value.strip("'\"") for key, equals, value in pairs if key == name and equals]
-    return values[-1] if values else None
 
 
 def complete_settings(cfg: DictConfig, name: str) -> DictConfig:

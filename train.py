@@ -59,10 +59,10 @@ def train(config: TrainConfig) -> float:
             with memory_named(run):
                 loss, grad_norm = take_step(run, progress.step)
             progress.step += 1
-            if progress.step % config.max_skipped_steps == 0:
+            logged = progress.step % config.log_interval == 0 or progress.step == 1
+            if logged or progress.step % config.max_skipped_steps == 0:
                 run.check_numbers()
-            if progress.step % config.log_interval == 0 or progress.step == 1:
-                run.check_numbers()
+            if logged:
                 lr = factor * config.optimizer.lr
                 monitor.step(progress.step, loss=loss.item(), lr=lr, grad_norm=grad_norm.item())
 

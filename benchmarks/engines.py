@@ -40,10 +40,10 @@ def main() -> None:
         sys.exit(f"error: {error}")
     decoder, url = Decoder(checkpoint.model), arguments.url.rstrip("/")
     prompts = [encode_prompt(checkpoint.tokenizer, prompt) for prompt in PROMPTS]
-    room = checkpoint.model.config.block_size - max(map(len, prompts))
-    if room < 1:
-        sys.exit(f"error: the prompts have up to {max(map(len, prompts))} tokens, more than the model's block_size.")
-    new = min(TOKENS, room)
+    longest = max(map(len, prompts))
+    new = min(TOKENS, checkpoint.model.config.block_size - longest)
+    if new < 1:
+        sys.exit(f"error: the prompts have up to {longest} tokens, more than the model's block_size.")
 
     paired.header()
     same_ids = sum(ask_ids(url, text) == ids[1:] for text, ids in zip(PROMPTS, prompts, strict=True))

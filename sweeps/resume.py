@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from training.config import SettingsError
 from training.lock import is_locked
-from training.override import quote
+from training.override import quote, value_typed
 from training.summary import DONE, read_summary
 
 log = logging.getLogger("tinygpt")
@@ -25,7 +25,7 @@ def resumed_command(arguments: list[str]) -> list[str]:
     Raises SettingsError when DIR holds no sweep, one that is still going on, or another one than the
     arguments describe.
     """
-    where = next(a for a in reversed(arguments) if a.startswith(RESUME)).removeprefix(RESUME).strip("'\"")
+    where = value_typed(arguments, RESUME.rstrip("="))
     if not {"--multirun", "-m", "hydra.mode=MULTIRUN"} & set(arguments):
         raise SettingsError(f"{RESUME}{where} goes on with a sweep: add -m, or use resume= for a single run.")
     task, hydra = recorded_overrides(where)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 import sample
 import train
-from cli import CONF, QUOTED, explain, place_run, quote_prompts, to_settings
+from cli import CONF, explain, place_run, to_settings
 from training.checkpoint import open_checkpoint
 from training.config import TrainConfig
+from training.override import QUOTED, quote_prompts
 from training.summary import read_summary
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

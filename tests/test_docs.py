@@ -11,11 +11,12 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import train  # noqa: F401  registers the schema of conf/train.yaml
-from cli import CONF, quote_prompts, to_settings
+from cli import CONF, to_settings
 from evaluate import EvaluateConfig
 from export import ExportConfig
 from sample import SampleConfig
 from training.config import TrainConfig
+from training.override import quote_prompts
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
