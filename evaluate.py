@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli import command
-from training.config import SettingsError
+from errors import SettingsError
+from settings import command
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help and shell completion do not wait for it
     import numpy as np
 
-    from inference.score import Scores
-    from training.checkpoint import Checkpoint
+    from generation.scoring import Scores
+    from runs.checkpoint import Checkpoint
 
 
 @dataclass(kw_only=True)
@@ -52,10 +52,10 @@ class EvaluateConfig:
 
 def evaluate(config: EvaluateConfig) -> list[Scores]:
     """Print the figures of one checkpoint, or of two side by side; returns them."""
-    from inference.score import BLOCK_BYTES, compare
-    from inference.surprise import write_surprise
-    from inference.text import load_text
-    from training.checkpoint import open_checkpoint
+    from generation.scoring import BLOCK_BYTES, compare
+    from generation.scoring_text import load_text
+    from pages.surprise import write_surprise
+    from runs.checkpoint import open_checkpoint
     from training.device import choose_device
 
     if config.html and not Path(config.html).absolute().parent.is_dir():
@@ -87,7 +87,7 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
     if config.html:
         summary = f"{description}. {totals[0].loss:.3f} nats a token, {totals[0].bpb:.3f} bits a byte."
         title = f"Surprise of {os.path.relpath(checkpoints[0].path)}"
-        write_surprise(Path(config.html), checkpoints[0].tokenizer, texts[0], scores[0], title, summary)
+        write_surprise(Path(config.html), checkpoints[0].tokenizer, texts[0], scores[0].nats, title, summary)
         print(f"page        {config.html}")
     return scores
 
@@ -96,7 +96,7 @@ def score_text(checkpoint: Checkpoint, tokens: np.ndarray, stride: int | None) -
     """The checkpoint's surprise at every token; SettingsError when the stride does not suit its model."""
     import torch
 
-    from inference.score import score
+    from generation.scoring import score
     from training.device import choose_precision
 
     model = checkpoint.model

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli import command
-from training.config import SettingsError, TrainConfig
+from errors import SettingsError
+from settings import command
+from training.config import TrainConfig
 
 
 @dataclass(kw_only=True)
@@ -53,7 +54,7 @@ def export_model(where: str | None, folder: Path) -> None:
 
     from interop.huggingface import to_huggingface
     from interop.tokenizer import save_tokenizer_json
-    from training.checkpoint import open_checkpoint
+    from runs.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(where)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
@@ -70,7 +71,7 @@ def import_model(where: str, folder: Path) -> None:
     """A model of Hugging Face's to a checkpoint of ours."""
     from interop.huggingface import find_folder, from_huggingface
     from interop.tokenizer import read_tokenizer_json
-    from training.checkpoint import save_checkpoint
+    from runs.checkpoint import save_checkpoint
 
     model = from_huggingface(where)
     save_checkpoint(

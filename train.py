@@ -8,14 +8,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cli import command
+from settings import command
 from training.config import TrainConfig
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help and shell completion do not wait for it
-    from torch import Tensor
-
-    from training.monitor import Monitor
     from training.run import Run
+    from training.watch.monitor import Monitor
 
 log = logging.getLogger("tinygpt")
 
@@ -29,11 +27,12 @@ def train(config: TrainConfig) -> float:
     from sweeps.trial import report_to_search
     from training.device import fast_products
     from training.memory import memory_named
-    from training.monitor import Monitor
     from training.optimizer import schedule_factor, set_learning_rate
     from training.signals import StopSignals
     from training.start import start_run
-    from training.summary import Summary
+    from training.step import take_step
+    from training.watch.monitor import Monitor
+    from training.watch.summary import Summary
 
     run = start_run(config)
     progress = run.progress
@@ -74,55 +73,9 @@ def train(config: TrainConfig) -> float:
     return progress.best_loss if progress.best_loss is not None else float("inf")
 
 
-def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
-    """Move the weights once, by the gradient of the global batch of `step`.
-
-    Returns the batch's loss in nats per token and the gradient's norm before clipping, as tensors on
-    the device, so that nothing waits for them here. Where one of them is not finite nothing moves.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    from training.distributed import gradients_of, whole
-    from training.run import dropout_seed
-
-    config, ranks = run.config, run.ranks
-    total_loss = torch.zeros((), device=run.device)
-
-    rows = ranks.rows(config.batch_size)
-    for first in range(rows.start, rows.stop, run.micro_batch_size):
-        last = first + run.micro_batch_size == rows.stop
-        windows = run.batches.batch(step, first, first + run.micro_batch_size)  # (B, T + 1)
-        windows = torch.from_numpy(windows).to(run.device)
-        inputs, targets = windows[:, :-1], windows[:, 1:]
-        torch.manual_seed(dropout_seed(config.seed, step, first))
-        with gradients_of(run.forward, last=last):
-            with run.autocast:
-                logits = run.forward(inputs)  # (B, T, V)
-            # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
-            nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-            loss = nats / config.tokens_per_step
-            # DDP and FSDP average over the ranks, but each rank's loss is already its share of the sum.
-            run.scaler.scale(loss * ranks.size).backward()
-        total_loss += loss.detach()
-
-    ranks.sum_(total_loss)
-    for optimizer in run.optimizers:
-        run.scaler.unscale_(optimizer)
-    grad_norm = whole(torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.grad_clip or float("inf")))
-    skip = ~(total_loss + grad_norm).isfinite()
-    run.saver.wait_for_copy()
-    for optimizer in run.optimizers:
-        optimizer.step(skip)
-    run.model.zero_grad()
-    run.scaler.update()
-    run.count_skipped(skip)
-    return total_loss, grad_norm
-
-
 def evaluate_run(run: Run, monitor: Monitor) -> None:
     """Score the model on the validation split, show a sample, and remember which step was the best."""
-    from inference.write import continue_text
+    from generation.text import continue_text
     from training.evaluation import evaluate
 
     config, progress = run.config, run.progress
@@ -151,7 +104,7 @@ def evaluate_run(run: Run, monitor: Monitor) -> None:
 @command("train", TrainConfig)
 def main(config: TrainConfig) -> float | None:
     if config.dry_run:
-        from training.preflight import preflight
+        from training.plan import preflight
 
         print(preflight(config))
         return None

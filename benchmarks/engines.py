@@ -18,11 +18,11 @@ from typing import Any
 
 import paired
 
-from inference.write import encode_prompt
-from model.decode import Decoder
-from model.generate import Controls, generate
-from training.checkpoint import open_checkpoint
-from training.config import SettingsError
+from errors import SettingsError
+from generation.decoder import Decoder
+from generation.sampling import Controls, generate
+from generation.text import encode_prompt
+from runs.checkpoint import open_checkpoint
 
 PROMPTS = ("import os\n", "def read(self, n=1234567):", "naïve 😀 \t\r\n\n  x", "It's MIT's,\n    2026-11-21:")
 TOKENS = 64

@@ -18,9 +18,9 @@ import nanogpt
 import paired
 import torch
 
+from generation.decoder import Decoder
+from generation.sampling import Controls, generate
 from model.config import GPTConfig
-from model.decode import Decoder
-from model.generate import Controls, generate
 from model.gpt import GPT
 
 SHAPES = {  # n_layer, n_head, n_embd, block_size, vocab_size

@@ -20,10 +20,10 @@ import paired
 import torch
 
 from model.config import GPTConfig
-from train import take_step
 from training.config import OptimizerConfig, TrainConfig
 from training.device import fast_products
 from training.memory import peak_memory, predict_memory, reset_peak_memory, trial_run
+from training.step import take_step
 
 FORMS = ("sdpa", "matmul")
 

@@ -26,8 +26,8 @@ import throughput
 import torch
 
 from model.size import flops_per_token, without_weights
-from train import take_step
 from training.device import choose_precision, fast_products
+from training.step import take_step
 
 BASE = throughput.Shape(n_layer=4, n_head=4, n_embd=128, block_size=128, batch_size=8, vocab_size=2048, steps=4)
 GROWN = {"n_layer": "layers", "n_embd": "width", "block_size": "T", "batch_size": "batch"}

@@ -32,12 +32,12 @@ from torch import Tensor
 from data.batches import Batches
 from model.config import GPTConfig
 from model.size import flops_per_token, without_weights
-from train import take_step
 from training.config import OptimizerConfig, TrainConfig
 from training.device import choose_precision, fast_products
 from training.distributed import spread
 from training.memory import trial_run
-from training.preflight import DEVICES
+from training.plan import DEVICES
+from training.step import take_step
 
 PRECISIONS = ("fp32", "bf16")
 PARTS = ("data", "forward", "backward", "optimizer")

@@ -22,12 +22,13 @@ from pathlib import Path
 import paired
 import tiktoken
 
-from data.config import DataConfig, DataError, TokenizerConfig
+from data.config import DataConfig, TokenizerConfig
 from data.corpus import open_corpus
 from data.encode import encode_splits
 from data.prepare import prepare
 from data.split import SplitPiece
 from data.tokenizer import make_tokenizer
+from errors import DataError
 
 DOCUMENTS = 100_000
 CHARACTERS = 200

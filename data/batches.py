@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data.config import DataError
+from errors import DataError
 
 _BLOCK = 1024  # windows whose places are worked out together, for one costs as much as a hundred
 

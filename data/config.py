@@ -12,10 +12,6 @@ VAL_FRACTIONS = {"stdlib": 0.02, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01,
 SOURCES = tuple(VAL_FRACTIONS)
 
 
-class DataError(ValueError):
-    """Text or tokens that cannot be had or used; the message names the setting and the remedy."""
-
-
 @dataclass(kw_only=True)
 class DataConfig:
     """Where the documents come from and how they are split."""

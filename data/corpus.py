@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data import files
-from data.config import DataConfig, DataError
+from data.config import DataConfig
 from data.pieces import pieces, replace_surrogates
 from data.shakespeare import SHA256, tiny_shakespeare
+from errors import DataError
 
 Document = Iterable[str]
 

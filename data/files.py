@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data.config import DataError
+from errors import DataError
 
 _BLOCK = 1 << 18  # bytes read at a time
 _BINARY_PROBE = 8192  # a NUL byte this early means a file is not text

@@ -16,13 +16,14 @@ import numpy as np
 import tiktoken
 from filelock import FileLock, Timeout
 
-from data.config import DataConfig, DataError, TokenizerConfig
+from data.config import DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.encode import encode_splits
 from data.files import flush_to_disk
 from data.shards import Tokens, open_tokens, token_dtype
 from data.split import SPLITS, split_corpus
 from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
+from errors import DataError
 
 FORMAT = 2
 _PARTIAL = ".partial"

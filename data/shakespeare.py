@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data.config import DataError
+from errors import DataError
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

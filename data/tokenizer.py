@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from data.config import DataError, TokenizerConfig
+from data.config import TokenizerConfig
 from data.pieces import pieces, replace_surrogates
+from errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
 FORMAT = 1

@@ -24,11 +24,10 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, IntegerNode, OmegaConf
 
-from data.config import DataError
+from errors import DataError, SettingsError
+from runs.quoting import is_dry_run, quote
 from sweeps.launch import RANGES
 from sweeps.trial import JOURNAL, open_study
-from training.config import SettingsError
-from training.override import is_dry_run, quote
 
 if TYPE_CHECKING:
     from optuna import Study, Trial

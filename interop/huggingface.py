@@ -24,16 +24,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from errors import HuggingFaceError
 from model.attention import ATTENTION_VARIANTS, MultiHeadAttention
-from model.attention.multihead import NORM_EPS
+from model.attention.layer import NORM_EPS
 from model.config import GPTConfig
-from model.gpt import GPT
-from training.checkpoint import load_weights, plain_weights
-from training.config import SettingsError
-
-
-class HuggingFaceError(SettingsError):
-    """A model that one side cannot express, or a folder that holds none; the message names what is in the way."""
+from model.gpt import GPT, load_weights, plain_weights
 
 
 @dataclass(frozen=True)

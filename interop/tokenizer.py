@@ -9,7 +9,7 @@ from typing import Any
 import tiktoken
 
 from data.tokenizer import END_OF_TEXT
-from interop.huggingface import HuggingFaceError
+from errors import HuggingFaceError
 
 # Their regex engine (Oniguruma) reads two things otherwise than tiktoken's: a + after {1,3} repeats
 # instead of forbidding to give back, and $ is the end of any line. Nothing that follows {1,3}+ or ++

@@ -175,3 +175,18 @@ def make_norm(config: GPTConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.n_embd, eps=config.norm_eps)
     return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
+
+
+def plain_weights(model: GPT) -> dict[str, Tensor]:
+    """The weights under their plain names; an lm_head tied to the embedding is left out."""
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_embeddings:
+        del weights["lm_head.weight"]
+    return weights
+
+
+def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
+    """Copy weights that `plain_weights` gave into a model; RuntimeError when they do not fit it."""
+    if model.config.tie_embeddings:
+        weights = weights | {"lm_head.weight": weights["token_embedding.weight"]}
+    model.load_state_dict(weights)

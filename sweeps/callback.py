@@ -20,14 +20,14 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from errors import SettingsError
+from runs.directory import lock_run
+from runs.quoting import override
+from runs.summary import read_summary, sentence_of, write_summary
 from sweeps.jobs import read_jobs
 from sweeps.leaderboard import write_leaderboard
 from sweeps.resume import has_checkpoints, is_done
 from sweeps.trial import JOURNAL
-from training.config import SettingsError
-from training.lock import lock_run
-from training.override import override
-from training.summary import read_summary, sentence_of, write_summary
 
 
 class _Sweep:

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from training.lock import is_locked
-from training.metrics import read_metrics
-from training.summary import NOTHING_KNOWN, is_number, read_summary
+from runs.directory import is_locked
+from runs.metrics import read_metrics
+from runs.summary import NOTHING_KNOWN, is_number, read_summary
 
 NOT_SETTINGS = ("sweep.resume", "resume", "run_dir")
 """Overrides that say where a job works, not what it is."""

@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from pages.runs import describe_run, runs_page
+from runs.formatting import duration, si
+from runs.summary import NUMBERS, replace_file
 from sweeps.jobs import Job, Row, rank, swept_settings
-from sweeps.report import html_report
-from training.summary import NUMBERS, replace_file
-from training.units import duration, si
 
 log = logging.getLogger("tinygpt")
 
@@ -34,7 +34,13 @@ def write_leaderboard(sweep: Path, jobs: list[Job]) -> str:
     if not jobs:
         return ""
     table = markdown(jobs)
-    files = {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": table, "report.html": html_report(sweep, jobs)}
+    ranked = [job for row in rank(jobs) for job in row.jobs]
+    runs = [describe_run(job.name, job.directory, job.settings, job.summary) for job in ranked]
+    files = {
+        "leaderboard.csv": comma_separated(jobs),
+        "leaderboard.md": table,
+        "report.html": runs_page(sweep, swept_settings(jobs), runs),
+    }
     for name, text in files.items():
         try:
             replace_file(sweep / name, text)

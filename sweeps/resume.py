@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
-from training.config import SettingsError
-from training.lock import is_locked
-from training.override import quote, value_typed
-from training.summary import DONE, read_summary
+from errors import SettingsError
+from runs.directory import is_locked
+from runs.quoting import quote, value_typed
+from runs.summary import DONE, read_summary
 
 log = logging.getLogger("tinygpt")
 

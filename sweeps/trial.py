@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna import Study
 
-    from training.monitor import Monitor
     from training.run import Run
+    from training.watch.monitor import Monitor
 
 log = logging.getLogger("tinygpt")
 

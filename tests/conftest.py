@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from cli import CONF
 from data.config import DataConfig, TokenizerConfig
 from model.attention.contract import obeys_contract
 from model.config import GPTConfig
 from model.gpt import GPT
+from settings import CONF
 from training.config import ScheduleConfig, TrainConfig
 
 PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -41,7 +41,7 @@ def _repeatable():
 @pytest.fixture
 def no_pictures() -> Iterator[None]:
     """Runs of this process draw nothing, which would take longer than their training."""
-    with mock.patch("training.monitor.Monitor._draw"):
+    with mock.patch("training.watch.monitor.Monitor._draw"):
         yield
 
 

@@ -68,7 +68,7 @@ def test_absolute_positions_in_the_place_of_rope_are_noticed(monkeypatch):
     def shifted(x, rotation):
         return x + rotation[:, 0, 0].unsqueeze(-1)
 
-    monkeypatch.setattr("model.attention.multihead.rotate", shifted)
+    monkeypatch.setattr("model.attention.layer.rotate", shifted)
     assert check.run("rope", "sdpa", CPU, torch.float32, {}).startswith("FAIL")
 
 

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
-from inference.attention_map import draw_attention_map, draw_prompt, visible
+from errors import SettingsError
+from generation.text import encode_prompt
 from model.attention import ATTENTION_VARIANTS
 from model.heads import attention_maps
-from training.checkpoint import Checkpoint
-from training.config import SettingsError
+from pages.attention_map import draw_attention_map, draw_prompt, visible
+from runs.checkpoint import Checkpoint
 
 FORMS = ["sdpa", "matmul", "average", "simple", "single_head", "stacked"]
 
@@ -99,17 +100,17 @@ def test_a_prompt_may_hold_the_words_that_the_page_is_filled_in_at(byte, tmp_pat
 
 def test_a_prompt_is_drawn_after_the_token_that_begins_a_document(byte, tmp_path, capsys):
     checkpoint = Checkpoint(tmp_path, random_gpt(vocab_size=257), byte, {})
-    draw_prompt(checkpoint, "hello", tmp_path / "map.html")
+    draw_prompt(checkpoint, encode_prompt(checkpoint.tokenizer, "hello"), tmp_path / "map.html")
     assert '"<|endoftext|>"'.replace("<", "\\u003c") in (tmp_path / "map.html").read_text(encoding="utf-8")
     assert capsys.readouterr().out == f"{tmp_path}/map.html: every layer and head\n"
-    draw_prompt(checkpoint, "x" * 50, tmp_path / "map.html")
+    draw_prompt(checkpoint, encode_prompt(checkpoint.tokenizer, "x" * 50), tmp_path / "map.html")
     assert "the last 16 of 51 tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["map.pdf", "map", "nowhere/map.html"])
 def test_another_kind_of_file_is_refused(byte, tmp_path, name):
     with pytest.raises(SettingsError, match=r"attention_map=.*must be an \.html or \.png file"):
-        draw_prompt(Checkpoint(tmp_path, random_gpt(), byte, {}), "x", tmp_path / name)
+        draw_prompt(Checkpoint(tmp_path, random_gpt(), byte, {}), [120], tmp_path / name)
 
 
 def test_white_space_and_long_tokens_are_made_visible():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.batches import Batches, check_split, evaluation_batches, permute
-from data.config import DataError
+from errors import DataError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 KEYS = np.arange(1, 4, dtype=np.uint64) * np.uint64(0x123456789ABCDEF)

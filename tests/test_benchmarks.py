@@ -18,8 +18,8 @@ import pytest
 import torch
 from test_export import save
 
-from model.decode import Decoder
-from training.checkpoint import load_checkpoint
+from generation.decoder import Decoder
+from runs.checkpoint import load_checkpoint
 from training.memory import predict_memory
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"

@@ -13,9 +13,9 @@ from conftest import random_gpt
 
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
-from training import checkpoint as checkpoints
-from training.checkpoint import (
-    CheckpointError,
+from errors import CheckpointError
+from runs import checkpoint as checkpoints
+from runs.checkpoint import (
     find_checkpoints,
     link_checkpoint,
     load_checkpoint,

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 import sample
 import train
-from cli import CONF, explain, place_run, to_settings
-from training.checkpoint import open_checkpoint
+from runs.checkpoint import open_checkpoint
+from runs.quoting import QUOTED, quote_prompts
+from runs.summary import read_summary
+from settings import CONF, explain, place_run, to_settings
 from training.config import TrainConfig
-from training.override import QUOTED, quote_prompts
-from training.summary import read_summary
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from data import files, shakespeare
-from data.config import SOURCES, TOKENIZERS, DataConfig, DataError, TokenizerConfig
+from data.config import SOURCES, TOKENIZERS, DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.pieces import LONGEST, pieces
+from errors import DataError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHAKESPEARE = REPOSITORY / ".." / "shared" / "data" / "tinyshakespeare.txt"

@@ -18,13 +18,15 @@ from conftest import run_here
 from test_resume import ROOT, assert_same_run, rows, stop_at
 
 import train as train_module
+import training.step
+from errors import CheckpointError
+from runs import checkpoint as checkpoints
+from runs.checkpoint import open_checkpoint, read_meta
+from runs.saver import Saver
+from runs.summary import read_summary
 from train import train
-from training import checkpoint as checkpoints
-from training.checkpoint import CheckpointError, open_checkpoint, read_meta
 from training.config import OptimizerConfig
 from training.run import NumbersError, Run
-from training.saver import Saver
-from training.summary import read_summary
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -34,7 +36,7 @@ KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
 from dataclasses import replace
-import torch, training.monitor, training.run
+import torch, training.watch.monitor, training.run
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
 from train import train
@@ -111,7 +113,7 @@ def test_a_failing_write_keeps_the_old_checkpoint_and_training_goes_on(
         write, (checkpoints, write)
     )
     if write == "link_checkpoint":
-        import training.saver as owner
+        import runs.saver as owner
     original = getattr(owner, name)
 
     def fail(*arguments, **options):
@@ -178,7 +180,7 @@ def test_a_limit_on_file_size_is_a_failed_write_not_the_end(text_file, tmp_path)
 
 def plant_nan(monkeypatch, steps: range, where: str) -> None:
     """Make the loss of these steps, or one gradient in them, not a number."""
-    original = train_module.take_step
+    original = training.step.take_step
 
     def take_step(run: Run, step: int):
         if step not in steps:
@@ -198,7 +200,7 @@ def plant_nan(monkeypatch, steps: range, where: str) -> None:
                 weight[0, 0] = kept[0, 0]
         return result
 
-    monkeypatch.setattr(train_module, "take_step", take_step)
+    monkeypatch.setattr("training.step.take_step", take_step)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
@@ -206,7 +208,7 @@ def plant_nan(monkeypatch, steps: range, where: str) -> None:
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(train_config, monkeypatch, where, optimizer, caplog):
     config = replace(train_config, optimizer=OptimizerConfig(name=optimizer, weight_decay=0.1), sample_tokens=0)
     snapshots = {}
-    original = train_module.take_step
+    original = training.step.take_step
 
     def watch(run: Run, step: int):
         result = original(run, step)
@@ -215,10 +217,10 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(train_config, 
         ]
         return result
 
-    monkeypatch.setattr(train_module, "take_step", watch)
-    original_watch = train_module.take_step
+    monkeypatch.setattr("training.step.take_step", watch)
+    original_watch = training.step.take_step
     plant_nan(monkeypatch, range(7, 9), where)
-    assert train_module.take_step is not original_watch
+    assert training.step.take_step is not original_watch
     assert math.isfinite(train(config))
     before, during = snapshots[6], snapshots[8]
     same = [torch.equal(a, b) for a, b in zip(before, during, strict=True)]
@@ -311,7 +313,7 @@ def test_an_fp16_run_that_is_resumed_scales_its_loss_as_before(train_config, tmp
 
 
 def test_two_runs_started_in_the_same_second_have_directories_of_their_own(train_config, tmp_path, monkeypatch):
-    from training.resume import make_run_directory
+    from runs.directory import make_run_directory
 
     monkeypatch.chdir(tmp_path)
     directories = {make_run_directory(None) for _ in range(20)}
@@ -335,7 +337,7 @@ def test_saving_in_the_background_copies_before_the_next_update(train_config, mo
         return original(weights, path)
 
     taken = {}
-    step = train_module.take_step
+    step = training.step.take_step
 
     def watch(run: Run, number: int):
         result = step(run, number)
@@ -343,7 +345,7 @@ def test_saving_in_the_background_copies_before_the_next_update(train_config, mo
         return result
 
     monkeypatch.setattr(checkpoints, "save_file", slow)
-    monkeypatch.setattr(train_module, "take_step", watch)
+    monkeypatch.setattr("training.step.take_step", watch)
     train(config)
     assert len(written) == 4
     for name, weights in written.items():

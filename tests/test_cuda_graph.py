@@ -16,10 +16,10 @@ from conftest import random_gpt
 from test_generate import tokens_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import model.decode
-from model.cuda_graph import CapturedCall
-from model.decode import Decoder
-from model.generate import Controls, Sampler
+import generation.decoder
+from generation.cuda_graph import CapturedCall
+from generation.decoder import Decoder
+from generation.sampling import Controls, Sampler
 
 PROMPTS, SEEDS = [[1, 2, 3, 4, 5], [6], [7, 8]], [1, 2, 3]
 CONTROLS = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3}
@@ -70,8 +70,8 @@ class Capturing(Decoder):
 @pytest.fixture
 def traces(monkeypatch) -> list[TracedCall]:
     monkeypatch.setattr(TracedCall, "traces", [])
-    monkeypatch.setattr(model.decode, "CapturedCall", TracedCall)
-    monkeypatch.setattr(model.decode, "FEWEST_SLOTS", 4)
+    monkeypatch.setattr(generation.decoder, "CapturedCall", TracedCall)
+    monkeypatch.setattr(generation.decoder, "FEWEST_SLOTS", 4)
     return TracedCall.traces
 
 
@@ -104,7 +104,7 @@ def test_the_captured_step_gives_the_logits_of_the_plain_one_before_and_past_the
 
 @pytest.mark.parametrize("controls", [{}, {"temperature": 0}, CONTROLS], ids=str)
 def test_a_text_is_the_same_captured_or_not_with_every_control(controls, traces):
-    gpt, new = random_gpt(block_size=16), model.generate.DRAWS + 20
+    gpt, new = random_gpt(block_size=16), generation.sampling.DRAWS + 20
     plain = tokens_of(gpt, PROMPTS, SEEDS, new=new, **controls)
     assert tokens_of(gpt, PROMPTS, SEEDS, new=new, decoder=Capturing, **controls) == plain
     assert len(traces) == 3  # of 8, 16 and all 21 slots: by then every step is a repeated one
@@ -129,7 +129,7 @@ def test_a_finished_sample_stays_in_the_captured_batch_until_half_of_it_is_finis
 @torch.inference_mode()
 def test_nothing_in_the_captured_step_waits_for_a_number_or_leaves_the_device(monkeypatch):
     """On the meta device a tensor has no numbers to wait for, and does not mix with those of a CPU."""
-    monkeypatch.setattr(model.decode, "CapturedCall", lambda function: function)
+    monkeypatch.setattr(generation.decoder, "CapturedCall", lambda function: function)
     gpt = random_gpt(block_size=16, n_kv_head=2).to("meta")
     decoder = Capturing(gpt)
     logits = decoder.read(PROMPTS, room=40)

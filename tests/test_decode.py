@@ -10,8 +10,8 @@ from conftest import PRESETS, preset_settings, random_gpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from generation.decoder import LARGE, Decoder, one_row_product
 from model.config import ATTENTION_FORMS, POSITIONS
-from model.decode import LARGE, Decoder, one_row_product
 from model.gpt import GPT
 from model.kv_cache import KVCache
 

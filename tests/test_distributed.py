@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from test_resume import ROOT, rows, wait_for
 
-from training.checkpoint import load_checkpoint, open_checkpoint, read_meta
+from runs.checkpoint import load_checkpoint, open_checkpoint, read_meta
 
 # Runs jobs one after the other, each on ranks that are forked, which needs no second import of torch.
 RANKS = """
@@ -24,7 +24,7 @@ import faulthandler, json, os, signal, socket, sys
 from pathlib import Path
 import numpy as np
 import torch, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp  # a rank would import them
-import inference.write, training.monitor, training.run
+import generation.text, training.watch.monitor, training.run
 from data.batches import Batches
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
@@ -33,7 +33,7 @@ from training.config import OptimizerConfig, TrainConfig
 
 folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
 torch.set_num_threads(1)
-training.monitor.Monitor.draw_loss = training.monitor.Monitor.draw_heads = lambda _: None
+training.watch.monitor.Monitor.draw_loss = training.watch.monitor.Monitor.draw_heads = lambda _: None
 
 def rank(job, number, size, port):
     faulthandler.dump_traceback_later(60, exit=True)

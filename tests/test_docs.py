@@ -10,13 +10,14 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+import sample  # noqa: F401  (stores its schema)
 import train  # noqa: F401  registers the schema of conf/train.yaml
-from cli import CONF, to_settings
 from evaluate import EvaluateConfig
 from export import ExportConfig
-from sample import SampleConfig
+from generation.config import SampleConfig
+from runs.quoting import quote_prompts
+from settings import CONF, to_settings
 from training.config import TrainConfig
-from training.override import quote_prompts
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -17,15 +17,16 @@ from conftest import random_gpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inference.score
-from data.config import DataError, TokenizerConfig
+import generation.scoring
+from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer, train_bpe
+from errors import DataError, SettingsError
 from evaluate import EvaluateConfig, TextConfig, evaluate
-from inference.score import Scores, compare, score
-from inference.surprise import write_surprise
+from generation.scoring import Scores, compare, score
+from pages.surprise import write_surprise
+from runs.checkpoint import save_checkpoint
 from train import train
-from training.checkpoint import save_checkpoint
-from training.config import SettingsError, TrainConfig
+from training.config import TrainConfig
 
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
 PLAIN = torch.autocast("cpu", enabled=False)
@@ -62,7 +63,7 @@ def test_with_stride_1_every_token_is_scored_after_all_the_context_there_is(posi
 def test_every_token_is_scored_once_after_at_least_the_context_that_the_stride_leaves(size, stride, batch):
     tokens = np.random.default_rng(size).integers(256, size=size)
     model = random_gpt(vocab_size=257)
-    passes = list(inference.score._passes(size - 1, min(16, size - 1), stride, batch))
+    passes = list(generation.scoring._passes(size - 1, min(16, size - 1), stride, batch))
     seen = []
     for starts, scored in passes:
         for start in starts:
@@ -200,7 +201,7 @@ def test_the_page_shows_the_whole_text_and_needs_nothing_else(tmp_path):
     text = 'if a < b & c > "d":\n    漢字 😀 é\n'
     tokens = np.array([BYTE.eot_token, *text.encode(), 0xFF, BYTE.eot_token, *b"x", 0xE6])
     nats = np.linspace(0, 12, len(tokens) - 1, dtype=np.float32)
-    write_surprise(tmp_path / "s.html", BYTE, tokens, Scores(nats, nats), title="<a run>", summary="&")
+    write_surprise(tmp_path / "s.html", BYTE, tokens, nats, title="<a run>", summary="&")
     page = (tmp_path / "s.html").read_text(encoding="utf-8")
     shown = re.sub(r"<[^>]*>", "", page[page.index("<main>") : page.index("</main>")])
     assert html.unescape(shown) == f"{text}\ufffd{END_OF_TEXT}x\ufffd"
@@ -211,9 +212,9 @@ def test_the_page_shows_the_whole_text_and_needs_nothing_else(tmp_path):
 
 
 def test_a_long_text_is_cut_and_the_page_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("inference.surprise.MOST_TOKENS", 10)
+    monkeypatch.setattr("pages.surprise.MOST_TOKENS", 10)
     nats = np.full(50, 3.0, dtype=np.float32)
-    write_surprise(tmp_path / "s.html", BYTE, np.full(51, 97), Scores(nats, nats), title="t", summary="s.")
+    write_surprise(tmp_path / "s.html", BYTE, np.full(51, 97), nats, title="t", summary="s.")
     page = (tmp_path / "s.html").read_text()
     assert page.count(">a</i>") == 10 and "first 10 tokens" in page
 

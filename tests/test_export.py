@@ -12,9 +12,10 @@ from conftest import random_gpt
 
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
+from errors import SettingsError
 from export import ExportConfig, export
-from training.checkpoint import load_checkpoint, save_checkpoint
-from training.config import SettingsError, TrainConfig
+from runs.checkpoint import load_checkpoint, save_checkpoint
+from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 

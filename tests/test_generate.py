@@ -10,8 +10,8 @@ from conftest import random_gpt
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from model.decode import Decoder
-from model.generate import (
+from generation.decoder import Decoder
+from generation.sampling import (
     DRAWS,
     Controls,
     apply_controls,

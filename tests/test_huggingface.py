@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from data.config import TokenizerConfig
 from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
-from interop.huggingface import HuggingFaceError, from_huggingface, to_huggingface
+from errors import HuggingFaceError
+from interop.huggingface import from_huggingface, to_huggingface
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
 
 GPT2 = {

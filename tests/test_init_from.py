@@ -12,9 +12,10 @@ from test_resume import assert_same_run, stop_at
 
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
+from errors import SettingsError
+from runs.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from train import train
-from training.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
-from training.config import SettingsError, TrainConfig
+from training.config import TrainConfig
 from training.pretrained import copy_weights, inherit, origin_config
 from training.start import start_run
 
@@ -99,7 +100,7 @@ def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other
 
 
 def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text):
-    from training.preflight import count_parameters, preflight
+    from training.plan import count_parameters, preflight
 
     source = open_checkpoint(pretrained).model
     report = preflight(replace(other_text, init_from=pretrained))

@@ -7,7 +7,7 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from training.loss_plot import draw_loss, draw_losses
+from pages.loss_plot import draw_loss, draw_losses
 
 RUN = [
     {"step": 1, "loss": 7.0, "lr": 0.1, "tokens_per_s": 10.0},

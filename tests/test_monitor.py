@@ -14,13 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import train as train_module
-import training.loss_plot
-import training.monitor
+import pages.loss_plot
+import training.step
+import training.watch.monitor
 from data.batches import evaluation_batches
+from runs.metrics import MetricsLog, read_metrics, series
 from train import train
 from training.evaluation import first_windows
-from training.metrics import MetricsLog, read_metrics, series
 from training.run import Run
 from training.start import start_run
 
@@ -49,7 +49,7 @@ def test_measuring_the_heads_does_not_change_a_bit_of_the_run(train_config, tmp_
     train_config.model = replace(train_config.model, dropout=0.2, attention_dropout=0.2)
     unwatched = replace(train_config, run_dir=str(tmp_path / "unwatched"))
     train(train_config)
-    monkeypatch.setattr(training.monitor.Monitor, "heads", lambda self: None)
+    monkeypatch.setattr(training.watch.monitor.Monitor, "heads", lambda self: None)
     train(unwatched)
     watched, blind = (
         load_file(Path(c.run_dir) / "checkpoints/last/model.safetensors") for c in (train_config, unwatched)
@@ -73,8 +73,8 @@ def test_the_pictures_are_there_and_the_loss_already_at_an_evaluation(train_conf
             assert (run.directory / "loss.png").read_bytes().startswith(b"\x89PNG")
         return original(run, step)
 
-    original = train_module.take_step
-    monkeypatch.setattr(train_module, "take_step", take_step)
+    original = training.step.take_step
+    monkeypatch.setattr("training.step.take_step", take_step)
     train(train_config)
     for name in ("loss.png", "heads.png"):
         assert (Path(train_config.run_dir) / name).read_bytes().startswith(b"\x89PNG")
@@ -87,10 +87,10 @@ def test_drawing_takes_at_most_a_fiftieth_of_the_time(train_config, monkeypatch)
 
     def slow(rows, title, path):
         drawn.append(len(rows))
-        monkeypatch.setattr(training.monitor.time, "perf_counter", lambda: clock() + 100)
+        monkeypatch.setattr(training.watch.monitor.time, "perf_counter", lambda: clock() + 100)
 
-    clock = training.monitor.time.perf_counter
-    monkeypatch.setattr(training.loss_plot, "draw_loss", slow)
+    clock = training.watch.monitor.time.perf_counter
+    monkeypatch.setattr(pages.loss_plot, "draw_loss", slow)
     train(replace(train_config, eval_interval=2))
     assert len(drawn) == 2  # at the first evaluation, and at the end
 
@@ -101,8 +101,8 @@ def test_a_stopped_run_leaves_its_picture(train_config, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
         return original(run, step)
 
-    original = train_module.take_step
-    monkeypatch.setattr(train_module, "take_step", stop)
+    original = training.step.take_step
+    monkeypatch.setattr("training.step.take_step", stop)
     with pytest.raises(SystemExit):
         train(train_config)
     assert (Path(train_config.run_dir) / "loss.png").exists()
@@ -162,8 +162,8 @@ def test_lines_that_are_not_whole_are_passed_over(tmp_path):
 def test_an_evaluation_between_two_lines_does_not_speed_the_training_up(train_config, monkeypatch):
     """tokens_per_s counts the steps and the time since the evaluation, not since the line before it."""
     now = [0.0]
-    monkeypatch.setattr(training.monitor.time, "perf_counter", lambda: now[0])
-    monitor = training.monitor.Monitor(start_run(train_config))
+    monkeypatch.setattr(training.watch.monitor.time, "perf_counter", lambda: now[0])
+    monitor = training.watch.monitor.Monitor(start_run(train_config))
 
     def step(number: int) -> None:
         now[0] += 1.0
@@ -171,7 +171,7 @@ def test_an_evaluation_between_two_lines_does_not_speed_the_training_up(train_co
             monitor.step(number, loss=1.0, lr=0.1, grad_norm=1.0)
         if number == 6:
             now[0] += 500
-            monitor.evaluation(6, training.monitor.Evaluation(1.0, 1, 1), "")
+            monitor.evaluation(6, training.watch.monitor.Evaluation(1.0, 1, 1), "")
 
     for number in range(1, 9):
         step(number)

@@ -16,17 +16,17 @@ from hydra import compose, initialize_config_dir
 from test_resume import ROOT, final_files, rows
 from torch.utils.flop_counter import FlopCounterMode
 
-import train as train_module
-import training.preflight
-from cli import CONF, to_settings
+import training.plan
+from errors import SettingsError
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
+from settings import CONF, to_settings
 from train import train
 from training import memory
-from training.config import OptimizerConfig, PlanConfig, SettingsError, TrainConfig
+from training.config import OptimizerConfig, PlanConfig, TrainConfig
 from training.memory import largest_that_fits, predict_memory
-from training.preflight import preflight
+from training.plan import preflight
 from training.run import Run
 from training.start import start_run
 
@@ -84,7 +84,7 @@ MEASURE = """
 import sys
 import torch
 from model.config import GPTConfig
-from train import take_step
+from training.step import take_step
 from training.config import OptimizerConfig, TrainConfig
 from training.memory import peak_memory, predict_memory, reset_peak_memory, trial_run
 cpu = torch.device("cpu")
@@ -152,7 +152,7 @@ def test_the_time_to_finish_is_about_what_it_then_takes(train_config):
 
 
 def test_a_budget_of_time_is_said_in_steps(train_config, monkeypatch):
-    monkeypatch.setattr(training.preflight, "seconds_per_step", lambda *arguments: (0.5, 8))
+    monkeypatch.setattr(training.plan, "seconds_per_step", lambda *arguments: (0.5, 8))
     assert "60.0 s for 120 steps" in preflight(replace(train_config, max_steps=None, max_minutes=1.0))
     assert "3.5 s for 7 steps" in preflight(replace(train_config, max_steps=7, max_minutes=1.0))
 
@@ -173,19 +173,19 @@ def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config)
 def test_a_plan_passes_as_many_windows_at_once_as_the_run_would(train_config, monkeypatch):
     config = replace(train_config, batch_size=24, micro_batch_size=4)
     config.plan = PlanConfig(devices=4, device="h100")
-    monkeypatch.setattr(training.preflight, "prepare", lambda *arguments, **options: pytest.fail("prepared"))
+    monkeypatch.setattr(training.plan, "prepare", lambda *arguments, **options: pytest.fail("prepared"))
     with pytest.raises(SettingsError, match="micro_batch_size=4 does not divide the 6 windows of batch_size=24"):
         preflight(config)
     monkeypatch.undo()
-    monkeypatch.setattr(training.preflight, "seconds_per_step", lambda config, *arguments: (2, config.micro_batch_size))
+    monkeypatch.setattr(training.plan, "seconds_per_step", lambda config, *arguments: (2, config.micro_batch_size))
     auto = replace(train_config, micro_batch_size="auto", eval_batch_size=1)
     auto.model.vocab_size = 257
     free = int(1.05 * memory.CPU_ALLOCATOR * predict_memory(auto, 2).peak)
     monkeypatch.setattr(memory, "free_memory", lambda device: free)
     assert "a step would take 2 s on cpu (measured on 2 of its 8 windows)" in preflight(auto)
-    h100 = training.preflight.DEVICES["h100"]
+    h100 = training.plan.DEVICES["h100"]
     small = replace(h100, memory=1.05 * predict_memory(auto, 2, torch.float32).peak / 0.8)
-    monkeypatch.setitem(training.preflight.DEVICES, "h100", small)
+    monkeypatch.setitem(training.plan.DEVICES, "h100", small)
     auto.plan = PlanConfig(devices=2, device="h100")
     assert "4 windows each, 2 at a time" in preflight(auto)
 
@@ -223,7 +223,7 @@ def test_running_out_of_memory_names_the_micro_batch_that_would_fit(train_config
 
     train_config.model.vocab_size, train_config.eval_batch_size = 257, 1
     free = int(1.05 * memory.CPU_ALLOCATOR * predict_memory(train_config, 2).peak)
-    monkeypatch.setattr(train_module, "take_step", full)
+    monkeypatch.setattr("training.step.take_step", full)
     monkeypatch.setattr(memory, "free_memory", lambda device: free)
     monkeypatch.setattr(memory, "largest_that_fits", lambda *arguments: 2)
     with pytest.raises(SettingsError, match=r"micro_batch_size=8 is more than .* holds .*: set micro_batch_size=2;"):

@@ -18,13 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import encode, prepare, shards
-from data.config import DataConfig, DataError, TokenizerConfig
+from data.config import DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.pieces import LONGEST, pieces
 from data.prepare import PreparedData
 from data.shards import ShardWriter, Tokens, open_tokens, token_dtype
 from data.split import split_corpus
 from data.tokenizer import END_OF_TEXT
+from errors import DataError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHAKESPEARE = REPOSITORY / ".." / "shared" / "data" / "tinyshakespeare.txt"

@@ -22,13 +22,14 @@ from safetensors.torch import load_file
 
 import train as train_module
 import training
+import training.step
+from errors import CheckpointError, SettingsError
 from model.size import flops_per_token, without_weights
+from runs.checkpoint import load_checkpoint, read_meta, verify_checkpoint
+from runs.directory import find_run, is_locked, lock_run, saved_settings
+from runs.quoting import override
 from train import train
-from training.checkpoint import CheckpointError, load_checkpoint, read_meta, verify_checkpoint
-from training.config import OptimizerConfig, SettingsError, TrainConfig
-from training.lock import is_locked, lock_run
-from training.override import override
-from training.resume import find_run, saved_settings
+from training.config import OptimizerConfig, TrainConfig
 from training.run import Run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -57,14 +58,14 @@ def assert_same_run(first: str | Path, second: str | Path) -> None:
 
 def stop_at(monkeypatch, step: int) -> None:
     """Send this process a SIGTERM while it takes a step."""
-    original = train_module.take_step
+    original = training.step.take_step
 
     def take_step(run: Run, number: int):
         if number == step:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(run, number)
 
-    monkeypatch.setattr(train_module, "take_step", take_step)
+    monkeypatch.setattr("training.step.take_step", take_step)
 
 
 @pytest.fixture
@@ -119,8 +120,8 @@ def test_a_run_without_warning_goes_on_from_its_checkpoint_without_gaps_or_repea
             raise RuntimeError("crash")
         return original(run, step)
 
-    original = train_module.take_step
-    monkeypatch.setattr(train_module, "take_step", crash)
+    original = training.step.take_step
+    monkeypatch.setattr("training.step.take_step", crash)
     with pytest.raises(RuntimeError):
         train(crashed)
     assert rows(crashed.run_dir)[-1]["step"] == 13
@@ -338,7 +339,7 @@ def test_what_a_run_prints_to_be_typed_next_can_be_pasted(text_file, tmp_path):
 SLOW_SAVES = """
 import time, train
 from pathlib import Path
-from training import checkpoint
+from runs import checkpoint
 original = checkpoint.save_file
 def slow(weights, path):
     original(weights, path)

@@ -25,16 +25,18 @@ from hypothesis import strategies as st
 
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer
-from inference.interactive import change
-from inference.stream import visible
-from inference.write import TextStream, allowed_ids, continue_text, encode_prompt, write
+from errors import SettingsError
+from generation.config import SampleConfig
+from generation.decoder import Decoder
+from generation.interactive import change
+from generation.sampling import Controls
+from generation.terminal import visible
+from generation.text import TextStream, allowed_ids, continue_text, encode_prompt, write
 from model.config import GPTConfig
-from model.decode import Decoder
-from model.generate import Controls
 from model.gpt import GPT
-from sample import SampleConfig, sample
-from training.checkpoint import link_checkpoint, save_checkpoint
-from training.config import SettingsError, TrainConfig
+from runs.checkpoint import link_checkpoint, save_checkpoint
+from sample import sample
+from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
@@ -257,7 +259,7 @@ def test_settings_can_be_changed_on_the_fly_and_a_bad_value_changes_nothing(say,
         "ab|/seed 9|ab||/top_p 3|/temprature 1|/attention_map x.html|//x|/stop [q]|/settings|/help|/stop []|/seed=1|ab"
     )
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines.replace("|", "\n")))
-    monkeypatch.setattr("inference.interactive._load_history", lambda: lambda: None)
+    monkeypatch.setattr("generation.interactive._load_history", lambda: lambda: None)
     shown = say(interactive=True)
     texts = {seed: say(prompt="ab", seed=seed) for seed in (1, 9)}
     assert shown.count(texts[1]) == 2 and shown.index(texts[1]) < shown.index(texts[9])

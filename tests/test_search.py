@@ -16,8 +16,8 @@ import pytest
 from conftest import run_here
 
 import train
+from runs.checkpoint import Progress
 from sweeps.trial import RunPruned, open_study, report_to_search
-from training.run import Progress
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent

@@ -26,18 +26,18 @@ from conftest import run_here
 from test_cli import ROOT, run
 from test_resume import assert_same_run, rows, stop_at
 
+from errors import SettingsError
+from pages.runs import POINTS, thin
+from runs.directory import is_locked, lock_run
+from runs.summary import NAME, read_summary, write_summary
 from sweeps.callback import _forget
 from sweeps.jobs import rank, read_jobs, swept_settings
 from sweeps.leaderboard import comma_separated, markdown, write_leaderboard
-from sweeps.report import POINTS, html_report, thin
 from sweeps.resume import resumed_command
 from train import train
-from training.config import SettingsError
 from training.evaluation import evaluate
-from training.lock import is_locked, lock_run
 from training.memory import peak_memory, reset_peak_memory
 from training.run import NumbersError
-from training.summary import NAME, read_summary, write_summary
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 WALL_CLOCK = ("seconds", "tokens_per_s", "peak_memory_mb")
@@ -188,7 +188,8 @@ def test_the_report_asks_the_network_for_nothing_and_stays_small(tmp_path):
     for number in range(100):
         job = put_job(tmp_path, number, f"model.n_head={number % 4}", f"model.n_embd={number % 5}", bpb=1 + number)
         (job / "metrics.jsonl").write_text(lines)
-    page = html_report(tmp_path, read_jobs(tmp_path))
+    write_leaderboard(tmp_path, read_jobs(tmp_path))
+    page = (tmp_path / "report.html").read_text()
     assert not re.search(r"https?://|@import|src=|href=", page) and len(page) < 1_000_000
 
 
@@ -248,7 +249,7 @@ def test_a_failed_run_leaves_its_reason_and_no_nan(train_config, monkeypatch):
         run.progress.best_loss = math.nan
         raise NumbersError("loss or gradient was not finite: lower optimizer.lr.\nand more")
 
-    monkeypatch.setattr("train.take_step", fail)
+    monkeypatch.setattr("training.step.take_step", fail)
     with pytest.raises(NumbersError):
         train(train_config)
     text = (Path(train_config.run_dir) / NAME).read_text()

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data import tokenizer as module
-from data.config import DataError, TokenizerConfig
+from data.config import TokenizerConfig
 from data.pieces import LONGEST, safe_cut
 from data.tokenizer import (
     END_OF_TEXT,
@@ -26,6 +26,7 @@ from data.tokenizer import (
     save_tokenizer,
     token_bytes,
 )
+from errors import DataError
 
 PUBLISHED_CACHE = Path(__file__).resolve().parent.parent / ".." / "shared" / "tiktoken_cache"
 NAMES = ["bpe", "byte", "gpt2", "cl100k_base", "o200k_base"]

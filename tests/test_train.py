@@ -13,18 +13,19 @@ from conftest import run_here
 from hydra import compose, initialize_config_dir
 
 import training.start as start_module
-from cli import CONF, to_settings
-from data.config import DataError
-from inference.write import continue_text
+from errors import DataError, SettingsError
+from generation.text import continue_text
 from model.config import GPTConfig
 from model.size import without_weights
-from train import take_step, train
-from training.checkpoint import open_checkpoint
-from training.config import OptimizerConfig, SettingsError, TrainConfig
+from runs.checkpoint import open_checkpoint
+from runs.directory import lock_run
+from settings import CONF, to_settings
+from train import train
+from training.config import OptimizerConfig, TrainConfig
 from training.distributed import Ranks
 from training.evaluation import evaluate
-from training.lock import lock_run
 from training.start import DEFAULT_STEPS, start_run, steps_to_take
+from training.step import take_step
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

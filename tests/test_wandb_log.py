@@ -16,10 +16,12 @@ from conftest import run_here
 from wandb.proto import wandb_internal_pb2
 
 import train as train_module
+import training.step
+from errors import SettingsError
 from train import train
-from training.config import SettingsError, WandbConfig
+from training.config import WandbConfig
 from training.run import Run
-from training.wandb_log import check_wandb_key, sync_command
+from training.watch.wandb import check_wandb_key, sync_command
 
 
 @pytest.fixture
@@ -68,8 +70,8 @@ def crash_at(monkeypatch, step: int) -> None:
             raise RuntimeError("crash")
         return original(run, number)
 
-    original = train_module.take_step
-    monkeypatch.setattr(train_module, "take_step", take_step)
+    original = training.step.take_step
+    monkeypatch.setattr("training.step.take_step", take_step)
 
 
 def test_offline_everything_is_in_the_runs_directory_and_the_way_to_upload_it_is_said(config, caplog):

@@ -16,10 +16,6 @@ DISTRIBUTED = ("ddp", "fsdp")
 WANDB_MODES = ("disabled", "offline", "online")
 
 
-class SettingsError(ValueError):
-    """A setting that cannot be honoured; the message names it, its value and the remedy."""
-
-
 @dataclass(kw_only=True)
 class OptimizerConfig:
     """Which optimizer moves which weights how fast."""

@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from training.config import SettingsError
+from errors import SettingsError
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,34 +12,10 @@ from torch import Tensor, nn
 from data.batches import evaluation_batches
 from data.shards import Tokens
 from model.gpt import GPT
+from runs.metrics import Evaluation
 from training.distributed import Ranks
 
 MEASURED_TOKENS = 512  # enough to tell heads apart, for a hundredth of an evaluation's time
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The surprise of a model at a whole text."""
-
-    nats: float
-    """-log p(token | what precedes it), summed over the tokens."""
-    tokens: int
-    text_bytes: int
-    """Length of the original text in UTF-8."""
-
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return self.nats / self.tokens
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700))
-
-    @property
-    def bpb(self) -> float:
-        """Bits per byte of text, comparable between tokenizers."""
-        return self.nats / math.log(2) / self.text_bytes
 
 
 @torch.no_grad()

@@ -18,11 +18,12 @@ from torch.amp import GradScaler
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from errors import SettingsError
 from model.gpt import GPT
-from training.config import SettingsError, TrainConfig
+from runs.saver import Saver
+from training.config import TrainConfig
 from training.distributed import Ranks
 from training.optimizer import make_optimizers, optimizer_state
-from training.saver import Saver
 
 CPU_ALLOCATOR = 1.8
 """Memory that a process holds on a CPU, in units of what its tensors do: the most that was measured is 1.74, with glibc
@@ -88,7 +89,7 @@ def predict_memory(config: TrainConfig, micro_batch_size: int, precision: torch.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # half a second that most runs do not need
 
-    from train import take_step
+    from training.step import take_step
 
     # Two micro-batches show all there is: the second one finds the gradients of the first.
     few = replace(config, batch_size=min(config.batch_size, 2 * micro_batch_size), micro_batch_size=micro_batch_size)

@@ -12,10 +12,11 @@ from typing import Any
 import tiktoken
 import torch
 
+from errors import SettingsError
 from model.config import ATTENTION_FUNCTIONS, GPTConfig
 from model.gpt import GPT
-from training.checkpoint import find_checkpoints, first_intact, open_checkpoint, read_meta
-from training.config import SettingsError, TrainConfig
+from runs.checkpoint import find_checkpoints, first_intact, open_checkpoint, read_meta
+from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import time
@@ -17,15 +16,16 @@ from torch.amp import GradScaler
 
 from data.batches import Batches
 from data.prepare import PreparedData
+from errors import SettingsError
 from model.gpt import GPT
+from runs.checkpoint import Progress, load_state, plain_weights, unfinished_path
+from runs.directory import log_sizes
+from runs.quoting import override
+from runs.saver import Saver
 from training import __version__
-from training.checkpoint import load_state, plain_weights, unfinished_path
-from training.config import SettingsError, TrainConfig
+from training.config import TrainConfig
 from training.distributed import Ranks, is_lost_connection, load_shards, save_shards, whole
 from training.optimizer import AdamW, Muon, load_optimizer_state, optimizer_state, split_parameters
-from training.override import override
-from training.resume import log_sizes
-from training.saver import Saver
 
 log = logging.getLogger("tinygpt")
 
@@ -36,27 +36,6 @@ class RankLostError(SettingsError):
 
 class NumbersError(SettingsError):
     """Training that produces no finite numbers any more; the message names the step and the likeliest settings."""
-
-
-@dataclass
-class Progress:
-    """How far a run is; a checkpoint carries it, and with it all that resuming needs beside the weights."""
-
-    step: int = 0
-    """Updates made."""
-    seconds: float = 0.0
-    """Training time up to the last checkpoint."""
-    evaluated: int = 0
-    """The step of the latest evaluation."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """What that evaluation found."""
-    best_loss: float | None = None
-    best_step: int = 0
-    skipped: int = 0
-    """Steps that changed nothing, because loss or gradient was not finite."""
-    skipped_in_a_row: int = 0
-    finished: bool = False
-    wandb_id: str | None = None
 
 
 @dataclass
@@ -265,12 +244,3 @@ class Run:
             f"curves    {self.directory / 'loss.png'}\n"
             f"sample    python sample.py {override('checkpoint', self.directory)}"
         )
-
-
-def dropout_seed(seed: int, step: int, row: int) -> int:
-    """The seed of the dropout of the micro-batch of `step` that begins with `row`.
-
-    What is dropped depends on nothing else: not on resuming, nor on the number of processes that take
-    micro-batches of the same size.
-    """
-    return int.from_bytes(hashlib.sha256(f"dropout {seed} {step} {row}".encode()).digest()[:8], "little")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,30 @@ from torch.amp import GradScaler
 from data.batches import Batches, check_split
 from data.prepare import PreparedData, prepare
 from data.tokenizer import read_tokenizer
+from errors import SettingsError
 from model.config import ONE_HEAD, GPTConfig
-from model.gpt import GPT
+from model.gpt import GPT, load_weights
 from model.size import flops_per_token
-from training.checkpoint import load_weights, remove_unfinished
-from training.config import SettingsError, TrainConfig
+from runs.checkpoint import Progress, remove_unfinished
+from runs.directory import (
+    OF_THIS_INVOCATION,
+    find_run,
+    lock_run,
+    make_run_directory,
+    newest_intact,
+    refuse_locked,
+    refuse_used,
+    tidy,
+)
+from runs.saver import Saver
+from training.config import TrainConfig
 from training.device import choose_compile, choose_device, choose_precision, keep_freed_memory, make_deterministic
 from training.distributed import Ranks, join_ranks, spread
-from training.lock import lock_run, refuse_locked
 from training.memory import choose_micro_batch_size, is_out_of_memory, windows_each
 from training.optimizer import make_optimizers
 from training.pretrained import copy_weights, load_origin
-from training.resume import check_settings, find_run, make_run_directory, newest_intact, refuse_used, tidy
-from training.run import Progress, Run
-from training.saver import Saver
-from training.wandb_log import check_wandb_key
+from training.run import Run
+from training.watch.wandb import check_wandb_key
 
 log = logging.getLogger("tinygpt")
 
@@ -183,3 +193,45 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+# What may change while the run goes on: when it ends, what it shows and keeps, where it computes.
+FREE = (
+    *OF_THIS_INVOCATION,
+    *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
+    *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
+    *("sample_tokens", "sample_prompt", "wandb", "data.cache_dir"),
+    *("device", "compile", "deterministic", "distributed", "micro_batch_size"),
+)
+
+
+def check_settings(config: TrainConfig, saved: dict[str, Any], *, data: str) -> None:
+    """Raise SettingsError, naming every setting that differs from the saved run's and would change its result.
+
+    data: a name for the tokens that changes with the text, compared with the one that was saved.
+    """
+    now, before = _flat(asdict(config)), _flat(saved["config"])
+    changed = [
+        f"{name}={now.get(name)} (was {before.get(name)})"
+        for name in sorted(now.keys() | before.keys())
+        if now.get(name) != before.get(name) and not _is_free(name)
+    ]
+    if data != saved["data"]:
+        changed.append("the text has changed")
+    if not changed:
+        return
+    sentence = f"resume={config.resume} would not be the same run: {', '.join(changed)}"
+    if not config.allow_changes:
+        raise SettingsError(f"{sentence}: leave these out, or set allow_changes=true to go on from there all the same.")
+    log.warning("%s.", sentence)
+
+
+def _is_free(name: str) -> bool:
+    return any(name == free or name.startswith(free + ".") for free in FREE)
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

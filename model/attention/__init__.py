@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights
 from model.attention.ladder import Averaging, SimpleAttention, SingleHead, StackedHeads
-from model.attention.multihead import CausalSelfAttention, MultiHeadAttention
+from model.attention.layer import CausalSelfAttention, MultiHeadAttention
 from model.attention.variants import ATTENTION_VARIANTS
 from model.config import AttentionConfig
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from model.attention.contract import obeys_contract
 from model.attention.functional import matmul
-from model.attention.multihead import CausalSelfAttention, MultiHeadAttention, make_rope
+from model.attention.layer import CausalSelfAttention, MultiHeadAttention, make_rope
 from model.config import AttentionConfig
 from model.rope import rotate
 

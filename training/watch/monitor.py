@@ -13,11 +13,11 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from model.heads import HeadStatistics, attention_maps, head_statistics
-from training.evaluation import Evaluation, first_windows
-from training.metrics import MetricsLog, read_metrics
+from runs.metrics import Evaluation, MetricsLog, read_metrics
+from training.evaluation import first_windows
 from training.run import Run
-from training.terminal_plot import print_losses
-from training.wandb_log import WandbLog
+from training.watch.terminal_plot import print_losses
+from training.watch.wandb import WandbLog
 
 log = logging.getLogger("tinygpt")
 
@@ -120,7 +120,7 @@ class Monitor:
         """Draw loss.png from metrics.jsonl."""
         if self.silent:
             return
-        from training.loss_plot import draw_loss  # matplotlib takes a moment to import
+        from pages.loss_plot import draw_loss  # matplotlib takes a moment to import
 
         started = time.perf_counter()
         self._draw(
@@ -133,7 +133,7 @@ class Monitor:
         """Draw heads.png: every head's weights on the beginning of the validation text."""
         if (statistics := self.heads()) is None:
             return
-        from training.head_plot import draw_heads
+        from pages.head_plot import draw_heads
 
         tokens = first_windows(self.run.model, self.run.data.val)[:1, :PICTURED_TOKENS]
         maps = attention_maps(self.run.model, tokens)

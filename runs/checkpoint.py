@@ -20,7 +20,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,9 +32,9 @@ from torch import Tensor
 
 from data.files import flush_to_disk
 from data.tokenizer import read_tokenizer, save_tokenizer
+from errors import CheckpointError
 from model.config import GPTConfig
-from model.gpt import GPT
-from training.config import SettingsError, TrainConfig
+from model.gpt import GPT, load_weights, plain_weights
 
 T = TypeVar("T")
 
@@ -42,10 +42,6 @@ FORMAT_VERSION = 3
 OUTPUTS = (Path("outputs"), Path("multirun"))
 UNFINISHED = ".unfinished"
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what a full disk raises, by who is writing
-
-
-class CheckpointError(SettingsError):
-    """A checkpoint that is missing, damaged or of another format; the message names it and the remedy."""
 
 
 @dataclass
@@ -58,12 +54,33 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
+@dataclass
+class Progress:
+    """How far a run is; a checkpoint carries it, and with it all that resuming needs beside the weights."""
+
+    step: int = 0
+    """Updates made."""
+    seconds: float = 0.0
+    """Training time up to the last checkpoint."""
+    evaluated: int = 0
+    """The step of the latest evaluation."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What that evaluation found."""
+    best_loss: float | None = None
+    best_step: int = 0
+    skipped: int = 0
+    """Steps that changed nothing, because loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    finished: bool = False
+    wandb_id: str | None = None
+
+
 def save_checkpoint(
     directory: Path,
     *,
     model: GPT,
     tokenizer: tiktoken.Encoding,
-    config: TrainConfig,
+    config: Any,
     step: int,
     metrics: dict[str, float],
     state: dict[str, Any],
@@ -74,14 +91,6 @@ def save_checkpoint(
     """
     meta = {"step": step, "metrics": metrics, "config": asdict(config)}
     write_checkpoint(directory, plain_weights(model), state, meta, tokenizer)
-
-
-def plain_weights(model: GPT) -> dict[str, Tensor]:
-    """The weights under their plain names; an lm_head tied to the embedding is left out."""
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    if model.config.tie_embeddings:
-        del weights["lm_head.weight"]
-    return weights
 
 
 def write_checkpoint(
@@ -260,13 +269,6 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         load_weights(model, load_file(path / "model.safetensors"))
         tokenizer = read_tokenizer(path / "tokenizer.json")
     return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
-
-
-def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
-    """Copy weights that `plain_weights` gave into a model; RuntimeError when they do not fit it."""
-    if model.config.tie_embeddings:
-        weights = weights | {"lm_head.weight": weights["token_embedding.weight"]}
-    model.load_state_dict(weights)
 
 
 def load_state(path: Path) -> dict[str, Any]:

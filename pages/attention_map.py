@@ -14,21 +14,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from inference.write import encode_prompt
+from errors import SettingsError
 from model.gpt import GPT
 from model.heads import attention_maps, brightness
-from training.checkpoint import Checkpoint
-from training.config import SettingsError
+from runs.checkpoint import Checkpoint
 
 LONGEST = {".html": 128, ".png": 40}
 """Tokens that are still readable in each kind of picture."""
 
 
-def draw_prompt(checkpoint: Checkpoint, prompt: str, path: Path) -> None:
-    """Draw the attention of a checkpoint's model to a prompt, after <|endoftext|> as in training, and say so."""
+def draw_prompt(checkpoint: Checkpoint, tokens: list[int], path: Path) -> None:
+    """Draw the attention of a checkpoint's model to a prompt's tokens, and say so."""
     if path.suffix not in LONGEST or not path.parent.is_dir():
         raise SettingsError(f"attention_map={path} must be an .html or .png file in a folder that is there.")
-    tokens = encode_prompt(checkpoint.tokenizer, prompt)
     shown = draw_attention_map(checkpoint.model, checkpoint.tokenizer, tokens, path)
     kept = "" if shown == len(tokens) else f", the last {shown} of {len(tokens)} tokens"
     print(f"{path}: every layer and head{kept}")
@@ -43,7 +41,7 @@ def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, tokens: list[in
     if path.suffix == ".html":
         draw_html(maps, labels, path)
     else:
-        from training.head_plot import draw_heads  # matplotlib takes a moment to import
+        from pages.head_plot import draw_heads  # matplotlib takes a moment to import
 
         draw_heads(maps, path, tokens=[visible(label) for label in labels])
     return len(tokens)

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from generation.cuda_graph import CapturedCall
 from model.attention import ATTENTION_VARIANTS, MultiHeadAttention
-from model.cuda_graph import CapturedCall
 from model.gpt import GPT, Block
 from model.kv_cache import KVCache
 from model.rope import rotate

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from model.heads import HeadStatistics, brightness
-from training.loss_plot import save_picture
+from pages.loss_plot import save_picture
 
 
 def draw_heads(

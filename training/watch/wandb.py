@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.config import SettingsError
+from errors import SettingsError
 
 if TYPE_CHECKING:
     from training.run import Run

@@ -6,23 +6,16 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from training.checkpoint import (
-    OUTPUTS,
-    CheckpointError,
-    checkpoints_by_step,
-    first_intact,
-    read_meta,
-    read_progress,
-    verify_checkpoint,
-)
-from training.config import SettingsError, TrainConfig
-from training.lock import is_locked
-from training.override import override
+from filelock import FileLock, Timeout
+
+from errors import CheckpointError, SettingsError
+from runs.checkpoint import OUTPUTS, checkpoints_by_step, first_intact, read_meta, read_progress, verify_checkpoint
+from runs.quoting import override
 
 T = TypeVar("T")
 
@@ -32,14 +25,6 @@ LOGS = ("metrics.jsonl", "train.log")
 
 # What a person asks of one invocation, and what is not remembered from the one before.
 OF_THIS_INVOCATION = ("resume", "sweep", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
-# What may change while the run goes on: when it ends, what it shows and keeps, where it computes.
-FREE = (
-    *OF_THIS_INVOCATION,
-    *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
-    *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
-    *("sample_tokens", "sample_prompt", "wandb", "data.cache_dir"),
-    *("device", "compile", "deterministic", "distributed", "micro_batch_size"),
-)
 
 
 def make_run_directory(where: str | None) -> Path:
@@ -117,27 +102,6 @@ def _newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None]) ->
         raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.") from error
 
 
-def check_settings(config: TrainConfig, saved: dict[str, Any], *, data: str) -> None:
-    """Raise SettingsError, naming every setting that differs from the saved run's and would change its result.
-
-    data: a name for the tokens that changes with the text, compared with the one that was saved.
-    """
-    now, before = _flat(asdict(config)), _flat(saved["config"])
-    changed = [
-        f"{name}={now.get(name)} (was {before.get(name)})"
-        for name in sorted(now.keys() | before.keys())
-        if now.get(name) != before.get(name) and not _is_free(name)
-    ]
-    if data != saved["data"]:
-        changed.append("the text has changed")
-    if not changed:
-        return
-    sentence = f"resume={config.resume} would not be the same run: {', '.join(changed)}"
-    if not config.allow_changes:
-        raise SettingsError(f"{sentence}: leave these out, or set allow_changes=true to go on from there all the same.")
-    log.warning("%s.", sentence)
-
-
 def tidy(run: Path, saved: dict[str, Any]) -> None:
     """Take from the run's directory what happened after the checkpoint that it goes on from.
 
@@ -157,12 +121,31 @@ def log_sizes(run: Path) -> dict[str, int]:
     return {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
 
 
-def _is_free(name: str) -> bool:
-    return any(name == free or name.startswith(free + ".") for free in FREE)
+WAIT = 0.2
+"""Seconds to wait for a lock, which other processes that ask is_locked hold for an instant."""
 
 
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for name, value in settings.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
+def lock_run(run: Path) -> FileLock:
+    """Keep other processes from training in this directory for as long as this one lives."""
+    lock = FileLock(run / ".lock")
+    try:
+        lock.acquire(timeout=WAIT, poll_interval=0.01)
+    except Timeout:
+        raise SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.") from None
+    return lock
+
+
+def refuse_locked(run: Path) -> None:
+    """Raise SettingsError when a process that is alive trains in this directory."""
+    with suppress(OSError):  # somebody else's folder, to be read only
+        if (run / ".lock").exists():
+            lock_run(run).release()
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a process that is alive works in a run's or a sweep's directory."""
+    try:
+        refuse_locked(directory)
+    except SettingsError:
+        return True
+    return False

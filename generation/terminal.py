@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import tiktoken
 
-from inference.write import encode_prompt, fit_prompt, write
-from model.decode import Decoder
-
-if TYPE_CHECKING:
-    from sample import SampleConfig
+from generation.config import SampleConfig
+from generation.decoder import Decoder
+from generation.text import encode_prompt, fit_prompt, write
 
 
 def stream(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from data.tokenizer import token_bytes
 from model.gpt import GPT
-from training.evaluation import Evaluation
+from runs.metrics import Evaluation
 
 BLOCK_BYTES = 1000  # text is compared in blocks of about this size: long enough to be nearly independent
 

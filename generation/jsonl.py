@@ -7,17 +7,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from inference.write import TextChunk, encode_prompt, fit_prompt, write
-from model.decode import Decoder
-from training.checkpoint import Checkpoint
-from training.config import SettingsError
-
-if TYPE_CHECKING:
-    from sample import SampleConfig
+from errors import SettingsError
+from generation.config import SampleConfig
+from generation.decoder import Decoder
+from generation.text import TextChunk, encode_prompt, fit_prompt, write
+from runs.checkpoint import Checkpoint
 
 RESULT_FIELDS = ("text", "finish", "sample", "logprobs")
 

@@ -8,36 +8,32 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sweeps.jobs import Job, rank, swept_settings
-from training.metrics import read_metrics
-from training.summary import NUMBERS, is_number
+from runs.metrics import read_metrics
+from runs.summary import NUMBERS, is_number
 
 POINTS = 160
 """Points of a curve: as many as a screen shows of one among many."""
 
 
-def html_report(sweep: Path, jobs: list[Job]) -> str:
-    """The page of a sweep's jobs."""
-    data = {
-        "settings": swept_settings(jobs),
-        "runs": [describe_job(job) for row in rank(jobs) for job in row.jobs],
-    }
-    page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+def runs_page(sweep: Path, swept: list[str], runs: list[dict[str, Any]]) -> str:
+    """The page of a sweep's runs, the best first, each as describe_run() gives it; `swept`: the settings that vary."""
+    data = {"settings": swept, "runs": runs}
+    page = Path(__file__).with_name("runs.html").read_text(encoding="utf-8")
     # "<" must not appear in the script: an override's value may well be </script>.
     content = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     name = sweep.resolve()
     return page.replace("TITLE", html.escape("/".join(name.parts[-2:]))).replace("data = DATA;", f"data = {content};")
 
 
-def describe_job(job: Job) -> dict[str, Any]:
-    """What the page knows of a job: its settings, its summary and its curves."""
+def describe_run(name: str, directory: Path, settings: dict[str, str], summary: dict[str, Any]) -> dict[str, Any]:
+    """What the page knows of a run: its settings, its summary and its curves."""
     return {
-        "name": job.name,
-        "status": job.status,
-        "reason": job.summary["reason"],
-        "settings": job.settings,
-        "curves": read_curves(job.directory, _version(job.directory / "metrics.jsonl")),
-        **{name: job.summary[name] for name in NUMBERS},
+        "name": name,
+        "status": summary["status"],
+        "reason": summary["reason"],
+        "settings": settings,
+        "curves": read_curves(directory, _version(directory / "metrics.jsonl")),
+        **{number: summary[number] for number in NUMBERS},
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from training.metrics import series
+from runs.metrics import series
 
 FEW = 30  # points that are drawn one by one, as they are
 

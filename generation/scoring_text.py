@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from data.config import DataConfig, DataError, TokenizerConfig
+from data.config import DataConfig, TokenizerConfig
 from data.corpus import open_corpus
 from data.prepare import prepare
 from data.tokenizer import encode_text
-from training.checkpoint import Checkpoint
+from errors import DataError
+from runs.checkpoint import Checkpoint
 
 
 def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, list[np.ndarray]]:

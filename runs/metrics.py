@@ -6,10 +6,36 @@ import json
 import logging
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger("tinygpt")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The surprise of a model at a whole text."""
+
+    nats: float
+    """-log p(token | what precedes it), summed over the tokens."""
+    tokens: int
+    text_bytes: int
+    """Length of the original text in UTF-8."""
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700))
+
+    @property
+    def bpb(self) -> float:
+        """Bits per byte of text, comparable between tokenizers."""
+        return self.nats / math.log(2) / self.text_bytes
 
 
 class MetricsLog:

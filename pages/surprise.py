@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from inference.score import Scores
-from training.config import SettingsError
+from errors import SettingsError
 
 MOST_TOKENS = 100_000  # more makes browsers slow
 DARKEST = 12  # bits from which on the tint no longer grows
@@ -32,13 +31,15 @@ i {{ font-style: normal; border-radius: 2px }}
 
 
 def write_surprise(
-    path: Path, tokenizer: tiktoken.Encoding, tokens: np.ndarray, scores: Scores, title: str, summary: str
+    path: Path, tokenizer: tiktoken.Encoding, tokens: np.ndarray, nats: np.ndarray, title: str, summary: str
 ) -> None:
     """Write one HTML file, which needs nothing else, with each token tinted by its surprise in bits.
 
+    nats: the surprise of every token but the first.
+
     Raises SettingsError when it cannot be written.
     """
-    bits = scores.nats / math.log(2)
+    bits = nats / math.log(2)
     shown = min(len(bits), MOST_TOKENS)
     if shown < len(bits):
         summary += f" Shown here are the first {shown:,} tokens."

@@ -7,7 +7,7 @@ import sys
 from shutil import get_terminal_size
 from typing import TextIO
 
-from training.metrics import series
+from runs.metrics import series
 
 HEIGHT = 10
 WIDEST = 100

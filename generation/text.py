@@ -14,9 +14,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from data.tokenizer import encode_text, token_bytes
-from model.controls import Controls
-from model.decode import Decoder
-from model.generate import generate
+from generation.config import Controls
+from generation.decoder import Decoder
+from generation.sampling import generate
 from model.gpt import GPT
 
 

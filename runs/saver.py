@@ -10,25 +10,23 @@ import logging
 import shutil
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tiktoken
 import torch
 from torch import Tensor
 
-from training.checkpoint import (
+from errors import CheckpointError
+from runs.checkpoint import (
     WRITE_ERRORS,
-    CheckpointError,
+    Progress,
     link_checkpoint,
     remove_checkpoints,
     replace_meta,
     unfinished_path,
     write_checkpoint,
 )
-from training.override import override
-
-if TYPE_CHECKING:
-    from training.run import Progress
+from runs.quoting import override
 
 log = logging.getLogger("tinygpt")
 

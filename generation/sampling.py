@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from model.controls import Controls
-from model.decode import Decoder
+from generation.config import Controls
+from generation.decoder import Decoder
 
 DRAWS = 256  # uniform numbers that a sample's generator makes at a time
 

@@ -27,11 +27,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.config import DataError
+from errors import DataError, SettingsError
+from runs.quoting import asks_for_sweep, flags_first, is_dry_run, literal, quote, quote_prompts, value_typed
 from sweeps.launch import RANGES, device_of_job, explain_launch, jobs_at_once, label_lines
 from sweeps.trial import RunPruned
-from training.config import SettingsError
-from training.override import asks_for_sweep, flags_first, is_dry_run, literal, quote, quote_prompts, value_typed
 
 log = logging.getLogger("tinygpt")
 
@@ -225,8 +224,7 @@ def place_run(arguments: list[str]) -> list[str]:
         arguments = [*arguments, "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
     if asks_for_sweep(arguments) or not (resumes or folder):
         return arguments
-    from training.lock import refuse_locked
-    from training.resume import OUTPUTS, find_run, refuse_used
+    from runs.directory import OUTPUTS, find_run, refuse_locked, refuse_used
 
     run = find_run(where, [Path(folder)] if folder else OUTPUTS) if resumes else None
     rest = [argument for argument in arguments if not argument.startswith("resume=")]
@@ -264,7 +262,7 @@ def complete_settings(cfg: DictConfig, name: str) -> DictConfig:
 
 def recall_settings(cfg: DictConfig, name: str) -> DictConfig:
     """The settings of the run that `cfg.resume` goes on with, but for those that are asked for."""
-    from training.resume import saved_settings
+    from runs.directory import saved_settings
 
     recalled = OmegaConf.merge(cfg, literal(saved_settings(Path(cfg.resume))))
     for key, value in asked_for(cfg, name).items():

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from data.prepare import prepare
+from errors import SettingsError
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
-from training.config import SettingsError, TrainConfig
+from runs.formatting import duration, si
+from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, keep_freed_memory
 from training.distributed import Ranks
 from training.memory import (
@@ -25,7 +27,7 @@ from training.memory import (
 )
 from training.pretrained import load_origin
 from training.start import steps_to_take
-from training.units import duration, si
+from training.step import take_step
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training: 40% is what published GPT-2 runs report.
 UTILISATION = 0.4
@@ -139,8 +141,6 @@ def seconds_per_step(config: TrainConfig, device: torch.device, precision: torch
 
     They are those of one forward pass, or fewer where that would take over 20 s.
     """
-    from train import take_step
-
     windows = 1
     while True:
         run = trial_run(replace(config, batch_size=windows, micro_batch_size=None), device, precision)

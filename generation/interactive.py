@@ -5,19 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cli import explain, to_settings
-from inference.stream import stream
-from model.decode import Decoder
-from training.checkpoint import Checkpoint
-from training.config import SettingsError
-
-if TYPE_CHECKING:
-    from sample import SampleConfig
+from errors import SettingsError
+from generation.config import SampleConfig
+from generation.decoder import Decoder
+from generation.terminal import stream
+from runs.checkpoint import Checkpoint
+from settings import explain, to_settings
 
 HELP = """Type a prompt and the model continues it; an empty line goes on with the last text.
 Ctrl-C stops the text, Ctrl-D ends the session.

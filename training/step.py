@@ -1,0 +1,61 @@
+"""One optimizer step: forward and backward over the micro-batches of a global batch, then the update."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from training.distributed import gradients_of, whole
+from training.run import Run
+
+
+def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
+    """Move the weights once, by the gradient of the global batch of `step`.
+
+    Returns the batch's loss in nats per token and the gradient's norm before clipping, as tensors on
+    the device, so that nothing waits for them here. Where one of them is not finite nothing moves.
+    """
+    config, ranks = run.config, run.ranks
+    total_loss = torch.zeros((), device=run.device)
+
+    rows = ranks.rows(config.batch_size)
+    for first in range(rows.start, rows.stop, run.micro_batch_size):
+        last = first + run.micro_batch_size == rows.stop
+        windows = run.batches.batch(step, first, first + run.micro_batch_size)  # (B, T + 1)
+        windows = torch.from_numpy(windows).to(run.device)
+        inputs, targets = windows[:, :-1], windows[:, 1:]
+        torch.manual_seed(dropout_seed(config.seed, step, first))
+        with gradients_of(run.forward, last=last):
+            with run.autocast:
+                logits = run.forward(inputs)  # (B, T, V)
+            # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
+            nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+            loss = nats / config.tokens_per_step
+            # DDP and FSDP average over the ranks, but each rank's loss is already its share of the sum.
+            run.scaler.scale(loss * ranks.size).backward()
+        total_loss += loss.detach()
+
+    ranks.sum_(total_loss)
+    for optimizer in run.optimizers:
+        run.scaler.unscale_(optimizer)
+    grad_norm = whole(torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.grad_clip or float("inf")))
+    skip = ~(total_loss + grad_norm).isfinite()
+    run.saver.wait_for_copy()
+    for optimizer in run.optimizers:
+        optimizer.step(skip)
+    run.model.zero_grad()
+    run.scaler.update()
+    run.count_skipped(skip)
+    return total_loss, grad_norm
+
+
+def dropout_seed(seed: int, step: int, row: int) -> int:
+    """The seed of the dropout of the micro-batch of `step` that begins with `row`.
+
+    What is dropped depends on nothing else: not on resuming, nor on the number of processes that take
+    micro-batches of the same size.
+    """
+    return int.from_bytes(hashlib.sha256(f"dropout {seed} {step} {row}".encode()).digest()[:8], "little")
