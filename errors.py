@@ -17,3 +17,8 @@ class CheckpointError(SettingsError):
 
 class HuggingFaceError(SettingsError):
     """A model, configuration or tokenizer of Hugging Face's that has no counterpart here."""
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's error says, without the pages that may follow."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

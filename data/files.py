@@ -7,6 +7,8 @@ import glob
 import gzip
 import hashlib
 import os
+import secrets
+import shutil
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from pathlib import Path
 from errors import DataError
 
 _BLOCK = 1 << 18  # bytes read at a time
+UNFINISHED = ".unfinished"  # how the names of what is being written end
 _BINARY_PROBE = 8192  # a NUL byte this early means a file is not text
 
 
@@ -100,6 +103,33 @@ def text_blocks(file: Path, *, name_binary: bool) -> Iterator[str]:
             yield decoder.decode(block)
             block = stream.read(_BLOCK)
     yield decoder.decode(b"", final=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path` to write a file or a folder under; at the end it takes the place of `path`.
+
+    That is one step, after everything is on the disk: a reader, a kill or a power cut finds the old one or the new
+    one. Whatever is raised within leaves the old one as it was, and nothing else.
+    """
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    try:
+        yield unfinished
+        for written in [*unfinished.rglob("*"), unfinished]:
+            flush_to_disk(written)
+        unfinished.replace(path)
+        flush_to_disk(path.parent)
+    except BaseException:
+        remove(unfinished)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def flush_to_disk(path: Path) -> None:
