@@ -1,0 +1,41 @@
+"""Who may import whom among the files beside the rooms, which import-linter cannot see because they are no packages."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {"model", "data", "runs", "training", "generation", "interop", "sweeps", "pages"}
+COMMANDS = {"train", "sample", "evaluate", "export"}
+
+
+def imported(file: Path) -> set[str]:
+    """The modules that a file imports, inside functions and under TYPE_CHECKING too."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "forbidden"),
+    [
+        ("errors", ROOMS | COMMANDS | {"settings", "torch", "hydra"}),
+        ("settings", COMMANDS | {"model", "data", "generation", "interop", "sweeps", "pages"}),
+        ("train", {"sweeps", "wandb", "optuna", "hydra"}),
+        *((name, {"hydra", "sweeps"} | COMMANDS - {name}) for name in ("sample", "evaluate", "export")),
+    ],
+)
+def test_a_file_beside_the_rooms_imports_downwards_only(name, forbidden):
+    assert {module.partition(".")[0] for module in imported(ROOT / f"{name}.py")} & forbidden == set()
+
+
+def test_the_commands_and_settings_are_below_nothing():
+    for file in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        assert not {module.partition(".")[0] for module in imported(file)} & (COMMANDS | {"settings"}), file
