@@ -33,7 +33,7 @@ def test_fast_products_are_as_exact_as_torchs_own_and_end_with_the_run():
 @pytest.mark.parametrize(("fast", "exact", "chosen"), [(True, True, True), (True, False, False), (False, True, False)])
 def test_products_that_are_rounded_or_emulated_are_not_taken(monkeypatch, fast, exact, chosen):
     monkeypatch.setattr(device, "multiplies_bf16", lambda _: fast)
-    monkeypatch.setattr(device, "_onednn_keeps_float32", lambda: exact)
+    monkeypatch.setattr(device, "onednn_keeps_float32", lambda: exact)
     setting = torch.backends.mkldnn.matmul
     before = setting.fp32_precision
     with fast_products(CPU):

@@ -8,7 +8,6 @@ from conftest import random_gpt
 
 from training.config import OptimizerConfig, ScheduleConfig
 from training.optimizer import (
-    AdamW,
     Muon,
     load_optimizer_state,
     make_optimizers,
@@ -26,14 +25,6 @@ def test_every_parameter_is_in_one_group(name, settings):
     optimizers = make_optimizers(model, OptimizerConfig(name=name))
     moved = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     assert sorted(map(id, moved)) == sorted(map(id, model.parameters()))
-
-
-def test_norms_and_biases_do_not_decay():
-    model = random_gpt(bias=True, norm="layernorm")
-    for optimizer in make_optimizers(model, OptimizerConfig(weight_decay=0.1)):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                assert group["weight_decay"] == (0.1 if parameter.ndim > 1 else 0.0)
 
 
 @pytest.mark.parametrize(("in_bf16", "error"), [(False, 1e-4), (True, 0.1)])
@@ -56,7 +47,7 @@ def test_muon_moves_weights_as_torchs_own_does():
     shapes = [(32, 32), (32, 32), (96, 32), (32, 96)]
     ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
-    muon = Muon(ours, lr=0.02, momentum=0.9, weight_decay=0.1)
+    muon = Muon([{"params": ours, "peak_lr": 0.02, "lr": 0.02, "weight_decay": 0.1}], momentum=0.9)
     oracle = torch.optim.Muon(theirs, lr=0.02, momentum=0.9, weight_decay=0.1)
     start = [p.detach().clone() for p in ours]
     for step in range(5):
@@ -70,27 +61,40 @@ def test_muon_moves_weights_as_torchs_own_does():
         assert (a - b).norm() < 0.02 * (b - first).norm()
 
 
-def test_adamw_moves_weights_as_torchs_own_does_to_the_bit():
-    torch.manual_seed(0)
-    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in ((32, 16), (5,), (7,))]
-    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
-
-    def groups(parameters):  # the last parameter never has a gradient
-        return [
-            {"params": parameters[:1], "lr": 0.02, "weight_decay": 0.1},
-            {"params": parameters[1:], "lr": 0.01, "weight_decay": 0.0},
-        ]
-
-    adamw = AdamW(groups(ours), betas=(0.9, 0.95), eps=1e-10)
-    oracle = torch.optim.AdamW(groups(theirs), betas=(0.9, 0.95), eps=1e-10, fused=True)
-    for step in range(5):
-        for a, b in zip(ours[:2], theirs[:2], strict=True):
-            a.grad = torch.randn(a.shape, generator=torch.Generator().manual_seed(step))
-            b.grad = a.grad.clone()
+@pytest.mark.parametrize("scale", [1.0, 1e-9])  # the second makes eps matter
+def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
+    shape = dict(bias=True, norm="layernorm", position="learned")
+    ours, theirs = random_gpt(**shape), random_gpt(**shape)
+    settings = dict(beta1=0.8, beta2=0.95, weight_decay=0.1)
+    (adamw,) = make_optimizers(
+        ours, OptimizerConfig(name="adamw", lr=0.02, embedding_lr=0.01, lm_head_lr=0.004, **settings)
+    )
+    groups = []
+    for name, parameter in theirs.named_parameters():
+        lr = 0.01 if parameter.ndim == 1 else {"blocks": 0.02, "lm_head": 0.004}.get(name.split(".")[0], 0.01)
+        groups.append({"params": [parameter], "lr": lr, "weight_decay": 0.1 if parameter.ndim > 1 else 0.0})
+    oracle = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-10, fused=True)
+    for step in range(3):
+        torch.manual_seed(step)
+        for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            if name != "blocks.0.mlp.up_proj.weight":  # which never has a gradient
+                a.grad = scale * torch.randn(a.shape)
+                b.grad = a.grad.clone()
         adamw.step(skip=torch.tensor(False))
         oracle.step()
-    for a, b in zip(ours, theirs, strict=True):
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_adamws_defaults_are_those_of_the_settings():
+    for adamw in (make_optimizers(random_gpt(), OptimizerConfig(name=name))[-1] for name in ("muon", "adamw")):
+        for group in adamw.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.full_like(parameter, 2.0)
+        adamw.step(skip=torch.tensor(False))
+        for state in adamw.state.values():
+            means = {kind: tensor.mean().item() for kind, tensor in state.items()}
+            assert means == pytest.approx({"step": 1, "exp_avg": 2 * (1 - 0.9), "exp_avg_sq": 4 * (1 - 0.95)})
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
@@ -134,20 +138,20 @@ def test_muon_and_adamw_resume_from_their_state():
         assert torch.equal(a, b)
 
 
-def test_warmup_stable_decay_climbs_stays_and_falls_to_its_end():
-    schedule = ScheduleConfig(warmup_steps=9, decay_fraction=0.5, final_factor=0.1)
-    factors = [schedule_factor(schedule, step, step / 100) for step in range(101)]
-    assert factors[0] == pytest.approx(0.1)
-    assert factors[9:51] == pytest.approx([1.0] * 42)
-    assert factors[75] == pytest.approx(0.55)
-    assert factors[100] == pytest.approx(0.1)
-
-
-def test_cosine_falls_to_its_end_and_constant_stays():
-    cosine = ScheduleConfig(name="cosine", warmup_steps=0, final_factor=0.2)
-    assert [schedule_factor(cosine, step, step / 10) for step in (0, 5, 10)] == pytest.approx([1.0, 0.6, 0.2])
-    constant = ScheduleConfig(name="constant", warmup_steps=0)
-    assert [schedule_factor(constant, step, step / 10) for step in (0, 10)] == [1.0, 1.0]
+@pytest.mark.parametrize(
+    ("settings", "factors"),
+    [
+        (dict(warmup_steps=9, decay_fraction=0.5, final_factor=0.1), {0: 0.1, 9: 1, 30: 1, 50: 1, 75: 0.55, 100: 0.1}),
+        (dict(warmup_steps=0, decay_fraction=0.0), {0: 1, 100: 1}),
+        (dict(name="cosine", warmup_steps=0, final_factor=0.2), {0: 1, 50: 0.6, 100: 0.2}),
+        (dict(name="constant", warmup_steps=3), {0: 0.25, 3: 1, 100: 1}),
+    ],
+    ids=str,
+)
+def test_a_schedule_climbs_stays_and_falls_to_its_end(settings, factors):
+    schedule = ScheduleConfig(**settings)
+    found = {step: schedule_factor(schedule, step, step / 100) for step in factors}
+    assert found == pytest.approx(factors)
 
 
 def test_the_factor_scales_each_groups_own_peak():
@@ -159,27 +163,15 @@ def test_the_factor_scales_each_groups_own_peak():
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("group", "setting", "value"),
     [
-        ({"name": "sgd"}, "optimizer.name=sgd"),
-        ({"lr": 0.0}, "optimizer.lr=0.0"),
-        ({"lm_head_lr": -1.0}, "optimizer.lm_head_lr=-1.0"),
-        ({"momentum": 1.0}, "optimizer.momentum=1.0"),
-        ({"weight_decay": -0.1}, "optimizer.weight_decay=-0.1"),
+        *((OptimizerConfig, *wrong) for wrong in (("name", "sgd"), ("lr", 0.0), ("lm_head_lr", -1.0))),
+        *((OptimizerConfig, *wrong) for wrong in (("momentum", 1.0), ("beta2", 1.0), ("weight_decay", -0.1))),
+        *((ScheduleConfig, *wrong) for wrong in (("name", "linear"), ("warmup_steps", -1))),
+        *((ScheduleConfig, *wrong) for wrong in (("decay_fraction", 1.5), ("final_factor", -0.1))),
     ],
-    ids=str,
 )
-def test_optimizer_settings_out_of_range_are_named(settings, named):
-    with pytest.raises(ValueError, match=named):
-        OptimizerConfig(**settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"name": "linear"}, {"warmup_steps": -1}, {"decay_fraction": 1.5}, {"final_factor": -0.1}],
-    ids=str,
-)
-def test_schedule_settings_out_of_range_are_named(settings):
-    name, value = next(iter(settings.items()))
-    with pytest.raises(ValueError, match=f"schedule.{name}={value}"):
-        ScheduleConfig(**settings)
+def test_settings_out_of_range_are_named(group, setting, value):
+    prefix = group.__name__.removesuffix("Config").lower()
+    with pytest.raises(ValueError, match=rf"{prefix}\.{setting}={value}"):
+        group(**{setting: value})

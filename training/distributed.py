@@ -1,8 +1,7 @@
-"""Several processes training one model, under torchrun: who is who, what they tell each other, DDP and FSDP2.
+"""Several processes training one model under torchrun: ranks, what they tell each other, DDP and FSDP2.
 
-A process alone is rank 0 of 1: for it everything here does nothing, and torch's sharding is not imported.
-Figures that the ranks must agree on at every step travel between the CPUs (gloo), so that no device
-waits for them.
+A process on its own is rank 0 of 1; for it everything here does nothing, and torch's sharding is not imported.
+What the ranks must agree on at every step travels between CPUs (gloo), so that no device waits for it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
+
+if TYPE_CHECKING:  # these take about as long to import as a third of torch, and only torchrun's processes need them
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Ranks:
     size: int = 1
     local_rank: int = 0
     together: bool = False
-    """Whether torchrun started this process, be it the only one."""
+    """Whether torchrun started this process, even if it is the only one."""
 
     @property
     def is_first(self) -> bool:
@@ -38,12 +43,12 @@ class Ranks:
         return self.rank == 0
 
     def rows(self, batch_size: int) -> range:
-        """This rank's rows of a global batch, whose size the number of ranks divides."""
+        """Return this rank's rows of a global batch, whose size must be a multiple of the number of ranks."""
         share = batch_size // self.size
         return range(self.rank * share, (self.rank + 1) * share)
 
     def largest(self, number: float) -> float:
-        """The largest of the numbers that the ranks give; all must ask."""
+        """Return the largest of the ranks' numbers; every rank must call."""
         if not self.together:
             return number
         tensor = torch.tensor(float(number), dtype=torch.float64)
@@ -56,8 +61,8 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
-    def from_first(self, value: Any) -> Any:
-        """What rank 0 gives, on every rank."""
+    def from_first(self, value: Value) -> Value:
+        """Return rank 0's value on every rank."""
         if not self.together:
             return value
         box = [value]
@@ -66,14 +71,14 @@ class Ranks:
 
 
 def first_to_fail() -> bool:
-    """Whether no other rank has failed before: only the first says why, for the others fail because of it."""
+    """Return whether no other rank has failed yet: only the first reports, the others fail because of it."""
     if not dist.is_initialized():
         return os.environ.get("RANK", "0") == "0"
     return dist.PrefixStore("tinygpt", dist.distributed_c10d._get_default_store()).add("failed", 1) == 1
 
 
 def join_ranks() -> Ranks:
-    """Meet the other processes that torchrun started, or be alone."""
+    """Join the process group if torchrun started this process."""
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         return Ranks()
     if not dist.is_initialized():
@@ -83,20 +88,19 @@ def join_ranks() -> Ranks:
 
 
 def is_lost_connection(error: BaseException | None) -> bool:
-    """Whether a collective failed because a rank is not there any more; gloo and NCCL raise no type of their own."""
+    """Return whether a collective failed because a rank is gone; gloo and NCCL have no exception type for it."""
     words = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
 _alive: list[nn.Module] = []
-"""What DDP made: destroyed while the process group's threads still run, it can wait for them for ever."""
+"""DDP's modules, kept until the process ends: destroying one while the process group's threads run can hang."""
 
 
 def spread(model: GPT, how: str, device: torch.device, *, compiled: bool) -> nn.Module:
-    """The model as this rank runs it: itself when alone, a copy whose gradients are averaged (DDP), or, in
-    place, one shard of every weight, gathered a block at a time (FSDP2)."""
-    sharded = dist.is_initialized() and how == "fsdp"
-    if sharded:
+    """Return the model as this rank runs it: itself in a single process, with its gradients averaged (DDP), or, with
+    how="fsdp", sharded in place and gathered one block at a time (FSDP2)."""
+    if dist.is_initialized() and how == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -107,31 +111,54 @@ def spread(model: GPT, how: str, device: torch.device, *, compiled: bool) -> nn.
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
-    forward = torch.compile(model) if compiled else model
+    forward = cast(nn.Module, torch.compile(model)) if compiled else model
     if dist.is_initialized():
         devices = [device.index] if device.type == "cuda" else None
-        # The gradients live in the buckets that are sent, instead of beside them.
+        # As views, the gradients exist once, in the buckets that are sent.
         forward = DistributedDataParallel(forward, device_ids=devices, gradient_as_bucket_view=True)
         _alive.append(forward)
     return forward
 
 
 def gradients_of(model: nn.Module, *, last: bool) -> AbstractContextManager:
-    """Around the forward and backward pass of a micro-batch: only the last one of a step exchanges gradients."""
+    """Wrap the passes of one micro-batch so that only a step's last one exchanges gradients."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last else model.no_sync()
-    if hasattr(model, "set_requires_gradient_sync"):  # FSDP
+    if _is_fsdp(model):
         model.set_requires_gradient_sync(last)
     return nullcontext()
 
 
+def _is_fsdp(model: nn.Module) -> TypeGuard[FSDPModule]:
+    return hasattr(model, "set_requires_gradient_sync")  # without importing FSDP
+
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether a tensor is a DTensor, without importing that class."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the rows of a sharded tensor that this rank holds; a plain tensor as it is."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that may be cut into shards, in one piece; all ranks must ask."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    """Return a sharded tensor in one piece, a plain one as it is; every rank must call."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return a plain tensor sharded as a parameter of its shape is, any other tensor as it is."""
+    if is_sharded(parameter) and not is_sharded(tensor) and tensor.shape == parameter.shape:
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+    return tensor
 
 
 def save_shards(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write tensors, each rank its own shards, as safetensors files that any number of ranks can read.
+    """Write each rank's shards of `tensors` as safetensors files that any number of ranks can read.
 
     Raises OSError on every rank when one of them cannot write.
     """
@@ -139,20 +166,22 @@ def save_shards(tensors: dict[str, Tensor], folder: Path) -> None:
 
     try:
         dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    except dcp.CheckpointException as error:  # which the ranks have told each other
+    except dcp.CheckpointException as error:  # which every rank receives
         rank, (cause, _) = min(error.failures.items())
         raise OSError(f"{getattr(cause, 'strerror', None) or cause}, on rank {rank}") from error
 
 
-def load_shards(folder: Path, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What `save_shards` wrote, by its names; a tensor named after a parameter and as large is cut like it."""
+def load_shards(folder: Path, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Read what save_shards wrote; state named after a parameter, and of its shape, is sharded as that is."""
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     reader = dcp.HuggingFaceStorageReader(str(folder))
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, saved in reader.read_metadata().state_dict_metadata.items():
-        parameter = parameters.get(name.rpartition(".")[0])
-        alike = parameter is not None and parameter.shape == saved.size
-        tensors[name] = torch.zeros_like(parameter) if alike else torch.zeros(saved.size)
+        assert isinstance(saved, TensorStorageMetadata)
+        like = parameters.get(name.rpartition(".")[0])
+        same = like is not None and like.shape == saved.size
+        tensors[name] = torch.zeros_like(like) if like is not None and same else torch.zeros(saved.size)
     dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(folder)))
     return {name: tensor.detach() for name, tensor in tensors.items()}

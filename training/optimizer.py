@@ -1,142 +1,123 @@
 """How weights move: parameter groups, Muon with AdamW beside it, and learning-rate schedules.
 
-The optimizers are not torch.optim's: any of those imports torch's compiler, which takes as long as importing torch.
+The optimizers are our own because constructing any of torch.optim's imports torch's compiler, which takes as
+long as importing torch.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Any
+from functools import partial
+from typing import TypedDict
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from model.gpt import GPT
 from training.config import OptimizerConfig, ScheduleConfig
 from training.device import multiplies_bf16
+from training.distributed import is_sharded, local, shard_like
+
+ADAMW_EPS = 1e-10
+
+
+class Group(TypedDict):
+    """Parameters that move at one rate."""
+
+    params: list[nn.Parameter]
+    peak_lr: float
+    lr: float
+    """The rate of the next step, set by set_learning_rate."""
+    weight_decay: float
+
+
+State = dict[nn.Parameter, dict[str, Tensor]]
 
 
 def make_optimizers(model: GPT, config: OptimizerConfig) -> list[Muon | AdamW]:
-    """One AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest.
-
-    Each parameter group keeps its peak rate in `group["peak_lr"]`; `set_learning_rate` scales it.
-    """
-    matrices, embeddings, lm_head, vectors = split_parameters(model)
+    """Return one AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest."""
     embedding_lr = config.embedding_lr or config.lr
-    groups = [
-        {"params": embeddings, "lr": embedding_lr, "weight_decay": config.weight_decay},
-        {"params": lm_head, "lr": config.lm_head_lr or config.lr, "weight_decay": config.weight_decay},
-        {"params": vectors, "lr": embedding_lr, "weight_decay": 0.0},
-    ]
-    optimizers: list[Muon | AdamW] = []
+    rates = (config.lr, embedding_lr, config.lm_head_lr or config.lr, embedding_lr)
+    decays = (config.weight_decay, config.weight_decay, config.weight_decay, 0.0)
+    blocks, *others = (
+        Group(params=params, peak_lr=lr, lr=lr, weight_decay=decay)
+        for params, lr, decay in zip(split_parameters(model), rates, decays, strict=True)
+    )
+    others = [group for group in others if group["params"]]
+    betas = (config.beta1, config.beta2)
     if config.name == "muon":
-        optimizers.append(Muon(matrices, config.lr, config.momentum, config.weight_decay))
-    else:
-        groups.insert(0, {"params": matrices, "lr": config.lr, "weight_decay": config.weight_decay})
-    groups = [group for group in groups if group["params"]]
-    optimizers.append(AdamW(groups, betas=(config.beta1, config.beta2), eps=1e-10))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
-    return optimizers
+        return [Muon([blocks], config.momentum), AdamW(others, betas)]
+    return [AdamW([blocks, *others], betas)]
 
 
 def split_parameters(model: GPT) -> tuple[list[nn.Parameter], ...]:
-    """The parameters by kind: (the blocks' matrices, embeddings, an untied lm_head, norms and biases)."""
-    matrices, embeddings, lm_head, vectors = [], [], [], []
+    """Return (the blocks' matrices, embeddings, an untied lm_head, norms and biases)."""
+    kinds: dict[str, list[nn.Parameter]] = {"blocks": [], "embeddings": [], "lm_head": [], "vectors": []}
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2:
-            vectors.append(parameter)
-        elif name.startswith("blocks."):
-            matrices.append(parameter)
-        elif name.startswith("lm_head."):
-            lm_head.append(parameter)
-        else:
-            embeddings.append(parameter)
-    return matrices, embeddings, lm_head, vectors
+        part = name.partition(".")[0]
+        kinds["vectors" if parameter.ndim < 2 else part if part in kinds else "embeddings"].append(parameter)
+    return tuple(kinds.values())
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), by the kernel of torch's own AdamW.
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), on torch's fused kernel."""
 
-    groups: dictionaries of params, lr and weight_decay.
-    """
-
-    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float) -> None:
-        self.param_groups, self.betas, self.eps = groups, betas, eps
-        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+    def __init__(self, groups: list[Group], betas: tuple[float, float], eps: float = ADAMW_EPS) -> None:
+        fixed = {"beta1": betas[0], "beta2": betas[1], "eps": eps, "amsgrad": False, "maximize": False}
+        self._move = partial(torch._fused_adamw_, **fixed)
+        self.param_groups, self.state = groups, State()
 
     @torch.no_grad()
     def step(self, skip: Tensor) -> None:
-        """Move the weights by their gradients; nothing changes where the device finds the scalar `skip` to be true."""
+        """Move the weights by their gradients, or change nothing if `skip`, a bool scalar on the device, is true."""
         found_inf = skip.float()
         for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self._state(parameter) for parameter in parameters]
+            pairs = [(parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None]
+            states = [self._state(parameter) for parameter, _ in pairs]
+            weights, gradients = [local(weight) for weight, _ in pairs], [local(gradient) for _, gradient in pairs]
+            means, squares = ([local(state[kind]) for state in states] for kind in ("exp_avg", "exp_avg_sq"))
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
-            torch._fused_adamw_(
-                [local(parameter) for parameter in parameters],
-                [local(parameter.grad) for parameter in parameters],
-                [local(state["exp_avg"]) for state in states],
-                [local(state["exp_avg_sq"]) for state in states],
-                [],
-                steps,
-                lr=group["lr"],
-                beta1=self.betas[0],
-                beta2=self.betas[1],
-                weight_decay=group["weight_decay"],
-                eps=self.eps,
-                amsgrad=False,
-                maximize=False,
-                found_inf=found_inf,
-            )
+            rates = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
+            self._move(weights, gradients, means, squares, [], steps, **rates, found_inf=found_inf)
             torch._foreach_sub_(steps, [found_inf] * len(steps))
 
     def _state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         if parameter not in self.state:
-            self.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+            means = {kind: torch.zeros_like(parameter) for kind in ("exp_avg", "exp_avg_sq")}
+            self.state[parameter] = {"step": torch.zeros((), device=parameter.device), **means}
         return self.state[parameter]
 
 
 class Muon:
-    """Momentum, orthogonalised: every update of a matrix has singular values near 1 (Jordan et al. 2024).
+    """Orthogonalised momentum: every update of a matrix has singular values near 1 (Jordan et al. 2024).
 
-    The update of an (m, n) matrix is scaled by √max(1, m/n). Matrices of one shape go through
-    Newton–Schulz as one batch, which costs a fraction of one at a time. A model cut into shards keeps
-    its momentum cut: each rank orthogonalises its share of the matrices and sends the shards back.
+    The update of an (m, n) matrix is scaled by √max(1, m/n). Matrices of one shape pass through Newton–Schulz
+    as one batch, at a fraction of the cost of one at a time. The momentum of a sharded model is sharded too.
     """
 
-    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
-        self.param_groups: list[dict[str, Any]] = [{"params": params, "lr": lr, "weight_decay": weight_decay}]
-        self.momentum = momentum
-        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+    def __init__(self, groups: list[Group], momentum: float) -> None:
+        self.param_groups, self.momentum, self.state = groups, momentum, State()
 
     @torch.no_grad()
     def step(self, skip: Tensor) -> None:
-        """Move the weights by their gradients; nothing changes where the device finds the scalar `skip` to be true."""
+        """Move the weights by their gradients, or change nothing if `skip`, a bool scalar on the device, is true."""
         moves = 1 - skip.float()
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            by_shape: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_shape[parameter.shape].append(parameter)
-            for shape, parameters in by_shape.items():
-                gradients = [local(parameter.grad) for parameter in parameters]
-                momenta = [local(self._momentum(parameter)) for parameter in parameters]
-                # Moved towards itself, the momentum stays what it is.
-                gradients = [torch.where(skip, m, g) for m, g in zip(momenta, gradients, strict=True)]
+                    by_shape[parameter.shape].append((parameter, local(parameter.grad)))
+            for (m, n), pairs in by_shape.items():
+                momenta = [local(self._momentum(parameter)) for parameter, _ in pairs]
+                # A skipped step moves the momentum towards itself.
+                gradients = [torch.where(skip, mean, grad) for mean, (_, grad) in zip(momenta, pairs, strict=True)]
                 torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
                 nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, self.momentum))
-                rate = moves * group["lr"] * math.sqrt(max(1, shape[0] / shape[1]))
-                updates = orthogonalize_shards(nesterov, parameters[0]).to(gradients[0].dtype) * rate
-                weights = [local(parameter) for parameter in parameters]
+                rate = moves * group["lr"] * math.sqrt(max(1, m / n))
+                updates = orthogonalize_shards(nesterov, pairs[0][0]).to(nesterov.dtype) * rate
+                weights = [local(parameter) for parameter, _ in pairs]
                 if group["weight_decay"]:
                     torch._foreach_mul_(weights, 1 - moves * group["lr"] * group["weight_decay"])
                 torch._foreach_sub_(weights, updates.unbind())
@@ -148,10 +129,10 @@ class Muon:
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrix to each of (N, m, n), roughly: singular values within 0.7…1.2.
+    """Return roughly the nearest semi-orthogonal matrix to each of (N, m, n): singular values within 0.7…1.2.
 
-    A quintic Newton–Schulz iteration (Jordan et al. 2024), in bf16 where that is faster, which is as
-    good, and in the given precision elsewhere.
+    A quintic Newton–Schulz iteration (Jordan et al. 2024), in bf16 where that is faster, which loses nothing
+    that matters, and in the given precision elsewhere.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.bfloat16() if multiplies_bf16(matrices.device) else matrices
@@ -165,43 +146,27 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The rows that this rank holds of a tensor cut into shards; the tensor itself when it is whole."""
-    return tensor.to_local() if is_sharded(tensor) else tensor
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, said without importing that."""
-    return hasattr(tensor, "to_local")
-
-
 def orthogonalize_shards(rows: Tensor, like: Tensor) -> Tensor:
-    """`orthogonalize` for matrices of which each rank has some rows, (N, rows, n), cut as `like` is.
+    """Orthogonalise N matrices of which this rank holds some rows, (N, rows, n), sharded as `like` is.
 
-    Every rank gets N / ranks of the matrices in one piece, works on these, and returns the rows.
+    Every rank receives its share of the matrices whole, and sends their rows back.
     """
     if not is_sharded(like):
         return orthogonalize(rows)
-    ranks, (m, n) = like.device_mesh.size(), like.shape
-    group, most_rows = like.device_mesh.get_group(), -(-m // ranks)
-    count = -(-len(rows) // ranks)  # matrices of one rank
-    sent = rows.new_zeros(ranks * count, most_rows, n)  # shards that are shorter, and matrices that are missing, are 0
-    sent[: len(rows), : rows.size(1)] = rows
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    # (ranks, count, rows, n) -> (count, ranks · rows, n): the shards of a matrix below each other
-    whole = received.view(ranks, count, most_rows, n).transpose(0, 1).reshape(count, ranks * most_rows, n)
-    whole[:, :m] = orthogonalize(whole[:, :m]).to(whole.dtype)
-    sent = whole.view(count, ranks, most_rows, n).transpose(0, 1).contiguous()  # may share memory with received
-    returned = torch.empty_like(received)
-    dist.all_to_all_single(returned, sent, group=group)
-    return returned[: len(rows), : rows.size(1)]
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh, shape = like.device_mesh, torch.Size((len(rows), *like.shape))
+    stride = (like.numel(), like.size(1), 1)
+    cut = DTensor.from_local(rows, mesh, [Shard(1)], shape=shape, stride=stride)
+    matrices = orthogonalize(cut.redistribute(placements=[Shard(0)]).to_local()).to(rows.dtype).contiguous()
+    shared = DTensor.from_local(matrices, mesh, [Shard(0)], shape=shape, stride=stride)
+    return shared.redistribute(placements=[Shard(1)]).to_local()
 
 
 def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Tensor]:
-    """What the optimizers remember, by parameter and kind: {"lm_head.weight.exp_avg": …}.
+    """Return the optimizers' state by parameter and kind: {"lm_head.weight.exp_avg": …}.
 
-    Rates and the like are not in it: they follow from the settings and the step.
+    Learning rates are not part of it: they follow from the settings and the step.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
@@ -213,40 +178,30 @@ def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Ten
 
 
 def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], state: dict[str, Tensor]) -> None:
-    """Give the optimizers what `optimizer_state` returned, whole or cut as the parameters are.
+    """Give the optimizers what `optimizer_state` returned, whole or sharded as the parameters are.
 
-    Raises ValueError when it is another model's or another optimizer's.
+    Raises ValueError for a parameter that the model does not have.
     """
     owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     parameters = dict(model.named_parameters())
     for key, tensor in state.items():
         name, _, kind = key.rpartition(".")
         if name not in parameters:
-            raise ValueError(f"it has optimizer state for {name}, which the model has not")
+            raise ValueError(f"it has optimizer state for {name}, which the model does not have")
         parameter = parameters[name]
-        owners[id(parameter)].state.setdefault(parameter, {})[kind] = cut_like(tensor.to(parameter.device), parameter)
-
-
-def cut_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor cut into shards as a parameter is; anything else as it is."""
-    if is_sharded(parameter) and not is_sharded(tensor) and tensor.shape == parameter.shape:
-        from torch.distributed.tensor import distribute_tensor
-
-        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
-    return tensor
+        owners[id(parameter)].state.setdefault(parameter, {})[kind] = shard_like(tensor.to(parameter.device), parameter)
 
 
 def schedule_factor(schedule: ScheduleConfig, step: int, progress: float) -> float:
-    """The factor on the peak learning rates for the update after `step` finished updates.
+    """Return the factor on the peak learning rates for the update after `step` finished updates.
 
-    progress: how much of the run is over, in [0, 1]; the decay follows it, the warm-up follows steps.
+    The warm-up counts steps; the decay follows `progress`, the share of the run that is over, in [0, 1].
     """
     warmup = min(1.0, (step + 1) / (schedule.warmup_steps + 1))
-    remaining = 1 - progress
     if schedule.name == "cosine":
         decay = 0.5 * (1 + math.cos(math.pi * progress))
     elif schedule.name == "warmup_stable_decay" and schedule.decay_fraction > 0:
-        decay = min(1.0, remaining / schedule.decay_fraction)
+        decay = min(1.0, (1 - progress) / schedule.decay_fraction)
     else:
         decay = 1.0
     return warmup * (schedule.final_factor + (1 - schedule.final_factor) * decay)

@@ -1,4 +1,4 @@
-"""What a run would take, said before it starts: parameters, memory, arithmetic, tokens, time; here or on a cluster."""
+"""What a run would take, predicted before it starts: parameters, arithmetic, memory, time, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from training.memory import (
     Memory,
     choose_micro_batch_size,
     free_memory,
-    largest_that_fits,
     predict_memory,
     trial_run,
+    windows_a_pass,
     windows_each,
 )
 from training.pretrained import load_origin
 from training.start import steps_to_take
 from training.step import take_step
 
-# The share of its peak arithmetic that a well-fed GPU reaches in training: 40% is what published GPT-2 runs report.
+# The share of its peak arithmetic that a well-fed GPU reaches in training; published GPT-2 runs report 40%.
 UTILISATION = 0.4
 DEVICES_A_MACHINE = 8
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU by its data sheet: dense bf16 (V100: fp16) operations, memory, and bytes each way a second."""
+    """A GPU by its data sheet: dense bf16 (V100: fp16) FLOP/s, bytes of memory, and bytes/s each way."""
 
     flops: float
     memory: float
@@ -55,48 +55,36 @@ DEVICES = {
 }
 
 
-def preflight(config: TrainConfig) -> str:
-    """The report of dry_run=true.
+def plan_run(config: TrainConfig) -> str:
+    """Return the report of dry_run=true.
 
-    Raises SettingsError for a plan.device that is not known, and what preparing the text raises.
+    Raises SettingsError for an unknown plan.device, a batch that does not divide, and text that cannot be had.
     """
-    if config.plan.device is not None and config.plan.device not in DEVICES:
-        raise SettingsError(f"plan.device={config.plan.device} is not known: choose one of {', '.join(DEVICES)}.")
-    if config.plan.device and config.batch_size % config.plan.devices:
-        raise SettingsError(
-            f"plan.devices={config.plan.devices} does not divide batch_size={config.batch_size}: change one."
-        )
-    windows_each(config, config.plan.devices if config.plan.device else 1)
+    name, devices = config.plan.device, config.plan.devices if config.plan.device else 1
+    if name is not None and name not in DEVICES:
+        raise SettingsError(f"plan.device={name} is not known: choose one of {', '.join(DEVICES)}.")
+    windows_each(config, devices)
     _, encoding = load_origin(config)
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=lambda _: None)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
     model = without_weights(config.model)
     flops = flops_per_token(model)
     config = replace(config, max_steps=steps_to_take(config, model))
-    lines = [
-        _parameters_line(model),
-        f"arithmetic  {si(flops)}FLOP a token, {si(flops * config.tokens_per_step)}FLOP a step (forward and backward)",
-        _text_line(config, len(data.train)),
-    ]
-    if config.plan.device is None:
-        return "\n".join(lines + _this_machine(config, flops))
-    return "\n".join(lines + _cluster(config, flops))
+    lines = _size_lines(config, model, flops, len(data.train))
+    return "\n".join(lines + (_cluster(config, flops, DEVICES[name]) if name else _this_machine(config, flops)))
 
 
-def _parameters_line(model: GPT) -> str:
-    parts = count_parameters(model)
+def _size_lines(config: TrainConfig, model: GPT, flops: float, epoch: int) -> list[str]:
+    parts, steps, size = count_parameters(model), config.max_steps, config.tokens_per_step
+    kinds = ("embedding", "attention", "mlp", "norms", "lm_head")
+    listed = ", ".join(f"{kind} {parts[kind]:,}" for kind in kinds if parts[kind])
     tied = ", which is lm_head too" if model.config.tie_embeddings else ""
-    listed = ", ".join(
-        f"{part} {parts[part]:,}" for part in ("embedding", "attention", "mlp", "norms", "lm_head") if parts[part]
-    )
-    return f"parameters  {parts.total():,} with {model.config.vocab_size:,} ids: {listed}{tied}"
-
-
-def _text_line(config: TrainConfig, tokens: int) -> str:
-    line, steps, size = f"text        {tokens:,} tokens an epoch", config.max_steps, config.tokens_per_step
-    if steps is None:
-        return line
-    return f"{line}; {steps:,} steps of {size:,} tokens are {steps * size / tokens:.2f} epochs"
+    epochs = f"; {steps:,} steps of {size:,} tokens are {steps * size / epoch:.2f} epochs" if steps else ""
+    return [
+        f"parameters  {parts.total():,} with {model.config.vocab_size:,} ids: {listed}{tied}",
+        f"arithmetic  {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
+        f"text        {epoch:,} tokens an epoch{epochs}",
+    ]
 
 
 def _memory_line(memory: Memory) -> str:
@@ -112,78 +100,62 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
     micro = choose_micro_batch_size(config, Ranks(), device, precision)
     memory = predict_memory(config, micro, precision)
     free = free_memory(device)
-    lines = [_memory_line(memory)]
-    lines.append(f"            and {si(memory.copy_for_saving)}B in main memory while a checkpoint is written")
+    copy = memory.weights + memory.optimizer
+    lines = [_memory_line(memory), f"            and {si(copy)}B in main memory while a checkpoint is written"]
     if device.type == "cpu":
-        lines.append(
-            f"            counted is what tensors hold; the allocator may keep up to {CPU_ALLOCATOR} times as much"
-        )
+        lines.append(f"            counted is what tensors hold; the allocator may keep {CPU_ALLOCATOR} times as much")
     if memory.peak > free:
         lines.append(f"            too much for the {si(free)}B free on {device}: lower micro_batch_size={micro}")
         return lines
     with fast_products(device):
-        seconds, windows = seconds_per_step(replace(config, micro_batch_size=micro), device, precision)
+        seconds, windows = seconds_per_step(config, micro, device, precision)
     rate = config.tokens_per_step / seconds
     step = f"a step took {seconds:.3g} s on {device}"
     if windows < config.batch_size:
-        step = (
-            f"a step would take {seconds:.3g} s on {device} (measured on {windows} of its {config.batch_size} windows)"
-        )
-    lines.append(
-        f"time        {_length(config, seconds)}, evaluations apart: "
-        f"{step}, {si(rate)}tokens/s, {si(rate * flops)}FLOP/s"
-    )
-    return lines
+        step = f"a step would take {seconds:.3g} s on {device} (measured on {windows} of {config.batch_size} windows)"
+    rates = f"{si(rate)}tokens/s, {si(rate * flops)}FLOP/s"
+    return [*lines, f"time        {_length(config, seconds)}, evaluations apart: {step}, {rates}"]
 
 
-def seconds_per_step(config: TrainConfig, device: torch.device, precision: torch.dtype) -> tuple[float, int]:
-    """The time of one step, and how many of its windows were measured.
-
-    They are those of one forward pass, or fewer where that would take over 20 s.
-    """
+def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
+    """Return the time of one step and how many windows were measured: `micro`, or as many as 20 s are enough for."""
     windows = 1
     while True:
-        run = trial_run(replace(config, batch_size=windows, micro_batch_size=None), device, precision)
+        run = trial_run(replace(config, batch_size=windows, micro_batch_size=None), device, dtype)
         take_step(run, 0)  # warms up, and makes the optimizer's state
         started = time.perf_counter()
         loss, _ = take_step(run, 1)
         loss.item()  # waits for the device
         seconds = time.perf_counter() - started
-        bigger = min(4 * windows, config.micro_batch_size)
-        if bigger == windows or seconds * bigger / windows > 20:
+        more = min(4 * windows, micro)
+        if more == windows or seconds * more / windows > 20:
             return seconds * config.batch_size / windows, windows
-        windows = bigger
+        windows = more
 
 
-def _cluster(config: TrainConfig, flops: float) -> list[str]:
-    name, devices = config.plan.device, config.plan.devices
-    device = DEVICES[name]
-    windows, micro = windows_each(config, devices), config.micro_batch_size
+def _cluster(config: TrainConfig, flops: float, device: Device) -> list[str]:
+    devices = config.plan.devices
+    windows = windows_each(config, devices)
     precision = torch.float32 if config.precision == "fp32" else torch.bfloat16
-    if micro == "auto":  # where not even one fits, the lines below say so
-        micro = largest_that_fits(config, windows, device.memory, precision, torch.device("cuda")) or 1
-    micro = micro or windows
+    micro = windows_a_pass(config, windows, device.memory, precision, "cuda") or 1  # the lines below say if none fits
     memory = predict_memory(config, micro, precision)
     state = memory.weights + memory.gradients + memory.optimizer
     block = memory.weights // config.model.n_layer
     compute = windows * config.model.block_size * flops / (device.flops * UTILISATION)
     way, speed = ("link", device.link) if devices <= DEVICES_A_MACHINE else ("network", device.network)
     share = (devices - 1) / devices
-    passes = windows // micro  # FSDP gathers the weights anew for each forward and backward pass
-    lines = [_memory_line(memory)]
-    lines.append(
-        f"plan        {devices} × {name}, {windows} windows each, {micro} at a time; compute {compute:.3g} s a step"
-    )
+    passes = windows // micro  # FSDP gathers the weights again for each forward and backward pass
     ways = {
         "ddp": (state + memory.activations, 2 * share * memory.gradients),
         "fsdp": (state / devices + memory.activations + 2 * block, (2 * passes + 1) * share * memory.weights),
     }
+    each = f"{devices} × {config.plan.device}, {windows} windows each, {micro} at a time"
+    lines = [_memory_line(memory), f"plan        {each}; compute {compute:.3g} s a step"]
     for how, (held, sent) in ways.items():
         fits = "fits" if held < 0.9 * device.memory else f"does NOT fit {si(device.memory)}B"
-        step = max(compute, sent / speed)
         lines.append(
             f"{how:12}{si(held)}B a GPU, {fits}; sends {si(sent)}B a step, {sent / speed:.3g} s over the {way} "
-            f"({sent / speed / compute:.0%} of compute); {_length(config, step)}"
+            f"({sent / speed / compute:.0%} of compute); {_length(config, max(compute, sent / speed))}"
         )
     lines.append(
         f"assumed     {UTILISATION:.0%} of {si(device.flops)}FLOP/s, {si(device.link)}B/s to the GPUs of a machine "
@@ -194,8 +166,10 @@ def _cluster(config: TrainConfig, flops: float) -> list[str]:
 
 
 def _length(config: TrainConfig, seconds_a_step: float) -> str:
-    """How long the run takes, and how many steps."""
-    steps, minutes = config.max_steps, config.max_minutes
-    in_time = max(1, round(60 * minutes / seconds_a_step)) if minutes else steps
-    steps = min(steps or in_time, in_time)
-    return f"{duration(steps * seconds_a_step)} for {steps:,} steps"
+    ends = [config.max_steps] if config.max_steps else []
+    if config.max_minutes:
+        ends.append(max(1, round(60 * config.max_minutes / seconds_a_step)))
+    return f"{duration(min(ends) * seconds_a_step)} for {min(ends):,} steps"
+
+
+preflight = plan_run  # until train.py says plan_run

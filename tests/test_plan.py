@@ -1,4 +1,4 @@
-"""What dry_run says before a run is what the run then takes; and a run that does not fit says what would."""
+"""What dry_run predicts is what the run then takes; a run that does not fit names the setting to lower."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from hydra import compose, initialize_config_dir
 from test_resume import ROOT, final_files, rows
 from torch.utils.flop_counter import FlopCounterMode
 
-import training.plan
 from errors import SettingsError
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
 from settings import CONF, to_settings
 from train import train
-from training import memory
+from training import memory, plan
 from training.config import OptimizerConfig, PlanConfig, TrainConfig
-from training.memory import largest_that_fits, predict_memory
-from training.plan import preflight
-from training.run import Run
+from training.memory import predict_memory
+from training.plan import plan_run
 from training.start import start_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -61,8 +59,8 @@ def test_the_operations_predicted_are_those_counted(head_size, width):
 
 @pytest.mark.parametrize("window", [None, 1, 8, 32, 100])
 def test_the_operations_of_attention_are_those_of_the_positions_seen(window):
-    config = GPTConfig(n_layer=2, n_embd=64, block_size=32, vocab_size=100)
-    parts = count_parameters(model := without_weights(replace(config, attention_window=window)))
+    config = GPTConfig(n_layer=2, n_embd=64, block_size=32, vocab_size=100, attention_window=window)
+    parts = count_parameters(model := without_weights(config))
     seen = np.mean([min(position + 1, window or 32) for position in range(32)])
     attention = flops_per_token(model) - 6 * (parts["attention"] + parts["mlp"] + 100 * 64)
     assert attention == pytest.approx(12 * 2 * 64 * seen, rel=0.04)
@@ -122,72 +120,58 @@ def test_predicting_takes_neither_the_memory_nor_the_time():
     assert predicted.peak > 15e9
 
 
-def test_dry_run_reports_all_kinds_and_trains_nothing(train_config):
-    report = preflight(replace(train_config, max_steps=1000))
-    for word in (
-        "parameters ",
-        " with 257 ids: embedding ",
-        "arithmetic ",
-        "text ",
-        "memory ",
-        "weights",
-        "gradients",
-        "optimizer",
-        "activations",
-        "what tensors hold",
-    ):
+def test_dry_run_trains_nothing_and_reports_about_the_time_that_the_run_then_takes(train_config):
+    report = plan_run(replace(train_config, max_steps=1000))
+    words = "parameters |with 257 ids: embedding |arithmetic |text |epochs|memory |weights|gradients|optimizer"
+    for word in f"{words}|activations|what tensors hold|time |for 1,000 steps|a step took".split("|"):
         assert word in report
-    assert "epochs" in report and "time " in report and "a step took" in report
     assert not Path(train_config.run_dir).exists()
-
-
-def test_the_time_to_finish_is_about_what_it_then_takes(train_config):
-    report = preflight(replace(train_config, max_steps=1))
     predicted = float(report.split("a step took ")[1].split()[0])
     train(replace(train_config, max_steps=60, eval_interval=100, checkpoint_interval=100, sample_tokens=0))
-    found = rows(train_config.run_dir)
-    assert len(found) == 61
+    assert len(rows(train_config.run_dir)) == 61
     last = json.loads((Path(train_config.run_dir) / "metrics.jsonl").read_text().splitlines()[59])
     assert 0.2 < predicted * 60 / last["seconds"] < 5  # a shared machine; a wrong unit or batch size is further off
 
 
 def test_a_budget_of_time_is_said_in_steps(train_config, monkeypatch):
-    monkeypatch.setattr(training.plan, "seconds_per_step", lambda *arguments: (0.5, 8))
-    assert "60.0 s for 120 steps" in preflight(replace(train_config, max_steps=None, max_minutes=1.0))
-    assert "3.5 s for 7 steps" in preflight(replace(train_config, max_steps=7, max_minutes=1.0))
+    monkeypatch.setattr(plan, "seconds_per_step", lambda *arguments: (0.5, 8))
+    assert "60.0 s for 120 steps" in plan_run(replace(train_config, max_steps=None, max_minutes=1.0))
+    assert "3.5 s for 7 steps" in plan_run(replace(train_config, max_steps=7, max_minutes=1.0))
 
 
 def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config):
-    train_config.plan.devices, train_config.plan.device = 8, "h100"
-    report = preflight(train_config)
+    train_config.plan = PlanConfig(devices=8, device="h100")
+    report = plan_run(train_config)
     for word in ("8 × h100", "ddp ", "fsdp ", "of compute", "assumed", "40% of 989", "a GPU, fits"):
         assert word in report
-    train_config.plan.device = "tpu"
-    with pytest.raises(SettingsError, match=r"plan\.device=tpu is not known: choose one of v100, a100"):
-        preflight(train_config)
-    train_config.plan.device, train_config.plan.devices = "h100", 3
-    with pytest.raises(SettingsError, match=r"plan\.devices=3 does not divide batch_size=8"):
-        preflight(train_config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "device", "named"),
+    [
+        ({}, 8, "tpu", r"plan\.device=tpu is not known: choose one of v100, a100"),
+        ({}, 3, "h100", "batch_size=8 is not a multiple of the 3 processes"),
+        (dict(batch_size=24, micro_batch_size=4), 4, "h100", "batch_size=24 .* the 4 processes × micro_batch_size=4"),
+    ],
+    ids=str,
+)
+def test_a_plan_that_cannot_be_is_refused_before_the_text_is_prepared(
+    train_config, settings, devices, device, named, monkeypatch
+):
+    monkeypatch.setattr(plan, "prepare", lambda *arguments, **options: pytest.fail("prepared"))
+    with pytest.raises(SettingsError, match=named):
+        plan_run(replace(train_config, **settings, plan=PlanConfig(devices=devices, device=device)))
 
 
 def test_a_plan_passes_as_many_windows_at_once_as_the_run_would(train_config, monkeypatch):
-    config = replace(train_config, batch_size=24, micro_batch_size=4)
-    config.plan = PlanConfig(devices=4, device="h100")
-    monkeypatch.setattr(training.plan, "prepare", lambda *arguments, **options: pytest.fail("prepared"))
-    with pytest.raises(SettingsError, match="micro_batch_size=4 does not divide the 6 windows of batch_size=24"):
-        preflight(config)
-    monkeypatch.undo()
-    monkeypatch.setattr(training.plan, "seconds_per_step", lambda config, *arguments: (2, config.micro_batch_size))
+    monkeypatch.setattr(plan, "seconds_per_step", lambda config, micro, *arguments: (2, micro))
     auto = replace(train_config, micro_batch_size="auto", eval_batch_size=1)
     auto.model.vocab_size = 257
-    free = int(1.05 * memory.CPU_ALLOCATOR * predict_memory(auto, 2).peak)
-    monkeypatch.setattr(memory, "free_memory", lambda device: free)
-    assert "a step would take 2 s on cpu (measured on 2 of its 8 windows)" in preflight(auto)
-    h100 = training.plan.DEVICES["h100"]
-    small = replace(h100, memory=1.05 * predict_memory(auto, 2, torch.float32).peak / 0.8)
-    monkeypatch.setitem(training.plan.DEVICES, "h100", small)
-    auto.plan = PlanConfig(devices=2, device="h100")
-    assert "4 windows each, 2 at a time" in preflight(auto)
+    peak = predict_memory(auto, 2).peak
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(1.05 * memory.CPU_ALLOCATOR * peak))
+    assert "a step would take 2 s on cpu (measured on 2 of 8 windows)" in plan_run(auto)
+    monkeypatch.setitem(plan.DEVICES, "h100", replace(plan.DEVICES["h100"], memory=1.05 * peak / 0.8))
+    assert "4 windows each, 2 at a time" in plan_run(replace(auto, plan=PlanConfig(devices=2, device="h100")))
 
 
 @pytest.mark.parametrize("dry_run", ["dry_run=true", "dry_run=True", "++dry_run=yes"])
@@ -202,9 +186,9 @@ def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path, dry
 def test_auto_takes_the_largest_micro_batch_that_fits_and_changes_no_result(train_config, tmp_path, monkeypatch):
     config = replace(train_config, sample_tokens=0, eval_batch_size=1, optimizer=OptimizerConfig(name="adamw", lr=1e-3))
     config.model.vocab_size = 257
-    peaks = {size: predict_memory(config, size).peak for size in (8, 4, 2, 1)}
-    assert peaks[8] > peaks[4] > peaks[2] > peaks[1]
-    monkeypatch.setattr(memory, "free_memory", lambda device: int(1.05 * memory.CPU_ALLOCATOR * peaks[4]))
+    peaks = [predict_memory(config, size).peak for size in (8, 4, 2, 1)]
+    assert peaks == sorted(peaks, reverse=True)
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(1.05 * memory.CPU_ALLOCATOR * peaks[1]))
     auto = replace(config, micro_batch_size="auto")
     assert start_run(replace(auto, run_dir=str(tmp_path / "other"))).micro_batch_size == 4
     train(auto)
@@ -216,20 +200,21 @@ def test_auto_takes_the_largest_micro_batch_that_fits_and_changes_no_result(trai
         train(replace(auto, run_dir=str(tmp_path / "none")))
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
-def test_running_out_of_memory_names_the_micro_batch_that_would_fit(train_config, monkeypatch, error):
-    def full(run: Run, step: int):
-        raise error("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+@pytest.mark.parametrize(
+    ("error", "size", "remedy"),
+    [
+        (torch.OutOfMemoryError, 8, "set micro_batch_size=4;"),
+        (RuntimeError, 3, "set micro_batch_size=1;"),
+        (MemoryError, 1, "choose a smaller model or model.block_size;"),
+    ],
+)
+def test_running_out_of_memory_names_a_smaller_micro_batch(train_config, monkeypatch, error, size, remedy):
+    def full(run, step):
+        raise error("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes\nmore")
 
-    train_config.model.vocab_size, train_config.eval_batch_size = 257, 1
-    free = int(1.05 * memory.CPU_ALLOCATOR * predict_memory(train_config, 2).peak)
     monkeypatch.setattr("training.step.take_step", full)
-    monkeypatch.setattr(memory, "free_memory", lambda device: free)
-    monkeypatch.setattr(memory, "largest_that_fits", lambda *arguments: 2)
-    with pytest.raises(SettingsError, match=r"micro_batch_size=8 is more than .* holds .*: set micro_batch_size=2;"):
-        train(train_config)
-    monkeypatch.undo()
-    assert largest_that_fits(train_config, 8, free, torch.float32, torch.device("cpu")) == 2
+    with pytest.raises(SettingsError, match=rf"micro_batch_size={size} needs .* \(.* allocate 99 bytes\): {remedy}"):
+        train(replace(train_config, batch_size=size))
 
 
 def test_a_model_or_a_batch_beyond_all_memory_is_refused(train_config, tmp_path):
@@ -237,7 +222,7 @@ def test_a_model_or_a_batch_beyond_all_memory_is_refused(train_config, tmp_path)
     with pytest.raises(SettingsError, match=r"weights are more than .* holds .*: lower model\.n_embd=1000000000000"):
         train(too_wide)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(SettingsError, match="micro_batch_size=1000000000000 windows of text are more than"):
+    with pytest.raises(SettingsError, match="micro_batch_size=1000000000000 needs more memory than there is"):
         train(replace(train_config, batch_size=10**12))
 
 
