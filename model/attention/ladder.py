@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from model.attention.contract import obeys_contract
+from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, obeys_contract
 from model.attention.functional import matmul
 from model.attention.layer import CausalSelfAttention, MultiHeadAttention, make_rope
 from model.config import AttentionConfig
@@ -135,7 +135,7 @@ class StackedHeads(MultiHeadAttention):
 
 
 @obeys_contract
-def head_by_head(q, k, v, allowed, bias, scale, dropout_p):
+def head_by_head(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The attention of each head by itself, the results stacked."""
 
     def of_head(overlay: Tensor | None, h: int) -> Tensor | None:
