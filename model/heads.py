@@ -87,7 +87,7 @@ def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
     allowed = (position + 1).clamp(max=window)  # (T,): the positions that each query may attend to
     most = allowed.log().mean()
 
-    def measure(weights: Float[Tensor, "B H T T"]) -> tuple[list[float], ...]:
+    def measure(weights: Float[Tensor, "B H T T"]) -> tuple[list[float], list[float], list[float], float | None]:
         weights = F.normalize(weights.clamp(min=0), p=1, dim=-1)
         entropy = torch.special.entr(weights).sum(-1).mean((0, 2))  # (B, H, T, T) -> (H,)
         distance = (weights * back).sum(-1).mean((0, 2))
@@ -96,7 +96,7 @@ def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
     return HeadStatistics(*map(list, zip(*for_each_layer(model, tokens, measure), strict=True)))
 
 
-def head_similarity(weights: Float[Tensor, "B H T T"]) -> float | None:
+def head_similarity(weights: Float[Tensor, "B H T S"]) -> float | None:
     """1 minus the Jensen–Shannon divergence in bits, the mean over pairs of heads and queries; None for one head."""
     H = weights.size(1)
     if H == 1:

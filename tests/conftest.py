@@ -17,7 +17,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
+from jaxtyping import config as checks
+from jaxtyping import install_import_hook
 from omegaconf import OmegaConf
+
+install_import_hook("model", "beartype.beartype")  # every annotation in model/ is checked while the tests run
 
 from data.config import DataConfig, TokenizerConfig
 from model.attention.contract import obeys_contract
@@ -36,6 +40,14 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _repeatable():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Leave annotations unchecked: for arguments that are wrong on purpose, and for torch.compile."""
+    checks.update("jaxtyping_disable", True)
+    yield
+    checks.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

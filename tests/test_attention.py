@@ -367,6 +367,7 @@ def test_sdpa_takes_the_fused_kernels_of_a_cpu_for_longer_texts_only(T, is_fused
 Q, K, V = (2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8)
 
 
+@pytest.mark.usefixtures("unchecked")
 @everything_under_contract
 @pytest.mark.parametrize(
     ("shapes", "arguments", "message"),

@@ -313,6 +313,7 @@ def test_a_cache_that_is_too_short_is_a_value_error_that_names_the_shapes(form):
         attention(torch.randn(2, 5, C), cache=cache_for(attention, 2, 4))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_positions_that_do_not_fit_are_a_value_error_that_names_the_shapes():
     with pytest.raises(ValueError, match=r"positions \(2, 4\).*\(2, 5, 16\)"):
         layer()(torch.randn(2, 5, C), positions=torch.zeros(2, 4, dtype=torch.long))
@@ -320,6 +321,7 @@ def test_positions_that_do_not_fit_are_a_value_error_that_names_the_shapes():
         layer()(torch.randn(2, 5, C), positions=torch.zeros(3, 5, dtype=torch.long))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_it_compiles_into_one_graph():
     attention = layer()
     compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)

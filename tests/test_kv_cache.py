@@ -80,6 +80,7 @@ def test_a_text_outgrows_its_cache_as_a_window_over_what_is_left(position):
         torch.testing.assert_close(y, layer(x[:, 4 : t + 1], positions=torch.arange(4, t + 1))[:, -1:])
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("act", "message"),
     [

@@ -41,6 +41,7 @@ def test_a_window_of_no_positions_is_an_error():
         sliding_window_mask(3, 3, 0)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_padding_is_the_same_for_every_head_and_query():
     mask = padding_mask(torch.tensor([[1, 1], [1, 0], [1, 0]]))
     assert mask.shape == (3, 1, 1, 2)

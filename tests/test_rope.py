@@ -75,6 +75,7 @@ def test_default_positions_are_right_up_to_the_last_of_any_length(length):
     torch.testing.assert_close(rope(x), rope(x, torch.arange(length)))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("dtype", "step"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 def test_half_precision_is_rounded_once_and_after_the_rotation(dtype, step):
     rope, x, positions = RotaryEmbedding(8), torch.randn(3, 50, 8).to(dtype), torch.arange(900, 950)
@@ -136,6 +137,7 @@ def test_any_memory_layout_gives_the_same():
     torch.testing.assert_close(rope(odd), wanted)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_compiled_and_eager_turn_alike():
     rope, x = RotaryEmbedding(8), torch.randn(2, 5, 8)
     compiled = torch.compile(rope, backend="aot_eager", fullgraph=True)
@@ -157,6 +159,7 @@ def test_angles_first_needed_in_inference_serve_training():
     assert x.grad.isfinite().all()
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("make", "message"),
     [

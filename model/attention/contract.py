@@ -1,10 +1,10 @@
-"""What every attention function agrees on: its arguments, their checks, and the cases they reduce to.
+"""The contract of every attention function: its arguments, their checks, and the cases they reduce to.
 
 An attention function has this signature and meaning, however it computes:
 
     attend(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None)
 
-    q          (…, H, T, D)     queries; any number of leading dimensions, none included
+    q          (…, H, T, D)     queries; any number of leading dimensions, or none
     k          (…, Hkv, S, D)   keys; Hkv divides H, and H / Hkv query heads share a key head
     v          (…, Hkv, S, Dv)  values; Dv may differ from D
     mask       broadcasts to (…, H, T, S): True or 1 = may attend, False or 0 = may not
@@ -15,59 +15,72 @@ An attention function has this signature and meaning, however it computes:
     scale      factor on the products, 1/√D when None
     returns    (…, H, T, Dv); a query that may attend nowhere gets zeros, and no gradient
 
-They raise ValueError, naming the shapes, when the arguments do not fit together. Most are written as their
-mathematics alone, and obeys_contract() does the rest.
+It raises ValueError, naming the shapes, when the arguments do not fit together. Most functions are only
+their mathematics; obeys_contract() does the rest.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from model.masks import as_bool, causal_mask, check_broadcast
 
+Query = Float[Tensor, "*lead H T D"]
+Key = Float[Tensor, "*lead Hkv S D"]
+Value = Float[Tensor, "*lead Hkv S Dv"]
+Output = Float[Tensor, "*lead H T Dv"]
+# What broadcasts to (…, H, T, S): full rank or, where it is the same for all, fewer axes.
+Overlay = Shaped[Tensor, "*#lead #H #T #S"] | Shaped[Tensor, "#T #S"] | Shaped[Tensor, "#S"] | Shaped[Tensor, ""]
+Mask = Overlay | None
+Bias = Float[Overlay, ""] | None
+Allowed = Bool[Overlay, ""] | None
 
+
+@runtime_checkable
 class AttentionFunction(Protocol):
     """The contract above as a type."""
 
     def __call__(
         self,
-        q: Float[Tensor, "... H T D"],
-        k: Float[Tensor, "... Hkv S D"],
-        v: Float[Tensor, "... Hkv S Dv"],
+        q: Query,
+        k: Key,
+        v: Value,
         *,
-        mask: Shaped[Tensor, " ..."] | None = None,
-        bias: Float[Tensor, " ..."] | None = None,
+        mask: Mask = None,
+        bias: Bias = None,
         is_causal: bool = False,
         dropout_p: float = 0.0,
         scale: float | None = None,
-    ) -> Float[Tensor, "... H T Dv"]: ...
+    ) -> Output: ...
 
 
-_, *PARAMETERS = inspect.signature(AttentionFunction.__call__).parameters.values()  # all but self
-SIGNATURE = inspect.signature(AttentionFunction.__call__).replace(parameters=PARAMETERS)
+Mathematics = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, float], Tensor]
 
 
-def states_contract(attend: Callable[..., Tensor]) -> AttentionFunction:
-    """A function that takes the contract's arguments as they are, with its full signature for help()."""
-    attend.__signature__ = SIGNATURE
-    return attend
+def obeys_contract(compute: Mathematics) -> AttentionFunction:
+    """Make an attention function of its mathematics, `compute(q, k, v, allowed, bias, scale, dropout_p)`.
 
-
-def obeys_contract(compute: Callable[..., Tensor]) -> AttentionFunction:
-    """The attention function whose mathematics is `compute(q, k, v, allowed, bias, scale, dropout_p)`.
-
-    compute gets checked arguments: k and v with all H heads, `allowed` (bool, broadcasts to (…, H, T, S), at
-    least one key for every query) or None where all is, `scale` as a number. Its result for a query that may
-    attend nowhere is replaced by zeros.
+    compute gets checked arguments: k and v with all H heads; `allowed`, which is None where every pair is,
+    or bool with at least one key for every query; `scale` as a number. Its result for a query that may attend
+    nowhere is replaced by zeros.
     """
 
-    def attend(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None):
+    def attend(
+        q: Query,
+        k: Key,
+        v: Value,
+        *,
+        mask: Mask = None,
+        bias: Bias = None,
+        is_causal: bool = False,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+    ) -> Output:
         check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
         allowed, has_keys = allowed_keys(q, k, mask, is_causal)
         H, D = q.shape[-3], q.shape[-1]
@@ -75,15 +88,15 @@ def obeys_contract(compute: Callable[..., Tensor]) -> AttentionFunction:
         y = compute(q, repeat_heads(k, H), repeat_heads(v, H), allowed, bias, scale, dropout_p)
         return zero_empty_rows(y, has_keys)
 
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # the signature stays attend's own
         setattr(attend, name, getattr(compute, name))
-    return states_contract(attend)
+    return attend
 
 
 def check_arguments(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, dropout_p: float
 ) -> None:
-    """Raises ValueError unless the arguments obey the contract; on a good call it costs a microsecond or two."""
+    """Raise ValueError unless the arguments obey the contract; a good call costs a microsecond or two."""
     qs, ks, vs = q.shape, k.shape, v.shape
     if (
         len(qs) < 3
@@ -115,24 +128,19 @@ def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str:
     if q[:-3] != k[:-3] or k[:-3] != v[:-3]:
         return f"the leading dimensions of q, k and v must be equal: {shapes}."
     if q[-1] != k[-1]:
-        return f"queries and keys must have the same size D to be multiplied: {shapes}."
+        return f"queries and keys must have the same size D: {shapes}."
     if k[:-1] != v[:-1]:
         return f"every key needs one value, so k and v must agree in Hkv and S: {shapes}."
     return f"the {k[-3]} key/value heads must divide the {q[-3]} query heads: {shapes}."
 
 
-def allowed_keys(
-    q: Float[Tensor, "... H T D"],
-    k: Float[Tensor, "... Hkv S D"],
-    mask: Shaped[Tensor, " ..."] | None,
-    is_causal: bool,
-) -> tuple[Bool[Tensor, " ..."] | None, Bool[Tensor, " ..."] | None]:
+def allowed_keys(q: Query, k: Key, mask: Mask, is_causal: bool) -> tuple[Allowed, Allowed]:
     """Reduce mask and is_causal to (allowed, has_keys), each None where it would be all True.
 
-    `allowed` broadcasts to (…, H, T, S). `has_keys` (…, T, 1) is False for an empty row: a query that may
-    attend nowhere. A softmax over nothing is 0/0, and its NaN survives any later multiplication by zero,
-    forwards and backwards. So `allowed` opens an empty row to every key, which keeps all numbers finite,
-    and zero_empty_rows() then cuts the row out of the result, and with it out of the gradient.
+    `allowed` broadcasts to (…, H, T, S). `has_keys`, (…, T, 1), is False for an empty row: a query that may
+    attend nowhere. A softmax over nothing is 0/0, and its NaN survives multiplication by zero, forwards and
+    backwards. So `allowed` opens an empty row to every key, which keeps all numbers finite, and
+    zero_empty_rows() then cuts the row out of the result, and with it out of the gradient.
     """
     T, S = q.shape[-2], k.shape[-2]
     if mask is None:
@@ -147,27 +155,25 @@ def allowed_keys(
     return allowed | ~has_keys, has_keys
 
 
-def zero_empty_rows(
-    y: Float[Tensor, "... H T D"], has_keys: Bool[Tensor, "... T 1"] | None
-) -> Float[Tensor, "... H T D"]:
-    """The result with zeros for every query that has no key."""
+def zero_empty_rows(y: Output, has_keys: Allowed) -> Output:
+    """Return y with zeros for every query that has no key."""
     return y if has_keys is None else y.masked_fill(~has_keys, 0.0)
 
 
-def repeat_heads(x: Float[Tensor, "... Hkv S D"], H: int) -> Float[Tensor, "... H S D"]:
+def repeat_heads(x: Float[Tensor, "*lead Hkv S D"], H: int) -> Float[Tensor, "*lead {H} S D"]:
     """Give every query head its own copy of the key/value head it shares (Ainslie et al. 2023)."""
     return x if x.shape[-3] == H else x.repeat_interleave(H // x.shape[-3], dim=-3)
 
 
-def fold(t: Shaped[Tensor, "... H T D"]) -> Shaped[Tensor, "B H T D"]:
+def fold(t: Shaped[Tensor, " ..."]) -> Shaped[Tensor, "B H T D"]:
     """Fold or add leading axes: torch's kernels are fused for exactly four."""
     if t.ndim == 4:
         return t
     return t.flatten(0, -4) if t.ndim > 4 else t.reshape((1,) * (4 - t.ndim) + t.shape)
 
 
-def fold_overlay(overlay: Shaped[Tensor, " ..."], q: Float[Tensor, "... H T D"], S: int) -> Shaped[Tensor, "B H T S"]:
-    """A mask or bias folded like q, with B, H or T of 1 where it is the same for all."""
+def fold_overlay(overlay: Overlay, q: Query, S: int) -> Shaped[Tensor, " B #H #T {S}"]:
+    """Fold a mask or bias like q, with B, H or T of 1 where it is the same for all."""
     if overlay.shape[-1] != S:  # the kernels broadcast every axis but the last
         overlay = overlay.expand(*overlay.shape[:-1], S).contiguous()
     if q.ndim > 4 and overlay.ndim > 3:  # several leading axes become one only when all are there

@@ -12,11 +12,32 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from model.attention.contract import allowed_keys, check_arguments, fold, fold_overlay, states_contract, zero_empty_rows
+from model.attention.contract import (
+    Bias,
+    Key,
+    Mask,
+    Output,
+    Query,
+    Value,
+    allowed_keys,
+    check_arguments,
+    fold,
+    fold_overlay,
+    zero_empty_rows,
+)
 
 
-@states_contract
-def flex(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None):
+def flex(
+    q: Query,
+    k: Key,
+    v: Value,
+    *,
+    mask: Mask = None,
+    bias: Bias = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Output:
     """The contract by flex_attention (Dong et al. 2024): blocks the mask rules out are never computed.
 
     Raises ValueError also for what flex_attention lacks: dropout anywhere, gradients on the CPU.
@@ -60,11 +81,14 @@ def _causal_block_mask(T: int, S: int, device: torch.device) -> BlockMask:
 def _dense_block_mask(allowed: Bool[Tensor, "B H T S"]) -> BlockMask:
     B, H, T, S = allowed.shape
     several, heads = B > 1, H > 1  # one mask for all is looked up at 0
-
-    def may_attend(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return allowed[b if several else 0, h if heads else 0, t, s]
-
-    return create_block_mask(may_attend, B if several else None, H if heads else None, T, S, device=allowed.device)
+    return create_block_mask(
+        lambda b, h, t, s: allowed[b if several else 0, h if heads else 0, t, s],
+        B if several else None,
+        H if heads else None,
+        T,
+        S,
+        device=allowed.device,
+    )
 
 
 def _adding(bias: Float[Tensor, "B H T S"]) -> Callable[..., Tensor]:

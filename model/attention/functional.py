@@ -14,18 +14,24 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
 from model.attention.contract import (
+    Allowed,
     AttentionFunction,
+    Bias,
+    Key,
+    Mask,
+    Output,
+    Query,
+    Value,
     allowed_keys,
     check_arguments,
     fold,
     fold_overlay,
     obeys_contract,
     repeat_heads,
-    states_contract,
     zero_empty_rows,
 )
 from model.attention.flex import flex
@@ -34,7 +40,7 @@ SHORT = 256  # up to this many queries and keys `bmm` beats the fused kernels of
 
 
 @obeys_contract
-def matmul(q, k, v, allowed, bias, scale, dropout_p):
+def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), a step a line."""
     # How well does each key answer each query? One dot product for every pair.
     scores = q @ k.transpose(-2, -1)  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
@@ -63,7 +69,7 @@ def matmul(q, k, v, allowed, bias, scale, dropout_p):
 
 
 @obeys_contract
-def einsum(q, k, v, allowed, bias, scale, dropout_p):
+def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same in index notation: which axes meet and which stay is written out, nothing is transposed."""
     scores = torch.einsum("...td,...sd->...ts", q, k) * scale
     if bias is not None:
@@ -75,7 +81,7 @@ def einsum(q, k, v, allowed, bias, scale, dropout_p):
 
 
 @obeys_contract
-def bmm(q, k, v, allowed, bias, scale, dropout_p):
+def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same with batch and heads folded into one axis, N = … × H.
 
     baddbmm multiplies, scales and adds in one pass, so mask and bias become one matrix of 0 and −∞ to add.
@@ -95,7 +101,7 @@ def bmm(q, k, v, allowed, bias, scale, dropout_p):
 
 
 @obeys_contract
-def loop(q, k, v, allowed, bias, scale, dropout_p):
+def loop(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same a query at a time. In float64 it is the reference the other forms are held to."""
     every_pair = (*q.shape[:-1], k.shape[-2])  # (…, H, T, S)
     bias = None if bias is None else bias.expand(every_pair)
@@ -114,8 +120,17 @@ def loop(q, k, v, allowed, bias, scale, dropout_p):
     return torch.cat(rows, dim=-2)
 
 
-@states_contract
-def sdpa(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None):
+def sdpa(
+    q: Query,
+    k: Key,
+    v: Value,
+    *,
+    mask: Mask = None,
+    bias: Bias = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Output:
     """The same in the fastest way: torch's fused kernels, but for short texts on a CPU `bmm`.
 
     There the kernels save no time, in bf16 they cost several times as much, and the matrix they avoid is small.
@@ -124,8 +139,17 @@ def sdpa(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale
     return how(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
 
 
-@states_contract
-def fused(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None):
+def fused(
+    q: Query,
+    k: Key,
+    v: Value,
+    *,
+    mask: Mask = None,
+    bias: Bias = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Output:
     """The same by torch's fused kernels, in whichever way they are right and need no (T, S) matrix."""
     check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
     T, S = q.shape[-2], k.shape[-2]
@@ -168,15 +192,15 @@ def fused(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scal
 
 
 def attention_weights(
-    q: Float[Tensor, "... H T D"],
-    k: Float[Tensor, "... Hkv S D"],
+    q: Query,
+    k: Key,
     *,
-    mask: Shaped[Tensor, " ..."] | None = None,
-    bias: Float[Tensor, " ..."] | None = None,
+    mask: Mask = None,
+    bias: Bias = None,
     is_causal: bool = False,
     scale: float | None = None,
     attend: AttentionFunction = matmul,
-) -> Float[Tensor, "... H T S"]:
+) -> Float[Tensor, "*lead H T S"]:
     """The weights of any attention function, for pictures.
 
     Attention returns weights @ v, so with the identity matrix for values it returns the weights.

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from model import config
-from model.attention.contract import AttentionFunction, obeys_contract
+from model.attention.contract import Allowed, AttentionFunction, Bias, Key, Output, Query, Value, obeys_contract
 from model.attention.functional import softmax_dtype
 
 
 @obeys_contract
-def softmax1(q, k, v, allowed, bias, scale, dropout_p):
+def softmax1(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """Softmax with 1 added to its denominator: a head may give its weight to nothing (Miller 2023)."""
     scores = q @ k.transpose(-2, -1) * scale  # (…, H, T, S)
     if bias is not None:
