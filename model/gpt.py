@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from model.attention import make_attention
@@ -43,7 +43,7 @@ class GPT(nn.Module):
         self,
         tokens: Int[Tensor, "B T"],
         *,
-        attention_mask: Int[Tensor, "B S"] | None = None,
+        attention_mask: Shaped[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "B T"] | Int[Tensor, " T"] | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T V"]:
@@ -60,7 +60,7 @@ class GPT(nn.Module):
         self,
         tokens: Int[Tensor, "B T"],
         *,
-        attention_mask: Int[Tensor, "B S"] | None = None,
+        attention_mask: Shaped[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "B T"] | Int[Tensor, " T"] | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T C"]:
@@ -87,7 +87,10 @@ class GPT(nn.Module):
         return logits
 
     def embed_positions(
-        self, tokens: Int[Tensor, "B T"], positions: Int[Tensor, "B T"] | None, cache: KVCache | None
+        self,
+        tokens: Int[Tensor, "B T"],
+        positions: Int[Tensor, "B T"] | Int[Tensor, " T"] | None,
+        cache: KVCache | None,
     ) -> Float[Tensor, "B T C"] | Float[Tensor, "T C"]:
         """The learned embedding of each position; ValueError when there are more positions than were learned."""
         if positions is None:
@@ -134,7 +137,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Float[Tensor, "B T C"], **context) -> Float[Tensor, "B T C"]:
+    def forward(self, x: Float[Tensor, "B T C"], **context: Tensor | KVCache | int | None) -> Float[Tensor, "B T C"]:
         """x plus what its attention and its MLP add; `context` is the attention's mask, positions and cache."""
         x = x + self.dropout(self.attention(self.attention_norm(x), **context))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
