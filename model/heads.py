@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from model.attention import CausalSelfAttention
 from model.gpt import GPT
 
 Result = TypeVar("Result")
@@ -19,34 +20,34 @@ Result = TypeVar("Result")
 
 @dataclass
 class HeadStatistics:
-    """Figures of the attention weights, the mean over all queries of some texts; lists of layers, of their heads.
+    """Figures of the attention weights: means over all queries of some texts, listed by layer, then head.
 
-    A variant's rows may not sum to 1, or hold negative weights: the figures are those of each row's positive
-    weights, divided by their sum.
+    A variant's rows may hold negative weights, or not sum to 1: what counts is each row's positive weights,
+    divided by their sum.
     """
 
     entropy: list[list[float]]
     """Nats: 0 where a head attends to one position, ln n where it spreads evenly over n."""
     relative_entropy: list[list[float]]
-    """The same as a share of what an even average of all allowed positions has: 1 is attention=average."""
+    """Entropy as a share of that of an even average over all allowed positions: 1 is attention=average."""
     distance: list[list[float]]
-    """How many positions back a head attends, each weighted by its weight (Vig & Belinkov 2019)."""
+    """How many positions back a head attends, weighted by its weights (Vig & Belinkov 2019)."""
     similarity: list[float | None]
-    """A layer's heads in pairs: 1 minus the Jensen–Shannon divergence of their rows in bits, the distance
-    of Clark et al. 2019. 1: the same weights; 0: no position in common. None where there is one head."""
+    """By layer: 1 minus the Jensen–Shannon divergence between heads in bits, the mean over pairs (the distance of
+    Clark et al. 2019). 1: the same weights; 0: no position in common. None where there is one head."""
 
 
 @torch.no_grad()
 def for_each_layer(
     model: GPT, tokens: Int[Tensor, "B T"], function: Callable[[Float[Tensor, "B H T T"]], Result]
 ) -> list[Result]:
-    """`function` of the weights with which each layer's heads attend, dropout off; the model's mode stays.
+    """Return `function` of each layer's attention weights, dropout off; the model's mode stays as it was.
 
     A form with one head has H = 1. One layer's weights are in memory at a time.
     """
-    results = []
+    results: list[Result] = []
 
-    def visit(attention, args, kwargs) -> None:
+    def visit(attention: CausalSelfAttention, args: tuple, kwargs: dict) -> None:
         weights = attention.weights(*args, mask=kwargs["mask"], positions=kwargs["positions"])
         results.append(function(weights))
 
@@ -63,17 +64,17 @@ def for_each_layer(
 
 
 def attention_maps(model: GPT, tokens: Int[Tensor, "1 T"]) -> Float[Tensor, "L H T T"]:
-    """The weights of every layer and head for one text, on the CPU."""
+    """Return the weights of every layer and head for one text, in float32 on the CPU."""
     return torch.stack(for_each_layer(model, tokens, lambda weights: weights[0])).float().cpu()
 
 
 def brightness(maps: Float[Tensor, "L H T T"]) -> tuple[Float[Tensor, "L H T T"], float, str]:
-    """For pictures: weights as shares, from 0 to 1, of the brightest one, which is 1 or a variant's largest above it.
+    """Return weights as shares of the brightest for pictures, the brightest itself, and a note on how to read them.
 
-    Also what the brightest is, and, if the picture is not simply that of weights from 0 to 1, how to read it.
+    The brightest is 1, or a variant's largest weight above it. The note is empty for weights from 0 to 1.
     """
     brightest = max(1.0, maps.max().item())
-    beyond = brightest > 1 or maps.min() < 0
+    beyond = brightest > 1 or bool(maps.min() < 0)
     note = f"the brightest is a weight of {brightest:.3g}, and weights below 0 are drawn as 0" if beyond else ""
     return maps.clamp(min=0) / brightest, brightest, note
 
@@ -81,10 +82,9 @@ def brightness(maps: Float[Tensor, "L H T T"]) -> tuple[Float[Tensor, "L H T T"]
 def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
     """Measure every head of a model on some texts."""
     T = tokens.size(1)
-    window = model.config.attention_window or T
     position = torch.arange(T, device=tokens.device)
     back = position[:, None] - position  # (T, T): how far key s lies behind query t
-    allowed = (position + 1).clamp(max=window)  # (T,): the positions that each query may attend to
+    allowed = (position + 1).clamp(max=model.config.attention_window or T)  # (T,): the keys in sight of each query
     most = allowed.log().mean()
 
     def measure(weights: Float[Tensor, "B H T T"]) -> tuple[list[float], list[float], list[float], float | None]:
@@ -93,11 +93,15 @@ def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
         distance = (weights * back).sum(-1).mean((0, 2))
         return entropy.tolist(), (entropy / most).tolist(), distance.tolist(), head_similarity(weights)
 
-    return HeadStatistics(*map(list, zip(*for_each_layer(model, tokens, measure), strict=True)))
+    entropy, relative_entropy, distance, similarity = zip(*for_each_layer(model, tokens, measure), strict=True)
+    return HeadStatistics(list(entropy), list(relative_entropy), list(distance), list(similarity))
 
 
 def head_similarity(weights: Float[Tensor, "B H T S"]) -> float | None:
-    """1 minus the Jensen–Shannon divergence in bits, the mean over pairs of heads and queries; None for one head."""
+    """Return 1 minus the Jensen–Shannon divergence in bits, the mean over pairs of heads and queries.
+
+    None for one head.
+    """
     H = weights.size(1)
     if H == 1:
         return None

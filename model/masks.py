@@ -1,8 +1,8 @@
-"""What is laid over the scores: which keys a query may see (masks), and at what penalty (ALiBi).
+"""What lies over the scores: which keys a query may see (masks), and at what penalty (ALiBi).
 
 A mask is True where a query may attend. Queries are the last T of S positions, so query t stands at
 position S - T + t: with T = S that is the usual lower triangle, with T = 1 (one new token, S cached)
-the whole row. Aligning at the other corner would show a cached token nothing but key 0.
+the whole row. Aligned at the other corner, a cached token would see nothing but key 0.
 """
 
 from __future__ import annotations
@@ -12,30 +12,35 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 
-def causal_mask(T: int, S: int, device: torch.device | str | None = None) -> Bool[Tensor, "T S"]:
-    """No query sees a later key (Vaswani et al. 2017, section 3.2.3); the last query sees every key."""
+def causal_mask(T: int, S: int, device: torch.device | str | None = None) -> Bool[Tensor, "{T} {S}"]:
+    """Hide later keys from each query (Vaswani et al. 2017, section 3.2.3); the last query sees every key."""
     return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
 
 
-def sliding_window_mask(T: int, S: int, window: int, device: torch.device | str | None = None) -> Bool[Tensor, "T S"]:
-    """Causal, and no further back than `window` positions, the query's own counted (Beltagy et al. 2020)."""
+def sliding_window_mask(
+    T: int, S: int, window: int, device: torch.device | str | None = None
+) -> Bool[Tensor, "{T} {S}"]:
+    """Show each query itself and the `window` - 1 positions before it (Beltagy et al. 2020).
+
+    Raises ValueError for a window below 1.
+    """
     if window < 1:
         raise ValueError(f"window={window} must be at least 1: a position sees itself.")
     return causal_mask(T, S, device).triu(S - T - window + 1)
 
 
 def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S"]:
-    """The tokenizer's mask, 1 for a token and 0 for padding, shaped for every head and query.
+    """Shape a tokenizer's mask, 1 for a token and 0 for padding, for every head and query.
 
     Raises ValueError when it is not (B, S).
     """
     if attention_mask.ndim != 2:
-        raise ValueError(f"attention_mask must be (B, S), one row a text, but is {tuple(attention_mask.shape)}.")
+        raise ValueError(f"attention_mask must be (B, S), one row per text, but is {tuple(attention_mask.shape)}.")
     return as_bool(attention_mask)[:, None, None, :]
 
 
 def combine(*masks: Shaped[Tensor, " ..."] | None) -> Bool[Tensor, " ..."] | None:
-    """What all of the masks allow; a None allows everything, and only Nones give None."""
+    """Allow what all masks allow. None allows everything; of Nones alone the result is None."""
     combined = None
     for mask in masks:
         if mask is not None:
@@ -50,10 +55,10 @@ def causal_with(
     window: int | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[Bool[Tensor, " ..."] | None, bool]:
-    """The `mask` and `is_causal` that a causal layer hands to its attention function.
+    """Return the `mask` and `is_causal` that a causal layer passes to its attention function.
 
-    With nothing else to hide the answer is (None, True): the fused kernels know causality by heart and
-    need no (T, S) mask. Otherwise everything goes into one mask: causality, the window and `mask`.
+    With nothing else to hide that is (None, True): the fused kernels know causality without a (T, S) mask.
+    Otherwise one mask holds everything: causality, the window and `mask`.
     """
     if window is not None and window < S:
         return combine(mask, sliding_window_mask(T, S, window, device)), False
@@ -62,11 +67,11 @@ def causal_with(
     return combine(mask, causal_mask(T, S, device) if T > 1 else None), False  # one query is the last: it sees all
 
 
-def as_bool(mask: Shaped[Tensor, " ..."]) -> Bool[Tensor, " ..."]:
-    """True where the mask is True or 1.
+def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+    """Return True where the mask is True or 1.
 
     Raises ValueError for a number other than 0 and 1: an additive mask of 0 and −∞ means the opposite,
-    and would be misread without a word.
+    and would be misread silently.
     """
     if mask.dtype == torch.bool:
         return mask
@@ -75,13 +80,13 @@ def as_bool(mask: Shaped[Tensor, " ..."]) -> Bool[Tensor, " ..."]:
     if not torch.compiler.is_compiling() and not mask.is_meta and not (attend | (mask == 0)).all():
         raise ValueError(
             f"mask {tuple(mask.shape)} has numbers other than 1 (may attend) and 0 (may not); "
-            "what should be added to the scores is `bias`."
+            "pass what should be added to the scores as `bias`."
         )
     return attend
 
 
 def check_broadcast(name: str, tensor: Shaped[Tensor, " ..."], shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless the tensor broadcasts to `shape`, (…, H, T, S)."""
+    """Raise ValueError unless the tensor broadcasts to `shape`, (…, H, T, S)."""
     given = tensor.shape
     # Compared from the last axis: a missing leading axis broadcasts.
     fits = all(a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False))
@@ -92,8 +97,8 @@ def check_broadcast(name: str, tensor: Shaped[Tensor, " ..."], shape: tuple[int,
         )
 
 
-def alibi_slopes(n_head: int, device: torch.device | str | None = None) -> Float[Tensor, " H"]:
-    """How fast each head forgets (Press et al. 2022, section 3): 2^(-8/H), 2^(-16/H), … 2^-8.
+def alibi_slopes(n_head: int, device: torch.device | str | None = None) -> Float[Tensor, " {n_head}"]:
+    """Return each head's penalty per position (Press et al. 2022, section 3): 2^(-8/H), 2^(-16/H), … 2^-8.
 
     For H between powers of two, the authors' rule: the slopes of the power below, then every other
     slope of twice that power.
@@ -104,8 +109,10 @@ def alibi_slopes(n_head: int, device: torch.device | str | None = None) -> Float
     return torch.cat((slopes, between[: n_head - power]))
 
 
-def alibi_bias(n_head: int, T: int, S: int, device: torch.device | str | None = None) -> Float[Tensor, "H T S"]:
-    """Minus slope × distance between query and key, to be added to the scaled scores (Press et al. 2022)."""
+def alibi_bias(
+    n_head: int, T: int, S: int, device: torch.device | str | None = None
+) -> Float[Tensor, "{n_head} {T} {S}"]:
+    """Return minus slope × distance for each pair, to add to the scaled scores (Press et al. 2022)."""
     query = torch.arange(S - T, S, device=device)
     distance = (query[:, None] - torch.arange(S, device=device)).abs()  # (T, S)
     return -alibi_slopes(n_head, device)[:, None, None] * distance

@@ -61,7 +61,7 @@ def not_a_number(q, k, v, **arguments):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_broken_attention_is_noticed(monkeypatch, broken, noticed_by, dtype):
     monkeypatch.setitem(ATTENTION_FUNCTIONS, "sdpa", broken)
-    assert check.run(noticed_by, "sdpa", CPU, dtype, {}).startswith("FAIL")
+    assert check.run(noticed_by, "sdpa", CPU, dtype).startswith("FAIL")
 
 
 def test_absolute_positions_in_the_place_of_rope_are_noticed(monkeypatch):
@@ -69,13 +69,13 @@ def test_absolute_positions_in_the_place_of_rope_are_noticed(monkeypatch):
         return x + rotation[:, 0, 0].unsqueeze(-1)
 
     monkeypatch.setattr("model.attention.layer.rotate", shifted)
-    assert check.run("rope", "sdpa", CPU, torch.float32, {}).startswith("FAIL")
+    assert check.run("rope", "sdpa", CPU, torch.float32).startswith("FAIL")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_variant_with_a_kink_passes(monkeypatch, dtype):
     monkeypatch.setitem(ATTENTION_VARIANTS, "softmax1", leaky_attention)
-    assert all(check.run(name, "softmax1", CPU, dtype, {}).startswith("ok") for name in check.CHECKS)
+    assert all(check.run(name, "softmax1", CPU, dtype).startswith("ok") for name in check.CHECKS)
 
 
 def test_a_failure_is_counted_and_becomes_the_exit_status(monkeypatch, capsys):

@@ -97,17 +97,19 @@ def check_arguments(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, dropout_p: float
 ) -> None:
     """Raise ValueError unless the arguments obey the contract; a good call costs a microsecond or two."""
-    qs, ks, vs = q.shape, k.shape, v.shape
-    if (
-        len(qs) < 3
-        or len(qs) != len(ks)
-        or ks[:-1] != vs[:-1]
-        or qs[:-3] != ks[:-3]
-        or qs[-1] != ks[-1]
-        or ks[-3] < 1
-        or qs[-3] % ks[-3]
-    ):
-        raise ValueError(_misfit(tuple(qs), tuple(ks), tuple(vs)))
+    qs, ks, vs, wrong = q.shape, k.shape, v.shape, ""
+    if len(qs) < 3 or not len(qs) == len(ks) == len(vs):
+        wrong = "q must be (…, H, T, D), k (…, Hkv, S, D) and v (…, Hkv, S, Dv), of the same rank"
+    elif not qs[:-3] == ks[:-3] == vs[:-3]:
+        wrong = "the leading dimensions of q, k and v must be equal"
+    elif qs[-1] != ks[-1]:
+        wrong = "queries and keys must have the same size D"
+    elif ks[:-1] != vs[:-1]:
+        wrong = "every key needs one value, so k and v must agree in Hkv and S"
+    elif ks[-3] < 1 or qs[-3] % ks[-3]:
+        wrong = f"the {ks[-3]} key/value heads must divide the {qs[-3]} query heads"
+    if wrong:
+        raise ValueError(f"{wrong}: q is {tuple(qs)}, k is {tuple(ks)}, v is {tuple(vs)}.")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1): 1 would drop every weight of q {tuple(qs)}.")
     if mask is not None:
@@ -119,19 +121,6 @@ def check_arguments(
         check_broadcast("mask", mask, (*qs[:-1], ks[-2]))
     if bias is not None:
         check_broadcast("bias", bias, (*qs[:-1], ks[-2]))
-
-
-def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str:
-    shapes = f"q is {q}, k is {k}, v is {v}"
-    if len(q) < 3 or len(q) != len(k) or len(k) != len(v):
-        return f"q must be (…, H, T, D), k (…, Hkv, S, D) and v (…, Hkv, S, Dv), of the same rank: {shapes}."
-    if q[:-3] != k[:-3] or k[:-3] != v[:-3]:
-        return f"the leading dimensions of q, k and v must be equal: {shapes}."
-    if q[-1] != k[-1]:
-        return f"queries and keys must have the same size D: {shapes}."
-    if k[:-1] != v[:-1]:
-        return f"every key needs one value, so k and v must agree in Hkv and S: {shapes}."
-    return f"the {k[-3]} key/value heads must divide the {q[-3]} query heads: {shapes}."
 
 
 def allowed_keys(q: Query, k: Key, mask: Mask, is_causal: bool) -> tuple[Allowed, Allowed]:

@@ -1,21 +1,25 @@
 """One attention, several ways to compute it, all under the contract of contract.py.
 
-`matmul` is the one to read. `einsum`, `bmm` and `loop` say the same in other words, and `loop` in
-float64 is the judge of all others. They are the mathematics alone: obeys_contract() has checked the
-arguments, given every query head its keys and values, and joined mask and causality into `allowed`.
+Read `matmul`. `einsum`, `bmm` and `loop` spell the same differently; `loop` in float64 is the reference for
+all others. They are the mathematics alone: obeys_contract() has checked the arguments, given every query head
+its keys and values, and joined mask and causality into `allowed`.
 
-`fused` and `flex` hand the work to torch's kernels, which never write the (T, S) matrix to memory (Dao et
-al. 2022, FlashAttention). `sdpa` is the fast way: `fused`, but `bmm` for short texts on a CPU.
+`fused` and `flex` call torch's kernels, which never write the (T, S) matrix to memory (Dao et al. 2022,
+FlashAttention). `sdpa` is the fast choice: `fused`, or `bmm` for short texts on a CPU.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from model.attention.contract import (
     Allowed,
@@ -34,14 +38,13 @@ from model.attention.contract import (
     repeat_heads,
     zero_empty_rows,
 )
-from model.attention.flex import flex
 
 SHORT = 256  # up to this many queries and keys `bmm` beats the fused kernels of a CPU: see benchmarks/attention.py
 
 
 @obeys_contract
 def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
-    """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), a step a line."""
+    """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), one step per line."""
     # How well does each key answer each query? One dot product for every pair.
     scores = q @ k.transpose(-2, -1)  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
 
@@ -49,7 +52,7 @@ def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
     # to 1; without that the softmax would soon saturate on one key, where its gradient vanishes.
     scores = scores * scale
 
-    # What is known about a pair beside its content, such as ALiBi's distance penalty.
+    # What is known about a pair besides its content, such as ALiBi's distance penalty.
     if bias is not None:
         scores = scores + bias
 
@@ -61,16 +64,16 @@ def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
     # which changes nothing but keeps exp from overflowing; float32 keeps small weights from vanishing.
     weights = torch.softmax(scores, dim=-1, dtype=softmax_dtype(scores)).to(v.dtype)
 
-    # Forget some keys at random and scale the rest by 1/(1-p), so that the expected weight is unchanged.
+    # Drop some weights at random and scale the rest by 1/(1-p), so that the expected weight is unchanged.
     weights = F.dropout(weights, dropout_p)
 
-    # The mean of the values, weighted.
+    # The weighted mean of the values.
     return weights @ v  # (…, H, T, S) @ (…, H, S, Dv) -> (…, H, T, Dv)
 
 
 @obeys_contract
 def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
-    """The same in index notation: which axes meet and which stay is written out, nothing is transposed."""
+    """The same in index notation: it names the axes that are summed and those that stay."""
     scores = torch.einsum("...td,...sd->...ts", q, k) * scale
     if bias is not None:
         scores = scores + bias
@@ -102,7 +105,7 @@ def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, 
 
 @obeys_contract
 def loop(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
-    """The same a query at a time. In float64 it is the reference the other forms are held to."""
+    """The same one query at a time. In float64 it is the reference for the other forms."""
     every_pair = (*q.shape[:-1], k.shape[-2])  # (…, H, T, S)
     bias = None if bias is None else bias.expand(every_pair)
     allowed = None if allowed is None else allowed.expand(every_pair)
@@ -131,9 +134,9 @@ def sdpa(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Output:
-    """The same in the fastest way: torch's fused kernels, but for short texts on a CPU `bmm`.
+    """The same by the fastest means: torch's fused kernels, or `bmm` for short texts on a CPU.
 
-    There the kernels save no time, in bf16 they cost several times as much, and the matrix they avoid is small.
+    There the kernels save no time, in bf16 they take several times as long, and the matrix they avoid is small.
     """
     how = bmm if q.is_cpu and 1 < q.shape[-2] <= SHORT and k.shape[-2] <= SHORT else fused
     return how(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
@@ -150,7 +153,7 @@ def fused(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Output:
-    """The same by torch's fused kernels, in whichever way they are right and need no (T, S) matrix."""
+    """The same by torch's fused kernels, called so that they are correct and make no (T, S) matrix if avoidable."""
     check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
     T, S = q.shape[-2], k.shape[-2]
     has_keys = None
@@ -191,6 +194,69 @@ def fused(
     return zero_empty_rows(y[..., :Dv] if Dv < D else y, has_keys)
 
 
+def flex(
+    q: Query,
+    k: Key,
+    v: Value,
+    *,
+    mask: Mask = None,
+    bias: Bias = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Output:
+    """The same by flex_attention (Dong et al. 2024): a kernel compiled for the mask, which skips hidden blocks.
+
+    Raises ValueError also for what flex_attention lacks: dropout anywhere, gradients on the CPU.
+    """
+    check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
+    if dropout_p > 0:
+        raise ValueError(
+            f"attention=flex has no dropout, but dropout_p={dropout_p}: set attention_dropout=0, or choose sdpa."
+        )
+    if q.is_cpu and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise ValueError("attention=flex computes gradients on CUDA only: choose sdpa to train on the CPU.")
+    T, S = q.shape[-2], k.shape[-2]
+    allowed = has_keys = block_mask = score_mod = None
+    if mask is not None or T > S:
+        allowed, has_keys = allowed_keys(q, k, mask, is_causal)
+    if allowed is not None:
+        block_mask = _dense_block_mask(fold_overlay(allowed, q, S).expand(-1, -1, T, -1))
+    elif is_causal and T > 1:
+        block_mask = _causal_block_mask(T, S, q.device)
+    if bias is not None:
+        score_mod = _adding(fold_overlay(bias, q, S).expand(math.prod(q.shape[:-3]), q.shape[-3], T, S))
+    grouped = q.shape[-3] != k.shape[-3]
+    y = _kernel(q.device.type)(fold(q), fold(k), fold(v), score_mod, block_mask, scale, grouped)
+    y = y.reshape(*q.shape[:-1], v.shape[-1])  # (B, H, T, Dv) -> (…, H, T, Dv)
+    return zero_empty_rows(y, has_keys)
+
+
+@lru_cache
+def _kernel(device: str) -> Callable[..., Tensor]:
+    # On the CPU compiling costs more than it gains; torch computes unfused there, with a warning.
+    if device != "cpu":
+        return torch.compile(flex_attention)
+    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    return flex_attention
+
+
+@lru_cache(maxsize=64)
+def _causal_block_mask(T: int, S: int, device: torch.device) -> BlockMask:
+    return create_block_mask(lambda b, h, t, s: s <= t + (S - T), None, None, T, S, device=device)
+
+
+def _dense_block_mask(allowed: Bool[Tensor, "B H T S"]) -> BlockMask:
+    B, H, T, S = allowed.shape
+    b0, h0 = B == 1, H == 1  # one mask for all is looked up at 0
+    mask_mod = lambda b, h, t, s: allowed[0 if b0 else b, 0 if h0 else h, t, s]  # noqa: E731  torch counts its arguments
+    return create_block_mask(mask_mod, None if b0 else B, None if h0 else H, T, S, device=allowed.device)
+
+
+def _adding(bias: Float[Tensor, "B H T S"]) -> Callable[..., Tensor]:
+    return lambda score, b, h, t, s: score + bias[b, h, t, s]
+
+
 def attention_weights(
     q: Query,
     k: Key,
@@ -201,16 +267,17 @@ def attention_weights(
     scale: float | None = None,
     attend: AttentionFunction = matmul,
 ) -> Float[Tensor, "*lead H T S"]:
-    """The weights of any attention function, for pictures.
+    """Return the weights of any attention function, for pictures.
 
-    Attention returns weights @ v, so with the identity matrix for values it returns the weights.
+    Attention returns weights @ v, so with the identity matrix for v it returns the weights.
     """
     S = k.shape[-2]
     identity = torch.eye(S, dtype=q.dtype, device=q.device).expand(*k.shape[:-2], S, S)
     return attend(q, k, identity, mask=mask, bias=bias, is_causal=is_causal, scale=scale)
 
 
-def softmax_dtype(scores: Tensor) -> torch.dtype:
+def softmax_dtype(scores: Float[Tensor, " ..."]) -> torch.dtype:
+    """Return the precision of the softmax: float32 or wider."""
     return torch.promote_types(scores.dtype, torch.float32)
 
 

@@ -1,7 +1,7 @@
-"""Other functions under the same contract, to be compared with scaled dot-product attention.
+"""Other functions under the same contract, to compare with scaled dot-product attention.
 
-A variant is a function here, its name in model.config.ATTENTION_VARIANTS and a file in conf/attention; the
-layer, the cache, the checks and the tests of every form then hold for it (docs/attention.md).
+A variant is a function here and its name in model.config.ATTENTION_VARIANTS. The layer, the cache, the checks and
+the tests of every form then hold for it (docs/attention.md).
 """
 
 from __future__ import annotations
