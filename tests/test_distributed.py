@@ -236,7 +236,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 def start_torchrun(folder: Path, text: Path, *overrides: str) -> subprocess.Popen:
     settings = f"""data.path={text} data.cache_dir={folder}/cache tokenizer=byte model.n_layer=1 model.n_embd=32
         model.block_size=16 sample_tokens=0 device=cpu log_interval=1 max_steps=1000000 eval_interval=1000000
-        checkpoint_interval=20 hydra.run.dir=run"""
+        checkpoint_interval=20 run_dir=run"""
     command = [*TORCHRUN, str(ROOT / "train.py"), *settings.split(), *overrides]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

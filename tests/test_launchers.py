@@ -66,7 +66,7 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
     assert result.stdout.count("Preparing text") == 1
     assert sum(path.is_dir() for path in (tmp_path / "cache").iterdir()) == 1
 
-    alone = run_here("train.py", "seed=2", "max_steps=20", "model.n_head=2", "hydra.run.dir=alone", *tiny, cwd=tmp_path)
+    alone = run_here("train.py", "seed=2", "max_steps=20", "model.n_head=2", "run_dir=alone", *tiny, cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     for (step, loss), (step2, loss2) in zip(final_losses(tmp_path / "alone"), final_losses(sweep / "1"), strict=True):
         assert step == step2 and loss == pytest.approx(loss2)

@@ -274,7 +274,7 @@ def test_from_the_command_line_a_run_remembers_its_settings_and_goes_on_in_its_d
     settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu seed=5 optimizer=adamw eval_interval=4
         log_interval=1 model.dropout=0.1"""
-    assert run_here("train.py", *settings.split(), "max_steps=9", "hydra.run.dir=whole", cwd=tmp_path).returncode == 0
+    assert run_here("train.py", *settings.split(), "max_steps=9", "run_dir=whole", cwd=tmp_path).returncode == 0
     assert run_here("train.py", *settings.split(), "max_steps=4", cwd=tmp_path).returncode == 0
     (run_dir,) = tmp_path.glob("outputs/*/*")
     before = sorted(path.name for path in run_dir.rglob("*.yaml"))
@@ -298,7 +298,7 @@ def test_from_the_command_line_a_run_remembers_its_settings_and_goes_on_in_its_d
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_path, number, status):
     settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu max_steps=1000000 log_interval=1
-        hydra.run.dir=the_run eval_interval=100000"""
+        run_dir=the_run eval_interval=100000"""
     command = [sys.executable, ROOT / "train.py", *settings.split()]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(tmp_path / "the_run/metrics.jsonl")
@@ -308,7 +308,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_p
     line = output.decode().strip().splitlines()[-1]
     steps = int(line.split("stopped after step ")[1].split(";")[0])
     assert line.endswith("python train.py resume=the_run")
-    resumed = run_here("train.py", "resume=auto", f"max_steps={steps + 2}", "hydra.run.dir=the_run", cwd=tmp_path)
+    resumed = run_here("train.py", "resume=auto", f"max_steps={steps + 2}", "run_dir=the_run", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows(tmp_path / "the_run") if "loss" in row] == list(range(1, steps + 3))
 
@@ -324,7 +324,7 @@ def test_what_a_run_prints_to_be_typed_next_can_be_pasted(text_file, tmp_path):
     name = "it's lr=0.1, (é) $HOME"
     settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu max_steps=1"""
-    begun = run_here("train.py", *settings.split(), f'hydra.run.dir="{name}"', cwd=tmp_path)
+    begun = run_here("train.py", *settings.split(), f'run_dir="{name}"', cwd=tmp_path)
     assert begun.returncode == 0, begun.stderr
     command = next(line for line in begun.stdout.splitlines() if line.startswith("sample "))[10:]
     again = f"python train.py {override('resume', name)} max_steps=2"
@@ -355,7 +355,7 @@ train.main()
 )
 def test_a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole(text_file, tmp_path, first, second, status):
     settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
-        model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu log_interval=1 hydra.run.dir=the_run"""
+        model.n_embd=32 model.block_size=16 sample_tokens=0 device=cpu log_interval=1 run_dir=the_run"""
     assert run_here("train.py", *settings.split(), "max_steps=2", cwd=tmp_path).returncode == 0
     longer = ["resume=the_run", "max_steps=1000000", "eval_interval=1000000", "checkpoint_interval=1000000"]
     command = [sys.executable, "-c", SLOW_SAVES, *longer]

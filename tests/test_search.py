@@ -97,7 +97,7 @@ def test_a_search_finds_prunes_survives_failures_and_says_how_to_train_the_best(
     best = min(losses, key=losses.get)
     assert f"run {best}: here/{best}" in result.stdout and losses[best] == best_bpb(here / str(best))
     _, script, *settings = shlex.split((here / "best.txt").read_text())
-    again = subprocess.run(command(*settings, "hydra.run.dir=again"), cwd=tmp_path, capture_output=True, text=True)
+    again = subprocess.run(command(*settings, "run_dir=again"), cwd=tmp_path, capture_output=True, text=True)
     assert script == "train.py" and again.returncode == 0, again.stderr
     assert best_bpb(tmp_path / "again") == losses[best]
 

@@ -234,5 +234,5 @@ def test_the_recipe_for_a_cpu_reaches_nanogpts_loss(tmp_path):
     if not shakespeare.exists():
         pytest.skip("needs tiny Shakespeare beside the checkout")
     settings = ["+experiment=shakespeare_cpu", f"data.path={shakespeare}", f"data.cache_dir={tmp_path}", "device=cpu"]
-    assert run_here("train.py", *settings, "hydra.run.dir=run", cwd=tmp_path).returncode == 0
+    assert run_here("train.py", *settings, "run_dir=run", cwd=tmp_path).returncode == 0
     assert metrics(tmp_path / "run")[-1]["val_loss"] <= 1.90
