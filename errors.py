@@ -1,6 +1,12 @@
-"""What a person can get wrong. The message of each names the setting as typed, its value and the remedy."""
+"""Mistakes a person can make, and the checks of settings that find them.
+
+Each message names the setting as typed, its value and the remedy.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Collection
 
 
 class SettingsError(ValueError):
@@ -8,7 +14,7 @@ class SettingsError(ValueError):
 
 
 class DataError(SettingsError):
-    """Text or tokens that cannot be had or used."""
+    """Text or tokens that are missing or cannot be used."""
 
 
 class CheckpointError(SettingsError):
@@ -16,9 +22,39 @@ class CheckpointError(SettingsError):
 
 
 class HuggingFaceError(SettingsError):
-    """A model, configuration or tokenizer of Hugging Face's that has no counterpart here."""
+    """A Hugging Face model, configuration or tokenizer that has no counterpart here."""
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, without the pages that may follow."""
+    """Return the first line of a library's message, without the pages that may follow."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+# Checks of one setting; those of numbers let None pass, which stands for a default.
+
+
+def one_of(name: str, value: str | None, known: Collection[str]) -> None:
+    if value not in known:
+        raise SettingsError(f"{name}={value} is not known: choose one of {', '.join(known)}.")
+
+
+def at_least(name: str, value: float | None, least: float, remedy: str = "") -> None:
+    """Refuse less than `least`, NaN and infinity. remedy: what else may be given, after a comma."""
+    if value is not None and not least <= value < math.inf:
+        finite = "finite and " if isinstance(value, float) else ""
+        raise SettingsError(f"{name}={value} must be {finite}at least {least}{remedy and f', {remedy}'}.")
+
+
+def positive(name: str, value: float | None, remedy: str = "") -> None:
+    """Refuse 0, negative numbers, NaN and infinity."""
+    if value is not None and not 0 < value < math.inf:
+        raise SettingsError(f"{name}={value} must be finite and above 0{remedy and f', {remedy}'}.")
+
+
+def fraction(name: str, value: float | None, *, below: float = math.inf, most: float = 1, above: float = -1) -> None:
+    """Refuse what is not from 0 to `most`, or not above `above`, or not below `below`."""
+    if value is not None and not (0 <= value <= most and above < value < below):
+        lower = "at least 0" if above < 0 else f"above {above}"
+        raise SettingsError(
+            f"{name}={value} must be {lower} and {f'below {below}' if below <= most else f'at most {most}'}."
+        )

@@ -1,6 +1,7 @@
-"""How good is a checkpoint?  python evaluate.py
+"""Measure how well a checkpoint predicts text:  python evaluate.py [NAME=VALUE ...]
 
-On its run's validation split, or on any text:  python evaluate.py data.path=notes.txt html=surprise.html
+python evaluate.py                             # the newest run, on its validation split
+python evaluate.py data.path=notes.txt against=outputs/DATE/TIME-xxxx html=surprise.html
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from errors import SettingsError
+from errors import SettingsError, at_least
 from settings import command
 
-if TYPE_CHECKING:  # torch is imported where it is used: --help and shell completion do not wait for it
+if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
     import numpy as np
 
     from generation.scoring import Scores
@@ -22,10 +23,10 @@ if TYPE_CHECKING:  # torch is imported where it is used: --help and shell comple
 
 @dataclass(kw_only=True)
 class TextConfig:
-    """Which text."""
+    """The text to score."""
 
     path: str | None = None
-    """A file, a folder (searched deeply) or a glob; the validation split of the checkpoint's run when null."""
+    """A file, a folder (searched at any depth) or a glob; the validation split of the checkpoint's run when null."""
 
 
 @dataclass(kw_only=True)
@@ -33,25 +34,24 @@ class EvaluateConfig:
     """What to score, and how."""
 
     checkpoint: str | None = None
-    """A run's directory (its best checkpoint) or a checkpoint's own; the newest run when null."""
+    """A run's directory, for its best checkpoint, or a checkpoint's; the newest run when null."""
     against: str | None = None
-    """A second one, to be compared on the same text."""
+    """A second one, to compare on the same text."""
     data: TextConfig = field(default_factory=TextConfig)
     stride: int | None = None
-    """Each token has at least block_size - stride tokens before it; an eighth of block_size when null,
-    1 is exact and slow, block_size is what the trainer reports and fast."""
+    """Each token has at least block_size - stride tokens before it; an eighth of block_size when null. 1 is exact and
+    slow; block_size is fast, and what the trainer reports."""
     html: str | None = None
-    """Write the text here as a page in which every token is tinted by the surprise of `checkpoint`, not
-    that of `against`."""
+    """File for a page of the text in which every token is tinted by its surprise under `checkpoint`."""
     device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
 
     def __post_init__(self) -> None:
-        if self.stride is not None and self.stride < 1:
-            raise ValueError(f"stride={self.stride} must be at least 1, or null for an eighth of block_size.")
+        at_least("stride", self.stride, 1, "or null for an eighth of block_size")
 
 
 def evaluate(config: EvaluateConfig) -> list[Scores]:
-    """Print the figures of one checkpoint, or of two side by side; returns them."""
+    """Print and return the figures of one checkpoint, or of two side by side."""
     from generation.scoring import BLOCK_BYTES, compare
     from generation.scoring_text import load_text
     from pages.surprise import write_surprise
@@ -93,7 +93,7 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
 
 
 def score_text(checkpoint: Checkpoint, tokens: np.ndarray, stride: int | None) -> Scores:
-    """The checkpoint's surprise at every token; SettingsError when the stride does not suit its model."""
+    """Return the checkpoint's surprise at every token; SettingsError when the stride does not suit its model."""
     import torch
 
     from generation.scoring import score
@@ -109,7 +109,7 @@ def score_text(checkpoint: Checkpoint, tokens: np.ndarray, stride: int | None) -
     return score(model, checkpoint.tokenizer, tokens, stride=stride, autocast=autocast)
 
 
-@command("evaluate", EvaluateConfig)
+@command(EvaluateConfig)
 def main(config: EvaluateConfig) -> None:
     evaluate(config)
 

@@ -1,6 +1,7 @@
-"""Take a checkpoint to Hugging Face's format:  python export.py to=folder
+"""Write a checkpoint in Hugging Face's format, or the reverse:  python export.py to=FOLDER [NAME=VALUE ...]
 
-And back, from a folder or the hub:  python export.py import_from=gpt2 to=folder
+python export.py to=mymodel                    # the newest run
+python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a checkpoint
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from training.config import TrainConfig
 
 @dataclass(kw_only=True)
 class ExportConfig:
-    """What goes where."""
+    """What to write where."""
 
     checkpoint: str | None = None
-    """A run's directory (its best checkpoint) or a checkpoint's own; the newest run when null."""
+    """A run's directory, for its best checkpoint, or a checkpoint's; the newest run when null."""
     import_from: str | None = None
-    """Instead of a checkpoint, a GPT-2, Llama or Qwen3 of Hugging Face: its folder or its name on the
-    hub. `to` becomes a checkpoint of ours, for sample.py, evaluate.py and train.py init_from."""
-    to: str | None = None
-    """The folder to write, which must not be there yet."""
+    """Folder or hub name of a GPT-2, Llama or Qwen3 of Hugging Face, of which `to` becomes a checkpoint. It is for
+    sample.py, evaluate.py and train.py's init_from."""
+    to: str = ""
+    """The folder to write, which must not exist yet."""
 
     def __post_init__(self) -> None:
-        if self.to is None:
-            raise ValueError("to=FOLDER is needed: the folder to write.")
+        if not self.to:
+            raise SettingsError("to=FOLDER is needed: the folder to write.")
         if self.checkpoint and self.import_from:
-            raise ValueError(
+            raise SettingsError(
                 f"checkpoint={self.checkpoint} and import_from={self.import_from} are both given: choose one."
             )
 
 
 def export(config: ExportConfig) -> None:
-    """Write `to`, whole or not at all."""
+    """Write `to`, completely or not at all."""
     folder = Path(config.to)
     if folder.exists():
         raise SettingsError(f"to={config.to} is there already: choose another folder, or remove it first.")
@@ -49,26 +50,21 @@ def export(config: ExportConfig) -> None:
 
 
 def export_model(where: str | None, folder: Path) -> None:
-    """A checkpoint to a folder that AutoModelForCausalLM and AutoTokenizer load."""
-    import shutil
-
+    """Write a checkpoint as a folder that AutoModelForCausalLM and AutoTokenizer load."""
+    from data.files import replacing
     from interop.huggingface import to_huggingface
     from interop.tokenizer import save_tokenizer_json
     from runs.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(where)
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    try:
+    with replacing(folder) as unfinished:
         name = to_huggingface(checkpoint.model, unfinished, checkpoint.tokenizer.eot_token)
         save_tokenizer_json(checkpoint.tokenizer, unfinished, checkpoint.model.config.block_size)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     print(f"{checkpoint.path} is now {folder}, a {name}.")
 
 
 def import_model(where: str, folder: Path) -> None:
-    """A model of Hugging Face's to a checkpoint of ours."""
+    """Write a Hugging Face model as a checkpoint."""
     from interop.huggingface import find_folder, from_huggingface
     from interop.tokenizer import read_tokenizer_json
     from runs.checkpoint import save_checkpoint
@@ -86,7 +82,7 @@ def import_model(where: str, folder: Path) -> None:
     print(f"{where} is now {folder}, a checkpoint.")
 
 
-@command("export", ExportConfig)
+@command(ExportConfig)
 def main(config: ExportConfig) -> None:
     export(config)
 

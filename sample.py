@@ -1,22 +1,25 @@
-"""Generate text from a checkpoint:  python sample.py
+"""Generate text from a checkpoint:  python sample.py [NAME=VALUE ...]
 
-Takes the newest run unless told otherwise:  python sample.py checkpoint=outputs/… prompt="def main" temperature=0.8
+python sample.py                               # the newest run, from the start of a document
+python sample.py prompt="def read(self" temperature=0.5
+python sample.py checkpoint=outputs/DATE/TIME-xxxx interactive=true
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
 
-from errors import SettingsError
+from errors import CheckpointError, SettingsError
 from generation.config import SampleConfig
+from schema import from_arguments
 from settings import command
 
 
 def sample(config: SampleConfig) -> None:
-    """Write the samples as they are drawn."""
-    from errors import CheckpointError
+    """Print the samples as they are drawn."""
     from generation.decoder import Decoder
     from generation.interactive import converse
     from generation.jsonl import complete_prompts, read_prompts
@@ -37,17 +40,17 @@ def sample(config: SampleConfig) -> None:
         if config.attention_map:
             draw_prompt(checkpoint, encode_prompt(checkpoint.tokenizer, prompt), Path(config.attention_map))
         elif config.interactive:
-            converse(checkpoint, config)
+            converse(checkpoint, config, change)
         elif records or config.results:
             complete_prompts(checkpoint, config, records or [{"prompt": prompt}])
         else:
             stream(Decoder(checkpoint.model), checkpoint.tokenizer, config, prompt)
     except FloatingPointError as error:
-        raise CheckpointError(f"checkpoint={checkpoint.path} is of no use ({error}): take an earlier one.") from None
+        raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error}): take an earlier one.") from None
 
 
 def read_prompt(config: SampleConfig) -> str:
-    """The prompt, from the setting, a file or standard input; bytes that are no UTF-8 become U+FFFD."""
+    """Return the prompt from the setting, a file or standard input; bytes that are not UTF-8 become U+FFFD."""
     if config.prompt_file is None:
         return config.prompt
     if config.prompt_file == "-":
@@ -58,13 +61,19 @@ def read_prompt(config: SampleConfig) -> str:
         raise SettingsError(f"prompt_file={config.prompt_file} cannot be read ({error.strerror}).") from None
 
 
-@command("sample", SampleConfig)
+def change(config: SampleConfig, name: str, text: str) -> SampleConfig:
+    """Return the settings with one of them given as on the command line."""
+    return from_arguments(SampleConfig, [f"{name}={text}"], config)
+
+
+@command(SampleConfig)
 def main(config: SampleConfig) -> None:
-    sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         sample(config)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has had enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,6 +1,6 @@
-"""Train a GPT on text:  python train.py
+"""Train a GPT on text:  python train.py [NAME=VALUE ...]
 
-Every setting is in conf/train.yaml and can be overridden:  python train.py model=small data.path=notes.txt
+As in  python train.py model=small data.path=notes.txt max_steps=2000
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from settings import command
+from settings import train_command
 from training.config import TrainConfig
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help and shell completion do not wait for it
+    from model.config import GPTConfig
     from training.run import Run
     from training.watch.monitor import Monitor
 
@@ -83,7 +84,7 @@ def evaluate_run(run: Run, monitor: Monitor) -> None:
         run.forward,
         run.data.val,
         block_size=config.model.block_size,
-        batch_size=config.eval_batch_size,
+        batch_size=config.eval_windows,
         autocast=run.autocast,
         ranks=run.ranks,
     )
@@ -101,7 +102,14 @@ def evaluate_run(run: Run, monitor: Monitor) -> None:
         progress.best_loss, progress.best_step = result.loss, progress.step
 
 
-@command("train", TrainConfig)
+def model_of(init_from: str) -> GPTConfig:
+    """Return the settings of the model that init_from names."""
+    from training.pretrained import origin_config
+
+    return origin_config(init_from)
+
+
+@train_command(model_of)
 def main(config: TrainConfig) -> float | None:
     if config.dry_run:
         from training.plan import preflight

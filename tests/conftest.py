@@ -119,7 +119,7 @@ def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subpro
 def preset_settings(name: str) -> dict:
     """What conf/model/NAME.yaml sets, itself or by the preset that it begins with."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return OmegaConf.to_container(compose(f"model/{name}").model)
+        return OmegaConf.to_container(compose(f"model/{name}").get("model", {}))
 
 
 def random_gpt(seed: int = 0, **settings) -> GPT:

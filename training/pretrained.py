@@ -1,13 +1,12 @@
-"""Weights that another training has made, to begin a new one with."""
+"""Pretrained weights that a new run begins with."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import tiktoken
 import torch
@@ -21,7 +20,7 @@ from training.config import TrainConfig
 log = logging.getLogger("tinygpt")
 
 SAME_WEIGHTS = (*ATTENTION_FUNCTIONS, "stacked")  # forms of attention that read a checkpoint alike
-# What a run may ask for that its weights were not trained with.
+# What a run may change of the model that its weights were trained in.
 FREE = (
     *("attention", "attention_window", "rope_theta", "rope_scaling", "rope_scaling_factor"),
     *("block_size", "vocab_size", "dropout", "attention_dropout"),
@@ -29,10 +28,10 @@ FREE = (
 
 
 def load_origin(config: TrainConfig) -> tuple[GPT, tiktoken.Encoding] | tuple[None, None]:
-    """The model and tokenizer that config.init_from names, None where it is null.
+    """Return the model and tokenizer that config.init_from names, None where it is null.
 
     config.model takes the model's settings where it is null. Raises SettingsError, naming init_from, when they
-    cannot be had or config.model asks for another model.
+    cannot be read or config.model would need other weights.
     """
     if not config.init_from:
         return None, None
@@ -45,7 +44,7 @@ def load_origin(config: TrainConfig) -> tuple[GPT, tiktoken.Encoding] | tuple[No
         else:
             checkpoint = open_checkpoint(config.init_from, say=log.warning)
             model, encoding = checkpoint.model, checkpoint.tokenizer
-    config.model = inherit(config.init_from, model.config, asdict(config.model))
+        config.model = inherit(model.config, config.model)
     asked = [f"{name}={now}" for name, now in asdict(config.model).items() if now != getattr(model.config, name)]
     but = f", but for {', '.join(asked)}" if asked else ""
     log.info("init_from=%s: its weights, tokenizer and settings%s", config.init_from, but)
@@ -53,7 +52,7 @@ def load_origin(config: TrainConfig) -> tuple[GPT, tiktoken.Encoding] | tuple[No
 
 
 def origin_config(where: str) -> GPTConfig:
-    """The settings of the model that init_from=`where` names, without reading its weights."""
+    """Return the settings of the model that init_from=`where` names, without reading its weights."""
     with naming(where) as name:
         if name:
             from interop.huggingface import read_config
@@ -63,55 +62,52 @@ def origin_config(where: str) -> GPTConfig:
         return GPTConfig(**meta["config"]["model"])
 
 
-def inherit(where: str, found: GPTConfig, asked: dict[str, Any]) -> GPTConfig:
-    """The settings `found` in the model that init_from=`where` names, with those asked for.
+def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
+    """Return the settings asked for, with those of the pretrained model where it has one and none is asked for.
 
-    Raises SettingsError when it would need other weights, or the settings do not fit together.
+    Raises SettingsError when they would need other weights.
     """
-    differing = [
-        f"model.{name}={value} (it has {getattr(found, name)})"
-        for name, value in asked.items()
-        if value not in (None, getattr(found, name)) and not _fits(name, value, getattr(found, name))
-    ]
+    settings, differing = asdict(found), []
+    for name, value in asdict(asked).items():
+        same = value in (None, settings[name]) or (
+            name == "attention" and {value, found.attention} <= set(SAME_WEIGHTS)
+        )
+        if not same and (name == "attention" or name not in FREE):
+            differing.append(f"model.{name}={value} (it has {settings[name]})")
+        elif name in FREE and (name != "vocab_size" or value is not None):
+            settings[name] = value
     if differing:
         raise SettingsError(
-            f"init_from={where} brings a model along that is not the one asked for: {', '.join(differing)}: "
-            "leave these settings out to go on with its weights, or leave out init_from."
+            f"its model is not the one asked for: {', '.join(differing)}: leave these settings out to continue with its "
+            "weights, or leave out init_from."
         )
-    own = ("vocab_size",) if asked.get("vocab_size") is None else ()
-    try:
-        return replace(found, **{name: asked[name] for name in FREE if name in asked and name not in own})
-    except ValueError as error:
-        raise SettingsError(f"init_from={where}: {error}") from error
-
-
-def _fits(name: str, asked: Any, found: Any) -> bool:
-    """Whether weights that were trained with one value of a setting can go on with another."""
-    return name in FREE and (name != "attention" or {asked, found} <= set(SAME_WEIGHTS))
+    return GPTConfig(**settings)
 
 
 def copy_weights(pretrained: GPT, model: GPT) -> None:
-    """Give a fresh model the weights of another, whose block_size and vocab_size may differ.
+    """Copy the weights of a model into a fresh one, whose block_size and vocab_size may differ.
 
-    Learned positions and tokens that are too many are dropped. Where positions are too few the model's own
-    follow. A new token starts as the mean of all known ones, in the embedding and in lm_head, so that it is
-    as likely as an average token and moves the others' probabilities little (Hewitt 2021).
+    Surplus learned positions and tokens are dropped; missing positions keep the fresh weights. A new token starts
+    as the mean of all known ones, in the embedding and in lm_head, so that it is as likely as an average token and
+    changes the others' probabilities little (Hewitt 2021).
     """
     weights, fresh = pretrained.state_dict(), model.state_dict()
+    vocab_size = model.config.vocab_size
+    assert vocab_size is not None
     if model.config.position == "learned":
         name = "position_embedding.weight"
         known = weights[name][: model.config.block_size]
         weights[name] = torch.cat((known, fresh[name][len(known) :].to(known)))
     for name in ("token_embedding.weight", "lm_head.weight"):
-        known = weights[name][: model.config.vocab_size]
-        new = weights[name].mean(0, keepdim=True).expand(model.config.vocab_size - len(known), -1)
+        known = weights[name][:vocab_size]
+        new = weights[name].mean(0, keepdim=True).expand(vocab_size - len(known), -1)
         weights[name] = torch.cat((known, new))
     model.load_state_dict(weights)
 
 
 @contextmanager
 def naming(where: str) -> Iterator[str | None]:
-    """The NAME_OR_FOLDER of hf:NAME_OR_FOLDER, None for a run or checkpoint; an error within names init_from."""
+    """Yield the NAME_OR_FOLDER of hf:NAME_OR_FOLDER, None for a run or checkpoint; errors within name init_from."""
     try:
         if not where.startswith("hf:") and not Path(where).exists():
             raise SettingsError("it does not exist: give a run directory, a checkpoint, or hf:NAME_OR_FOLDER.")

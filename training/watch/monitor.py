@@ -46,7 +46,7 @@ class Monitor:
             disable=self.silent or parent_process() is not None or None,  # None: no bar unless on a terminal
             bar_format=bar if run.max_steps else "{n_fmt} steps [{elapsed}{postfix}]",
         )
-        self.redirect = logging_redirect_tqdm()  # log lines go above the bar instead of through it
+        self.redirect = logging_redirect_tqdm([log])  # log lines go above the bar instead of through it
         self.measured = (progress.step, time.perf_counter())
         self.reported = (progress.step, progress.skipped)
         self.next_picture = time.perf_counter()

@@ -1,0 +1,178 @@
+"""Dataclasses of settings as a person meets them: NAME=VALUE made into one, its names, what they take, --help."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import json
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from errors import SettingsError, first_line
+from runs.quoting import literal
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Schema = TypeVar("Schema", bound="DataclassInstance")
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list in brackets"}
+
+
+def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
+    """Return the `schema` object that NAME=VALUE arguments describe, on top of `base` or the defaults."""
+    cfg: DictConfig = OmegaConf.structured(schema)
+    if base is not None:
+        cfg.update(literal(asdict(base)))
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if not equals:
+            raise SettingsError(f"cannot read {argument!r}: settings are typed NAME=VALUE; --help lists them.")
+        _put(cfg, schema, name, text)
+    return to_settings(cfg, schema)
+
+
+def _put(cfg: DictConfig, schema: type, name: str, text: str) -> None:
+    """Give a setting a value as typed: text stays as it is, to the letter; a list is YAML."""
+    kinds = setting_kinds(schema, name)
+    value: Any = text
+    if NoneType in kinds and text == "null":
+        value = None
+    elif str not in kinds and text[:1] == "[":
+        try:
+            value = yaml.load(text, yaml.BaseLoader)  # which makes strings only
+        except yaml.YAMLError as error:
+            raise SettingsError(f"{name}={text} cannot be read as a list ({first_line(error)}).") from None
+    try:
+        OmegaConf.update(cfg, name, literal(value))
+    except OmegaConfBaseException as error:
+        raise SettingsError(explain_value(error, schema)) from error
+
+
+def to_settings(cfg: DictConfig, schema: type[Schema]) -> Schema:
+    """Return the checked `schema` object that a config stands for; SettingsError where it cannot."""
+    known = set(setting_names(schema))
+    for key in _keys(OmegaConf.to_container(cfg)):
+        if key not in known:  # +key=value slips past Hydra
+            raise SettingsError(unknown_setting(key, schema))
+    try:
+        return OmegaConf.to_object(cfg)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise SettingsError(explain_value(error, schema)) from error
+
+
+def _keys(settings: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in settings.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{key}.")
+
+
+def setting_names(schema: type, prefix: str = "") -> Iterator[str]:
+    """Yield every setting of a dataclass and of those inside it, dotted: model, model.n_head, …"""
+    hints = get_type_hints(schema)
+    for field in fields(schema):
+        yield prefix + field.name
+        if is_dataclass(hints[field.name]):
+            yield from setting_names(hints[field.name], f"{prefix}{field.name}.")
+
+
+def setting_kinds(schema: type, name: str) -> set[Any]:
+    """Return the types that a setting's value may have; SettingsError where there is no such setting."""
+    kind: Any = schema
+    for part in name.split("."):
+        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+        if part not in hints:
+            raise SettingsError(unknown_setting(name, schema))
+        kind = hints[part]
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return {get_origin(kind) or kind for kind in kinds}
+
+
+def value_in_words(schema: type, name: str) -> str:
+    """Say what a setting takes."""
+    kinds = setting_kinds(schema, name.partition("[")[0])
+    if any(is_dataclass(kind) for kind in kinds):
+        return f"no value itself, but its settings do, as {name}.{fields(kinds.pop())[0].name}=VALUE"
+    return " or ".join([*(words for kind, words in WORDS.items() if kind in kinds), *["null"] * (NoneType in kinds)])
+
+
+def unknown_setting(name: str, schema: type) -> str:
+    """Return the sentence for a name that is no setting, with the nearest ones that are."""
+    if name.startswith("hydra."):
+        return f"there is no setting {name}: --cfg hydra shows those there are."
+    names = list(setting_names(schema))
+    by_last_part = {known.rpartition(".")[2]: known for known in names}
+    near = difflib.get_close_matches(name, names, n=2, cutoff=0.75)
+    near += [by_last_part[n] for n in difflib.get_close_matches(name.rpartition(".")[2], by_last_part, n=1)]
+    hint = " or ".join(dict.fromkeys(near))
+    return f"there is no setting {name}" + (f": did you mean {hint}?" if hint else "; --help lists them all.")
+
+
+def explain_value(error: OmegaConfBaseException, schema: type) -> str:
+    """Return the sentence for a name or value that OmegaConf refuses."""
+    name, kind = error.full_key or str(error.key), type(error).__name__
+    if kind in ("ConfigKeyError", "ConfigAttributeError"):
+        return unknown_setting(name, schema)
+    takes = f" takes {value_in_words(schema, name)}" if kind == "ValidationError" else ""
+    return f"{name}{takes}: {first_line(error)}."
+
+
+def refuse_flags(schema: type, arguments: list[str], *, others: bool = False) -> None:
+    """Raise SettingsError for a setting typed as a flag, and unless `others` are Hydra's for any other flag."""
+    names = set(setting_names(schema))
+    for argument, following in pairwise([*arguments, "-"]):
+        flag, _, value = argument.lstrip("-").partition("=")
+        name = flag.replace("-", "_")
+        if argument.startswith("-") and name in names:
+            value = value or ("VALUE" if following.startswith("-") or "=" in following else following)
+            raise SettingsError(f"settings are typed without dashes: write {name}={value}.")
+        if argument.startswith("-") and not others:
+            raise SettingsError(f"there is no flag {argument}: settings are typed NAME=VALUE; --help lists them.")
+
+
+def help_text(schema: type, about: str, groups: str = "") -> str:
+    """Return what --help shows: about the command, its groups, and each setting with its default and meaning."""
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    lines = [f"{about.strip()}\n\n{groups}Settings and their defaults:\n"]
+    for name, default, meaning in _described(schema):
+        left = f"  {name}={default}"
+        filled = textwrap.fill(meaning, width, initial_indent=" " * 36, subsequent_indent=" " * 36)
+        lines.append(f"{left:<35} {filled[36:]}" if len(left) < 36 else f"{left}\n{filled}")
+    return "\n".join(lines)
+
+
+def _described(schema: type, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield the name, default and meaning of every setting that takes a value, groups after single ones."""
+    hints, meanings = get_type_hints(schema), setting_docs(schema)
+    for field in sorted(fields(schema), key=lambda field: is_dataclass(hints[field.name])):
+        if is_dataclass(hints[field.name]):
+            yield from _described(hints[field.name], f"{prefix}{field.name}.")
+            continue
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        shown = default if isinstance(default, str) and default else json.dumps(default)
+        sentence = re.match(r".*?\.(?= [A-Z]|$)|.*", meanings[field.name])
+        yield prefix + field.name, shown, sentence[0] if sentence else ""
+
+
+def setting_docs(schema: type) -> dict[str, str]:
+    """Return the docstring under each field of a dataclass and its bases, on one line each."""
+    docs = {}
+    for kind in reversed(schema.__mro__[:-1]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, text in pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(field.target, ast.Name):
+                docs[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return docs
