@@ -112,9 +112,9 @@ def model_of(init_from: str) -> GPTConfig:
 @train_command(model_of)
 def main(config: TrainConfig) -> float | None:
     if config.dry_run:
-        from training.plan import preflight
+        from training.plan import plan_run
 
-        print(preflight(config))
+        print(plan_run(config))
         return None
     return train(config)
 
