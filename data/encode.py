@@ -6,10 +6,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tiktoken
@@ -19,11 +17,12 @@ from data.shards import ShardWriter, token_dtype
 from data.split import SPLITS, SplitPiece
 from data.tokenizer import encode_documents
 
+Item, Result = TypeVar("Item"), TypeVar("Result")
+
 _CHUNK = 1 << 20  # characters that a thread encodes at a time
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """About a megabyte of one split's text: whole documents, or first the rest of one begun before."""
 
     split: str
@@ -31,41 +30,32 @@ class _Chunk:
     texts: list[str]
 
 
-@dataclass(frozen=True)
-class _Encoded:
-    chunk: _Chunk
-    tokens: np.ndarray
-    text_bytes: int
-
-
 def encode_splits(
     split_pieces: Iterable[SplitPiece], encoding: tiktoken.Encoding, directory: Path, *, size: int | None
 ) -> dict[str, dict[str, Any]]:
     """Encode text on all cores and write the shards of both splits, in order, into `directory`.
 
-    `size` is the bytes of text that the progress bar counts up to, where known. Returns for each
-    split the summary that open_tokens takes.
+    size: bytes of text that the progress bar counts up to, where known. Returns the summary of each split that
+    open_tokens takes.
     """
     dtype = token_dtype(encoding.n_vocab)
 
-    def encode(chunk: _Chunk) -> _Encoded:
+    def encode(chunk: _Chunk) -> tuple[_Chunk, np.ndarray, int]:
         tokens = encode_documents(encoding, chunk.texts, continued=chunk.continued).astype(dtype)
-        return _Encoded(chunk, tokens, sum(len(text.encode()) for text in chunk.texts))
+        return chunk, tokens, sum(len(text.encode()) for text in chunk.texts)
 
-    with ExitStack() as stack:
-        writers = {split: stack.enter_context(ShardWriter(directory, split, dtype)) for split in SPLITS}
-        bar = stack.enter_context(tqdm(total=size, desc="preparing tokens", unit="B", unit_scale=True, disable=None))
-        for encoded in _in_order(encode, _chunks(split_pieces)):
-            chunk = encoded.chunk
+    writers = {split: ShardWriter(directory, split, dtype) for split in SPLITS}
+    with tqdm(total=size, desc="preparing tokens", unit="B", unit_scale=True, disable=None) as bar:
+        for chunk, tokens, text_bytes in _in_order(encode, _chunks(split_pieces)):
             documents = len(chunk.texts) - chunk.continued
-            writers[chunk.split].write(encoded.tokens, documents=documents, text_bytes=encoded.text_bytes)
-            bar.update(encoded.text_bytes)
+            writers[chunk.split].write(tokens, documents=documents, text_bytes=text_bytes)
+            bar.update(text_bytes)
     return {split: writer.summary() for split, writer in writers.items()}
 
 
 def _chunks(split_pieces: Iterable[SplitPiece]) -> Iterator[_Chunk]:
-    """Pieces gathered into chunks; one that goes on with a document always begins a chunk, so that
-    no text between two <|endoftext|> grows beyond a piece again."""
+    """Gather pieces into chunks. A piece that continues a document begins a chunk, so that the text between two
+    <|endoftext|> is never joined into more than a piece."""
     waiting: dict[str, list[str]] = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
     continued = dict.fromkeys(SPLITS, False)
@@ -77,19 +67,17 @@ def _chunks(split_pieces: Iterable[SplitPiece]) -> Iterator[_Chunk]:
             continued[split] = not begins
         waiting[split].append(text)
         sizes[split] += len(text)
-    for split in SPLITS:
-        if waiting[split]:
-            yield _Chunk(split, continued[split], waiting[split])
+    yield from (_Chunk(split, continued[split], texts) for split, texts in waiting.items() if texts)
 
 
-def _in_order(encode: Callable[[_Chunk], _Encoded], chunks: Iterable[_Chunk]) -> Iterator[_Encoded]:
-    """`map(encode, chunks)` on all cores, with a bounded number of chunks under way."""
+def _in_order(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yield map(function, items) from threads on all cores, with a bounded number of items under way."""
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    under_way: deque[Future[_Encoded]] = deque()
+    under_way: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for chunk in chunks:
-                under_way.append(pool.submit(encode, chunk))
+            for item in items:
+                under_way.append(pool.submit(function, item))
                 if len(under_way) > 2 * workers:
                     yield under_way.popleft().result()
             while under_way:

@@ -1,4 +1,4 @@
-"""Files on disk: finding those of a text, telling when they changed, reading them piece by piece; making ours last."""
+"""Files on disk: find a text's files, notice when they change, read them in blocks, replace files atomically."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from errors import DataError
 
+UNFINISHED = ".unfinished"
+"""The ending of a name that something is being written under."""
+
 _BLOCK = 1 << 18  # bytes read at a time
-UNFINISHED = ".unfinished"  # how the names of what is being written end
 _BINARY_PROBE = 8192  # a NUL byte this early means a file is not text
 
 
 def find_files(path: str) -> list[Path]:
-    """The files that data.path means, sorted: a file, those of a folder at any depth, or a glob's.
+    """Return the sorted files that data.path means: a file, a folder's at any depth, or a glob's.
 
-    Hidden files and folders inside a folder are left out. DataError when there are none.
+    Hidden files and folders inside a folder are left out. Raises DataError when none is found or one is unreadable.
     """
     try:
         root = Path(path).expanduser()
         is_folder, exists = root.is_dir(), root.exists()
-    except (OSError, RuntimeError) as error:  # a folder above it is closed, or no such user
+    except (OSError, RuntimeError) as error:  # a closed parent folder, or no such user
         raise DataError(f"data.path={path} cannot be read ({error}): change its permissions or the path.") from error
     if is_folder:
         files = walk(root)
@@ -43,14 +46,12 @@ def find_files(path: str) -> list[Path]:
         raise DataError(f"data.path={path} {what}: give a file, a folder or a quoted glob that holds text.")
     for file in files:
         if not file.is_file() or not os.access(file, os.R_OK):
-            raise DataError(
-                f"data.path={path}: {file} cannot be read as a file, so change its permissions or the path."
-            )
+            raise DataError(f"data.path={path}: {file} is not a readable file: change its permissions or the path.")
     return files
 
 
 def walk(root: Path, skipped_folders: frozenset[str] = frozenset()) -> list[Path]:
-    """All files below `root`, sorted by name, without hidden ones and those in `skipped_folders`."""
+    """Return all files below `root`, sorted, without hidden ones and those in `skipped_folders`."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename} cannot be read ({error.strerror}): change its permissions or data.path.")
@@ -63,7 +64,7 @@ def walk(root: Path, skipped_folders: frozenset[str] = frozenset()) -> list[Path
 
 
 def fingerprint(files: list[Path], *extra: str) -> str:
-    """A hex string that changes when a file's place, size or time of change does; contents are not read."""
+    """Return a hex string that changes with any file's path, size or time of change. Contents are not read."""
     digest = hashlib.sha256("\0".join(extra).encode())
     for file in files:
         status = file.stat()
@@ -71,14 +72,9 @@ def fingerprint(files: list[Path], *extra: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def total_size(files: list[Path]) -> int | None:
-    """Bytes of text in the files; None where some are packed, so that nobody knows before reading."""
-    return None if any(file.suffix == ".gz" for file in files) else sum(file.stat().st_size for file in files)
-
-
 @contextmanager
-def reading(file: Path) -> Iterator:
-    """The file's bytes, unpacked when its name ends in .gz; DataError when they cannot be read."""
+def reading(file: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """Open a file's bytes, unpacked when its name ends in .gz. Raises DataError when they cannot be read."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             yield stream
@@ -87,16 +83,16 @@ def reading(file: Path) -> Iterator:
         raise DataError(f"data.path: {file} cannot be read ({error}): {remedy}.") from error
 
 
-def text_blocks(file: Path, *, name_binary: bool) -> Iterator[str]:
-    """A file's text in blocks of bounded size; bytes that are no UTF-8 become U+FFFD.
+def text_blocks(file: Path, *, refuse_binary: bool) -> Iterator[str]:
+    """Yield a file's text in blocks of bounded size, with U+FFFD for bytes that are not UTF-8.
 
-    A binary file gives nothing or, where `name_binary` says that it was asked for, a DataError.
+    A binary file raises DataError with `refuse_binary`, and yields nothing without.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with reading(file) as stream:
         block = stream.read(_BLOCK)
         if b"\0" in block[:_BINARY_PROBE]:
-            if name_binary:
+            if refuse_binary:
                 raise DataError(f"data.path={file} is a binary file (it has NUL bytes): give text in UTF-8.")
             return
         while block:
@@ -107,10 +103,10 @@ def text_blocks(file: Path, *, name_binary: bool) -> Iterator[str]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` to write a file or a folder under; at the end it takes the place of `path`.
+    """Yield a name beside `path` for a new file or folder, which takes the place of `path` at the end.
 
-    That is one step, after everything is on the disk: a reader, a kill or a power cut finds the old one or the new
-    one. Whatever is raised within leaves the old one as it was, and nothing else.
+    Everything is flushed to disk, then renamed in one step: a reader, a kill or a power cut finds the old one or the
+    new one. If the body raises, the old one stays as it was and nothing else is left.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:

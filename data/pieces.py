@@ -1,11 +1,10 @@
 """Long text in bounded pieces, cut where no token spans the cut.
 
-Every split pattern in use here (GPT-2's, cl100k's, o200k's and those of tokenizer.py) finds its
-pieces from left to right and looks at most at what follows. In none does a letter or digit share a
-piece with whitespace after it, nor any sign with a space after it, nor a line end with what
-follows it unless that is another or, in o200k, a slash. So these cuts change no token: before
-whitespace that follows a letter or digit, before a space that follows a non-space, and after a single
-line end between non-spaces, the second no slash.
+The split patterns in use (GPT-2's, cl100k's, o200k's and those of tokenizer.py) match from left to right and look
+ahead only. None keeps together a letter or digit and whitespace after it, a sign and a space after it, or a line end
+and what follows, unless that is another line end or, in o200k, a slash. So three cuts change no token: before
+whitespace after a letter or digit, before a space after a non-space, and after a single line end between two
+non-spaces of which the second is not a slash.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-# Longest piece in characters. It bounds memory and time, and keeps the regex engine, which gives up
-# when it has to remember a million positions in a run of spaces, far from its limit.
+# Longest piece in characters. It bounds memory and time, and stays far below the limit of tiktoken's regex engine,
+# which fails when it must remember a million positions in a run of spaces.
 LONGEST = 1 << 18
 
 _UP_TO_LAST_CUT = re.compile(r"(?s).*(?:\S(?= )|[^\W_](?=\s)|\S\n(?=[^\s/]))")
 
 
 def safe_cut(text: str, limit: int) -> int | None:
-    """The last position from 1 to `limit` where `text` can be cut without changing a token, if any."""
+    """Return the last position from 1 to `limit` where a cut of `text` changes no token, or None."""
     found = _UP_TO_LAST_CUT.match(text, 0, limit + 1)
     return found.end() if found else None
 
 
 def pieces(blocks: Iterable[str], longest: int = LONGEST) -> Iterator[str]:
-    """Text that comes in blocks of any size, as pieces of at most `longest` characters.
+    """Yield text that comes in blocks of any size as pieces of at most `longest` characters.
 
-    A stretch of `longest` characters with nowhere to cut safely is cut at its end.
+    A stretch of `longest` characters without a safe cut is cut at its end.
     """
     pending = ""
     for block in blocks:
@@ -44,7 +43,7 @@ def pieces(blocks: Iterable[str], longest: int = LONGEST) -> Iterator[str]:
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with lone surrogates, which JSON can carry but UTF-8 cannot, as U+FFFD."""
+    """Return the text with U+FFFD for lone surrogates, which JSON can carry but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,14 +1,14 @@
-"""Tiny Shakespeare: downloaded once, checked, and kept in the cache."""
+"""Tiny Shakespeare: downloaded once, verified, and kept in the cache."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import urllib.request
 from pathlib import Path
 
 from tqdm import tqdm
 
+from data.files import replacing
 from errors import DataError
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -17,7 +17,7 @@ _TIMEOUT = 20  # seconds without an answer
 
 
 def tiny_shakespeare(cache_dir: str) -> Path:
-    """The file in the cache, downloaded when it is not there; DataError when it cannot be had."""
+    """Return the file in the cache, downloaded if need be. Raises DataError when that fails."""
     path = Path(cache_dir).expanduser() / "tinyshakespeare.txt"
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHA256:
         return path
@@ -30,9 +30,8 @@ def tiny_shakespeare(cache_dir: str) -> Path:
         ) from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_bytes(content)
-        partial.replace(path)
+        with replacing(path) as unfinished:
+            unfinished.write_bytes(content)
     except OSError as error:
         raise DataError(f"data.cache_dir={cache_dir} cannot be written ({error}): give another folder.") from error
     return path
@@ -47,5 +46,5 @@ def _download() -> bytes:
                 content += block
                 bar.update(len(block))
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise ValueError("what came is not the known file: its sha256 differs")
+        raise ValueError("the sha256 of what came is not that of the known file")
     return bytes(content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from bisect import bisect_right
 from itertools import accumulate
@@ -13,8 +12,8 @@ import numpy as np
 
 SHARD_TOKENS = 100_000_000
 VERIFIED_BYTES = 500_000_000
-"""A split no larger than this is compared with its checksums when it is opened, which takes up to 0.4 seconds; of a
-larger one only the sizes are."""
+"""A split up to this size is compared with its checksums when opened, in at most 0.4 seconds. Of a larger one only
+the sizes are compared."""
 
 
 class Tokens:
@@ -22,9 +21,9 @@ class Tokens:
 
     def __init__(self, shards: list[np.ndarray], *, documents: int, text_bytes: int) -> None:
         self.documents = documents
-        """How many documents there are, each preceded by <|endoftext|>."""
+        """Number of documents, each preceded by <|endoftext|>."""
         self.text_bytes = text_bytes
-        """Bytes of UTF-8 text that the tokens stand for, <|endoftext|> not counted."""
+        """Bytes of UTF-8 text that the tokens stand for, without the <|endoftext|>."""
         self._shards = shards
         self._starts = [0, *accumulate(len(shard) for shard in shards)]
 
@@ -32,7 +31,7 @@ class Tokens:
         return self._starts[-1]
 
     def __getitem__(self, index: slice) -> np.ndarray:
-        """The tokens of a slice without a step, uint16 or uint32 [stop - start]."""
+        """Return the tokens of a slice without a step, uint16 or uint32 [stop - start]."""
         start, stop, step = index.indices(len(self))
         assert step == 1, "tokens are read in order"
         shard = bisect_right(self._starts, start, hi=len(self._shards)) - 1
@@ -46,20 +45,13 @@ class Tokens:
 
 
 class ShardWriter:
-    """Writes one split's tokens into `directory`; used as a context, which leaves the files on disk."""
+    """Writes one split's tokens into an empty `directory`."""
 
     def __init__(self, directory: Path, split: str, dtype: np.dtype, shard_tokens: int = SHARD_TOKENS) -> None:
         self._directory, self._split, self._dtype, self._shard_tokens = directory, split, dtype, shard_tokens
-        self._file: Any = None
         self._counts: list[int] = []
         self._checksums: list[int] = []
         self._documents = self._text_bytes = 0
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._close()
 
     def write(self, tokens: np.ndarray, *, documents: int, text_bytes: int) -> None:
         """Append tokens (any integer type [T]) that begin `documents` documents of `text_bytes` bytes in all."""
@@ -67,19 +59,18 @@ class ShardWriter:
         self._text_bytes += text_bytes
         tokens = tokens.astype(self._dtype, copy=False)
         while len(tokens):
-            if not self._file or self._counts[-1] == self._shard_tokens:
-                self._close()
-                self._file = (self._directory / _name(self._split, len(self._counts))).open("wb")
+            if not self._counts or self._counts[-1] == self._shard_tokens:
                 self._counts.append(0)
                 self._checksums.append(0)
             part = tokens[: self._shard_tokens - self._counts[-1]]
-            self._file.write(part.data)
+            with (self._directory / _name(self._split, len(self._counts) - 1)).open("ab") as file:
+                file.write(part.data)
             self._checksums[-1] = zlib.crc32(part.data, self._checksums[-1])
             self._counts[-1] += len(part)
             tokens = tokens[len(part) :]
 
     def summary(self) -> dict[str, Any]:
-        """What `open_tokens` needs to know, as plain types."""
+        """Return what `open_tokens` needs to know, as plain types."""
         return {
             "tokens": sum(self._counts),
             "documents": self._documents,
@@ -88,16 +79,9 @@ class ShardWriter:
             "crc32": self._checksums,
         }
 
-    def _close(self) -> None:
-        if self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
-
 
 def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str, Any]) -> Tokens:
-    """The split that a ShardWriter wrote; ValueError when a file is missing or not what was written."""
+    """Return the split that a ShardWriter wrote. Raises ValueError when a file is missing or altered."""
     shards = []
     verified = sum(summary["shards"]) * dtype.itemsize <= VERIFIED_BYTES
     for number, (count, checksum) in enumerate(zip(summary["shards"], summary["crc32"], strict=True)):
@@ -107,7 +91,7 @@ def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str,
             raise ValueError(f"{path.name} has {size:,} bytes instead of {count * dtype.itemsize:,}")
         # A plain view: slicing the memmap class itself is several times slower.
         shard = np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
-        if verified and checksum != zlib.crc32(shard):
+        if verified and checksum != zlib.crc32(shard.data):
             raise ValueError(f"{path.name} is not what was written")
         shards.append(shard)
     if sum(summary["shards"]) != summary["tokens"]:
@@ -116,7 +100,7 @@ def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str,
 
 
 def token_dtype(n_vocab: int) -> np.dtype:
-    """The smallest of uint16 and uint32, little-endian, that holds ids below `n_vocab`."""
+    """Return the smallest of uint16 and uint32, little-endian, that holds ids below `n_vocab`."""
     return np.dtype("<u2" if n_vocab <= 1 << 16 else "<u4")
 
 

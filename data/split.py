@@ -10,11 +10,11 @@ from data.corpus import Corpus, Document
 
 SPLITS = ("train", "val")
 
-_NEAR = 1000  # most characters that a tail grows by, to begin where a line does
+_NEAR = 1000  # a tail grows by at most so many characters to begin where a line does
 
 
 class SplitPiece(NamedTuple):
-    """A piece of text, the split it belongs to, and whether a document of that split begins with it."""
+    """A piece of text, its split, and whether a document of that split begins with it."""
 
     split: str
     begins: bool
@@ -22,43 +22,33 @@ class SplitPiece(NamedTuple):
 
 
 def split_corpus(corpus: Corpus, fraction: float) -> Iterator[SplitPiece]:
-    """All text of the corpus, each character once, with `fraction` of it in split "val".
+    """Yield all text of the corpus, each character once, with `fraction` of it in split "val".
 
-    Where there are at least 2 / fraction documents every k-th is held out, k = 1 / fraction rounded;
-    where there are fewer the last `fraction` of each. The first so many documents are read twice,
-    once for their lengths, so that none need be kept in memory.
+    Of at least 2 / fraction documents every k-th is held out, k = 1 / fraction rounded; of fewer the last `fraction`
+    of each. So the first 2 / fraction documents are read twice, the first time for their lengths.
     """
-    enough = round(2 / fraction)
-    every = round(1 / fraction)
-    lengths = list(islice(filter(None, map(_length, corpus.documents())), enough))
-    whole_documents = len(lengths) == enough
+    enough, every = round(2 / fraction), round(1 / fraction)
+    lengths = [sum(map(len, document)) for document in islice(_not_empty(corpus), enough)]
     for number, document in enumerate(_not_empty(corpus)):
-        if whole_documents:
-            yield from _whole(document, "val" if number % every == every - 1 else "train")
+        if len(lengths) == enough:
+            split = "val" if number % every == every - 1 else "train"
+            for place, text in enumerate(document):
+                yield SplitPiece(split, place == 0, text)
         else:
             length = lengths[number] if number < len(lengths) else 0  # 0: it appeared meanwhile
             yield from _with_tail(document, length, round(length * fraction))
 
 
-def _length(document: Document) -> int:
-    return sum(map(len, document))
-
-
 def _not_empty(corpus: Corpus) -> Iterator[Document]:
     for document in corpus.documents():
         texts = iter(document)
-        first = next(texts, None)
-        if first is not None:
+        for first in texts:
             yield chain([first], texts)
-
-
-def _whole(document: Document, split: str) -> Iterator[SplitPiece]:
-    for number, text in enumerate(document):
-        yield SplitPiece(split, number == 0, text)
+            break
 
 
 def _with_tail(document: Document, length: int, tail: int) -> Iterator[SplitPiece]:
-    """The pieces of a document of `length` characters, about the last `tail` of them held out."""
+    """Yield the pieces of a document of `length` characters, about the last `tail` of them held out."""
     position, split, begins = 0, "train", True
     for text in document:
         if split == "train" and length - tail < position + len(text):
@@ -74,7 +64,7 @@ def _with_tail(document: Document, length: int, tail: int) -> Iterator[SplitPiec
 
 
 def _line_start(text: str, near: int, earliest: int) -> int:
-    """The last place from `earliest` to `near` where a line, or else a word, begins; else `near` itself."""
+    """Return the last place from `earliest` to `near` where a line, or else a word, begins; else `near`."""
     for mark in ("\n", " "):
         found = text.rfind(mark, max(earliest, 0), near)
         if found >= 0:

@@ -20,8 +20,8 @@ from errors import DataError
 END_OF_TEXT = "<|endoftext|>"
 FORMAT = 1
 
-# Where bpe may merge, the pattern of Llama 3: a word takes the sign or space before it, signs take the line ends
-# after them, spaces before a word stay together but for the last, and numbers go up to three digits a token.
+# bpe merges within the matches of Llama 3's pattern: a word takes the sign or space before it, signs take the line
+# ends after them, spaces before a word stay together except the last, and numbers go up to three digits a token.
 BPE_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)"
     r"|[^\r\n\p{L}\p{N}]?+\p{L}++"
@@ -48,7 +48,7 @@ _URLS = {
 
 
 def make_tokenizer(config: TokenizerConfig, training_text: Iterable[str]) -> tiktoken.Encoding:
-    """The encoding that `config` names; only bpe reads `training_text`, texts of bounded length.
+    """Return the encoding that `config` names. Only bpe reads `training_text`, texts of bounded length.
 
     Raises DataError when a published encoding cannot be downloaded.
     """
@@ -57,49 +57,42 @@ def make_tokenizer(config: TokenizerConfig, training_text: Iterable[str]) -> tik
     if config.name == "byte":
         ranks = {bytes([byte]): byte for byte in range(256)}
         return tiktoken.Encoding("byte", pat_str=BYTE_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 256})
-    return _published(config.name)
-
-
-def train_bpe(training_text: Iterable[str], vocab_size: int) -> tiktoken.Encoding:
-    """Byte-pair encoding learnt from texts of bounded length; `vocab_size` counts <|endoftext|> too.
-
-    A text with too few pairs to merge gives a smaller vocabulary.
-    """
-    import rustbpe
-
-    logging.getLogger("rustbpe").setLevel(logging.WARNING)  # or it would tell every hundredth of its work
-    trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(_first_characters(training_text), vocab_size - 1, pattern=BPE_PATTERN)
-    ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
-    return tiktoken.Encoding(
-        "bpe", pat_str=BPE_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)}
-    )
-
-
-def _first_characters(texts: Iterable[str]) -> Iterable[str]:
-    left = BPE_TRAINING_CHARACTERS
-    for text in texts:
-        yield text[:left]
-        left -= len(text)
-        if left <= 0:
-            return
-
-
-def _published(name: str) -> tiktoken.Encoding:
     try:
-        return tiktoken.get_encoding(name)
-    except Exception as error:  # tiktoken lets through whatever requests, the disk or a bad download raises
-        files = " and ".join(f"{url} (as {hashlib.sha1(url.encode()).hexdigest()})" for url in _URLS[name])
+        return tiktoken.get_encoding(config.name)
+    except Exception as error:  # whatever requests, the disk or a bad download raises
+        files = " and ".join(f"{url} (as {hashlib.sha1(url.encode()).hexdigest()})" for url in _URLS[config.name])
         raise DataError(
-            f"tokenizer={name} could not be downloaded ({type(error).__name__}): put a copy of {files} into a folder "
-            "and set TIKTOKEN_CACHE_DIR to that folder, or choose tokenizer=bpe, which needs no download."
+            f"tokenizer={config.name} could not be downloaded ({type(error).__name__}): put a copy of {files} into a "
+            "folder and set TIKTOKEN_CACHE_DIR to it, or choose tokenizer=bpe, which needs no download."
         ) from error
 
 
-def token_bytes(encoding: tiktoken.Encoding) -> np.ndarray:
-    """Length in bytes of each id's text, int64 [n_vocab]; 0 for special tokens and for unused ids.
+def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_PATTERN) -> tiktoken.Encoding:
+    """Learn a byte-pair encoding of `vocab_size` tokens, <|endoftext|> included, from texts of bounded length.
 
-    Published encodings leave ids unused; these cannot be decoded and must never be sampled.
+    A text with too few pairs to merge gives a smaller vocabulary.
+    """
+    import rustbpe  # type: ignore[import-untyped]  # only preparing data needs it
+
+    def beginning() -> Iterable[str]:
+        left = BPE_TRAINING_CHARACTERS
+        for text in training_text:
+            yield text[:left]
+            left -= len(text)
+            if left <= 0:
+                return
+
+    logging.getLogger("rustbpe").setLevel(logging.WARNING)  # it logs every percent of its work
+    trainer = rustbpe.Tokenizer()
+    trainer.train_from_iterator(beginning(), vocab_size - 1, pattern=pattern)
+    ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
+    return tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
+
+
+def token_bytes(encoding: tiktoken.Encoding) -> np.ndarray:
+    """Return the length in bytes of each id's text, int64 [n_vocab]: 0 for special tokens and for unused ids.
+
+    Published encodings leave ids unused. They cannot be decoded and must never be sampled.
     """
     lengths = np.zeros(encoding.n_vocab, dtype=np.int64)
     for token, rank in encoding._mergeable_ranks.items():
@@ -108,31 +101,28 @@ def token_bytes(encoding: tiktoken.Encoding) -> np.ndarray:
 
 
 def encode_text(encoding: tiktoken.Encoding, text: str) -> np.ndarray:
-    """Any text as ordinary tokens, uint32 [T]: a literal <|endoftext|> in it is text like any other."""
-    return _concatenate([_encode_piece(encoding, piece) for piece in pieces([replace_surrogates(text)])])
+    """Return the ordinary tokens of any text, uint32 [T]. A literal <|endoftext|> in it is text like any other."""
+    return _encode(encoding, pieces([replace_surrogates(text)]))
 
 
 def encode_documents(encoding: tiktoken.Encoding, texts: list[str], *, continued: bool = False) -> np.ndarray:
-    """Documents of bounded length, each after its <|endoftext|>, uint32 [T].
+    """Return the tokens of documents of bounded length, each after its <|endoftext|>, uint32 [T].
 
-    When `continued`, the first text goes on with an earlier document and gets no <|endoftext|>.
-    Joining the documents and encoding them in one call is several times faster than a call for
-    each, and gives the same tokens, for tiktoken never looks across a special token.
+    When `continued`, the first text continues an earlier document and gets no <|endoftext|>. The documents are joined
+    and encoded in one call, which is several times faster than a call for each and gives the same tokens, because
+    tiktoken never merges across a special token.
     """
     if any(END_OF_TEXT in text for text in texts):
         special = np.array([encoding.eot_token], dtype=np.uint32)
-        parts = [part for text in texts for part in (special, _encode_piece(encoding, text))]
-        return _concatenate(parts[1:] if continued else parts)
+        parts = [part for text in texts for part in (special, _encode(encoding, [text]))]
+        return np.concatenate(parts[1:] if continued else parts)
     joined = END_OF_TEXT.join(texts if continued else ["", *texts])
     return encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
 
 
-def _encode_piece(encoding: tiktoken.Encoding, piece: str) -> np.ndarray:
-    return encoding.encode_to_numpy(piece, disallowed_special=())
-
-
-def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint32)
+def _encode(encoding: tiktoken.Encoding, texts: Iterable[str]) -> np.ndarray:
+    parts = [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
+    return np.concatenate([np.zeros(0, dtype=np.uint32), *parts])
 
 
 def save_tokenizer(encoding: tiktoken.Encoding, path: str | Path) -> None:
@@ -141,7 +131,7 @@ def save_tokenizer(encoding: tiktoken.Encoding, path: str | Path) -> None:
 
 
 def tokenizer_content(encoding: tiktoken.Encoding) -> dict[str, Any]:
-    """What makes an encoding, as plain types: tokens in order of rank, base64, None for none."""
+    """Return an encoding as plain types: tokens in order of rank, as base64, None for an unused rank."""
     by_rank = {rank: base64.b64encode(token).decode() for token, rank in encoding._mergeable_ranks.items()}
     return {
         "format": FORMAT,
@@ -153,7 +143,7 @@ def tokenizer_content(encoding: tiktoken.Encoding) -> dict[str, Any]:
 
 
 def read_tokenizer(path: str | Path) -> tiktoken.Encoding:
-    """The encoding that `save_tokenizer` wrote; DataError when the file is missing or damaged."""
+    """Return the encoding that `save_tokenizer` wrote. Raises DataError when the file is missing or damaged."""
     try:
         content = json.loads(Path(path).read_bytes())
         if content["format"] != FORMAT:
@@ -161,19 +151,15 @@ def read_tokenizer(path: str | Path) -> tiktoken.Encoding:
         tokens = content["mergeable_ranks"]
         ranks = {base64.b64decode(token, validate=True): rank for rank, token in enumerate(tokens) if token is not None}
         special = {str(token): int(rank) for token, rank in content["special_tokens"].items()}
-        _check_vocabulary(ranks, special, len(tokens) - tokens.count(None))
+        if len(ranks) != len(tokens) - tokens.count(None) or not all(bytes([byte]) in ranks for byte in range(256)):
+            raise ValueError("it lacks a byte or has a token twice")
+        if END_OF_TEXT not in special or set(special.values()) & set(ranks.values()):
+            raise ValueError(f"it has no id of its own for {END_OF_TEXT}")
         return tiktoken.Encoding(
             content["name"], pat_str=content["pat_str"], mergeable_ranks=ranks, special_tokens=special
         )
     except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a tokenizer this version can read ({type(error).__name__}: {error}): "
-            "restore it from a copy, or prepare the data anew."
+            "restore it from a copy, or prepare the data again."
         ) from error
-
-
-def _check_vocabulary(ranks: dict[bytes, int], special: dict[str, int], count: int) -> None:
-    if len(ranks) != count or not all(bytes([byte]) in ranks for byte in range(256)):
-        raise ValueError("it lacks a byte or has a token twice")
-    if END_OF_TEXT not in special or set(special.values()) & set(ranks.values()):
-        raise ValueError(f"it has no id of its own for {END_OF_TEXT}")

@@ -225,9 +225,9 @@ def test_shards_read_as_one_long_array(sizes, bounds):
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 def test_the_writer_fills_shards_up_to_their_size(tmp_path, dtype):
     dtype = np.dtype(dtype)
-    with ShardWriter(tmp_path, "train", dtype, shard_tokens=10) as writer:
-        for start in range(0, 35, 7):
-            writer.write(np.arange(start, start + 7, dtype=np.uint32), documents=1, text_bytes=3)
+    writer = ShardWriter(tmp_path, "train", dtype, shard_tokens=10)
+    for start in range(0, 35, 7):
+        writer.write(np.arange(start, start + 7, dtype=np.uint32), documents=1, text_bytes=3)
     summary = writer.summary()
     checksums = [zlib.crc32(np.arange(start, min(start + 10, 35)).astype(dtype)) for start in (0, 10, 20, 30)]
     assert summary == {"crc32": checksums, "tokens": 35, "documents": 5, "bytes": 15, "shards": [10, 10, 10, 5]}
@@ -355,12 +355,13 @@ def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, damage):
 
 def test_what_dead_runs_left_is_removed_and_what_live_runs_write_is_not(tmp_path, text_file):
     root = tmp_path / "cache" / "tokens"
-    for name in ("text-byte-dead.partial", "text-byte-alive.partial"):
+    dead, alive = ".text-byte-dead.1f.unfinished", ".text-byte-alive.2e.unfinished"
+    for name in (dead, alive):
         (root / name).mkdir(parents=True)
         (root / name / "train_00000.bin").write_text("x")
     with FileLock(root / "text-byte-alive.lock"):
         data = prepared(tmp_path, text_file)
-    assert cache_names(tmp_path) == sorted([data.directory.name, "text-byte-alive.partial"])
+    assert cache_names(tmp_path) == [alive, data.directory.name]
 
 
 def start(tmp_path: Path, file: Path, patch: str) -> subprocess.Popen:
@@ -389,7 +390,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_path, 
     process.communicate(timeout=30)
     assert process.returncode < 0
     (left,) = cache_names(tmp_path)
-    assert left.endswith(".partial")
+    assert left.endswith(".unfinished")
     data = prepared(tmp_path, text_file)
     assert documents(data, data.train) + documents(data, data.val) == [
         "a line of some words\n" * 270,
