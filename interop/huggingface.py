@@ -1,12 +1,12 @@
 """Names and layouts of Hugging Face's GPT-2, Llama and Qwen3, to and from ours.
 
-The three are one transformer in different words. What differs beside names:
+The three are one transformer in different words. Apart from names two things differ:
 
 GPT-2          stores linear weights transposed, and q, k and v as one
-Llama, Qwen3   rotate channel i with channel i + D/2, where we rotate 2i with 2i + 1: the rows of the
-               query and key projections (and Qwen3's QK-norm weights) change places
+Llama, Qwen3   rotate channel i with channel i + D/2, we rotate 2i with 2i + 1: the rows of the query and key
+               projections (and Qwen3's QK-norm weights) are reordered
 
-Weights and config are read and written as safetensors and JSON: the transformers library is not needed.
+Weights and config are read and written as safetensors and JSON, without the transformers library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,100 +24,149 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from errors import HuggingFaceError
-from model.attention import ATTENTION_VARIANTS, MultiHeadAttention
+from errors import HuggingFaceError, first_line
+from model.attention import MultiHeadAttention
 from model.attention.layer import NORM_EPS
-from model.config import GPTConfig
+from model.config import ATTENTION_FUNCTIONS, GPTConfig
 from model.gpt import GPT, load_weights, plain_weights
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model of Hugging Face's: its class, what it is made of in our settings, and the preset that always fits it."""
+    """A model of Hugging Face's, in its words and ours."""
 
     name: str
-    settings: dict[str, Any]
+    """Its class."""
     preset: str
+    """Our preset that it always fits."""
+    settings: dict[str, Any]
+    """What it is made of: settings of ours that differ from the defaults."""
+    fixed: dict[str, Any]
+    """Settings of theirs that ours computes with this value only."""
+    names: dict[str, str]
+    """Settings of ours that may have any value, and theirs for each."""
+    weights: dict[str, str]
+    """Parts of our weights' names in the order of replacement, and theirs."""
 
 
-LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"}
-TARGETS = {
-    "gpt2": Target("GPT2LMHeadModel", {"position": "learned", "norm": "layernorm", "qk_norm": False}, "gpt2"),
-    "llama": Target("LlamaForCausalLM", LLAMA | {"qk_norm": False}, "llama"),
-    "qwen3": Target("Qwen3ForCausalLM", LLAMA | {"qk_norm": True}, "tiny"),
-}
+QWEN3 = Target(
+    name="Qwen3ForCausalLM",
+    preset="tiny",
+    settings={},
+    fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False},
+    names={
+        "vocab_size": "vocab_size",
+        "block_size": "max_position_embeddings",
+        "n_embd": "hidden_size",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_kv_head": "num_key_value_heads",
+        "head_size": "head_dim",
+        "norm_eps": "rms_norm_eps",
+        "attention_dropout": "attention_dropout",
+    },
+    weights={
+        "token_embedding": "model.embed_tokens",
+        "final_norm": "model.norm",
+        "blocks": "model.layers",
+        "attention_norm": "input_layernorm",
+        "attention.": "self_attn.",
+        "mlp_norm": "post_attention_layernorm",
+    },
+)
+LLAMA = replace(QWEN3, name="LlamaForCausalLM", preset="llama", settings={"qk_norm": False})
+GPT2 = Target(
+    name="GPT2LMHeadModel",
+    preset="gpt2",
+    settings={"position": "learned", "norm": "layernorm", "qk_norm": False, "bias": True, "qkv_bias": True},
+    fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    names={name: name for name in ("vocab_size", "n_embd", "n_layer", "n_head", "n_inner")}
+    | {"block_size": "n_positions", "norm_eps": "layer_norm_epsilon"},
+    weights={
+        "token_embedding": "transformer.wte",
+        "position_embedding": "transformer.wpe",
+        "final_norm": "transformer.ln_f",
+        "blocks": "transformer.h",
+        "attention_norm": "ln_1",
+        "attention.q_proj": "attn.c_attn",
+        "attention.k_proj": "attn.c_attn",
+        "attention.v_proj": "attn.c_attn",
+        "attention.o_proj": "attn.c_proj",
+        "mlp_norm": "ln_2",
+        "up_proj": "c_fc",
+        "down_proj": "c_proj",
+    },
+)
+TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}
 """By their model_type."""
+GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
+
+OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")  # may be missing from their config.json
+CHECKED = ("attention", "n_head", "rope_theta", "rope_scaling", "rope_scaling_factor")  # by rules of their own
+WITHOUT_EFFECT = ("tie_embeddings", "zero_init", "dropout")  # on what is in the way of an export
 
 
 def choose_target(model: GPT) -> str:
-    """The model_type of Hugging Face's that computes the same as `model`.
+    """Return the model_type of Hugging Face's that computes the same as `model`.
 
     Raises HuggingFaceError, naming the settings in the way and a preset that fits, when there is none.
     """
-    config = model.config
-    misfits = {
-        kind: [key for key, value in target.settings.items() if getattr(config, key) != value]
-        for kind, target in TARGETS.items()
-    }
-    kind = min(misfits, key=lambda kind: len(misfits[kind]))
-    obstacles = [f"{key}={getattr(config, key)}" for key in misfits[kind]]
-    if not isinstance(model.blocks[0].attention, MultiHeadAttention) or config.attention in ATTENTION_VARIANTS:
-        obstacles.append(f"attention={config.attention}")
-    for key in ("logit_softcap", "attention_window"):
-        if getattr(config, key) is not None:
-            obstacles.append(f"{key}={getattr(config, key)}")
-    if kind == "gpt2":
-        if config.mlp not in GPT2_ACTIVATIONS:
-            obstacles.append(f"mlp={config.mlp}")
-        if not (config.bias and config.qkv_bias):
-            obstacles.append(f"bias={config.bias}, qkv_bias={config.qkv_bias} (both must be true)")
-        if config.kv_heads != config.n_head:
-            obstacles.append(f"n_kv_head={config.n_kv_head}")
-        if config.n_head * config.head_channels != config.n_embd:
-            obstacles.append(f"head_size={config.head_size}")
-    elif config.bias or config.qkv_bias:
-        obstacles.append(f"bias={config.bias}, qkv_bias={config.qkv_bias} (both must be false)")
-    if kind == "llama" and config.n_embd % model.blocks[0].attention.n_head:
-        obstacles.append(f"n_head={config.n_head} that does not divide n_embd={config.n_embd}")
-    if kind == "qwen3" and config.norm_eps != NORM_EPS:
-        obstacles.append(f"norm_eps={config.norm_eps} (must be {NORM_EPS}, that of QK-norm)")
-    if obstacles:
+    obstacles = {kind: _obstacles(model, kind) for kind in TARGETS}
+    kind = min(obstacles, key=lambda kind: len(obstacles[kind]))
+    if obstacles[kind]:
         raise HuggingFaceError(
-            f"Hugging Face's {TARGETS[kind].name} is the nearest, but has no {', '.join(obstacles)}: "
+            f"Hugging Face's {TARGETS[kind].name} comes nearest, but has no {', '.join(obstacles[kind])}: "
             f"a model trained with model={TARGETS[kind].preset} can be exported."
         )
     return kind
 
 
+def _obstacles(model: GPT, kind: str) -> list[str]:
+    config, attention = model.config, model.blocks[0].attention
+    free = {*CHECKED, *WITHOUT_EFFECT, *QWEN3.names}
+    wanted = {field.name: field.default for field in fields(GPTConfig) if field.name not in free}
+    if kind == "gpt2":
+        wanted["mlp"] = config.mlp if config.mlp in GPT2_ACTIVATIONS else "gelu_tanh"
+    found = [name for name, value in (wanted | TARGETS[kind].settings).items() if getattr(config, name) != value]
+    if config.attention not in (*ATTENTION_FUNCTIONS, "single_head", "stacked"):
+        found.append("attention")
+    obstacles = [f"{name}={getattr(config, name)}" for name in found]
+    if isinstance(attention, MultiHeadAttention):
+        if kind == "gpt2" and attention.kv_heads != attention.n_head:
+            obstacles.append(f"n_kv_head={config.n_kv_head}")
+        if kind == "gpt2" and attention.n_head * attention.head_size != config.n_embd:
+            obstacles.append(f"head_size={config.head_size}")
+        if kind == "llama" and config.n_embd % attention.n_head:
+            obstacles.append(f"n_head={config.n_head} that does not divide n_embd={config.n_embd}")
+    if kind == "qwen3" and config.norm_eps != NORM_EPS:
+        obstacles.append(f"norm_eps={config.norm_eps} (must be {NORM_EPS}, that of QK-norm)")
+    return obstacles
+
+
 def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> str:
-    """Write config.json and model.safetensors for AutoModelForCausalLM; returns the name of its class.
+    """Write config.json and model.safetensors for AutoModelForCausalLM, and return the name of its class.
 
     end_of_text: the id that ends a document. Raises HuggingFaceError when no class computes the same.
     """
     kind = choose_target(model)
-    name = TARGETS[kind].name
-    config = _gpt2_config(model.config) if kind == "gpt2" else _llama_config(model)
     dtype = str(model.token_embedding.weight.dtype).removeprefix("torch.")
-    config |= {"model_type": kind, "architectures": [name], "torch_dtype": dtype}
-    config["tie_word_embeddings"] = model.config.tie_embeddings
-    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}  # as in training, what ends one begins the next
-    config |= ends
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}  # what ends a document begins the next
+    config = {"model_type": kind, "architectures": [TARGETS[kind].name], "torch_dtype": dtype}
+    config |= _their_config(model, kind) | ends
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {key: tensor.cpu().contiguous() for key, tensor in _to_theirs(model).items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    weights = {name: tensor.cpu().contiguous() for name, tensor in _to_theirs(model).items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     for file, content in (("config.json", config), ("generation_config.json", ends)):
         (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return name
+    return TARGETS[kind].name
 
 
 def from_huggingface(where: str) -> GPT:
-    """Our GPT with the weights of a GPT-2, Llama or Qwen3, in a folder or by its name on the hub.
+    """Return our GPT with the float32 weights of a GPT-2, Llama or Qwen3, whose logits it gives.
 
-    The logits are the same. Weights become float32. Raises HuggingFaceError when it cannot be read or
-    has what ours cannot express.
+    where: a folder or a name on the hub. Raises HuggingFaceError when it cannot be read or has what ours cannot
+    express.
     """
     with _readable(where):
         model = GPT(read_config(where))
@@ -126,44 +175,43 @@ def from_huggingface(where: str) -> GPT:
 
 
 def read_config(where: str) -> GPTConfig:
-    """The settings of a GPT-2, Llama or Qwen3 in our words, without its weights; HuggingFaceError as above."""
+    """Return the settings of a GPT-2, Llama or Qwen3 in our words, without its weights; HuggingFaceError as above."""
     with _readable(where):
         settings = json.loads((find_folder(where) / "config.json").read_bytes())
         kind = settings["model_type"]
         if kind not in TARGETS:
             raise HuggingFaceError(f"{where} is a {kind}: only gpt2, llama and qwen3 models can be read.")
-        return _from_gpt2_config(settings) if kind == "gpt2" else _from_llama_config(settings, kind)
+        return _our_config(settings, kind)
 
 
 @contextmanager
 def _readable(where: str) -> Iterator[None]:
-    """Within it whatever a damaged file raises becomes a HuggingFaceError."""
+    """Turn whatever a damaged file raises into a HuggingFaceError."""
     try:
         yield
     except HuggingFaceError:
         raise
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise HuggingFaceError(f"{where} cannot be read as a model ({type(error).__name__}: {reason}).") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise HuggingFaceError(f"{where} cannot be read as a model ({reason}).") from error
 
 
 def find_folder(where: str) -> Path:
-    """The local folder, or the files of that name on the hub, downloaded once by the huggingface_hub library."""
+    """Return a local folder, or that of the files of this name on the hub, which huggingface_hub downloads once."""
     folder = Path(where).expanduser()
     if folder.is_dir():
         return folder
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import snapshot_download  # optional
     except ImportError:
         raise HuggingFaceError(
-            f"{where} is no local folder, and to look on the hub takes: pip install huggingface_hub."
+            f"{where} is not a local folder, and to look on the hub takes: pip install huggingface_hub."
         ) from None
     try:
         return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:  # whatever the network, the hub or the disk raises
-        reason = " ".join(str(error).split())[:200]
         raise HuggingFaceError(
-            f"{where} is no local folder and could not be downloaded ({type(error).__name__}: {reason}): "
+            f"{where} is not a local folder and could not be downloaded ({type(error).__name__}: {first_line(error)}): "
             "check the name and the network, or give a folder."
         ) from error
 
@@ -171,34 +219,8 @@ def find_folder(where: str) -> Path:
 # Weights
 
 
-# What our names are in theirs, a part at a time, in this order.
-GPT2_WORDS = {
-    "token_embedding": "transformer.wte",
-    "position_embedding": "transformer.wpe",
-    "final_norm": "transformer.ln_f",
-    "blocks": "transformer.h",
-    "attention_norm": "ln_1",
-    "attention.q_proj": "attn.c_attn",
-    "attention.k_proj": "attn.c_attn",
-    "attention.v_proj": "attn.c_attn",
-    "attention.o_proj": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "up_proj": "c_fc",
-    "down_proj": "c_proj",
-}
-LLAMA_WORDS = {
-    "token_embedding": "model.embed_tokens",
-    "final_norm": "model.norm",
-    "blocks": "model.layers",
-    "attention_norm": "input_layernorm",
-    "attention.": "self_attn.",
-    "mlp_norm": "post_attention_layernorm",
-}
-ROTATED = ("q_proj", "k_proj", "q_norm", "k_norm")
-
-
 def _to_theirs(model: GPT) -> dict[str, Tensor]:
-    """A model's weights under their names and in their layout."""
+    """Return a model's weights under their names and in their layout."""
     ours = plain_weights(model)
     return {
         theirs: torch.cat([_change_layout(name, ours[name], model) for name in names], dim=-1)
@@ -207,39 +229,40 @@ def _to_theirs(model: GPT) -> dict[str, Tensor]:
 
 
 def _to_ours(theirs: dict[str, Tensor], model: GPT) -> dict[str, Tensor]:
-    """The way back; `model` has the shape that the weights are for."""
+    """Return their weights as ours, for `model`. Raises ValueError when they do not have its shapes."""
     ours = {}
     for their_name, names in _names_in_theirs(model).items():
         if their_name not in theirs:
             their_name = their_name.removeprefix("transformer.")  # GPT2Model, without a head, has none
         for name, tensor in zip(names, theirs[their_name].chunk(len(names), dim=-1), strict=True):
             ours[name] = _change_layout(name, tensor, model, back=True)
+            if ours[name].shape != (expected := model.state_dict()[name].shape):
+                raise ValueError(f"{their_name} does not have the size that config.json says, {tuple(expected)}")
     return ours
 
 
 def _names_in_theirs(model: GPT) -> dict[str, list[str]]:
-    """For each of their weights which of ours it holds side by side: one, or GPT-2's three projections."""
-    words = GPT2_WORDS if _is_gpt2(model) else LLAMA_WORDS
+    """Return for each of their weights which of ours it holds side by side: one, or GPT-2's three projections."""
     names: dict[str, list[str]] = {}
     for ours in plain_weights(model):
         theirs = ours
-        for word, their_word in words.items():
+        for word, their_word in (GPT2 if _is_gpt2(model) else LLAMA).weights.items():
             theirs = theirs.replace(word, their_word)
         names.setdefault(theirs, []).append(ours)
     return names
 
 
 def _change_layout(name: str, tensor: Tensor, model: GPT, *, back: bool = False) -> Tensor:
-    """A weight of ours as they have it, or with `back` the other way round.
+    """Return a weight of ours in their layout, or with `back` the reverse.
 
-    GPT-2's matrices are transposed. In Llama and Qwen3 a rotation turns pairs (x, y) of a head's rows, which
-    are (x0, y0, x1, y1, …) here and (x0, x1, …, y0, y1, …) there.
+    GPT-2's matrices are transposed. In Llama and Qwen3 a rotation turns pairs (x, y) of a head's rows, which are
+    (x0, y0, x1, y1, …) here and (x0, x1, …, y0, y1, …) there.
     """
     if _is_gpt2(model):
         return tensor.t() if name.startswith("blocks.") and tensor.ndim == 2 else tensor
-    if not any(part in name for part in ROTATED):
+    if not any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm")):
         return tensor
-    half = model.blocks[0].attention.head_size // 2
+    half = _attention(model).head_size // 2
     pairs = (2, half) if back else (half, 2)
     return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
 
@@ -248,8 +271,14 @@ def _is_gpt2(model: GPT) -> bool:
     return model.config.position == "learned"
 
 
+def _attention(model: GPT) -> MultiHeadAttention:
+    attention = model.blocks[0].attention
+    assert isinstance(attention, MultiHeadAttention), "choose_target refuses the others"
+    return attention
+
+
 def _read_weights(folder: Path) -> dict[str, Float[Tensor, " ..."]]:
-    """All weights, from one file or from the several that an index lists, as float32."""
+    """Return all weights, from one file or from the several that an index lists, as float32."""
     index = folder / "model.safetensors.index.json"
     files = {"model.safetensors"}
     if index.is_file():
@@ -262,119 +291,46 @@ def _read_weights(folder: Path) -> dict[str, Float[Tensor, " ..."]]:
     return {name: tensor.float() for name, tensor in weights.items()}
 
 
-# GPT-2
+# Settings
 
 
-GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
+def _their_config(model: GPT, kind: str) -> dict[str, Any]:
+    config, attention, target = model.config, _attention(model), TARGETS[kind]
+    ours = asdict(config) | {"n_inner": config.inner}
+    ours |= {"n_head": attention.n_head, "n_kv_head": attention.kv_heads, "head_size": attention.head_size}
+    theirs = {their: ours[name] for name, their in target.names.items()} | target.fixed
+    theirs["tie_word_embeddings"] = config.tie_embeddings
+    if kind == "gpt2":
+        dropout = {"attn_pdrop": config.attention_dropout, "embd_pdrop": config.dropout, "resid_pdrop": config.dropout}
+        return theirs | dropout | {"n_ctx": config.block_size, "activation_function": GPT2_ACTIVATIONS[config.mlp]}
+    assert attention.rope is not None, "choose_target wants position=rope"
+    linear = {"rope_type": "linear", "factor": config.rope_scaling_factor}
+    theirs["rope_theta"] = attention.rope.theta  # the base that ntk has raised
+    return theirs | {"rope_scaling": linear if config.rope_scaling == "linear" else None}
 
 
-def _gpt2_config(config: GPTConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": config.vocab_size,
-        "n_positions": config.block_size,
-        "n_ctx": config.block_size,
-        "n_embd": config.n_embd,
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
-        "n_inner": config.inner,
-        "activation_function": GPT2_ACTIVATIONS[config.mlp],
-        "layer_norm_epsilon": config.norm_eps,
-        "attn_pdrop": config.attention_dropout,
-        "embd_pdrop": config.dropout,
-        "resid_pdrop": config.dropout,
-    }
-
-
-def _from_gpt2_config(settings: dict[str, Any]) -> GPTConfig:
-    mlp = "gelu" if settings.get("activation_function") == GPT2_ACTIVATIONS["gelu"] else "gelu_tanh"
-    _expect(
-        settings,
-        activation_function=GPT2_ACTIVATIONS[mlp],
-        scale_attn_weights=True,
-        scale_attn_by_inverse_layer_idx=False,
-    )
-    return GPTConfig(
-        n_layer=settings["n_layer"],
-        n_head=settings["n_head"],
-        n_embd=settings["n_embd"],
-        n_inner=_unless(settings.get("n_inner"), 4 * settings["n_embd"]),
-        block_size=settings["n_positions"],
-        vocab_size=settings["vocab_size"],
-        norm_eps=settings["layer_norm_epsilon"],
-        mlp=mlp,
-        bias=True,
-        qkv_bias=True,
-        zero_init=False,
-        tie_embeddings=settings.get("tie_word_embeddings", True),
-        **TARGETS["gpt2"].settings,
-    )
-
-
-# Llama and Qwen3
-
-
-def _llama_config(model: GPT) -> dict[str, Any]:
-    config, attention = model.config, model.blocks[0].attention
-    scaling = None
-    if config.rope_scaling == "linear":
-        scaling = {"rope_type": "linear", "factor": config.rope_scaling_factor}
-    return {
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.block_size,
-        "hidden_size": config.n_embd,
-        "intermediate_size": config.inner,
-        "num_hidden_layers": config.n_layer,
-        "num_attention_heads": attention.n_head,
-        "num_key_value_heads": attention.kv_heads,
-        "head_dim": attention.head_size,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": attention.rope.theta,  # the base that ntk has raised
-        "rope_scaling": scaling,
-        "attention_dropout": config.attention_dropout,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "use_sliding_window": False,
-    }
-
-
-def _from_llama_config(settings: dict[str, Any], kind: str) -> GPTConfig:
-    _expect(settings, hidden_act="silu", attention_bias=False, mlp_bias=False, use_sliding_window=False)
-    # Version 5 of transformers keeps both under rope_parameters.
-    rope = {"rope_theta": settings.get("rope_theta", 10_000.0)}
-    rope |= settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    if scaling not in ("default", "linear"):
-        raise HuggingFaceError(f"rope_type={scaling} is not known here: only default and linear are.")
-    if kind == "qwen3" and settings["rms_norm_eps"] != NORM_EPS:
-        raise HuggingFaceError(f"rms_norm_eps={settings['rms_norm_eps']} is not known here: QK-norm's is {NORM_EPS}.")
-    heads, width = settings["num_attention_heads"], settings["hidden_size"]
-    return GPTConfig(
-        n_layer=settings["num_hidden_layers"],
-        n_head=heads,
-        n_kv_head=_unless(settings.get("num_key_value_heads", heads), heads),
-        head_size=_unless(settings.get("head_dim"), width / heads),
-        n_embd=width,
-        n_inner=settings["intermediate_size"],
-        block_size=settings["max_position_embeddings"],
-        vocab_size=settings["vocab_size"],
-        rope_theta=rope["rope_theta"],
-        rope_scaling="linear" if scaling == "linear" else "none",
-        rope_scaling_factor=rope.get("factor", 1.0) if scaling == "linear" else 1.0,
-        norm_eps=settings["rms_norm_eps"],
-        tie_embeddings=settings.get("tie_word_embeddings", False),
-        attention_dropout=settings.get("attention_dropout", 0.0),
-        **TARGETS[kind].settings,
-    )
-
-
-def _expect(settings: dict[str, Any], **expected: Any) -> None:
-    """Raises HuggingFaceError for a setting that is there and has another value."""
-    for name, value in expected.items():
+def _our_config(settings: dict[str, Any], kind: str) -> GPTConfig:
+    target = TARGETS[kind]
+    fixed, ours = dict(target.fixed), dict(target.settings)
+    if kind == "gpt2":
+        ours["mlp"] = "gelu" if settings.get("activation_function") == GPT2_ACTIVATIONS["gelu"] else "gelu_tanh"
+        ours["zero_init"] = False
+        fixed["activation_function"] = GPT2_ACTIVATIONS[ours["mlp"]]
+    else:  # version 5 of transformers has both under rope_parameters
+        rope = {"rope_theta": settings.get("rope_theta", 10_000.0)}
+        rope |= settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+        scaling = rope.get("rope_type", rope.get("type", "default"))
+        if scaling not in ("default", "linear"):
+            raise HuggingFaceError(f"rope_type={scaling} is not known here: only default and linear are.")
+        ours["rope_theta"] = rope["rope_theta"]
+        if scaling == "linear":
+            ours |= {"rope_scaling": "linear", "rope_scaling_factor": rope["factor"]}
+    if kind == "qwen3":
+        fixed["rms_norm_eps"] = NORM_EPS  # that of QK-norm
+    for name, value in fixed.items():
         if settings.get(name, value) != value:
             raise HuggingFaceError(f"{name}={settings[name]} is not known here: only {name}={value} is.")
-
-
-def _unless(value: int | None, default: float) -> int | None:
-    """None for a value that is what None stands for."""
-    return None if value == default else value
+    for name, theirs in target.names.items():
+        if name not in OPTIONAL or settings.get(theirs) is not None:
+            ours[name] = settings[theirs]
+    return GPTConfig(**ours, tie_embeddings=settings.get("tie_word_embeddings", kind == "gpt2"))
