@@ -243,7 +243,7 @@ def test_auto_tokenizer_loads_it(bpe, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t["model"].update(type="Unigram"), "no byte-level BPE"),
+        (lambda t: t["model"].update(type="Unigram"), "not byte-level BPE"),
         (lambda t: t["model"]["merges"].reverse(), "another order"),
         (lambda t: t["model"]["vocab"].pop("a"), "another order|cannot be read"),
         (lambda t: t.pop("model"), "cannot be read"),
