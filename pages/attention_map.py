@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from torch import Tensor
 from errors import SettingsError
 from model.gpt import GPT
 from model.heads import attention_maps, brightness
+from pages.template import fill_page, script_value
 from runs.checkpoint import Checkpoint
 
 LONGEST = {".html": 128, ".png": 40}
@@ -26,29 +25,28 @@ LONGEST = {".html": 128, ".png": 40}
 def draw_prompt(checkpoint: Checkpoint, tokens: list[int], path: Path) -> None:
     """Draw the attention of a checkpoint's model to a prompt's tokens, and say so."""
     if path.suffix not in LONGEST or not path.parent.is_dir():
-        raise SettingsError(f"attention_map={path} must be an .html or .png file in a folder that is there.")
+        raise SettingsError(f"attention_map={path} must be an .html or .png file in an existing folder.")
     shown = draw_attention_map(checkpoint.model, checkpoint.tokenizer, tokens, path)
     kept = "" if shown == len(tokens) else f", the last {shown} of {len(tokens)} tokens"
     print(f"{path}: every layer and head{kept}")
 
 
 def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, tokens: list[int], path: Path) -> int:
-    """Draw the attention of `tokens` to an .html or .png file; returns how many of them, the last ones, it shows."""
-    longest = min(LONGEST[path.suffix], model.config.block_size)
-    tokens = tokens[-longest:]
+    """Draw the attention to the last of `tokens`, as many as fit, to an .html or .png file. Return their number."""
+    tokens = tokens[-min(LONGEST[path.suffix], model.config.block_size) :]
     labels = [tokenizer.decode_single_token_bytes(token).decode("utf-8", "replace") for token in tokens]
     maps = attention_maps(model, torch.tensor([tokens], device=next(model.parameters()).device))
     if path.suffix == ".html":
         draw_html(maps, labels, path)
     else:
-        from pages.head_plot import draw_heads  # matplotlib takes a moment to import
+        from pages.head_plot import draw_heads  # matplotlib is slow to import
 
         draw_heads(maps, path, tokens=[visible(label) for label in labels])
     return len(tokens)
 
 
 def draw_html(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> None:
-    """One file that opens offline: every head small, the chosen one large with its tokens and numbers."""
+    """Write one page: every head small, the chosen one large with its tokens and numbers."""
     layers, heads, T, _ = maps.shape
     rows, columns = np.tril_indices(T)
     shares, brightest, note = brightness(maps)
@@ -61,15 +59,12 @@ def draw_html(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> 
         "brightest": brightest,
         "note": note,
     }
-    page = (Path(__file__).with_name("attention_map.html")).read_text(encoding="utf-8")
-    # "<" must not appear in the script: a token may well be </script>.
-    content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
-    filled = {"TITLE": html.escape("".join(labels)[:80]), "DATA": content}  # in one pass: a prompt may hold either word
-    path.write_text(re.sub("TITLE|DATA", lambda found: filled[found[0]], page), encoding="utf-8")
+    title = html.escape("".join(labels)[:80])
+    path.write_text(fill_page("attention_map.html", TITLE=title, DATA=script_value(data)), encoding="utf-8")
 
 
 def visible(label: str) -> str:
-    """A token with its white space made visible, at most 13 characters long."""
+    """Return a token with its white space made visible, at most 13 characters long."""
     shown = label.replace(" ", "·").replace("\n", "⏎").replace("\t", "→").replace("\r", "␍") or "∅"
     shown = "".join(char if char.isprintable() else "\ufffd" for char in shown)
     return shown if len(shown) <= 13 else shown[:12] + "…"
