@@ -10,7 +10,6 @@ import functools
 import logging
 import operator
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from errors import SettingsError
 from model.config import GPTConfig
+from runs.job import begin_job, device_of_job, fail_job, has_checkpoints
 from runs.quoting import literal
 from schema import Schema, explain_value, from_arguments, help_text, refuse_flags, to_settings
 from training.config import TrainConfig
@@ -34,7 +34,6 @@ CONF = Path(__file__).resolve().parent / "conf"
 CONSOLE = logging.StreamHandler()
 # Why the system refuses a file or folder that a person has named.
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
-EXTRAS = {"joblib": "parallel", "submitit": "slurm"}
 GROUPS = """Choose a group's option with GROUP=OPTION; conf/GROUP/OPTION.yaml is what it sets:
 
 {groups}
@@ -43,20 +42,10 @@ Sweeps: -m tries every combination of values separated by commas, as in  python 
 
 """
 
-
-def _jobs_at_once() -> int:
-    """How many jobs this machine trains at a time: one per accelerator, or else per core."""
-    import joblib  # type: ignore[import-untyped]
-    import torch
-
-    return torch.cuda.device_count() or int(torch.backends.mps.is_available()) or joblib.cpu_count()
-
-
 # Two sweeps that start in the same second need folders of their own: short_id ends their names.
 OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
 # Settings that follow from others: ${floordiv:65536,${model.n_embd}}.
 OmegaConf.register_new_resolver("floordiv", lambda *numbers: functools.reduce(operator.floordiv, numbers), replace=True)
-OmegaConf.register_new_resolver("jobs_at_once", _jobs_at_once, use_cache=True, replace=True)
 
 
 def command(schema: type[Schema]) -> Callable[[Callable[[Schema], None]], Callable[[], None]]:
@@ -195,8 +184,10 @@ def run_alone(cfg: DictConfig, model_of: Callable[[str], GPTConfig], function: C
     """Call the command's function with its settings, outside a sweep."""
     from hydra.core.hydra_config import HydraConfig
 
-    if (many := HydraConfig.get().sweeper.get("params")) and not cfg.dry_run:
-        raise SettingsError(f"many runs are asked for (of {' × '.join(many)}), and one would be made: add -m.")
+    hydra = HydraConfig.get()
+    asks = hydra.sweeper.get("params") or hydra.runtime.choices["hydra/sweeper"] == "optuna"
+    if asks and not cfg.dry_run:  # a plan of one does no harm
+        raise SettingsError("many runs are asked for, and one would be made: add -m.")
     return function(to_settings(complete(cfg, model_of), TrainConfig))
 
 
@@ -212,29 +203,25 @@ def run_job(cfg: DictConfig, model_of: Callable[[str], GPTConfig], function: Cal
     varied = " ".join(override for override in hydra.overrides.task if override not in sys.argv)
     log.info("job %s: %s", number, varied)
     try:
-        cfg.run_dir = str(folder)
-        if any((folder / "checkpoints").glob("step_*")):
-            cfg.resume, cfg.init_from = str(folder), None
-        cfg = complete(cfg, model_of)
         if hydra.runtime.choices["hydra/launcher"] != "basic":
             if threads := hydra.launcher.get("cpus_per_task"):
                 os.environ.setdefault("OMP_NUM_THREADS", str(threads))
             cfg.device = device_of_job(cfg.device, number)
+        if not cfg.dry_run:  # which writes nothing
+            if (loss := begin_job(folder, number, list(hydra.overrides.task))) is not None:
+                return loss
+            cfg.run_dir = str(folder)
+            if has_checkpoints(folder):
+                cfg.resume, cfg.init_from = str(folder), None
+        cfg = complete(cfg, model_of)
         cfg.wandb.group = cfg.wandb.group or Path(hydra.sweep.dir).name
         cfg.wandb.name = cfg.wandb.name or f"{number} {varied}"
         return function(to_settings(cfg, TrainConfig))
     except Exception as error:
+        fail_job(folder, error)
         sentence = explain(error, TrainConfig)
         log.error("job %s failed: %s", number, sentence or error, exc_info=not sentence)
         raise
-
-
-def device_of_job(device: str, number: int) -> str:
-    """Return the device of job `number` of those that share the machine: auto and cuda are dealt out in turn."""
-    import torch  # not needed for --help
-
-    count = torch.cuda.device_count()
-    return f"cuda:{number % count}" if device in ("auto", "cuda") and count > 1 else device
 
 
 def complete(cfg: DictConfig, model_of: Callable[[str], GPTConfig]) -> DictConfig:
@@ -285,8 +272,6 @@ def explain(error: BaseException, schema: type) -> str | None:
         return (
             f"{error.filename or 'a file'} cannot be used ({error.strerror}): name a place that is yours to write to."
         )
-    if missing := re.match(r"Unknown plugin class : '.*hydra_(joblib|submitit)_launcher", str(error)):
-        return f'hydra/launcher={missing[1]} is not installed: pip install -e ".[{EXTRAS[missing[1]]}]".'
     for mistake in (error.__cause__, error):
         if isinstance(mistake, OmegaConfBaseException):
             return explain_value(mistake, schema)

@@ -25,7 +25,6 @@ def train(config: TrainConfig) -> float:
     Everything the run writes goes into config.run_dir. A mistake in the settings raises a ValueError
     that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
-    from sweeps.trial import report_to_search
     from training.device import fast_products
     from training.memory import memory_named
     from training.optimizer import schedule_factor, set_learning_rate
@@ -47,7 +46,6 @@ def train(config: TrainConfig) -> float:
             if (finished or progress.step % config.eval_interval == 0) and progress.step > progress.evaluated:
                 evaluate_run(run, monitor)
                 summary.write()
-                report_to_search(run, monitor)
             due = progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step
             if finished or (due and progress.step):
                 run.save(finished=finished)

@@ -6,6 +6,8 @@ import re
 import shlex
 from typing import Any
 
+RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
+
 
 def shell_quoted(setting: str, path: object) -> str:
     """Return SETTING=PATH with the quotes that a shell and Hydra need."""

@@ -1,4 +1,4 @@
-"""The leaderboard of any sweep's folder, one that still runs as well:  python -m sweeps DIR"""
+"""Write and print the leaderboard of a sweep's folder, while it runs too:  python -m sweeps DIR"""
 
 import sys
 from pathlib import Path
@@ -12,4 +12,4 @@ sweep = Path(sys.argv[1])
 if text := write_leaderboard(sweep, read_jobs(sweep)):
     print(text)
 else:
-    sys.exit(f"error: {sweep} holds no sweep (no folders of jobs): give the folder that -m made under multirun/.")
+    sys.exit(f"error: {sweep} holds no sweep (no job.json in its folders): give the folder that -m made.")

@@ -8,39 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from runs.directory import is_locked
+from runs.job import NAME, JobRecord, read_job
 from runs.metrics import read_metrics
 from runs.summary import NOTHING_KNOWN, is_number, read_summary
-
-NOT_SETTINGS = ("sweep.resume", "resume", "run_dir")
-"""Overrides that say where a job works, not what it is."""
 
 
 @dataclass
 class Job:
-    """One job of a sweep: its folder, its overrides by name, and its summary.json."""
+    """One job of a sweep: its folder, the folder's name below the sweep's, its overrides by name, its summary.json."""
 
     directory: Path
     name: str
-    """The folder's name below the sweep's: the job's number."""
     settings: dict[str, str]
     summary: dict[str, Any]
 
     @property
     def status(self) -> str:
         return self.summary["status"]
-
-    @property
-    def bpb(self) -> float | None:
-        return self.summary["val_bpb"]
-
-    @property
-    def place(self) -> tuple[bool, bool, float]:
-        """Where it stands: the finished by bits per byte, then those under way or stopped, then the failed."""
-        bpb = float("inf") if self.bpb is None else self.bpb
-        return self.status == "failed", self.status != "finished", bpb
 
 
 @dataclass
@@ -51,7 +36,9 @@ class Row:
 
     @property
     def place(self) -> tuple[bool, bool, float]:
-        return *self.jobs[0].place[:2], self.mean("val_bpb") or float("inf")
+        """Its sort key: the finished by bits per byte, then those under way or stopped, then the failed."""
+        status = self.jobs[0].status
+        return status == "failed", status != "finished", self.mean("val_bpb") or float("inf")
 
     def values(self, name: str) -> list[float]:
         return [job.summary[name] for job in self.jobs if job.summary[name] is not None]
@@ -60,26 +47,25 @@ class Row:
         return statistics.fmean(self.values(name)) if self.values(name) else None
 
     def deviation(self, name: str) -> float | None:
-        """Standard deviation of the sample (n - 1); None for a single job."""
+        """Return the standard deviation of the sample (n - 1); None for a single job."""
         return statistics.stdev(self.values(name)) if len(self.values(name)) > 1 else None
 
 
 def read_jobs(sweep: Path) -> list[Job]:
-    """The jobs that left something in a sweep's folder, in their order; what cannot be read is passed over."""
-    try:
-        folders = {path.parent.parent for path in sweep.glob("*/**/.hydra/overrides.yaml")}
-        folders |= {path.parent for path in sweep.glob("*/**/summary.json")}
-    except OSError:
-        return []
+    """Return the jobs in a sweep's folder in the order of their numbers; what cannot be read is passed over."""
+    folders = [path.parent for path in sweep.glob(f"*/**/{NAME}")]
+    found = [(record, folder) for folder in folders if (record := read_job(folder))]
     goes_on = is_locked(sweep)
-    jobs = [_read_job(folder, folder.relative_to(sweep).as_posix(), goes_on) for folder in folders]
-    return sorted(
-        jobs, key=lambda job: [(not part.isdecimal(), part.zfill(9)) for part in re.split(r"(\d+)", job.name)]
-    )
+    return [
+        _read_job(folder, folder.relative_to(sweep).as_posix(), record, goes_on)
+        for record, folder in sorted(found, key=lambda pair: (pair[0].number, pair[1]))
+    ]
 
 
-def _read_job(folder: Path, name: str, goes_on: bool) -> Job:
+def _read_job(folder: Path, name: str, record: JobRecord, goes_on: bool) -> Job:
     summary = read_summary(folder) or NOTHING_KNOWN
+    if record.reason:
+        summary = summary | {"status": "failed", "reason": record.reason}
     if summary["status"] == "running":
         prepares = goes_on and summary["step"] is None
         if not prepares and (rows := read_metrics(folder / "metrics.jsonl")):  # later than what summary.json is from
@@ -90,36 +76,24 @@ def _read_job(folder: Path, name: str, goes_on: bool) -> Job:
             summary = summary | {"status": "stopped", "reason": reason}
     if summary["device"] == "cpu":  # there jobs share a process, which keeps in pieces what those before it took
         summary = summary | {"peak_memory_mb": None}
-    settings = {}
-    for override in _overrides(folder) or summary["overrides"]:
-        key, _, value = override.lstrip("+~").partition("=")
-        if key not in NOT_SETTINGS:
-            settings[key] = _short(value)
-    return Job(folder, name, settings, summary)
+    pairs = [override.lstrip("+~").partition("=") for override in record.overrides]
+    return Job(folder, name, {key: _short(value) for key, _, value in pairs}, summary)
 
 
 def _short(value: str) -> str:
-    """A value of 1e10 as 1e+10: a sweep's overrides have it as 10000000000.0."""
+    """Return a value of 1e10 as 1e+10: a sweep's overrides have it as 10000000000.0."""
     short = f"{float(value):g}" if re.fullmatch(r"[0-9]{7,}\.0", value) else value
     return short if short == value or float(short) == float(value) else value
 
 
-def _overrides(folder: Path) -> list[str]:
-    try:
-        found = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_bytes())
-    except (OSError, yaml.YAMLError, ValueError):
-        return []
-    return [str(override) for override in found] if isinstance(found, list) else []
-
-
 def swept_settings(jobs: list[Job]) -> list[str]:
-    """The settings in which the jobs differ, in the order of the command line."""
+    """Return the settings in which the jobs differ, in the order of the command line."""
     names = dict.fromkeys(name for job in jobs for name in job.settings)
     return [name for name in names if len({job.settings.get(name) for job in jobs}) > 1]
 
 
 def rank(jobs: list[Job]) -> list[Row]:
-    """The jobs, the best first; finished ones that differ in their seed alone share a row."""
+    """Return the jobs, the best first; finished ones that differ in their seed alone share a row."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         alike = tuple(sorted((key, value) for key, value in job.settings.items() if key != "seed"))

@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from data.files import replacing
 from pages.runs import describe_run, runs_page
 from runs.formatting import duration, si
-from runs.summary import NUMBERS, replace_file
+from runs.summary import NUMBERS
 from sweeps.jobs import Job, Row, rank, swept_settings
 
 log = logging.getLogger("tinygpt")
@@ -43,7 +44,8 @@ def write_leaderboard(sweep: Path, jobs: list[Job]) -> str:
     }
     for name, text in files.items():
         try:
-            replace_file(sweep / name, text)
+            with replacing(sweep / name) as file:
+                file.write_text(text, encoding="utf-8", errors="replace")
         except OSError as error:
             log.error("%s cannot be written (%s).", sweep / name, error)
     return f"{table}\ntable     {sweep / 'leaderboard.md'}\ncurves    {sweep / 'report.html'}"

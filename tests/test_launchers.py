@@ -14,9 +14,9 @@ import pytest
 import torch
 import yaml
 from conftest import run_here
+from sweeps.launch import device_of_job
 
 import train
-from sweeps.launch import device_of_job
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent

@@ -14,10 +14,10 @@ from unittest import mock
 
 import pytest
 from conftest import run_here
+from sweeps.trial import RunPruned, open_study, report_to_search
 
 import train
 from runs.checkpoint import Progress
-from sweeps.trial import RunPruned, open_study, report_to_search
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent

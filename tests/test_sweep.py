@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -21,19 +22,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from conftest import run_here
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 from test_cli import ROOT, run
 from test_resume import assert_same_run, rows, stop_at
 
 from errors import SettingsError
 from pages.runs import POINTS, thin
 from runs.directory import is_locked, lock_run
+from runs.job import JobRecord, begin_job, fail_job, read_job
 from runs.summary import NAME, read_summary, write_summary
-from sweeps.callback import _forget
+from sweeps.callback import AfterJob
 from sweeps.jobs import rank, read_jobs, swept_settings
 from sweeps.leaderboard import comma_separated, markdown, write_leaderboard
-from sweeps.resume import resumed_command
 from train import train
 from training.evaluation import evaluate
 from training.memory import peak_memory, reset_peak_memory
@@ -46,12 +49,12 @@ WALL_CLOCK = ("seconds", "tokens_per_s", "peak_memory_mb")
 def put_job(sweep: Path, number: int, *overrides: str, bpb: float | None = 1.0, **summary) -> Path:
     """A job's folder as a run leaves it, without its checkpoints."""
     job = sweep / str(number)
-    (job / ".hydra").mkdir(parents=True)
-    (job / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
+    job.mkdir(parents=True)
+    JobRecord(number, list(overrides)).write(job)
     row = {"step": 10, "tokens": 1000, "seconds": 1.5}
     lines = [row | {"loss": 3.0, "tokens_per_s": 500.0}, row | {"val_loss": 2.0, "val_bpb": bpb}]
     (job / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    known = {"status": "finished", "job": number, "overrides": list(overrides), "val_bpb": bpb, "val_loss": 2.0}
+    known = {"status": "finished", "val_bpb": bpb, "val_loss": 2.0}
     measured = {"parameters": 1_234_567, "tokens": 1000, "seconds": 75, "tokens_per_s": 500.4, "peak_memory_mb": 99.6}
     measured["device"] = "cuda"
     write_summary(job, known | measured | {"step": 10, "seed": 1, "flops": 1e9} | summary)
@@ -174,12 +177,14 @@ BROKEN = [
 def test_a_broken_file_never_ends_a_sweep(tmp_path, content):
     put_job(tmp_path, 0, "seed=1")
     broken = put_job(tmp_path, 1, "seed=2")
-    for file in (NAME, "metrics.jsonl", ".hydra/overrides.yaml"):
+    for file in (NAME, "metrics.jsonl", "job.json"):
         (broken / file).write_text(content, encoding="utf-8", errors="surrogateescape")
         assert "1.0000" in write_leaderboard(tmp_path, read_jobs(tmp_path))
+        assert len(read_jobs(tmp_path)) == (1 if file == "job.json" else 2)
     (broken / NAME).unlink()
     (broken / NAME).mkdir()
-    assert len(read_jobs(tmp_path)) == 2 and "1.0000" in write_leaderboard(tmp_path, read_jobs(tmp_path))
+    assert begin_job(broken, 1, ["seed=2"]) is None and len(read_jobs(tmp_path)) == 2
+    assert "1.0000" in write_leaderboard(tmp_path, read_jobs(tmp_path))
 
 
 def test_the_report_asks_the_network_for_nothing_and_stays_small(tmp_path):
@@ -206,7 +211,7 @@ def test_a_summary_says_what_became_of_a_run(train_config, monkeypatch):
     found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     lowest = min((row for row in metrics if "val_loss" in row), key=lambda row: row["val_loss"])
-    assert found["status"] == "finished" and found["reason"] is None and found["job"] is None
+    assert found["status"] == "finished" and found["reason"] is None
     assert (found["val_loss"], found["val_bpb"]) == (best, lowest["val_bpb"])
     assert (found["step"], found["tokens"], found["seed"]) == (20, 20 * 8 * 16, 1)
     speeds = [row["tokens_per_s"] for row in metrics if "tokens_per_s" in row]
@@ -282,10 +287,10 @@ def test_a_failed_jobs_exception_does_not_keep_its_model_alive():
     try:
         job()
     except ValueError as error:
-        failure = error
+        failed = JobReturn(_return_value=error, status=JobStatus.FAILED)
     gc.collect()
     assert kept[0]() is not None
-    _forget(failure)
+    AfterJob().on_job_end(OmegaConf.create({"dry_run": True, "hydra": {"mode": RunMode.MULTIRUN}}), failed)
     assert kept[0]() is None
 
 
@@ -293,51 +298,30 @@ def without_clock(summary: dict) -> dict:
     return {name: value for name, value in summary.items() if name not in WALL_CLOCK}
 
 
-@pytest.fixture
-def stopped_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Only what a sweep that was killed at once leaves behind."""
-    monkeypatch.chdir(tmp_path)
-    sweep = tmp_path / "sweep"
-    sweep.mkdir()
-    overrides = {"hydra": ["hydra.mode=MULTIRUN", "hydra.sweep.dir=x"], "task": ["seed=1,2", "max_steps=4"]}
-    (sweep / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
-    return sweep
+def test_a_job_knows_whether_its_folder_holds_its_run(tmp_path):
+    job = tmp_path / "3"
+    job.mkdir()
+    assert begin_job(job, 3, ["seed=3"]) is None and read_job(job) == JobRecord(3, ["seed=3"])
+    fail_job(job, SettingsError("too\nbad"))
+    assert read_job(job).reason == "too" and read_jobs(tmp_path)[0].status == "failed"
+    assert begin_job(job, 3, ["seed=4", "a=1"]) is None and read_job(job).reason is None  # nothing was trained there
+    write_summary(job, {"status": "stopped", "step": 5})
+    assert begin_job(job, 3, ["a=1", "seed=4"]) is None
+    with pytest.raises(SettingsError, match=r"holds a run of `a=1 seed=4`, not of `seed=5`: .*hydra\.sweep\.dir"):
+        begin_job(job, 3, ["seed=5"])
+    write_summary(job, {"status": "finished", "val_loss": 2.5, "val_bpb": 1.5})
+    assert begin_job(job, 3, ["a=1", "seed=4"]) == 2.5
+    (job / "job.json").unlink()
+    with pytest.raises(SettingsError, match="unknown settings"):
+        begin_job(job, 3, ["seed=4"])
 
 
-@pytest.mark.parametrize("given", [[], ["max_steps=4", "seed=1,2"]], ids=["alone", "same"])
-def test_a_sweep_is_resumed_with_its_own_overrides(stopped_sweep, given):
-    command = resumed_command(["-m", "sweep.resume=sweep/", *given])
-    assert command == ["-m", "seed=1,2", "max_steps=4", 'hydra.sweep.dir="sweep"', 'sweep.resume="sweep"']
-
-
-REFUSED = {
-    "sweep.resume=sweep": "add -m",
-    "-m sweep.resume=nowhere": "holds no sweep",
-    "-m sweep.resume=sweep/multirun.yaml": "holds no sweep",
-    "-m sweep.resume=sweep seed=1,2": "with max_steps=4 too",
-    "-m sweep.resume=sweep seed=1,2,3 max_steps=4": "without seed=1,2,3",
-    "-m sweep.resume=sweep model.n_head=2": "without model.n_head=2",
-}
-
-
-@pytest.mark.parametrize("command", REFUSED)
-def test_a_resume_of_anything_else_is_refused_in_one_sentence(stopped_sweep, command):
-    with pytest.raises(SettingsError, match=re.escape(REFUSED[command])) as refused:
-        resumed_command(command.split())
-    assert "\n" not in str(refused.value) and "sweep.resume=" in str(refused.value)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "hydra: 3", "hydra: {overrides: {task: 3, hydra: []}}"])
-def test_a_damaged_multirun_yaml_is_one_sentence(stopped_sweep, content):
-    (stopped_sweep / "multirun.yaml").write_text(content)
-    with pytest.raises(SettingsError, match="cannot be read") as refused:
-        resumed_command(["-m", "sweep.resume=sweep"])
-    assert "\n" not in str(refused.value)
-
-
-def test_a_sweep_that_is_still_going_on_is_not_resumed(stopped_sweep):
-    with lock_run(stopped_sweep), pytest.raises(SettingsError, match="still going on"):
-        resumed_command(["-m", "sweep.resume=sweep"])
+def test_a_job_that_was_killed_before_its_first_step_is_stopped_and_one_that_prepares_is_running(tmp_path):
+    (tmp_path / "0").mkdir()
+    begin_job(tmp_path / "0", 0, [])
+    assert read_jobs(tmp_path)[0].status == "stopped"
+    with lock_run(tmp_path):
+        assert read_jobs(tmp_path)[0].status == "running"
 
 
 def small_jobs(text_file: Path, *, max_steps: int) -> list[str]:
@@ -346,28 +330,45 @@ def small_jobs(text_file: Path, *, max_steps: int) -> list[str]:
         checkpoint_interval=10 max_steps={max_steps}""".split()
 
 
-def test_a_real_sweep_ends_in_its_leaderboard_and_its_resume_runs_only_what_failed(text_file, tmp_path):
-    result = run("train.py", "-m", "model.n_head=1,3,2", *small_jobs(text_file, max_steps=2), cwd=tmp_path)
+def test_a_sweep_ends_in_its_leaderboard_and_typed_again_runs_only_what_failed(text_file, tmp_path):
+    typed = ["-m", "model.n_head=1,3,2", *small_jobs(text_file, max_steps=2)]
+    result = run("train.py", *typed, cwd=tmp_path)
     (sweep,) = tmp_path.glob("multirun/*/*")
+    folder = sweep.relative_to(tmp_path)
     assert result.returncode == 1
-    assert result.stderr.strip() == (
-        f"error: 1 of 3 jobs failed: the reasons are at the end of {sweep.relative_to(tmp_path) / 'leaderboard.md'}."
+    assert result.stderr == (
+        f"error: 1 of 3 jobs failed: the reasons are above and at the end of {folder / 'leaderboard.md'}.\n"
     )
     assert (sweep / "leaderboard.md").read_text() in result.stdout
     assert "n_head=3 does not divide n_embd=32" in cells(result.stdout)[-1][-1]
-    assert [read_summary(sweep / name)["status"] for name in "012"] == ["finished", "failed", "finished"]
-    assert len(list(sweep.glob("*/checkpoints/best"))) == 2
-    assert read_summary(sweep / "2")["overrides"][0] == "model.n_head=2" and read_summary(sweep / "2")["job"] == 2
+    assert [job.status for job in read_jobs(sweep)] == ["finished", "failed", "finished"]
+    assert len(list(sweep.glob("*/checkpoints/best"))) == 2 and not list(sweep.rglob(".hydra"))
 
     before = {name: (sweep / name / "metrics.jsonl").stat().st_mtime_ns for name in "02"}
-    again = run_here("train.py", "-m", f"sweep.resume={sweep.relative_to(tmp_path)}", cwd=tmp_path)
-    assert again.returncode == 1 and "job 0 is finished" in again.stdout and "job 1 failed" in again.stdout
+    again = run_here("train.py", *typed, f"hydra.sweep.dir={folder}", cwd=tmp_path)
+    assert again.returncode == 1 and "job 0 is finished already" in again.stdout and "job 1 failed" in again.stdout
     assert cells(again.stdout) == cells(result.stdout)
     assert before == {name: (sweep / name / "metrics.jsonl").stat().st_mtime_ns for name in "02"}
     by_hand = subprocess.run(
         [sys.executable, "-m", "sweeps", str(sweep)], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert cells(by_hand.stdout) == cells(result.stdout)
+    with lock_run(sweep):
+        locked = run_here("train.py", *typed, f"hydra.sweep.dir={folder}", cwd=tmp_path)
+    assert locked.returncode == 1 and "is in use by another sweep" in locked.stderr
+
+    other = ["-m", "model.n_head=2,1", *small_jobs(text_file, max_steps=2), f"hydra.sweep.dir={folder}"]
+    mixed_up = run_here("train.py", *other, cwd=tmp_path)
+    assert mixed_up.returncode == 1 and mixed_up.stderr.startswith("error: 1 of 2 jobs failed")
+    assert f"{sweep}/0 holds a run of `model.n_head=1" in mixed_up.stdout
+    assert before["0"] == (sweep / "0" / "metrics.jsonl").stat().st_mtime_ns
+
+
+def test_a_dry_run_of_a_sweep_leaves_nothing_behind(text_file, tmp_path):
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    result = run_here("train.py", "-m", "seed=1,2", "dry_run=true", *small_jobs(text_file, max_steps=2), cwd=place)
+    assert result.returncode == 0 and not list(place.iterdir()), result.stderr
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen:
@@ -388,22 +389,25 @@ def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderbo
     whole = run("train.py", *overrides, "hydra.sweep.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
 
-    stopped = start(*overrides, "hydra.sweep.dir=cut", cwd=tmp_path)
-    wait_for(tmp_path / "cut/0/metrics.jsonl", '"step": 30,')
-    assert is_locked(tmp_path / "cut")
-    stopped.send_signal(signal.SIGINT)
-    output, _ = stopped.communicate(timeout=60)
-    assert stopped.returncode == 130 and "to go on:  python train.py -m sweep.resume=cut" in output, output
-    assert "(stopped, step" in output and (tmp_path / "cut/leaderboard.md").exists()
-    assert not is_locked(tmp_path / "cut")
+    typed = [*overrides, "hydra.sweep.dir=cut"]
+    for number, step, status in ((signal.SIGINT, 30, 130), (signal.SIGTERM, 70, 143)):
+        stopped = start(*typed, cwd=tmp_path)
+        wait_for(tmp_path / "cut/0/metrics.jsonl", f'"step": {step},')
+        assert is_locked(tmp_path / "cut")
+        stopped.send_signal(number)
+        output, _ = stopped.communicate(timeout=60)
+        assert stopped.returncode == status and "(stopped, step" in output, output
+        assert (tmp_path / "cut/leaderboard.md").exists() and not is_locked(tmp_path / "cut")
+        _, script, *typed = shlex.split(output.rstrip().splitlines()[-1].partition("to go on:")[2])
+        assert script.endswith("train.py") and typed[-1] == "hydra.sweep.dir=cut" and typed[:-1] == overrides
 
-    killed = start("-m", "sweep.resume=cut", cwd=tmp_path)
+    killed = start(*typed, cwd=tmp_path)
     wait_for(tmp_path / "cut/1/checkpoints/step_20")
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()
     assert "ended without a word" in comma_separated(read_jobs(tmp_path / "cut"))
 
-    resumed = run("train.py", "-m", "sweep.resume=cut", cwd=tmp_path)
+    resumed = run("train.py", *typed, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert "job 0 is finished" in resumed.stdout and "resuming at step" in resumed.stdout
     for name in "01":
@@ -413,6 +417,6 @@ def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderbo
 
 
 def final_leaderboard(sweep: Path) -> list[tuple]:
-    """Its rows without what the clock says, and without how their jobs were started."""
+    """Its rows without what the clock says."""
     jobs = [job for row in rank(read_jobs(sweep)) for job in row.jobs]
-    return [(job.name, job.settings, without_clock(job.summary | {"overrides": None})) for job in jobs]
+    return [(job.name, job.settings, without_clock(job.summary)) for job in jobs]

@@ -78,8 +78,8 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
             settings[name] = value
     if differing:
         raise SettingsError(
-            f"its model is not the one asked for: {', '.join(differing)}: leave these settings out to continue with its "
-            "weights, or leave out init_from."
+            f"its model is not the one asked for: {', '.join(differing)}: leave these settings out to continue with "
+            "its weights, or leave out init_from."
         )
     return GPTConfig(**settings)
 

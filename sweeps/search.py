@@ -1,0 +1,228 @@
+"""Search with Optuna: each job's settings depend on what the jobs before found.
+
+python train.py -m hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(0.005,0.05))' model.n_head=2,4,8
+
+The official hydra-optuna-sweeper (1.3.0) wants an Optuna below 3, of 2022, and begins a stopped search anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import IntegerNode, OmegaConf
+
+from errors import SettingsError, first_line
+from runs.quoting import RANGES
+from runs.summary import read_summary
+from sweeps.grid import Grid, jobs_at_once
+
+if TYPE_CHECKING:  # optional, and slow to import
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+log = logging.getLogger("tinygpt")
+JOURNAL = "search.journal"
+
+
+class Search(Grid):
+    """Runs n_trials trials, n_jobs at a time, to find the settings with the lowest validation bits per byte."""
+
+    def __init__(self, n_trials: int, n_jobs: int, seed: int, params: dict[str, str] | None = None) -> None:
+        super().__init__(params)
+        self.n_trials, self.n_jobs, self.seed = n_trials, n_jobs, seed
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run the trials that are still to be run, then print the best settings.
+
+        Raises SettingsError for what cannot be searched, before any job runs, and when all jobs failed.
+        """
+        self.check()
+        space, fixed = self.read_space(arguments)
+        with self.keeping_folder():
+            study = self.open_study([f"{name}={known}" for name, known in space.items()] + fixed)
+            for trials in self.batches(study, space):
+                jobs = [[*fixed, *settings_of(trial)] for trial in trials]
+                for trial, result in zip(trials, self.launch(jobs, trials[0].number), strict=True):
+                    tell(study, trial.number, result)
+            self.conclude(study, fixed)
+
+    def check(self) -> None:
+        """Raise SettingsError for what the search itself cannot do."""
+        try:
+            import optuna  # noqa: F401
+        except ImportError:
+            raise SettingsError('hydra/sweeper=optuna is not installed: pip install -e ".[search]".') from None
+        if self.n_jobs == -1:
+            self.n_jobs = jobs_at_once()
+        for name, least in (("n_trials", 1), ("n_jobs", 1), ("seed", 0)):
+            if type(value := getattr(self, name)) is not int or value < least:
+                raise SettingsError(f"hydra.sweeper.{name}={value} must be a whole number from {least}.")
+        if self.config.dry_run:
+            raise SettingsError("dry_run=true trains nothing to compare: leave out hydra/sweeper=optuna.")
+        if "RANK" in os.environ:
+            raise SettingsError("hydra/sweeper=optuna starts runs of one process each: leave out torchrun.")
+
+    def read_space(self, arguments: list[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
+        """Return the settings to search, each with its range, and the overrides that are the same for every job.
+
+        Both ends of each range are composed, so that Hydra finds mistakes before a job begins.
+        """
+        typed = self.parse(arguments)
+        keys = [override.get_key_element() for override in typed]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise SettingsError(f"{key} is given twice: leave out one of them.")
+        given = [*(o for o in self.parse(self.params) if o.get_key_element() not in keys), *typed]
+        space = {o.get_key_element(): self.distribution(o) for o in given if o.is_sweep_override()}
+        if not space:
+            raise SettingsError(f"hydra/sweeper=optuna has nothing to search: ranges are {RANGES}.")
+        fixed = [override.input_line or "" for override in given if not override.is_sweep_override()]
+        known: dict[str, Any] = dict(space)
+        ends = {name: getattr(known, "choices", None) or (known.low, known.high) for name, known in known.items()}
+        first = {name: values[0] for name, values in ends.items()}
+        tried = [first | {name: value} for name, values in ends.items() for value in values]
+        self.validate_batch_is_legal([[*fixed, *(f"{k}={v}" for k, v in settings.items())] for settings in tried])
+        return space, fixed
+
+    def distribution(self, override: Override) -> BaseDistribution:
+        """Return the values that a setting may take, whole numbers only where the setting is one."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        sweep: Any = override.value()
+        if override.is_interval_sweep():
+            low, high, is_log = sweep.start, sweep.end, "log" in sweep.tags
+            if not low < high:
+                raise SettingsError(f"{override.input_line} is empty: write the smaller number first.")
+            if is_log and low <= 0:
+                raise SettingsError(f"{override.input_line} is searched by its logarithm: it must begin above 0.")
+            group, _, name = override.key_or_group.rpartition(".")
+            settings = OmegaConf.select(self.config, group) if group else self.config
+            is_whole = OmegaConf.is_dict(settings) and isinstance(settings._get_node(name), IntegerNode)
+            if is_whole or isinstance(low, int):
+                return IntDistribution(int(low), int(high), log=is_log)
+            return FloatDistribution(low, high, log=is_log)
+        if not (values := list(dict.fromkeys(override.sweep_string_iterator()))):
+            raise SettingsError(f"{override.input_line} holds no value.")
+        if override.is_range_sweep() and all(isinstance(x, int) for x in (sweep.start, sweep.stop, sweep.step)):
+            steps = range(sweep.start, sweep.stop, sweep.step)
+            return IntDistribution(min(steps), max(steps), step=abs(sweep.step))
+        return CategoricalDistribution(values)
+
+    def open_study(self, asked: list[str]) -> Study:
+        """Return the study of this search, the one in its folder if it was stopped there.
+
+        asked: what is searched, as text. Raises SettingsError when the folder holds another search.
+        """
+        try:
+            study = open_study(self.folder)
+        except Exception as error:  # whatever Optuna makes of the file
+            raise SettingsError(
+                f"hydra.sweep.dir={self.folder}: {JOURNAL} cannot be read ({first_line(error)}): start the search anew."
+            ) from error
+        now = sorted([*asked, f"hydra.sweeper.seed={self.seed}"])
+        before = study.user_attrs.get("asked", now)
+        if before != now:
+            left_out, new = (", ".join(sorted(set(a) - set(b))) for a, b in ((before, now), (now, before)))
+            raise SettingsError(
+                f"hydra.sweep.dir={self.folder} holds a search with {left_out or 'less'} instead of "
+                f"{new or 'nothing'}: give the command it was started with, or another folder."
+            )
+        study.set_user_attr("asked", now)
+        return study
+
+    def batches(self, study: Study, space: dict[str, BaseDistribution]) -> Iterator[list[Trial] | list[FrozenTrial]]:
+        """Yield trials to run at once, numbered without gaps as Hydra numbers jobs; first those that were stopped."""
+        from optuna.trial import TrialState
+
+        if stopped := study.get_trials(states=(TrialState.RUNNING,)):
+            yield stopped
+        while (asked := len(study.trials)) < self.n_trials:
+            batch: list[Trial] = []
+            study = open_study(self.folder, seed=self.seed + asked)  # so that a stopped search asks for the same
+            ended = {
+                str(settings_of(t)): t for t in study.trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)
+            }
+            while len(batch) < self.n_jobs and asked + len(batch) < self.n_trials:
+                trial = study.ask(space)
+                if twin := ended.get(str(settings_of(trial))):
+                    log.info("run %d would be run %d again, and is left out", trial.number, twin.number)
+                    study.tell(trial, twin.value, twin.state)
+                    break
+                batch.append(trial)
+            if batch:
+                yield batch
+
+    def conclude(self, study: Study, fixed: list[str]) -> None:
+        """Print, and keep in best.txt, the best settings as a command that trains with them."""
+        ended = {str(settings_of(trial)): trial.state.name == "COMPLETE" for trial in study.trials}
+        done = sum(ended.values())
+        if not done:
+            raise SettingsError(
+                f"all {len(ended)} runs of the search failed: the reasons are above; search settings that fit together."
+            )
+        left_out = len(study.trials) - len(ended)
+        counts = [(done, "finished"), (len(ended) - done, "failed"), (left_out, "left out, the same again")]
+        best = study.best_trial
+        command = shlex.join(["python", "train.py", *fixed, *settings_of(best)])
+        (self.folder / "best.txt").write_text(command + "\n", encoding="utf-8")
+        print(
+            f"\nsearch    {', '.join(f'{count} {what}' for count, what in counts if count)}\n"
+            f"best      {best.value:.4f} bits/byte, run {best.number}: {self.folder / str(best.number)}\n"
+            f"again     {command}",
+            flush=True,
+        )
+
+
+def open_study(folder: Path, seed: int = 0) -> Study:
+    """Open the study in a search's folder, an append-only file.
+
+    seed: of the settings asked for next; with the same history they are the same, in whatever process.
+    """
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    journal = str(folder / JOURNAL)
+    return optuna.create_study(
+        study_name="search",
+        storage=JournalStorage(JournalFileBackend(journal, lock_obj=JournalFileOpenLock(journal))),
+        sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        load_if_exists=True,
+    )
+
+
+def settings_of(trial: Trial | FrozenTrial) -> list[str]:
+    """Return the overrides that a trial stands for; numbers have four digits, which a person can copy."""
+    settings = []
+    for name, value in trial.params.items():
+        if isinstance(value, float):
+            known: Any = trial.distributions[name]
+            value = min(max(float(f"{value:.4g}"), known.low), known.high)
+        settings.append(f"{name}={value}")
+    return settings
+
+
+def tell(study: Study, number: int, result: JobReturn) -> None:
+    """Record what became of a trial: its best validation bits per byte, or that it failed.
+
+    Training that diverged and settings that do not fit together are told as pruned: from these the sampler learns to
+    look elsewhere, and nothing from trials that failed.
+    """
+    from optuna.trial import TrialState
+
+    assert result.hydra_cfg is not None
+    summary = read_summary(Path(result.hydra_cfg.hydra.runtime.output_dir)) or {}
+    if result.status == JobStatus.COMPLETED and summary.get("val_bpb") is not None:
+        study.tell(number, summary["val_bpb"])
+    else:
+        is_mistake = isinstance(result._return_value, SettingsError)
+        study.tell(number, state=TrialState.PRUNED if is_mistake else TrialState.FAIL)
