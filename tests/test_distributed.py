@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ import faulthandler, json, os, signal, socket, sys
 from pathlib import Path
 import numpy as np
 import torch, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp  # a rank would import them
-import generation.text, training.watch.monitor, training.run
+import generation.text, training.watch.watchers, training.run
 from data.batches import Batches
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
@@ -33,7 +34,7 @@ from training.config import OptimizerConfig, TrainConfig
 
 folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
 torch.set_num_threads(1)
-training.watch.monitor.Monitor.draw_loss = training.watch.monitor.Monitor.draw_heads = lambda _: None
+training.watch.plots.Plots.draw_loss = training.watch.plots.Plots.draw_heads = lambda self, run: None
 
 def rank(job, number, size, port):
     faulthandler.dump_traceback_later(60, exit=True)
@@ -89,8 +90,7 @@ for job in jobs:
 def run_ranks(folder: Path, *jobs: dict, status: int = 0) -> str:
     """Each job: name, ranks (0: without torchrun's environment), how, micro, optimizer, more settings."""
     command = [sys.executable, "-c", RANKS, str(folder), json.dumps(jobs)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, env=environment)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == status, done.stderr[-3000:]
     return done.stdout + done.stderr
 
@@ -99,8 +99,8 @@ def job(name: str, ranks: int, how: str, micro: int, optimizer: str = "adamw", *
     return dict(name=name, ranks=ranks, how=how, micro=micro, optimizer=optimizer, **more)
 
 
-def losses(run_dir: Path) -> list[float]:
-    return [row["loss"] for row in rows(run_dir) if "loss" in row]
+def figures(run_dir: Path, kind: str = "loss") -> list[float]:
+    return [row[kind] for row in rows(run_dir) if kind in row]
 
 
 def all_batches(folder: Path, name: str, ranks: int) -> set[bytes]:
@@ -114,22 +114,16 @@ def all_batches(folder: Path, name: str, ranks: int) -> set[bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-3)])
 def test_one_process_and_several_learn_the_same_from_the_same_batches(text_file, tmp_path, optimizer, tolerance):
-    jobs = [
-        job("alone", 0, "ddp", 2, optimizer),
-        job("ddp2", 2, "ddp", 2, optimizer),
-        job("ddp4", 4, "ddp", 2, optimizer),
-        job("fsdp2", 2, "fsdp", 2, optimizer),
-        job("fsdp4", 4, "fsdp", 2, optimizer),
-    ]
+    ways = [("ddp", 0), ("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4)]
+    jobs = [job(f"{how}{ranks}" if ranks else "alone", ranks, how, 2, optimizer) for how, ranks in ways]
     run_ranks(tmp_path, *jobs)
-    expected = losses(tmp_path / "alone")
+    expected = figures(tmp_path / "alone")
     assert len(expected) == 20 and expected[-1] < expected[0] - 0.5
     for one in jobs[1:]:
         assert all_batches(tmp_path, one["name"], one["ranks"]) == all_batches(tmp_path, "alone", 1)
-        assert losses(tmp_path / one["name"]) == pytest.approx(expected, rel=tolerance)
-    evaluations = {one["name"]: [r["val_bpb"] for r in rows(tmp_path / one["name"]) if "val_bpb" in r] for one in jobs}
-    for name, found in evaluations.items():
-        assert len(found) == 2 and found == pytest.approx(evaluations["alone"], rel=tolerance), name
+        assert figures(tmp_path / one["name"]) == pytest.approx(expected, rel=tolerance)
+        found, alone = (figures(tmp_path / name, "val_bpb") for name in (one["name"], "alone"))
+        assert len(found) == 2 and found == pytest.approx(alone, rel=tolerance), one["name"]
 
 
 ONE_COPY = """
@@ -152,22 +146,18 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, t
     dropout = {"model": {"dropout": 0.1, "tie_embeddings": True}}
     chain = [("ddp", 2), ("fsdp", 4), ("fsdp", 2), ("ddp", 4), ("fsdp", 2), ("ddp", 0)]
     jobs = []
-    for number, (how, ranks) in enumerate(chain):
-        more = {"max_steps": 3 * (number + 1) if number < len(chain) - 1 else 20}
-        if number:
-            more["resume"] = str(tmp_path / "chain")
-        jobs.append(job("chain", ranks, how, 2, "muon", more=more, **dropout))
+    for (how, ranks), steps in zip(chain, (3, 6, 9, 12, 15, 20), strict=True):
+        resume = {"resume": str(tmp_path / "chain")} if jobs else {}
+        jobs.append(job("chain", ranks, how, 2, "muon", more={"max_steps": steps, **resume}, **dropout))
     run_ranks(tmp_path, *jobs)
     assert [row["step"] for row in rows(tmp_path / "chain") if "loss" in row] == list(range(1, 21))
-    last = tmp_path / "chain/checkpoints/last"
-    assert load_checkpoint(last).meta["step"] == 20
+    assert load_checkpoint(tmp_path / "chain/checkpoints/last").meta["step"] == 20
 
 
 def test_a_sharded_runs_checkpoint_is_whole_under_plain_names_and_a_damaged_shard_is_found(text_file, tmp_path):
     run_ranks(tmp_path, job("sharded", 2, "fsdp", 4), job("alone", 0, "ddp", 4))
-    checkpoint = open_checkpoint(str(tmp_path / "sharded"))
-    logits = checkpoint.model(torch.zeros(1, 4, dtype=torch.long))
-    assert logits.isfinite().all()
+    model = open_checkpoint(str(tmp_path / "sharded")).model
+    assert model(torch.zeros(1, 4, dtype=torch.long)).isfinite().all()
     last = tmp_path / "sharded/checkpoints/last"
     sharded, alone = (
         load_file(tmp_path / name / "checkpoints/last/model.safetensors") for name in ("sharded", "alone")
@@ -213,7 +203,7 @@ FileSystem.create_stream = full
 def test_a_rank_that_cannot_write_its_shards_keeps_the_old_checkpoint_on_all(text_file, tmp_path, rank):
     whole, failing = (job(name, 2, "fsdp", 4) for name in ("whole", "failing"))
     output = run_ranks(tmp_path, whole, failing | {"patch": FULL_DISK.format(rank=rank, step=12)})
-    assert losses(tmp_path / "whole") == losses(tmp_path / "failing")
+    assert figures(tmp_path / "whole") == figures(tmp_path / "failing")
     (message,) = [line for line in output.splitlines() if "could not be written" in line]
     assert "step 12" in message and f"No space left on device, on rank {rank}" in message and "bytes" in message
     assert "training goes on" in message and message.endswith("step_10.")
@@ -227,7 +217,7 @@ def test_a_rank_that_cannot_write_its_shards_keeps_the_old_checkpoint_on_all(tex
     assert "step 20 could not be written" in output and "make room, then go on from" in output
     assert "Timeout" not in output  # no rank waited for the other
     run_ranks(tmp_path, job("last", 2, "fsdp", 4, more={"resume": str(tmp_path / "last")}))
-    assert losses(tmp_path / "whole") == losses(tmp_path / "last")
+    assert figures(tmp_path / "whole") == figures(tmp_path / "last")
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -238,21 +228,23 @@ def start_torchrun(folder: Path, text: Path, *overrides: str) -> subprocess.Pope
         model.block_size=16 sample_tokens=0 device=cpu log_interval=1 max_steps=1000000 eval_interval=1000000
         checkpoint_interval=20 run_dir=run"""
     command = [*TORCHRUN, str(ROOT / "train.py"), *settings.split(), *overrides]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def ranks_of(process: subprocess.Popen) -> list[int]:
     """The processes that a torchrun has started, the first rank first."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     found = {}
-    for child in children:
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        rank = next((item[5:] for item in environment if item.startswith(b"RANK=")), None)
-        if rank is not None:
-            found[int(rank)] = int(child)
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        if rank := re.search(rb"\0RANK=(\d+)", Path(f"/proc/{child}/environ").read_bytes()):
+            found[int(rank[1])] = int(child)
     return [found[rank] for rank in sorted(found)]
+
+
+def messages(process: subprocess.Popen) -> list[str]:
+    """The errors that all ranks of a torchrun that failed have told."""
+    output = "".join(process.communicate(timeout=60))
+    assert process.returncode != 0
+    return [line for line in output.splitlines() if line.startswith("error: ")]
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
@@ -274,15 +266,11 @@ def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_f
     wait_for(tmp_path / "run/checkpoints/last/meta.json")
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     started = time.monotonic()
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode != 0 and time.monotonic() - started < 40
-    messages = [line for line in (output + errors).splitlines() if line.startswith("error: ")]
-    assert len(messages) == 1 and "another process" in messages[0] and "resume=" in messages[0], errors
+    (message,) = messages(process)
+    assert time.monotonic() - started < 40 and "another process" in message and "resume=" in message
     assert load_checkpoint((tmp_path / "run/checkpoints/last").resolve()).meta["step"] % 20 == 0
 
 
 def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
     process = start_torchrun(tmp_path, text_file, "batch_size=7")
-    output, errors = process.communicate(timeout=60)
-    messages = [line for line in (output + errors).splitlines() if line.startswith("error: ")]
-    assert messages == ["error: batch_size=7 is not a multiple of the 2 processes: choose one that is."]
+    assert messages(process) == ["error: batch_size=7 is not a multiple of the 2 processes: choose one that is."]

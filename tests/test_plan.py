@@ -66,20 +66,22 @@ def test_the_operations_of_attention_are_those_of_the_positions_seen(window):
     assert attention == pytest.approx(12 * 2 * 64 * seen, rel=0.04)
 
 
-MEASURED = {
-    "the default": "GPTConfig(vocab_size=2048, n_layer=4, n_embd=128, block_size=128), batch_size=8, "
-    "micro_batch_size=8",
-    "muon, accumulating": "GPTConfig(vocab_size=2048, n_layer=4, n_embd=256, block_size=128), batch_size=8, "
-    "micro_batch_size=4",
-    "adamw, large vocabulary": "GPTConfig(vocab_size=10000, n_layer=2, n_embd=256, block_size=128, position='learned', "
-    "mlp='gelu', norm='layernorm', tie_embeddings=True, dropout=0.1), batch_size=4, micro_batch_size=4, "
-    "optimizer=OptimizerConfig(name='adamw')",
-    "explicit attention with dropout": "GPTConfig(vocab_size=512, n_layer=3, n_embd=192, block_size=256, "
-    "attention='matmul', attention_dropout=0.1), batch_size=4, micro_batch_size=4",
+MEASURED = {  # a model; batch_size, micro_batch_size, optimizer
+    "the default": ("vocab_size=2048, n_layer=4, n_embd=128, block_size=128", 8, 8, "muon"),
+    "accumulating": ("vocab_size=2048, n_layer=4, n_embd=256, block_size=128", 8, 4, "muon"),
+    "large vocabulary": (
+        "vocab_size=10000, n_layer=2, n_embd=256, block_size=128, position='learned', mlp='gelu', norm='layernorm', "
+        "tie_embeddings=True, dropout=0.1",
+        *(4, 4, "adamw"),
+    ),
+    "explicit attention with dropout": (
+        "vocab_size=512, n_layer=3, n_embd=192, block_size=256, attention='matmul', attention_dropout=0.1",
+        *(4, 4, "muon"),
+    ),
 }
 
 MEASURE = """
-import sys
+import json, sys
 import torch
 from model.config import GPTConfig
 from training.step import take_step
@@ -89,9 +91,10 @@ cpu = torch.device("cpu")
 # A smaller run first loads the kernels, whose code is not the model's memory.
 small = TrainConfig(model=GPTConfig(n_layer=1, n_embd=32, n_head=2, block_size=8, vocab_size=10), batch_size=1)
 take_step(trial_run(small, cpu, torch.float32), 0)
-for settings in sys.argv[1:]:
-    config = eval(f"TrainConfig(eval_batch_size=1, model={settings})")
-    predicted = predict_memory(config, config.micro_batch_size).peak
+for model, batch, micro, name in json.loads(sys.argv[1]):
+    sizes = dict(eval_batch_size=1, batch_size=batch, micro_batch_size=micro)
+    config = TrainConfig(model=eval(f"GPTConfig({model})"), optimizer=OptimizerConfig(name=name), **sizes)
+    predicted = predict_memory(config, micro).peak
     reset_peak_memory(cpu)
     before = peak_memory(cpu)
     run = trial_run(config, cpu, torch.float32)
@@ -106,7 +109,7 @@ for settings in sys.argv[1:]:
 def test_peak_memory_is_within_15_percent_of_the_measured():
     # The allocator is told to give freed blocks back, so that what is measured is what tensors hold.
     environment = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin"}
-    command = [sys.executable, "-c", MEASURE, *MEASURED.values()]
+    command = [sys.executable, "-c", MEASURE, json.dumps(list(MEASURED.values()))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=120, check=True)
     for name, line in zip(MEASURED, done.stdout.splitlines(), strict=True):
         predicted, measured = map(int, line.split())
@@ -174,9 +177,8 @@ def test_a_plan_passes_as_many_windows_at_once_as_the_run_would(train_config, mo
     assert "4 windows each, 2 at a time" in plan_run(replace(auto, plan=PlanConfig(devices=2, device="h100")))
 
 
-@pytest.mark.parametrize("dry_run", ["dry_run=true", "dry_run=True", "++dry_run=yes"])
-def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path, dry_run):
-    settings = f"""{dry_run} data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
+    settings = f"""dry_run=true data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 device=cpu"""
     result = run_here("train.py", *settings.split(), cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.startswith("parameters"), result.stderr
