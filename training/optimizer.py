@@ -19,8 +19,6 @@ from training.config import OptimizerConfig, ScheduleConfig
 from training.device import multiplies_bf16
 from training.distributed import is_sharded, local, shard_like
 
-ADAMW_EPS = 1e-10
-
 
 class Group(TypedDict):
     """Parameters that move at one rate."""
@@ -45,10 +43,9 @@ def make_optimizers(model: GPT, config: OptimizerConfig) -> list[Muon | AdamW]:
         for params, lr, decay in zip(split_parameters(model), rates, decays, strict=True)
     )
     others = [group for group in others if group["params"]]
-    betas = (config.beta1, config.beta2)
     if config.name == "muon":
-        return [Muon([blocks], config.momentum), AdamW(others, betas)]
-    return [AdamW([blocks, *others], betas)]
+        return [Muon([blocks], config.momentum), AdamW(others, config.beta1, config.beta2)]
+    return [AdamW([blocks, *others], config.beta1, config.beta2)]
 
 
 def split_parameters(model: GPT) -> tuple[list[nn.Parameter], ...]:
@@ -63,8 +60,8 @@ def split_parameters(model: GPT) -> tuple[list[nn.Parameter], ...]:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), on torch's fused kernel."""
 
-    def __init__(self, groups: list[Group], betas: tuple[float, float], eps: float = ADAMW_EPS) -> None:
-        fixed = {"beta1": betas[0], "beta2": betas[1], "eps": eps, "amsgrad": False, "maximize": False}
+    def __init__(self, groups: list[Group], beta1: float, beta2: float) -> None:
+        fixed = {"beta1": beta1, "beta2": beta2, "eps": 1e-10, "amsgrad": False, "maximize": False}
         self._move = partial(torch._fused_adamw_, **fixed)
         self.param_groups, self.state = groups, State()
 
