@@ -2,10 +2,9 @@
 
     python benchmarks/attention.py [--picture docs/images/attention_memory.png]
 
-Overhead: our sdpa against calling torch's function directly, in turns. Time: one forward and backward
-pass of each form, in turns, also with two key/value heads for eight query heads (GQA). Memory: the most that
-a forward and backward pass adds to what its inputs take, each measured in a process of its own. On a GPU
-also flex, and greater lengths.
+Overhead: our sdpa against a direct call of torch's function. Time: one forward and backward pass of each form,
+also with two key/value heads for eight query heads (GQA). Memory: the most that a forward and backward pass adds
+to its inputs, each measured in its own process. All in turns; on a GPU also flex, and greater lengths.
 """
 
 from __future__ import annotations

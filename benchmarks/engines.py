@@ -1,11 +1,11 @@
-"""Does an exported model say in a serving engine what it says here?
+"""Does a serving engine give an exported model's answers?
 
     python export.py to=mymodel
     vllm serve ./mymodel --dtype float32        # or llama-server -m mymodel.gguf, or another that takes token ids
     python benchmarks/engines.py http://localhost:8000
 
-Four prompts, and the likeliest 64 tokens after each. The engine is asked over HTTP, by OpenAI's protocol, and its
-/tokenize for the ids of the texts. The last figure is the largest difference between log-probabilities of a token.
+Compares the 64 most likely tokens after each of four prompts over HTTP, with OpenAI's protocol, and the ids that
+the engine's /tokenize gives for the texts. The last figure is the largest difference between log-probabilities.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How fast is generation, beside nanoGPT's and Hugging Face's?
+"""How fast is generation, compared with nanoGPT and Hugging Face?
 
     python benchmarks/generate.py PATH_OF_A_NANOGPT_CHECKOUT
 
-Every shape is measured with programs in turns, batch 1 unless --batch says more. "GPT-2's shape" is the
-very shape of the others, "default" the same sizes with our default settings (rope, swiglu, rmsnorm,
-QK-norm). On a GPU Hugging Face's has a static cache and is compiled for it. The floor is the time of
-reading every weight once a token: a sum over as many bytes.
+The programs take turns on every shape, at batch 1 unless --batch says more. "GPT-2's shape" is exactly the others'
+model, "default" the same sizes with our default settings (rope, swiglu, rmsnorm, QK-norm). On a GPU Hugging Face
+uses a static cache and is compiled. The floor is the time to read every weight once per token: a sum over as
+many bytes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a GPU answers, in one call of a few minutes:
+"""Everything that needs a GPU, in one call of a few minutes:
 
     python benchmarks/gpu.py [PATH_OF_A_NANOGPT_CHECKOUT]
 
-Training GPT-2 124M compiled in bf16, every form of attention in bf16 (flex and GQA among them) and its
-memory, a step's memory beside its prediction, and generating with GPT-2 124M at batch 1 and 64. The tables
-are those of throughput.py, attention.py, memory.py and generate.py, which say what their columns mean.
+Training GPT-2 124M compiled in bf16; every form of attention in bf16, with flex and GQA, and its memory; a step's
+memory beside its prediction; generating with GPT-2 124M at batch 1 and 64. throughput.py, attention.py, memory.py
+and generate.py say what the columns of the tables mean.
 """
 
 from __future__ import annotations

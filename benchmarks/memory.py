@@ -2,10 +2,9 @@
 
     python benchmarks/memory.py
 
-Each figure is the peak of a process of its own (Linux's VmHWM; on a GPU what torch allocated, in one
-process) above what it held before the model was made, over two steps: forward, backward and optimizer,
-as train.py takes them in float32. Beside it what training/memory.py predicts for a step without taking
-the memory. Every row differs from the first in one number.
+Each figure is a process's peak (Linux's VmHWM; on a GPU what torch allocated, in one process) above what it held
+before the model was built, over two of train.py's steps in float32. Beside it is what training/memory.py
+predicts without allocating anything. Every row differs from the first in one number.
 """
 
 from __future__ import annotations

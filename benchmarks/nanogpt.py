@@ -1,4 +1,4 @@
-"""A checkout of github.com/karpathy/nanoGPT, given on the command line, as the benchmarks measure it."""
+"""A checkout of github.com/karpathy/nanoGPT, named on the command line, for the benchmarks to measure."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python benchmarks/scaling.py
 
-First table: layers, width, length and batch each doubled twice from a base, in turns, with AdamW. The work
-is model FLOPs: 6 a multiplied weight and token, and attention's. "time / work" is the growth of the time
-over the growth of the work: 1 is ideal, below 1 the larger step uses the machine better. Second table:
-train.py under torchrun, one and two processes (DDP) with the same global batch, whole processes in turns.
+First table: layers, width, length and batch, each doubled twice from a base, in turns, with AdamW. The work is
+model FLOPs: 6 per multiplied weight and token, plus attention's. "time / work" is the growth of the time over the
+growth of the work: 1 is ideal, below 1 the larger step uses the machine better. Second table: train.py under
+torchrun with one and two processes (DDP) and the same global batch, whole processes in turns.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     python benchmarks/startup.py [PATH_OF_A_NANOGPT_CHECKOUT]
 
-Processes take turns, each timed from its start: `train.py --help` to its end; train.py to the end of its
-first step (its line in metrics.jsonl, looked for every 5 ms), with tokens prepared before, by the default
-settings and by +experiment=shakespeare_cpu; sample.py to its first character; nanoGPT's train.py, its
-README's recipe for a CPU on the same text, to the log line of its first iteration, its first evaluation cut
-to one batch a split (eval_iters=1), for ours does not evaluate there. Then what train.py imports until its
-first step, by package, from python -X importtime.
+Processes take turns, each timed from its start: `train.py --help` to its end; train.py to its first line in
+metrics.jsonl (polled every 5 ms), with tokens already prepared, with the default settings and with
++experiment=shakespeare_cpu; sample.py to its first character; nanoGPT's train.py, with its README's CPU recipe on
+the same text, to the log line of its first iteration, with its first evaluation cut to one batch per split
+(eval_iters=1), as ours does not evaluate there. Then what train.py imports before its first step, by package, from
+python -X importtime.
 """
 
 from __future__ import annotations

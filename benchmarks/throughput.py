@@ -1,14 +1,13 @@
-"""How many tokens a second does training take in, beside nanoGPT, and where does a step's time go?
+"""How many tokens per second does training take, compared with nanoGPT, and where does a step's time go?
 
     python benchmarks/throughput.py [PATH_OF_A_NANOGPT_CHECKOUT]
 
-One process, one batch for all, programs in turns. "GPT-2's shape" is that of nanoGPT (learned positions,
+One process, the same batch for all, programs in turns. "GPT-2's shape" is nanoGPT's (learned positions,
 LayerNorm, GELU, tied head, no biases) with AdamW, "default" the same sizes with our default settings
-(rope, swiglu, rmsnorm, QK-norm, Muon). Ours is train.py's own step, nanoGPT's that of its train.py:
-forward with targets, backward, clip, step, zero_grad; on a CPU that is float32. Each round measures some
-whole steps for tokens/s, then some with a clock between the parts for the split; clipping is the
-optimizer's. Utilisation is model FLOPs (6 a multiplied weight and token, and attention's) over the peak:
-on a CPU the fastest of its products of two 2048² matrices just now, on a known GPU its data sheet's dense bf16.
+(rope, swiglu, rmsnorm, QK-norm, Muon). A step is train.py's own, or nanoGPT's, in float32 on a CPU. Each round
+measures whole steps for tokens/s, then steps with a clock between the parts for the split; clipping belongs to
+the optimizer. Utilisation is model FLOPs (6 per multiplied weight and token, plus attention's) over the peak:
+on a CPU the fastest product of two 2048² matrices just now, on a known GPU its data sheet's dense bf16.
 With a GPU everything is compiled, and GPT-2 124M is measured too.
 """
 

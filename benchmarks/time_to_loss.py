@@ -1,15 +1,15 @@
-"""How long does it take, from the text file to nanoGPT's loss on tiny Shakespeare, on a CPU?
+"""How long does it take to get from the text file to nanoGPT's loss on tiny Shakespeare, on a CPU?
 
     python benchmarks/time_to_loss.py PATH_OF_A_NANOGPT_CHECKOUT PATH_OF_TINY_SHAKESPEARE
 
-Whole processes take turns: nanoGPT's train.py with its README's recipe for a CPU (its prepare.py has run
-before and is not counted), and our `train.py +experiment=shakespeare_cpu` with an empty cache, so that
-preparing the text is counted. Whole process: from starting Python to its end. Training alone: without
-evaluations; where nanoGPT evaluates before an iteration, that iteration counts as its median one. Loss:
-nats a byte over the whole validation split, the last 10% of the text (ours begins where a line does),
-in windows of block_size; nanoGPT's best checkpoint is scored with its own model. nanoGPT fixes its seed,
-ours takes --seeds in turn. "float32" is ours with precision=fp32; "torch's usual products" leaves out all
-that train.py does where a processor multiplies bf16: bf16 itself, in Muon too, and oneDNN for float32.
+Whole processes take turns: nanoGPT's train.py with its README's CPU recipe (its prepare.py ran before and does
+not count), and our `train.py +experiment=shakespeare_cpu` with an empty cache, so preparing the text counts.
+Whole process: from starting Python to its end. Training alone: without evaluations; an iteration before which
+nanoGPT evaluates counts as its median one. Loss: nats per byte over the whole validation split, the last 10%
+of the text (ours begins at a line), in windows of block_size; nanoGPT's best checkpoint is scored with its own
+model. nanoGPT's seed is fixed, ours takes --seeds in turn. "float32" is ours with precision=fp32; "torch's usual
+products" disables everything that train.py does on processors with bf16 products: bf16 itself, also in Muon, and
+oneDNN for float32.
 """
 
 from __future__ import annotations

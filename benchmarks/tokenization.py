@@ -1,12 +1,12 @@
-"""How fast does text become token shards, beside tiktoken itself?
+"""How fast does text become token shards, compared with tiktoken itself?
 
     python benchmarks/tokenization.py [TEXT_FILE]
 
-The text (the standard library's when none is given) goes through data.prepare, as train.py does it: read,
-split, encoded on all cores, written to shards and read back. Beside it tiktoken's `encode_ordinary` of
-the same text in memory, on one thread, with the same encoding: bpe trained on it, and gpt2 where
-TIKTOKEN_CACHE_DIR has it. Then 100,000 small documents of about 200 characters, beside tiktoken's
-`encode_ordinary_batch`, which also takes several threads and writes nothing.
+The text (by default the standard library's) goes through data.prepare, as in train.py: read, split, encoded on all
+cores, written to shards and read back. Beside it is tiktoken's `encode_ordinary` of the same text in memory, on one
+thread, with the same encoding: bpe trained on it, and gpt2 if TIKTOKEN_CACHE_DIR has it. Then 100,000 small
+documents of about 200 characters, beside tiktoken's `encode_ordinary_batch`, which also takes several threads and
+writes nothing.
 """
 
 from __future__ import annotations

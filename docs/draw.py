@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/attention.md:  python docs/draw.py"""
+"""Draw the pictures of docs/attention.md:  python docs/draw.py"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGES = ROOT / "docs" / "images"
 
 
 def weights() -> None:
-    """From an even mean to a learnt mixture: the same triangle, filled differently."""
+    """Three ways to weigh the past, from a plain average to saturated softmax."""
     torch.manual_seed(4)
     T, D = 8, 16
     q, k = torch.randn(1, T, D), torch.randn(1, T, D)
@@ -38,7 +38,7 @@ def weights() -> None:
 
 
 def masks() -> None:
-    """Who may look where: bright is allowed."""
+    """Which query sees which key: bright is allowed."""
     panels = {
         "causal, T = S": causal_mask(6, 6),
         "causal, T = 2, S = 6": causal_mask(2, 6),
@@ -55,7 +55,7 @@ def masks() -> None:
 
 
 def rotation() -> None:
-    """A query at 5 and a key at 3 make the angle that a query at 9 and a key at 7 make."""
+    """A query at 5 and a key at 3 form the same angle as a query at 9 and a key at 7."""
     figure, axes = plt.subplots(1, 2, figsize=(7, 3.6), layout="constrained", subplot_kw={"aspect": "equal"})
     for panel, (m, n) in zip(axes, ((5, 3), (9, 7)), strict=True):
         for name, position, start, color in (("q", m, 0.9, "tab:blue"), ("k", n, 0.2, "tab:orange")):

@@ -1,8 +1,8 @@
 """Fit and draw a scaling law:  python docs/scaling_law.py SWEEP [PICTURE.png]
 
-SWEEP is the folder of  python train.py -m +experiment=scaling  (or any sweep of max_flops and one setting
-of the size). For every budget of arithmetic a parabola through loss against log(parameters) gives the best
-size, and a line through those in logarithms the power law (Hoffmann et al. 2022, approach 2).
+SWEEP is the folder of  python train.py -m +experiment=scaling  (or any sweep over max_flops and one size
+setting). For every compute budget, a parabola of loss against log(parameters) gives the best size; a line
+through the best sizes in log-log space is the power law (Hoffmann et al. 2022, approach 2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib.ticker import EngFormatter
 
 @dataclass
 class Budget:
-    """The runs that spent the same arithmetic: their sizes and losses, and the parabola through them."""
+    """The runs of one compute budget: sizes, losses and the parabola through them."""
 
     flops: float
     parameters: np.ndarray
@@ -37,7 +37,7 @@ class Budget:
 
 
 def read_budgets(sweep: Path) -> list[Budget]:
-    """The finished runs of a sweep by their budget, the seeds of a size averaged."""
+    """Return a sweep's finished runs by budget, with the seeds of a size averaged."""
     table = sweep / "leaderboard.csv"
     if not table.is_file():
         sys.exit(f"error: {table} does not exist: give the folder of a sweep of +experiment=scaling.")
@@ -57,16 +57,16 @@ def read_budgets(sweep: Path) -> list[Budget]:
 
 
 def power_law(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
-    """a and b of y = a · x^b, by least squares in logarithms, of the points that are there; None for fewer than two."""
-    there = np.isfinite(y)
-    if there.sum() < 2:
+    """Fit y = a · x^b to the finite points by least squares in logarithms; None for fewer than two points."""
+    finite = np.isfinite(y)
+    if finite.sum() < 2:
         return None
-    b, a = np.polyfit(np.log(x[there]), np.log(y[there]), 1)
+    b, a = np.polyfit(np.log(x[finite]), np.log(y[finite]), 1)
     return float(np.exp(a)), float(b)
 
 
 def draw(budgets: list[Budget], law: tuple[float, float] | None, picture: Path) -> None:
-    """Losses against sizes, and beside that the law, where there is one."""
+    """Plot losses against sizes, and beside that the law if there is one."""
     figure = Figure(figsize=(10 if law else 5, 4.2), layout="constrained")
     panels = figure.subplots(1, 2 if law else 1, squeeze=False)[0]
     draw_sizes(budgets, panels[0])
@@ -115,7 +115,7 @@ def main() -> None:
     if law:
         print(f"\nbest parameters N = {law[0]:.3g} · C^{law[1]:.2f}")
     else:
-        print("\nno law: fewer than two budgets have their best size inside the sizes tried: add sizes")
+        print("\nno law: fewer than two budgets have their best size within the sizes tried: add sizes")
     draw(budgets, law, picture)
     print(f"drawn in {picture}")
 

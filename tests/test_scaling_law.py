@@ -51,7 +51,7 @@ def test_a_best_size_outside_those_tried_is_not_given(tmp_path):
     result = run_script(tmp_path)
     assert result.stdout.count("outside the sizes tried |") == 2 and "· C^" not in result.stdout
     assert result.returncode == 0 and (tmp_path / "scaling_law.png").stat().st_size > 5000, result.stderr
-    assert "fewer than two budgets have their best size inside the sizes tried: add sizes\n" in result.stdout
+    assert "fewer than two budgets have their best size within the sizes tried: add sizes\n" in result.stdout
 
 
 def test_a_folder_that_is_no_such_sweep_is_one_sentence(tmp_path):
