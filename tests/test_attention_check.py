@@ -5,7 +5,7 @@ import torch
 from conftest import leaky_attention
 
 from model.attention import ATTENTION_VARIANTS, check
-from model.attention.functional import ATTENTION_FUNCTIONS
+from model.attention.functional import ATTENTION_FUNCTIONS, matmul
 
 CPU = torch.device("cpu")
 
@@ -20,55 +20,35 @@ def test_every_check_of_every_form_passes_and_says_so(capsys):
     assert len({len(line) for line in table}) == 1  # aligned
 
 
-def wrong_scale(q, k, v, **arguments):
-    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments | {"scale": 0.9 / q.shape[-1] ** 0.5})
-
-
-def no_causality(q, k, v, **arguments):
-    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments | {"is_causal": False})
-
-
-def no_mask(q, k, v, **arguments):
-    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments | {"is_causal": True, "mask": None})
+def broken(**changes):
+    return lambda q, k, v, **arguments: matmul(q, k, v, **arguments | changes)
 
 
 def top_left(q, k, v, **arguments):
-    if arguments.get("is_causal"):
-        mask = torch.ones(q.shape[-2], k.shape[-2]).tril()
-        arguments = arguments | {"mask": mask, "is_causal": False}
-    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments)
-
-
-def always_drops(q, k, v, **arguments):
-    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments | {"dropout_p": 0.1})
-
-
-def not_a_number(q, k, v, **arguments):
-    return ATTENTION_FUNCTIONS["matmul"](q, k, v, **arguments) * torch.nan
+    if arguments["is_causal"]:
+        arguments |= {"mask": torch.ones(q.shape[-2], k.shape[-2]).tril(), "is_causal": False}
+    return matmul(q, k, v, **arguments)
 
 
 @pytest.mark.parametrize(
-    ("broken", "noticed_by"),
+    ("attend", "noticed_by"),
     [
-        (wrong_scale, "value+grad"),
-        (no_causality, "future"),
-        (no_mask, "padding"),
+        (broken(scale=0.9 / 8**0.5), "value+grad"),
+        (broken(is_causal=False), "future"),
+        (broken(is_causal=True, mask=None), "padding"),
         (top_left, "cache"),
-        (always_drops, "eval"),
-        (not_a_number, "value+grad"),
+        (broken(dropout_p=0.1), "eval"),
+        (lambda *args, **arguments: matmul(*args, **arguments) * torch.nan, "value+grad"),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_broken_attention_is_noticed(monkeypatch, broken, noticed_by, dtype):
-    monkeypatch.setitem(ATTENTION_FUNCTIONS, "sdpa", broken)
+def test_a_broken_attention_is_noticed(monkeypatch, attend, noticed_by, dtype):
+    monkeypatch.setitem(ATTENTION_FUNCTIONS, "sdpa", attend)
     assert check.run(noticed_by, "sdpa", CPU, dtype).startswith("FAIL")
 
 
-def test_absolute_positions_in_the_place_of_rope_are_noticed(monkeypatch):
-    def shifted(x, rotation):
-        return x + rotation[:, 0, 0].unsqueeze(-1)
-
-    monkeypatch.setattr("model.attention.layer.rotate", shifted)
+def test_absolute_positions_in_place_of_rope_are_noticed(monkeypatch):
+    monkeypatch.setattr("model.attention.layer.rotate", lambda x, rotation: x + rotation[:, 0, 0].unsqueeze(-1))
     assert check.run("rope", "sdpa", CPU, torch.float32).startswith("FAIL")
 
 
@@ -79,7 +59,7 @@ def test_a_variant_with_a_kink_passes(monkeypatch, dtype):
 
 
 def test_a_failure_is_counted_and_becomes_the_exit_status(monkeypatch, capsys):
-    monkeypatch.setitem(ATTENTION_FUNCTIONS, "sdpa", no_causality)
+    monkeypatch.setitem(ATTENTION_FUNCTIONS, "sdpa", broken(is_causal=False))
     monkeypatch.setattr(check, "ATTENTION_FORMS", ("sdpa",))
     assert check.main() == 1
     assert "FAIL" in capsys.readouterr().out

@@ -16,44 +16,38 @@ TOKENS = torch.randint(61, (3, 12), generator=torch.Generator().manual_seed(5))
 UNIFORM = sum(math.log(n) for n in range(1, 13)) / 12
 
 
+def assert_same_figures(found, wanted):
+    for name in ("entropy", "relative_entropy", "distance", "similarity"):
+        torch.testing.assert_close(torch.tensor(getattr(found, name)), torch.tensor(getattr(wanted, name)))
+
+
 @pytest.mark.parametrize("form", ["sdpa", "matmul", "einsum", "bmm", "loop", "flex", "stacked"])
 @pytest.mark.parametrize("settings", [{}, {"n_kv_head": 2}, {"attention_window": 4}, {"position": "alibi"}], ids=str)
 def test_every_form_has_the_same_figures(form, settings):
     wanted = head_statistics(random_gpt(**settings), TOKENS)
-    found = head_statistics(random_gpt(attention=form, **settings), TOKENS)
-    for name in ("entropy", "relative_entropy", "distance", "similarity"):
-        torch.testing.assert_close(torch.tensor(getattr(found, name)), torch.tensor(getattr(wanted, name)))
+    assert_same_figures(head_statistics(random_gpt(attention=form, **settings), TOKENS), wanted)
 
 
-def test_the_figures_of_a_variant_are_those_of_its_own_weights():
-    model = random_gpt(attention="softmax1")
-    weights = for_each_layer(model, TOKENS, lambda weights: weights)
-    assert all((layer.sum(-1) < 0.999).any() for layer in weights)  # softmax1 keeps some of each query's weight back
-
-
-def test_the_figures_of_rows_that_do_not_sum_to_1_are_those_of_their_shares_of_the_sum(monkeypatch):
-    softmax1 = ATTENTION_VARIANTS["softmax1"]
-    wanted = head_statistics(random_gpt(n_layer=1, attention="softmax1"), TOKENS)
+def test_the_figures_of_a_variant_are_those_of_its_own_weights_as_shares_of_each_row_s_sum(monkeypatch):
+    softmax1, model = ATTENTION_VARIANTS["softmax1"], random_gpt(n_layer=1, attention="softmax1")
+    (weights,) = for_each_layer(model, TOKENS, lambda weights: weights)
+    assert (weights.sum(-1) < 0.999).any()  # softmax1 keeps some of each query's weight back
+    wanted = head_statistics(model, TOKENS)
     monkeypatch.setitem(ATTENTION_VARIANTS, "softmax1", lambda *args, **settings: 7 * softmax1(*args, **settings))
     found = head_statistics(random_gpt(n_layer=1, attention="softmax1"), TOKENS)
-    for name in ("entropy", "relative_entropy", "distance", "similarity"):
-        torch.testing.assert_close(torch.tensor(getattr(found, name)), torch.tensor(getattr(wanted, name)))
+    assert_same_figures(found, wanted)
     assert all(0 <= share <= 1 for share in found.relative_entropy[0]) and found.distance[0][0] < 12
 
 
-def test_the_even_average_has_the_most_entropy_and_half_the_distance():
+def test_the_even_average_has_the_most_entropy_that_its_window_allows():
     statistics = head_statistics(random_gpt(attention="average"), TOKENS)
-    for layer in range(2):
-        assert statistics.entropy[layer] == pytest.approx([UNIFORM])
-        assert statistics.relative_entropy[layer] == pytest.approx([1.0])
-        assert statistics.distance[layer] == pytest.approx([sum(t / 2 for t in range(12)) / 12])
+    assert statistics.entropy == [pytest.approx([UNIFORM])] * 2
+    assert statistics.relative_entropy == [pytest.approx([1.0])] * 2
+    assert statistics.distance == [pytest.approx([sum(t / 2 for t in range(12)) / 12])] * 2
     assert statistics.similarity == [None, None]
-
-
-def test_within_a_window_the_even_average_has_all_the_entropy_there_is():
-    statistics = head_statistics(random_gpt(attention="average", attention_window=3), TOKENS)
-    assert statistics.relative_entropy[0] == pytest.approx([1.0])
-    assert statistics.entropy[0] == pytest.approx([(math.log(2) + 10 * math.log(3)) / 12])
+    windowed = head_statistics(random_gpt(attention="average", attention_window=3), TOKENS)
+    assert windowed.relative_entropy[0] == pytest.approx([1.0])
+    assert windowed.entropy[0] == pytest.approx([(math.log(2) + 10 * math.log(3)) / 12])
 
 
 def test_the_figures_are_means_of_the_weights_over_windows_and_queries():
@@ -88,21 +82,15 @@ def test_one_query_has_no_entropy_and_no_share_of_it():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_measuring_leaves_no_trace(training):
+def test_measuring_leaves_no_trace_and_neither_does_an_error_on_the_way(training):
     model = random_gpt(dropout=0.5, attention_dropout=0.5).train(training)
     before = torch.random.get_rng_state()
-    first = head_statistics(model, TOKENS)
-    assert first == head_statistics(model, TOKENS)  # no dropout
+    assert head_statistics(model, TOKENS) == head_statistics(model, TOKENS)  # no dropout
+    with pytest.raises(ZeroDivisionError):
+        for_each_layer(model, TOKENS, lambda weights: 1 / 0)
     assert torch.equal(torch.random.get_rng_state(), before) and model.training == training
     assert not any(block.attention._forward_pre_hooks for block in model.blocks)
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_an_error_on_the_way_leaves_no_trace_either():
-    model = random_gpt().train()
-    with pytest.raises(ZeroDivisionError):
-        for_each_layer(model, TOKENS, lambda weights: 1 / 0)
-    assert model.training and not any(block.attention._forward_pre_hooks for block in model.blocks)
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(1, 1), (1, 4), (12, 12)])

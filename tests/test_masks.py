@@ -16,24 +16,12 @@ from model.masks import (
 )
 
 
-def test_the_causal_mask_is_the_lower_triangle():
-    assert torch.equal(causal_mask(4, 4), torch.ones(4, 4).tril().bool())
-
-
-@pytest.mark.parametrize(("T", "S"), [(1, 5), (2, 5), (5, 5), (5, 2), (1, 1)])
-def test_query_t_sees_the_keys_up_to_its_own_position_from_the_end(T, S):
-    mask = causal_mask(T, S)
-    for t in range(T):
-        for s in range(S):
-            assert mask[t, s].item() == (s <= S - T + t)
-
-
-@pytest.mark.parametrize(("T", "S", "window"), [(5, 5, 2), (2, 6, 3), (1, 6, 1), (4, 4, 9), (5, 3, 2)])
-def test_a_window_sees_that_many_positions_the_own_one_counted(T, S, window):
-    mask = sliding_window_mask(T, S, window)
-    for t in range(T):
-        for s in range(S):
-            assert mask[t, s].item() == (0 <= S - T + t - s < window)
+@pytest.mark.parametrize(("T", "S"), [(1, 5), (2, 5), (4, 4), (5, 2), (1, 1)])
+@pytest.mark.parametrize("window", [None, 1, 2, 9])
+def test_query_t_sees_the_window_of_keys_that_ends_at_its_own_position_from_the_end(T, S, window):
+    mask = causal_mask(T, S) if window is None else sliding_window_mask(T, S, window)
+    wanted = [[0 <= S - T + t - s < (window or S + T) for s in range(S)] for t in range(T)]
+    assert mask.tolist() == wanted
 
 
 def test_a_window_of_no_positions_is_an_error():
@@ -51,11 +39,9 @@ def test_padding_is_the_same_for_every_head_and_query():
 
 
 def test_combined_masks_allow_what_all_allow_and_nothing_means_everything():
-    assert combine() is None
-    assert combine(None, None) is None
+    assert combine() is None and combine(None, None) is None
     real = padding_mask(torch.tensor([[0, 1, 1]]))
-    joined = combine(None, real, causal_mask(3, 3))
-    assert joined.squeeze().int().tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 1]]
+    assert combine(None, real, causal_mask(3, 3)).squeeze().int().tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.int64, torch.uint8])
@@ -69,19 +55,15 @@ def test_a_mask_of_other_numbers_is_refused(value):
         as_bool(torch.tensor([1.0, 0.0, value]))
 
 
-def test_a_causal_layer_without_more_to_hide_makes_no_mask():
+def test_a_causal_layer_makes_one_mask_of_everything_it_hides_and_none_for_causality_alone():
     assert causal_with(None, 5, 5) == (None, True)
     assert causal_with(None, 2, 5, window=5) == (None, True)  # a window that reaches every key hides none
-
-
-def test_a_causal_layer_puts_everything_it_hides_into_one_mask():
     real = padding_mask(torch.tensor([[0, 1, 1, 1]]))
     mask, is_causal = causal_with(real, 4, 4, window=2)
     assert not is_causal
     assert mask.squeeze().int().tolist() == [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     mask, is_causal = causal_with(real, 1, 4)
-    assert not is_causal
-    assert torch.equal(mask, real)
+    assert not is_causal and torch.equal(mask, real)
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (1, 5), (3, 5), (4, 3, 5), (1, 1, 5), (2, 4, 3, 5), (2, 1, 1, 1)])
@@ -95,20 +77,12 @@ def test_what_does_not_broadcast_is_named(shape):
         check_broadcast("mask", torch.ones(shape), (2, 4, 3, 5))
 
 
-def test_alibi_slopes_of_eight_heads_halve_from_a_half():
+def test_alibi_slopes_halve_from_a_half_and_between_powers_of_two_take_every_other_of_the_next():
     assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
-
-
-def test_alibi_slopes_between_powers_of_two_take_every_other_slope_of_the_next():
-    twelve = alibi_slopes(12)
-    assert torch.equal(twelve[:8], alibi_slopes(8))
-    torch.testing.assert_close(twelve[8:], alibi_slopes(16)[::2][:4])
     assert alibi_slopes(1).tolist() == [2.0**-8]
+    torch.testing.assert_close(alibi_slopes(12), torch.cat((alibi_slopes(8), alibi_slopes(16)[:8:2])), rtol=0, atol=0)
 
 
 def test_alibi_is_minus_slope_times_distance_from_the_end():
-    bias = alibi_bias(2, 2, 4)
-    slope = 2.0**-4
-    assert bias.shape == (2, 2, 4)
-    torch.testing.assert_close(bias[0, 1], torch.tensor([-3.0, -2.0, -1.0, 0.0]) * slope)
-    torch.testing.assert_close(bias[0, 0, :3], torch.tensor([-2.0, -1.0, 0.0]) * slope)
+    wanted = -torch.tensor([[2.0, 1, 0, 1], [3, 2, 1, 0]]) * torch.tensor([2.0**-4, 2.0**-8])[:, None, None]
+    assert torch.equal(alibi_bias(2, 2, 4), wanted)
