@@ -52,8 +52,8 @@ class EvaluateConfig:
 
 def evaluate(config: EvaluateConfig) -> list[Scores]:
     """Print and return the figures of one checkpoint, or of two side by side."""
+    from generation.evaluation_text import load_text
     from generation.scoring import BLOCK_BYTES, compare
-    from generation.scoring_text import load_text
     from pages.surprise import write_surprise
     from runs.checkpoint import open_checkpoint
     from training.device import choose_device

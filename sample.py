@@ -22,8 +22,8 @@ def sample(config: SampleConfig) -> None:
     """Print the samples as they are drawn."""
     from generation.decoder import Decoder
     from generation.interactive import converse
-    from generation.jsonl import complete_prompts, read_prompts
-    from generation.terminal import stream
+    from generation.jsonl import read_prompts, write_results
+    from generation.terminal import print_samples
     from generation.text import encode_prompt
     from pages.attention_map import draw_prompt
     from runs.checkpoint import open_checkpoint
@@ -42,9 +42,9 @@ def sample(config: SampleConfig) -> None:
         elif config.interactive:
             converse(checkpoint, config, change)
         elif records or config.results:
-            complete_prompts(checkpoint, config, records or [{"prompt": prompt}])
+            write_results(checkpoint, config, records or [{"prompt": prompt}])
         else:
-            stream(Decoder(checkpoint.model), checkpoint.tokenizer, config, prompt)
+            print_samples(Decoder(checkpoint.model), checkpoint.tokenizer, config, prompt)
     except FloatingPointError as error:
         raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error}): take an earlier one.") from None
 

@@ -74,7 +74,7 @@ def train(config: TrainConfig) -> float:
 
 def evaluate_run(run: Run, monitor: Monitor) -> None:
     """Score the model on the validation split, show a sample, and remember which step was the best."""
-    from generation.text import continue_text
+    from generation.text import complete_text
     from training.evaluation import evaluate
 
     config, progress = run.config, run.progress
@@ -88,7 +88,7 @@ def evaluate_run(run: Run, monitor: Monitor) -> None:
     )
     sample = ""
     if config.sample_tokens and not run.is_sharded:  # generating goes past FSDP, which gathers the shards
-        drawn = continue_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
+        drawn = complete_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
         try:
             sample = "".join(drawn)
         except FloatingPointError as error:  # check_numbers ends the run if it stays so

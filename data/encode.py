@@ -17,7 +17,8 @@ from data.shards import ShardWriter, token_dtype
 from data.split import SPLITS, SplitPiece
 from data.tokenizer import encode_documents
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _CHUNK = 1 << 20  # characters that a thread encodes at a time
 

@@ -88,5 +88,5 @@ class SampleConfig(Controls):
             raise SettingsError(f"seed={self.seed} must be from 0 to 2^63.")
 
     def drawing(self) -> dict[str, Any]:
-        """The settings that generation.text.write takes."""
+        """The settings that generation.text.complete takes."""
         return {"max_new_tokens": self.max_new_tokens, "controls": self, "stop": self.stop}

@@ -10,7 +10,7 @@ from pathlib import Path
 from errors import SettingsError
 from generation.config import SampleConfig
 from generation.decoder import Decoder
-from generation.terminal import stream
+from generation.terminal import print_samples
 from runs.checkpoint import Checkpoint
 
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
@@ -48,7 +48,7 @@ def converse(checkpoint: Checkpoint, config: SampleConfig, change: Change) -> No
             config = _obey(line[1:], config, change)
             continue
         prompt = line.removeprefix("/") if line else text
-        text = prompt + stream(decoder, checkpoint.tokenizer, config, prompt)
+        text = prompt + print_samples(decoder, checkpoint.tokenizer, config, prompt)
 
 
 def _obey(order: str, config: SampleConfig, change: Change) -> SampleConfig:

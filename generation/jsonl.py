@@ -1,4 +1,4 @@
-"""Many prompts in, many texts out, as JSON lines."""
+"""Many prompts in, many samples out, as JSON lines."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tqdm import tqdm
 from errors import SettingsError
 from generation.config import SampleConfig
 from generation.decoder import Decoder
-from generation.text import TextChunk, encode_prompt, fit_prompt, write
+from generation.text import Chunk, complete, encode_prompt
 from runs.checkpoint import Checkpoint
 
 RESULT_FIELDS = ("text", "finish", "sample", "logprobs")
 
 
 def read_prompts(where: str) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file (- is standard input), each with a text under "prompt".
+    """Return the records of a JSON-lines file (- is standard input), each with a text under "prompt".
 
-    Raises SettingsError, naming the line, for what is no such record.
+    Raises SettingsError, naming the line, for anything else.
     """
     try:
         content = sys.stdin.buffer.read() if where == "-" else Path(where).read_bytes()
@@ -40,33 +40,34 @@ def read_prompts(where: str) -> list[dict[str, Any]]:
         if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
             raise SettingsError(f'prompts={where}: line {number} must look like {{"prompt": "some text"}}.')
         if taken := [name for name in RESULT_FIELDS if name in record]:
-            raise SettingsError(f"prompts={where}: line {number} has a field {taken[0]}, which results are to have.")
+            raise SettingsError(
+                f"prompts={where}: line {number} has a field {taken[0]}, which the result would overwrite."
+            )
         records.append(record)
     if not records:
         raise SettingsError(f'prompts={where} has no prompts: write one {{"prompt": "some text"}} a line.')
     return records
 
 
-def complete_prompts(checkpoint: Checkpoint, config: SampleConfig, records: list[dict[str, Any]]) -> None:
+def write_results(checkpoint: Checkpoint, config: SampleConfig, records: list[dict[str, Any]]) -> None:
     """Write each record, in order, with its text, why that ended, and if asked for its log-probabilities."""
-    decoder, tokenizer = Decoder(checkpoint.model), checkpoint.tokenizer
+    decoder, tokenizer, block_size = Decoder(checkpoint.model), checkpoint.tokenizer, checkpoint.model.config.block_size
     jobs = [(record, number) for record in records for number in range(config.num_samples)]
     with _results(config.results) as file, tqdm(total=len(jobs), unit="text", disable=None) as bar:
         for first in range(0, len(jobs), config.batch_size):
             batch = jobs[first : first + config.batch_size]
             prompts = [
-                fit_prompt(
-                    encode_prompt(tokenizer, record["prompt"], special_tokens=config.special_tokens),
-                    decoder.model.config.block_size,
-                )
-                for record, _ in batch
+                encode_prompt(tokenizer, job["prompt"], special_tokens=config.special_tokens, block_size=block_size)
+                for job, _ in batch
             ]
-            parts: list[list[TextChunk]] = [[] for _ in batch]
             seeds = [config.seed + number for _, number in batch]
-            for chunk in write(decoder, tokenizer, prompts, seeds=seeds, logprobs=config.logprobs, **config.drawing()):
-                parts[chunk.sample].append(chunk)
+            samples: list[list[Chunk]] = [[] for _ in batch]
+            for chunk in complete(
+                decoder, tokenizer, prompts, seeds=seeds, logprobs=config.logprobs, **config.drawing()
+            ):
+                samples[chunk.sample].append(chunk)
                 bar.update(chunk.finish is not None)
-            for (record, number), chunks in zip(batch, parts, strict=True):
+            for (record, number), chunks in zip(batch, samples, strict=True):
                 result = {**record, "text": "".join(chunk.text for chunk in chunks), "finish": chunks[-1].finish}
                 if config.num_samples > 1:
                     result["sample"] = number

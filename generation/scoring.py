@@ -1,4 +1,4 @@
-"""The surprise of a model at every token of a text, and how two models compare on the same text."""
+"""How surprised a model is by every token of a text, and how two models compare on the same text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from data.tokenizer import token_bytes
 from model.gpt import GPT
 from runs.metrics import Evaluation
 
-BLOCK_BYTES = 1000  # text is compared in blocks of about this size: long enough to be nearly independent
+BLOCK_BYTES = 1000  # of text that are compared as one: enough for blocks to be nearly independent
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A model's surprise at each token of a text but the first, which nothing precedes."""
+    """A model's surprise at each token of a text except the first, which nothing precedes."""
 
     nats: Float[np.ndarray, " N"]
     """-log p(token | what precedes it)."""
@@ -44,11 +44,11 @@ def score(
     autocast: torch.autocast,
     batch_tokens: int | None = None,
 ) -> Scores:
-    """Score every token but the first, with a progress bar.
+    """Return the scores of every token except the first, with a progress bar.
 
-    Windows of block_size tokens begin `stride` apart, and each scores only its last `stride` targets,
-    so that every token (past the first window) is seen after at least block_size - stride others.
-    batch_tokens: tokens in one forward pass; what suits the device when None.
+    Windows of block_size tokens begin `stride` apart, and each scores only its last `stride` targets. So every token
+    past the first window is predicted from at least block_size - stride others.
+    batch_tokens: tokens in one forward pass; a number that suits the device when None.
     """
     assert len(tokens) > 1 and 0 < stride <= model.config.block_size
     device = model.token_embedding.weight.device
@@ -58,15 +58,15 @@ def score(
     with tqdm(total=len(nats), desc="scoring", unit="token", unit_scale=True, disable=None) as bar:
         for starts, scored in _passes(len(nats), length, stride, batch):
             rows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
-            windows = torch.from_numpy(rows).to(device)  # (B, T + 1)
-            for start, surprise in zip(starts, _surprise(model, windows, scored, autocast), strict=True):
-                nats[start + length - scored : start + length] = surprise
+            surprise = _surprise(model, torch.from_numpy(rows).to(device), scored, autocast)
+            for start, row in zip(starts, surprise, strict=True):
+                nats[start + length - scored : start + length] = row
             bar.update(scored * len(starts))
     return Scores(nats, token_bytes(tokenizer)[tokens[1:]])
 
 
 def _passes(targets: int, length: int, stride: int, batch: int) -> Iterator[tuple[list[int], int]]:
-    """The forward passes: where each one's windows begin, and how many targets at a window's end are new."""
+    """Yield for each forward pass where its windows begin, and how many targets at a window's end are new."""
     yield [0], length
     starts = list(range(stride, targets - length + 1, stride))
     for first in range(0, len(starts), batch):
@@ -80,7 +80,7 @@ def _passes(targets: int, length: int, stride: int, batch: int) -> Iterator[tupl
 def _surprise(
     model: GPT, windows: Int[torch.Tensor, "B T1"], scored: int, autocast: torch.autocast
 ) -> Float[np.ndarray, "B scored"]:
-    """Nats of the last `scored` targets of each window; in halves where memory does not suffice."""
+    """Return the nats of the last `scored` targets of each window, in halves when memory runs out."""
     try:
         with autocast:
             logits = model.logits(model.hidden(windows[:, :-1])[:, -scored:])  # (B, scored, V)
@@ -94,7 +94,7 @@ def _surprise(
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better or worse the second of two models is, in bits per byte: below 0 is better."""
+    """How much worse the second of two models is, in bits per byte; below 0 it is better."""
 
     bpb: float
     standard_error: float | None
@@ -102,10 +102,10 @@ class Difference:
 
 
 def compare(first: Scores, second: Scores) -> Difference:
-    """The second model's bits per byte minus the first's on the same text, whatever their tokenizers.
+    """Return the second model's bits per byte minus the first's on the same text, whatever their tokenizers.
 
-    The text is cut into blocks of about BLOCK_BYTES, each model's surprise summed in each. Most of what
-    makes a block hard is hard for both, so the standard error is that of the blocks' differences.
+    The text is cut into blocks of about BLOCK_BYTES. Most of what makes a block hard is hard for both models, so the
+    standard error is that of the differences between their blocks.
     """
     total = int(first.bytes.sum())
     assert total == int(second.bytes.sum()), "both read the same text"

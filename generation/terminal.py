@@ -8,17 +8,17 @@ import tiktoken
 
 from generation.config import SampleConfig
 from generation.decoder import Decoder
-from generation.text import encode_prompt, fit_prompt, write
+from generation.text import complete, encode_prompt
 
 
-def stream(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
+def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
     """Print the prompt and each sample behind it, the first one as it comes, later ones in their turn.
 
-    On a terminal the prompt is dimmed and control characters are made visible. Returns the first
-    sample's text; Ctrl-C ends an interactive one where it is.
+    On a terminal the prompt is dimmed and control characters are made visible. Returns the first sample's text.
+    Ctrl-C ends an interactive one where it is.
     """
-    tokens = encode_prompt(tokenizer, prompt, special_tokens=config.special_tokens)
-    tokens = fit_prompt(tokens, decoder.model.config.block_size)
+    block_size = decoder.model.config.block_size
+    tokens = encode_prompt(tokenizer, prompt, special_tokens=config.special_tokens, block_size=block_size)
     terminal = sys.stdout.isatty()
 
     def show(text: str) -> None:
@@ -35,7 +35,7 @@ def stream(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig,
     current = 0
     begin(current)
     try:
-        for chunk in write(decoder, tokenizer, [tokens] * config.num_samples, seeds=seeds, **config.drawing()):
+        for chunk in complete(decoder, tokenizer, [tokens] * config.num_samples, seeds=seeds, **config.drawing()):
             texts[chunk.sample] += chunk.text
             if chunk.sample == current:
                 show(chunk.text)
@@ -55,7 +55,8 @@ def stream(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig,
 
 
 def visible(text: str) -> str:
-    """Control characters but tab and line end as their pictures, so that no text can steer the terminal."""
+    """Return the text with pictures for control characters except tab and line end, so that none can steer the
+    terminal."""
     return text.translate(PICTURES)
 
 

@@ -1,4 +1,7 @@
-"""Text in, text out: a model and its tokenizer continue prompts."""
+"""Text in, text out: a model and its tokenizer complete prompts.
+
+sampling.generate yields token ids, `complete` yields the text that they become.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,18 @@ from model.gpt import GPT
 
 
 @dataclass(frozen=True)
-class TextChunk:
-    """The next bit of a sample's text, and when it is the last one why: "end" (of the document), "stop" or "length"."""
+class Chunk:
+    """The next part of a sample's text."""
 
     sample: int
     text: str
     finish: str | None = None
+    """In a sample's last chunk why it ended: "end" (of the document), "stop" or "length"."""
     logprobs: list[tuple[int, float]] = field(default_factory=list)
-    """(token, log-probability in nats) of the tokens drawn since the chunk before, if asked for."""
+    """(token, log-probability in nats) of the token drawn, if asked for; then every token gives a chunk."""
 
 
-def write(
+def complete(
     decoder: Decoder,
     tokenizer: tiktoken.Encoding,
     prompts: list[list[int]],
@@ -41,15 +45,13 @@ def write(
     controls: Controls | None = None,
     stop: Iterable[str] = (),
     logprobs: bool = False,
-) -> Iterator[TextChunk]:
+) -> Iterator[Chunk]:
     """Yield what follows each of `prompts` (from encode_prompt), chunk by chunk as it becomes text.
 
-    A sample ends where the model ends the document, before the first of the `stop` strings, or after
-    max_new_tokens. Its text depends on its prompt and seed, not on the other samples. The model is left
-    in the mode (train or eval) it came in.
+    A sample ends where the model ends the document, before the first of the `stop` strings, or after max_new_tokens.
+    Its text depends on its prompt and seed, not on the other samples. The model's mode (train or eval) is restored.
     """
-    end = tokenizer.eot_token
-    streams = [TextStream(tokenizer, tuple(stop)) for _ in prompts]
+    detokenizers = [Detokenizer(tokenizer, tuple(stop)) for _ in prompts]
     finished: set[int] = set()
     model, was_training = decoder.model, decoder.model.training
     model.eval()
@@ -66,68 +68,65 @@ def write(
         )
         for number, step in enumerate(steps, start=1):
             for sample, token, logprob in step:
-                stream = streams[sample]
-                text = stream.close() if token == end else stream.feed(token)
-                finish = "end" if token == end else "stop" if stream.stopped else None
+                detokenizer = detokenizers[sample]
+                ended = token == tokenizer.eot_token
+                text = detokenizer.close() if ended else detokenizer.feed(token)
+                finish = "end" if ended else "stop" if detokenizer.stopped else None
                 if finish is None and number == max_new_tokens:
-                    text, finish = text + stream.close(), "length"
+                    text, finish = text + detokenizer.close(), "length"
                 if finish is not None:
                     finished.add(sample)
                 if text or finish or logprobs:
-                    yield TextChunk(sample, text, finish, [(token, logprob)] if logprobs else [])
+                    yield Chunk(sample, text, finish, [] if logprob is None else [(token, logprob)])
     finally:
         model.train(was_training)
 
 
-def continue_text(
+def complete_text(
     model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int, seed: int = 0
 ) -> Iterator[str]:
-    """Yield the chunks of one sample after `prompt`."""
+    """Yield the text of one sample after `prompt`, part by part."""
     tokens = encode_prompt(tokenizer, prompt)
-    for chunk in write(Decoder(model), tokenizer, [tokens], max_new_tokens=max_new_tokens, seeds=[seed]):
+    for chunk in complete(Decoder(model), tokenizer, [tokens], max_new_tokens=max_new_tokens, seeds=[seed]):
         yield chunk.text
 
 
-def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str, *, special_tokens: bool = False) -> list[int]:
-    """A prompt's tokens: the start of a document, as in training, so an empty one is <|endoftext|> alone.
+def encode_prompt(
+    tokenizer: tiktoken.Encoding, prompt: str, *, special_tokens: bool = False, block_size: int | None = None
+) -> list[int]:
+    """Return a prompt's tokens as the start of a document, as in training: <|endoftext|>, then the text.
 
-    Special tokens in it are text like any other, unless `special_tokens` lets them mean themselves.
+    special_tokens: whether the names of special tokens in the prompt stand for the tokens or are text like any other.
+    block_size: the model's context. Only the end of a longer prompt is returned, which is said on stderr.
     """
-    if special_tokens:
-        tokens = tokenizer.encode(prompt, allowed_special="all")
-    else:
-        tokens = encode_text(tokenizer, prompt).tolist()
-    return [tokenizer.eot_token, *tokens]
-
-
-def fit_prompt(tokens: list[int], block_size: int) -> list[int]:
-    """The prompt's tail, where it is longer than the model's context; says so on stderr."""
-    if len(tokens) <= block_size:
-        return tokens
-    print(
-        f"The prompt has {len(tokens):,} tokens, but the model sees {block_size:,}: only its end is read.",
-        file=sys.stderr,
+    text = (
+        tokenizer.encode(prompt, allowed_special="all") if special_tokens else encode_text(tokenizer, prompt).tolist()
     )
-    return tokens[-block_size:]
+    tokens = [tokenizer.eot_token, *text]
+    if block_size is not None and len(tokens) > block_size:
+        message = f"The prompt has {len(tokens):,} tokens, but the model sees {block_size:,}: only its end is read."
+        print(message, file=sys.stderr)
+        return tokens[-block_size:]
+    return tokens
 
 
 def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] | None:
-    """Which of the model's ids stand for something, on its device; None when all do.
+    """Return which of the model's ids stand for something, on its device, or None when all do.
 
     A vocabulary may be padded for speed, and published encodings leave ids unused.
     """
-    lengths = token_bytes(tokenizer)
-    known = np.zeros(model.config.vocab_size, dtype=bool)
+    lengths, weight = token_bytes(tokenizer), model.token_embedding.weight
+    known = np.zeros(len(weight), dtype=bool)
     known[: len(lengths)] = lengths[: len(known)] > 0
     known[[token for token in tokenizer._special_tokens.values() if token < len(known)]] = True
-    return None if known.all() else torch.from_numpy(known).to(model.token_embedding.weight.device)
+    return None if known.all() else torch.from_numpy(known).to(weight.device)
 
 
-class TextStream:
-    """Tokens to text as soon as it is certain.
+class Detokenizer:
+    """Turns tokens into text as soon as it is certain.
 
-    A character is held back until all its bytes are there, and what may be the beginning of a stop
-    string until it is or is not. Bytes that can never become text are shown as U+FFFD.
+    A character is held back until all its bytes are there, and the possible beginning of a stop string until it is
+    decided. Bytes that can never become text are shown as U+FFFD.
     """
 
     def __init__(self, tokenizer: tiktoken.Encoding, stop: tuple[str, ...] = ()) -> None:
@@ -137,12 +136,12 @@ class TextStream:
         self.stopped = False
 
     def feed(self, token: int) -> str:
-        """The text that one more token makes certain; sets `stopped` when a stop string ends it."""
+        """Return the text that one more token makes certain; sets `stopped` when a stop string ends it."""
         self.pending += self.decoder.decode(self.tokenizer.decode_single_token_bytes(token))
         return self._release(hold=True)
 
     def close(self) -> str:
-        """What was held back, when no more tokens come."""
+        """Return what was held back, when no more tokens come."""
         self.pending += self.decoder.decode(b"", final=True)
         return self._release(hold=False)
 
@@ -157,6 +156,6 @@ class TextStream:
         return text
 
     def _begun(self, word: str) -> int:
-        """How many characters at the end of the pending text may be the beginning of `word`."""
+        """Return how many characters at the end of the pending text may be the beginning of `word`."""
         lengths = range(min(len(word) - 1, len(self.pending)), 0, -1)
         return next((n for n in lengths if self.pending.endswith(word[:n])), 0)

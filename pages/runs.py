@@ -39,7 +39,7 @@ def describe_run(name: str, directory: Path, settings: dict[str, str], summary: 
 def read_curves(metrics: Path, version: tuple[int, int] | None) -> dict[str, list[tuple[float, ...]]]:
     """Return a run's training loss and validation bits per byte: points (tokens, seconds, value)."""
     rows = read_metrics(metrics)
-    points = {
+    points: dict[str, list[tuple[Any, ...]]] = {
         name: [(row.get("tokens"), row.get("seconds"), row.get(name)) for row in rows] for name in ("loss", "val_bpb")
     }
     return {name: thin([point for point in found if all(map(is_number, point))]) for name, found in points.items()}

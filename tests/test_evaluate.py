@@ -152,7 +152,7 @@ def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_
 
 
 def test_a_checkpoint_that_no_run_wrote_has_no_validation_split(text_settings, capsys):
-    with pytest.raises(DataError, match=r"one was not trained here, .* give a text with data\.path="):
+    with pytest.raises(DataError, match=r"one was not trained here and .*: give a text with data\.path="):
         evaluate(EvaluateConfig(checkpoint=text_settings["checkpoint"], device="cpu"))
     assert "Preparing" not in capsys.readouterr().out
 

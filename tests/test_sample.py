@@ -31,7 +31,7 @@ from generation.decoder import Decoder
 from generation.interactive import change
 from generation.sampling import Controls
 from generation.terminal import visible
-from generation.text import TextStream, allowed_ids, continue_text, encode_prompt, write
+from generation.text import Detokenizer, allowed_ids, complete, complete_text, encode_prompt
 from model.config import GPTConfig
 from model.gpt import GPT
 from runs.checkpoint import link_checkpoint, save_checkpoint
@@ -79,7 +79,7 @@ class Scripted(GPT):
 
 
 def written(script: list[int], **settings) -> list[tuple[str, str | None]]:
-    steps = write(Decoder(Scripted(script)), BYTE, [[256]], seeds=[0], **{"max_new_tokens": 50} | settings)
+    steps = complete(Decoder(Scripted(script)), BYTE, [[256]], seeds=[0], **{"max_new_tokens": 50} | settings)
     return [(piece.text, piece.finish) for piece in steps]
 
 
@@ -119,7 +119,7 @@ UNICODE = st.text(st.sampled_from("aé漢字😀👩\u200d🚀e\u0301\ufffd🇫�
 @settings(max_examples=200, deadline=None)
 @given(text=UNICODE, stop=st.lists(st.text("aé漢😀x", min_size=1, max_size=3), max_size=2))
 def test_no_chunk_holds_a_replacement_character_that_the_whole_text_does_not(text, stop):
-    stream = TextStream(BYTE, tuple(stop))
+    stream = Detokenizer(BYTE, tuple(stop))
     chunks = []
     for token in BYTE.encode_ordinary(text):
         chunks.append(stream.feed(token))
@@ -137,15 +137,15 @@ def test_no_chunk_holds_a_replacement_character_that_the_whole_text_does_not(tex
 
 @given(tokens=st.lists(st.integers(0, 255), max_size=30))
 def test_bytes_that_are_no_text_are_streamed_as_the_whole_would_be_decoded(tokens):
-    stream = TextStream(BYTE)
+    stream = Detokenizer(BYTE)
     streamed = "".join(stream.feed(token) for token in tokens) + stream.close()
     assert streamed == codecs.decode(bytes(tokens), "utf-8", "replace")
 
 
 def test_text_streamed_is_text_at_once_and_the_model_is_left_as_it_was():
     model = random_gpt(vocab_size=257).train()
-    pieces = list(continue_text(model, BYTE, "hi", max_new_tokens=40, seed=3))
-    assert "".join(pieces) == "".join(continue_text(model, BYTE, "hi", max_new_tokens=40, seed=3))
+    pieces = list(complete_text(model, BYTE, "hi", max_new_tokens=40, seed=3))
+    assert "".join(pieces) == "".join(complete_text(model, BYTE, "hi", max_new_tokens=40, seed=3))
     assert model.training and len(pieces) > 1
 
 
@@ -162,7 +162,7 @@ def test_padding_and_unused_ids_are_not_sampled():
     allowed = allowed_ids(gaps, random_gpt(vocab_size=300))
     assert allowed.nonzero().flatten().tolist() == [*range(256), 260]
     assert allowed_ids(BYTE, random_gpt(vocab_size=257)) is None
-    drawn = write(
+    drawn = complete(
         Decoder(random_gpt(vocab_size=300)), gaps, [[260]] * 8, max_new_tokens=40, seeds=list(range(8)),
         controls=Controls(temperature=5.0), logprobs=True,
     )  # fmt: skip

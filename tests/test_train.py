@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 
 import training.start as start_module
 from errors import DataError, SettingsError
-from generation.text import continue_text
+from generation.text import complete_text
 from model.config import GPTConfig
 from model.size import without_weights
 from runs.checkpoint import open_checkpoint
@@ -47,7 +47,7 @@ def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
     run = Path(train_config.run_dir)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best", "last", "step_10", "step_20"]
     checkpoint = open_checkpoint(train_config.run_dir)
-    text = "".join(continue_text(checkpoint.model, checkpoint.tokenizer, "the", max_new_tokens=20))
+    text = "".join(complete_text(checkpoint.model, checkpoint.tokenizer, "the", max_new_tokens=20))
     assert 1 <= len(text) <= 20
 
 
