@@ -139,3 +139,14 @@ def leaky_attention(q, k, v, allowed, bias, scale, dropout_p):
     weights = F.leaky_relu(q @ k.mT * scale + (0 if bias is None else bias), 0.1)
     weights = weights if allowed is None else weights.masked_fill(~allowed, 0)
     return F.dropout(weights, dropout_p) @ v
+
+
+def split_patterns() -> dict[str, str]:
+    """Our pattern of tokenizer=bpe, and those that OpenAI published with the encodings we offer."""
+    from tiktoken_ext import openai_public
+
+    from data.tokenizer import BPE_PATTERN
+
+    patterns = {"bpe": BPE_PATTERN, "gpt2": openai_public.r50k_pat_str}
+    with mock.patch.object(openai_public, "load_tiktoken_bpe", lambda *_, **__: {}):
+        return patterns | {name: getattr(openai_public, name)()["pat_str"] for name in ("cl100k_base", "o200k_base")}

@@ -83,10 +83,15 @@ def test_weights_beyond_0_to_1_are_drawn_as_shares_of_the_largest_and_the_pictur
     assert captions == [data["note"]]
 
 
-def test_the_png_is_a_picture_and_a_long_prompt_shows_its_tail(byte, tmp_path):
-    shown = draw_attention_map(random_gpt(vocab_size=257), byte, [97] * 300, tmp_path / "map.png")
-    assert shown == 16  # the model's block
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize("form", [".png", ".html"])
+def test_a_long_prompt_shows_its_last_tokens(byte, tmp_path, form):
+    model, tokens = random_gpt(vocab_size=257), list(b"0123456789 the last tokens")
+    parts = {"long": tokens, "last": tokens[-16:], "first": tokens[:16]}
+    pages = [tmp_path / f"{name}{form}" for name in parts]
+    shown = [draw_attention_map(model, byte, part, page) for part, page in zip(parts.values(), pages, strict=True)]
+    assert shown == [16, 16, 16]  # the model's block
+    long, last, first = (page.read_bytes() for page in pages)
+    assert long == last != first and long.startswith({".png": b"\x89PNG", ".html": b"<!doctype html>"}[form])
 
 
 def test_a_prompt_may_hold_the_words_that_the_page_is_filled_in_at(byte, tmp_path):

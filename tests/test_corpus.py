@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -121,17 +122,13 @@ def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files
 
 def test_a_glob_a_file_and_a_packed_file_are_read(tmp_path):
     (tmp_path / "one.txt").write_text("one")
-    (tmp_path / "two.md").write_text("two")
+    (tmp_path / "two.md").write_text("2")
     (tmp_path / "three.txt.gz").write_bytes(gzip.compress(b"three"))
     assert texts(text_corpus(tmp_path / "*.txt")) == ["one"]
     assert texts(text_corpus(tmp_path / "three.txt.gz")) == ["three"]
-    assert sorted(texts(text_corpus(tmp_path / "*"))) == ["one", "three", "two"]
-
-
-def test_one_byte_is_a_byte(tmp_path):
-    for content, size in (("x", "1 byte"), ("xy", "2 bytes")):
-        (tmp_path / "one.txt").write_text(content)
-        assert text_corpus(tmp_path).description.endswith(f": 1 file, {size}")
+    assert sorted(texts(text_corpus(tmp_path / "*"))) == ["2", "one", "three"]
+    assert text_corpus(tmp_path / "one.txt").description.endswith(": 1 file, 3 bytes")
+    assert text_corpus(tmp_path / "two.md").description.endswith(": 1 file, 1 byte")
 
 
 def test_documents_start_anew_at_each_call_and_their_text_is_not_touched(tmp_path):
@@ -166,20 +163,43 @@ def test_a_document_larger_than_its_memory_is_read_in_bounded_pieces(tmp_path, n
     assert peak < 8_000_000
 
 
-@pytest.mark.parametrize("name", ["missing.txt", "empty_folder", "*.none", "binary.txt", "broken.gz", "cut.gz"])
-def test_a_path_without_text_is_refused_by_name(tmp_path, name):
-    (tmp_path / "empty_folder").mkdir()
-    (tmp_path / "binary.txt").write_bytes(b"\x7fELF\0\0")
-    (tmp_path / "broken.gz").write_bytes(b"not packed at all")
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(os.urandom(1000))[:500])
-    with pytest.raises(DataError, match=r"data\.path") as caught:
-        texts(text_corpus(tmp_path / name))
-    assert name in str(caught.value)
-    assert "\n" not in str(caught.value)
+FINE = b'{"text": "fine"}\n\n'
+REFUSED = {
+    "missing.txt": (None, "does not exist"),
+    "*.none": (None, "does not exist"),
+    "empty/": (None, "is a folder without files"),
+    "binary.txt": (b"\x7fELF\0\0", "is a binary file"),
+    "broken.gz": (b"not packed at all", "cannot be read"),
+    "cut.gz": (gzip.compress(bytes(range(256)))[:200], "cannot be read"),
+    "others/": (b"x", "holds no .jsonl"),
+    "cut.jsonl": (FINE + b'{"text": "cut', "line 3 is not JSON"),
+    "deep.jsonl": (FINE + b"[" * 100_000, "line 3 is not JSON"),
+    "bytes.jsonl": (FINE + b"\xff\xfe\x00", "line 3 is not JSON"),
+    "list.jsonl": (FINE + b"[1, 2]", "line 3 is not a JSON object"),
+    "null.jsonl": (FINE + b'{"text": null}', "line 3: data.text_field=text is not text"),
+    "other.jsonl": (
+        FINE + b'{"body": "x", "id": 3}',
+        "line 3 has no field data.text_field=text: choose one of body, id",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_text_that_cannot_be_read_is_refused_by_name(tmp_path, name):
+    content, message = REFUSED[name]
+    path = tmp_path / name
+    if name.endswith("/"):
+        path.mkdir()
+    if content is not None:
+        (path / "a.txt" if path.is_dir() else path).write_bytes(content)
+    source = "jsonl" if name.endswith("jsonl") or name == "others/" else "text"
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        texts(open_corpus(DataConfig(source=source, path=str(path))))
+    assert path.name in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_device_is_not_read_as_text():
-    with pytest.raises(DataError, match="/dev/zero"):
+    with pytest.raises(DataError, match="/dev/zero is not a readable file"):
         text_corpus("/dev/zero")
 
 
@@ -199,16 +219,16 @@ def test_the_fingerprint_changes_with_the_files_and_only_with_them(tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(files, "reading", None)  # a fingerprint reads no text
         assert text_corpus(tmp_path).fingerprint == first
+    changes = [
+        lambda: os.utime(file, ns=(0, 1_001)),
+        lambda: file.write_text("more") and os.utime(file, ns=(0, 1_001)),
+        lambda: file.rename(tmp_path / "b.txt"),
+        lambda: (tmp_path / "c.txt").write_text(""),
+    ]
     seen = {first}
-    os.utime(file, ns=(0, 1_001))
-    seen.add(text_corpus(tmp_path).fingerprint)
-    file.write_text("more")
-    os.utime(file, ns=(0, 1_001))
-    seen.add(text_corpus(tmp_path).fingerprint)
-    file.rename(tmp_path / "b.txt")
-    seen.add(text_corpus(tmp_path).fingerprint)
-    (tmp_path / "c.txt").write_text("")
-    seen.add(text_corpus(tmp_path).fingerprint)
+    for change in changes:
+        change()
+        seen.add(text_corpus(tmp_path).fingerprint)
     assert len(seen) == 5
 
 
@@ -222,31 +242,6 @@ def test_jsonl_gives_one_document_a_line(tmp_path):
     (tmp_path / "README.md").write_text("not JSON")
     corpus = jsonl_corpus(tmp_path, text_field="body")
     assert texts(corpus) == ["one", "two\nlines", "<|endoftext|>", "packed \ufffd half"]
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        (b'{"text": "cut', "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b"[1, 2]", "not a JSON object"),
-        (b'{"body": "x", "id": 3}', "text_field=text: choose one of body, id"),
-        (b'{"text": null}', "data.text_field=text"),
-        (b"\xff\xfe\x00", "is not JSON"),
-    ],
-)
-def test_a_bad_jsonl_line_is_named_by_file_and_number(tmp_path, line, named):
-    file = tmp_path / "a.jsonl"
-    file.write_bytes(b'{"text": "fine"}\n\n' + line + b"\n")
-    with pytest.raises(DataError, match=named) as caught:
-        texts(jsonl_corpus(file))
-    assert f"{file} line 3" in str(caught.value)
-
-
-def test_a_folder_without_jsonl_files_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(DataError, match=r"data\.path=.*\.jsonl"):
-        jsonl_corpus(tmp_path)
 
 
 # Shakespeare
@@ -269,17 +264,13 @@ def answer_with(monkeypatch, content: bytes | None) -> None:
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
 
 
-def test_without_network_shakespeare_says_where_a_copy_may_go(tmp_path, monkeypatch):
-    answer_with(monkeypatch, None)
-    with pytest.raises(DataError, match=r"data\.path=FILE") as caught:
-        shakespeare_corpus(tmp_path)
-    assert str(tmp_path / "tinyshakespeare.txt") in str(caught.value)
-    assert shakespeare.URL in str(caught.value)
-
-
-def test_a_download_of_something_else_is_refused_and_not_kept(tmp_path, monkeypatch):
-    answer_with(monkeypatch, b"<html>please log in</html>")
-    with pytest.raises(DataError, match="sha256"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "{url}.*put a copy at {file}.*data.path=FILE"), (b"<html>please log in</html>", "sha256")],
+)
+def test_a_download_that_fails_or_is_something_else_is_refused_and_not_kept(tmp_path, monkeypatch, content, message):
+    answer_with(monkeypatch, content)
+    with pytest.raises(DataError, match=message.format(url=shakespeare.URL, file=tmp_path / "tinyshakespeare.txt")):
         shakespeare_corpus(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -299,7 +290,8 @@ def test_shakespeare_is_downloaded_once_and_replaced_when_damaged(tmp_path, monk
 
 
 def fake_datasets(monkeypatch, load_dataset) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    module = load_dataset and types.SimpleNamespace(load_dataset=load_dataset)  # None: not installed
+    monkeypatch.setitem(sys.modules, "datasets", module)
 
 
 def hf_corpus(**settings: str) -> Corpus:
@@ -318,25 +310,26 @@ def test_hf_streams_the_field_of_the_split(monkeypatch):
     assert asked == [("someone/stories", "en", "test", True)]
 
 
-def test_hf_without_the_library_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install -e"):
-        texts(hf_corpus())
+def broken(*_, **__):
+    raise RuntimeError("Connection refused\n  a page of details")
 
 
-def test_an_error_of_the_library_becomes_one_sentence_with_the_settings(monkeypatch):
-    def load_dataset(*_, **__):
-        raise RuntimeError("Connection refused\n  a page of details")
-
+@pytest.mark.parametrize(
+    ("load_dataset", "message"),
+    [
+        (None, "pip install -e"),
+        (broken, r"data\.name=someone/stories.*data\.split=train.*\(Connection refused\)"),
+        (
+            lambda *_, **__: iter([{"story": "one"}]),
+            r"record 1 has no field data\.text_field=text: choose one of story",
+        ),
+    ],
+)
+def test_a_dataset_that_cannot_be_read_is_refused_in_a_sentence(monkeypatch, load_dataset, message):
     fake_datasets(monkeypatch, load_dataset)
-    with pytest.raises(DataError, match=r"data\.name=someone/stories.*data\.split=train.*\(Connection refused\)"):
+    with pytest.raises(DataError, match=message) as caught:
         texts(hf_corpus())
-
-
-def test_hf_names_the_fields_there_are(monkeypatch):
-    fake_datasets(monkeypatch, lambda *_, **__: iter([{"story": "one"}]))
-    with pytest.raises(DataError, match=r"data\.text_field=text: choose one of story"):
-        texts(hf_corpus())
+    assert "\n" not in str(caught.value)
 
 
 # Pieces

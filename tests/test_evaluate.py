@@ -98,15 +98,15 @@ def test_the_figures_are_what_their_names_say():
 # Two models
 
 
-def test_the_difference_and_its_standard_error_are_those_of_paired_blocks():
-    random = np.random.default_rng(0)
-    hard = random.gamma(2.0, size=200_000)  # what makes a token hard for both models
-    first = Scores((hard + 0.1 * random.normal(size=hard.size)).astype(np.float32), np.ones(hard.size, dtype=int))
-    second = Scores((hard + 0.02 + 0.1 * random.normal(size=hard.size)).astype(np.float32), first.bytes)
+def test_the_difference_and_its_standard_error_are_those_of_paired_blocks(monkeypatch):
+    monkeypatch.setattr("generation.scoring.BLOCK_BYTES", 4)
+    first = Scores(np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], dtype=np.float32), np.ones(12, dtype=int))
+    second = Scores(np.array([7, 20, 8, 4, 40], dtype=np.float32), np.array([2, 3, 0, 4, 3]))  # bytes 0 2 5 5 9
+    blocks = [7 + 20 - (1 + 2 + 3 + 4), 8 + 4 - (5 + 6 + 7 + 8), 40 - (9 + 10 + 11 + 12)]  # by each token's first byte
+    bits = np.array(blocks) / math.log(2) / 4
     difference = compare(first, second)
-    assert difference.bpb == pytest.approx(second.total.bpb - first.total.bpb, rel=1e-6)
-    exact = 0.1 * math.sqrt(2 / hard.size) / math.log(2)
-    assert difference.standard_error == pytest.approx(exact, rel=0.25)
+    assert difference.bpb == pytest.approx(bits.mean()) == pytest.approx(second.total.bpb - first.total.bpb)
+    assert difference.standard_error == pytest.approx(bits.std(ddof=1) / math.sqrt(3))
     assert compare(first, first).standard_error == 0
 
 

@@ -17,7 +17,7 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import encode, prepare, shards
+from data import encode, files, prepare, shards
 from data.config import DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.pieces import LONGEST, pieces
@@ -194,11 +194,8 @@ def test_few_documents_lose_their_tails_at_a_line_or_else_a_word_or_else_anywher
     found = split_texts([lines, words, letters], 0.1)
     assert [len(text) for text in found["train"]] == [6300, 4500, 4500]
     assert found["val"] == ["a line\n" * 100, "word " * 100, "x" * 500]
-
-
-def test_a_tail_is_never_much_longer_than_asked_for():
     (tail,) = split_texts(["Title\n" + "x" * 494], 0.1)["val"]
-    assert len(tail) == 50
+    assert len(tail) == 50  # never much longer than asked for
 
 
 def test_a_tail_begins_where_it_should_in_a_document_of_many_pieces():
@@ -287,68 +284,36 @@ def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
     assert documents(other, other.train)[0].startswith("other text")
 
 
-def cut_short(directory: Path) -> None:
-    with (directory / "train_00000.bin").open("rb+") as file:
-        file.truncate(100)
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-def flipped_bit(directory: Path, name: str = "train_00000.bin") -> None:
-    content = bytearray((directory / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (directory / name).write_bytes(content)
-
-
-def flipped_bit_held_out(directory: Path) -> None:
-    flipped_bit(directory, "val_00000.bin")
-
-
-def other_tokenizer(directory: Path) -> None:
-    with (directory / "tokenizer.json").open("a") as file:
-        file.write("\n")  # still one that can be read
-
-
-def empty_meta(directory: Path) -> None:
-    (directory / "meta.json").write_text("")
-
-
-def strange_meta(directory: Path) -> None:
-    (directory / "meta.json").write_text('{"dtype": [1], "train": 3}')
-
-
-def other_counts(directory: Path) -> None:
-    meta = json.loads((directory / "meta.json").read_text())
+def counted(content: bytes) -> bytes:
+    meta = json.loads(content)
     meta["train"]["tokens"] += 1
-    (directory / "meta.json").write_text(json.dumps(meta))
+    return json.dumps(meta).encode()
 
 
-def lost_shard(directory: Path) -> None:
-    (directory / "val_00000.bin").unlink()
+DAMAGE = {  # to each file of the cache: its new content, None for no file
+    "train_00000.bin": [lambda content: content[:100], flipped],
+    "val_00000.bin": [flipped, lambda _: None],
+    "meta.json": [lambda _: b"", lambda _: b'{"dtype": [1], "train": 3}', counted, lambda _: None],
+    "tokenizer.json": [lambda _: b"{", lambda content: content + b"\n"],
+}
 
 
-def broken_tokenizer(directory: Path) -> None:
-    (directory / "tokenizer.json").write_text("{")
-
-
-def empty_directory(directory: Path) -> None:
-    for file in directory.iterdir():
-        file.unlink()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(cut_short, flipped_bit, flipped_bit_held_out, empty_meta, strange_meta, other_counts, lost_shard),
-        *(broken_tokenizer, other_tokenizer, empty_directory),
-    ],
-)
-def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, damage):
+@pytest.mark.parametrize(("name", "damage"), [(name, damage) for name, several in DAMAGE.items() for damage in several])
+def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, name, damage):
     whole = prepared(tmp_path, text_file)
     expected = whole.train[: len(whole.train)].tolist()
-    damage(whole.directory)
+    content = damage((whole.directory / name).read_bytes())
+    (whole.directory / name).unlink()
+    if content is not None:
+        (whole.directory / name).write_bytes(content)
     log = Log()
     again = prepared(tmp_path, text_file, log=log)
-    assert "damaged" in log[0]
-    assert str(whole.directory) in log[0]
+    assert "damaged" in log[0] and str(whole.directory) in log[0]
     assert again.train[: len(again.train)].tolist() == expected
     assert cache_names(tmp_path) == [whole.directory.name]
 
@@ -378,41 +343,51 @@ def start(tmp_path: Path, file: Path, patch: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
+WITH_ENCODING = """
+original = prepare.encode_splits
+def instead(*args, **settings):
+    {before}
+    summaries = original(*args, **settings)
+    {after}
+    return summaries
+prepare.encode_splits = instead
+"""
+
+
 def test_a_run_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_path, text_file):
-    patch = (
-        "original = prepare.encode_splits\n"
-        "def killed(*args, **settings):\n"
-        "    original(*args, **settings)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "prepare.encode_splits = killed"
-    )
-    process = start(tmp_path, text_file, patch)
+    process = start(tmp_path, text_file, WITH_ENCODING.format(before="", after="os.kill(os.getpid(), signal.SIGKILL)"))
     process.communicate(timeout=30)
     assert process.returncode < 0
     (left,) = cache_names(tmp_path)
     assert left.endswith(".unfinished")
     data = prepared(tmp_path, text_file)
-    assert documents(data, data.train) + documents(data, data.val) == [
-        "a line of some words\n" * 270,
-        "a line of some words\n" * 30,
-    ]
+    lines = "a line of some words\n"
+    assert documents(data, data.train) + documents(data, data.val) == [lines * 270, lines * 30]
     assert cache_names(tmp_path) == [data.directory.name]
 
 
 def test_two_runs_that_start_at_once_prepare_once(tmp_path, text_file):
-    patch = (
-        "original = prepare.encode_splits\n"
-        "def slow(*args, **settings):\n"
-        "    time.sleep(1.5)\n"
-        "    return original(*args, **settings)\n"
-        "prepare.encode_splits = slow"
-    )
-    processes = [start(tmp_path, text_file, patch) for _ in range(2)]
+    processes = [start(tmp_path, text_file, WITH_ENCODING.format(before="time.sleep(1.5)", after="")) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert sum("Preparing" in output for output in outputs) == 1
-    assert sum("waiting" in output for output in outputs) == 1
+    assert sum("Preparing" in output for output in outputs) == sum("waiting" in output for output in outputs) == 1
     assert len({output.splitlines()[-1] for output in outputs}) == 1
+
+
+def test_all_is_on_the_disk_before_it_is_taken_for_whole(tmp_path, text_file, monkeypatch):
+    flushed, original = [], files.flush_to_disk
+
+    def flush(path: Path) -> None:
+        flushed.append(path)
+        original(path)
+
+    monkeypatch.setattr(files, "flush_to_disk", flush)
+    directory = prepared(tmp_path, text_file).directory
+    before, after = flushed[:-1], flushed[-1]
+    assert after == directory.parent  # the renaming
+    assert all(directory.name in str(path) and ".unfinished" in str(path) for path in before)
+    assert {path.name for path in before[:-1]} == {file.name for file in directory.iterdir()}
+    assert before[-1].parent == directory.parent
 
 
 def test_a_cache_folder_that_cannot_be_written_is_refused_by_name(tmp_path, text_file):
