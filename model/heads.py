@@ -93,8 +93,7 @@ def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
         distance = (weights * back).sum(-1).mean((0, 2))
         return entropy.tolist(), (entropy / most).tolist(), distance.tolist(), head_similarity(weights)
 
-    entropy, relative_entropy, distance, similarity = zip(*for_each_layer(model, tokens, measure), strict=True)
-    return HeadStatistics(list(entropy), list(relative_entropy), list(distance), list(similarity))
+    return HeadStatistics(*map(list, zip(*for_each_layer(model, tokens, measure), strict=True)))
 
 
 def head_similarity(weights: Float[Tensor, "B H T S"]) -> float | None:

@@ -7,19 +7,21 @@ the whole row. Aligned at the other corner, a cached token would see nothing but
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+Device = torch.device | str | None
 
-def causal_mask(T: int, S: int, device: torch.device | str | None = None) -> Bool[Tensor, "{T} {S}"]:
+
+def causal_mask(T: int, S: int, device: Device = None) -> Bool[Tensor, "{T} {S}"]:
     """Hide later keys from each query (Vaswani et al. 2017, section 3.2.3); the last query sees every key."""
     return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
 
 
-def sliding_window_mask(
-    T: int, S: int, window: int, device: torch.device | str | None = None
-) -> Bool[Tensor, "{T} {S}"]:
+def sliding_window_mask(T: int, S: int, window: int, device: Device = None) -> Bool[Tensor, "{T} {S}"]:
     """Show each query itself and the `window` - 1 positions before it (Beltagy et al. 2020).
 
     Raises ValueError for a window below 1.
@@ -41,19 +43,12 @@ def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S
 
 def combine(*masks: Shaped[Tensor, " ..."] | None) -> Bool[Tensor, " ..."] | None:
     """Allow what all masks allow. None allows everything; of Nones alone the result is None."""
-    combined = None
-    for mask in masks:
-        if mask is not None:
-            combined = as_bool(mask) if combined is None else combined & as_bool(mask)
-    return combined
+    given = [as_bool(mask) for mask in masks if mask is not None]
+    return reduce(torch.logical_and, given) if given else None
 
 
 def causal_with(
-    mask: Shaped[Tensor, " ..."] | None,
-    T: int,
-    S: int,
-    window: int | None = None,
-    device: torch.device | str | None = None,
+    mask: Shaped[Tensor, " ..."] | None, T: int, S: int, window: int | None = None, device: Device = None
 ) -> tuple[Bool[Tensor, " ..."] | None, bool]:
     """Return the `mask` and `is_causal` that a causal layer passes to its attention function.
 
@@ -97,7 +92,7 @@ def check_broadcast(name: str, tensor: Shaped[Tensor, " ..."], shape: tuple[int,
         )
 
 
-def alibi_slopes(n_head: int, device: torch.device | str | None = None) -> Float[Tensor, " {n_head}"]:
+def alibi_slopes(n_head: int, device: Device = None) -> Float[Tensor, " {n_head}"]:
     """Return each head's penalty per position (Press et al. 2022, section 3): 2^(-8/H), 2^(-16/H), … 2^-8.
 
     For H between powers of two, the authors' rule: the slopes of the power below, then every other
@@ -109,9 +104,7 @@ def alibi_slopes(n_head: int, device: torch.device | str | None = None) -> Float
     return torch.cat((slopes, between[: n_head - power]))
 
 
-def alibi_bias(
-    n_head: int, T: int, S: int, device: torch.device | str | None = None
-) -> Float[Tensor, "{n_head} {T} {S}"]:
+def alibi_bias(n_head: int, T: int, S: int, device: Device = None) -> Float[Tensor, "{n_head} {T} {S}"]:
     """Return minus slope × distance for each pair, to add to the scaled scores (Press et al. 2022)."""
     query = torch.arange(S - T, S, device=device)
     distance = (query[:, None] - torch.arange(S, device=device)).abs()  # (T, S)

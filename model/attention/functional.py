@@ -180,14 +180,7 @@ def fused(
         q, k, v = (F.pad(t, (0, max(D, Dv) - t.shape[-1])) for t in (q, k, v))
 
     y = F.scaled_dot_product_attention(
-        fold(q),
-        fold(k),
-        fold(v),
-        attn_mask=mask,
-        dropout_p=dropout_p,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=grouped,
+        fold(q), fold(k), fold(v), mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped
     )
     if q.ndim != 4:
         y = y.reshape(*q.shape[:-1], y.shape[-1])  # (B, H, T, Dv) -> (…, H, T, Dv)
@@ -225,7 +218,8 @@ def flex(
     elif is_causal and T > 1:
         block_mask = _causal_block_mask(T, S, q.device)
     if bias is not None:
-        score_mod = _adding(fold_overlay(bias, q, S).expand(math.prod(q.shape[:-3]), q.shape[-3], T, S))
+        added = fold_overlay(bias, q, S).expand(math.prod(q.shape[:-3]), q.shape[-3], T, S)
+        score_mod = lambda score, b, h, t, s: score + added[b, h, t, s]  # noqa: E731
     grouped = q.shape[-3] != k.shape[-3]
     y = _kernel(q.device.type)(fold(q), fold(k), fold(v), score_mod, block_mask, scale, grouped)
     y = y.reshape(*q.shape[:-1], v.shape[-1])  # (B, H, T, Dv) -> (…, H, T, Dv)
@@ -253,10 +247,6 @@ def _dense_block_mask(allowed: Bool[Tensor, "B H T S"]) -> BlockMask:
     return create_block_mask(mask_mod, None if b0 else B, None if h0 else H, T, S, device=allowed.device)
 
 
-def _adding(bias: Float[Tensor, "B H T S"]) -> Callable[..., Tensor]:
-    return lambda score, b, h, t, s: score + bias[b, h, t, s]
-
-
 def attention_weights(
     q: Query,
     k: Key,
@@ -281,11 +271,6 @@ def softmax_dtype(scores: Float[Tensor, " ..."]) -> torch.dtype:
     return torch.promote_types(scores.dtype, torch.float32)
 
 
-ATTENTION_FUNCTIONS: dict[str, AttentionFunction] = {
-    "sdpa": sdpa,
-    "matmul": matmul,
-    "einsum": einsum,
-    "bmm": bmm,
-    "loop": loop,
-    "flex": flex,
-}
+ATTENTION_FUNCTIONS: dict[str, AttentionFunction] = dict(
+    sdpa=sdpa, matmul=matmul, einsum=einsum, bmm=bmm, loop=loop, flex=flex
+)
