@@ -348,5 +348,5 @@ def test_attention_weights_of_one_query_over_a_cache():
 
 
 def test_flex_with_dropout_is_refused_before_anything_is_built():
-    with pytest.raises(ValueError, match=r"flex has no dropout, but attention_dropout=0\.1"):
+    with pytest.raises(ValueError, match=r"flex has no dropout, but model.attention_dropout=0\.1"):
         AttentionConfig(attention="flex", attention_dropout=0.1)

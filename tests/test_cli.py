@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import json
 import subprocess
 import sys
 import time
@@ -11,19 +11,25 @@ from pathlib import Path
 import pytest
 from conftest import run_here
 from hydra import compose, initialize_config_dir
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sample
 import train
+from errors import SettingsError
+from evaluate import EvaluateConfig
+from export import ExportConfig
+from generation.config import SampleConfig
+from model.config import GPTConfig
 from runs.checkpoint import open_checkpoint
-from runs.quoting import QUOTED, quote_prompts
-from runs.summary import read_summary
-from settings import CONF, explain, place_run, to_settings
+from schema import from_arguments, setting_docs, setting_names, to_settings
+from settings import CONF, explain
 from training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent
+SCHEMAS = {"train.py": TrainConfig, "sample.py": SampleConfig, "evaluate.py": EvaluateConfig, "export.py": ExportConfig}
+TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_size=16", "max_steps=1"]
+TINY += ["sample_tokens=0", "device=cpu", "data.cache_dir=cache"]
 
 
 def run(script: str, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
@@ -34,17 +40,20 @@ def run(script: str, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedP
 
 def settings_of(*overrides: str) -> TrainConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return to_settings(compose("train", ["run_dir=null", *overrides]), TrainConfig)
+        return to_settings(compose("train", list(overrides)), TrainConfig)
+
+
+# Settings
+
+
+def test_the_commands_defaults_are_the_dataclasses():
+    assert settings_of() == settings_of("model=tiny", "data=stdlib", "optimizer=muon") == TrainConfig()
+    assert from_arguments(SampleConfig, []) == SampleConfig()
 
 
 @pytest.mark.parametrize(
     "override",
-    [
-        f"{group.name}={option.stem}"
-        for group in sorted(CONF.iterdir())
-        if group.is_dir()
-        for option in sorted(group.glob("*.yaml"))
-    ],
+    [f"{path.parent.name}={path.stem}" for path in sorted(CONF.glob("*/*.yaml"))],
 )
 def test_every_option_of_every_group_is_a_valid_configuration(override):
     extra = {"data=text": ["data.path=x"], "data=jsonl": ["data.path=x"], "data=hf": ["data.name=x"]}
@@ -52,14 +61,68 @@ def test_every_option_of_every_group_is_a_valid_configuration(override):
     settings_of(prefix + override, *extra.get(override, []))
 
 
+def test_options_change_what_they_name_and_nothing_else():
+    adamw, cosine = settings_of("optimizer=adamw").optimizer, settings_of("schedule=cosine").schedule
+    assert (adamw.lr, adamw.embedding_lr, adamw.lm_head_lr, adamw.weight_decay) == (1e-3, None, None, 0.1)
+    assert (cosine.warmup_steps, cosine.final_factor) == (100, 0.1)
+    assert settings_of("data.path=notes.txt").data.source == "text"
+
+
 def test_a_short_name_selects_the_attention():
-    assert settings_of("attention=matmul").model.attention == "matmul"
-    assert settings_of("attention=matmul", "model=gpt2").model.attention == "matmul"
+    for config in (settings_of("attention=matmul", "model=gpt2"), TrainConfig(attention="matmul")):
+        assert (config.model.attention, config.attention) == ("matmul", None)
+    with pytest.raises(SettingsError, match=r"attention=sdpa and model\.attention=loop are both given"):
+        TrainConfig(model=GPTConfig(attention="loop"), attention="sdpa")
 
 
-def test_a_path_alone_reads_that_text():
-    config = settings_of("data.path=notes.txt")
-    assert config.data.source == "text" and config.data.held_out == 0.1
+PROMPTS = ["Hello, world", "def read(self", "it's", "a=b", 'say "hi" and "ho"', "a\nb\n", "C:\\new\\", 'a\\"b', "x\\\n"]
+PROMPTS += [
+    "${x}",
+    "\\${x}",
+    "${",
+    "$5",
+    "日本 😀",
+    "",
+    "  two",
+    "null",
+    "true",
+    "1e3",
+    "[a",
+    "[a]",
+    "{a: b}",
+    "--x",
+    "'",
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_prompt_is_what_was_typed(prompt):
+    assert from_arguments(SampleConfig, [f"prompt={prompt}"]).prompt == prompt
+
+
+@given(prompt=st.text())
+@settings(max_examples=60, deadline=None)
+def test_a_prompt_of_any_characters_is_what_was_typed(prompt):
+    assert from_arguments(SampleConfig, [f"prompt={prompt}"]).prompt == prompt
+
+
+def test_what_is_not_text_is_read_by_its_type():
+    typed = [
+        'stop=["\\n\\n", "${x}", no, 1]',
+        "top_k=null",
+        "checkpoint=null",
+        "temperature=1e-3",
+        "logprobs=True",
+        "results=-",
+    ]
+    read = from_arguments(SampleConfig, typed)
+    assert read.stop == ["\n\n", "${x}", "no", "1"] and (read.top_k, read.checkpoint) == (None, None)
+    assert (read.temperature, read.logprobs) == (1e-3, True)
+    assert from_arguments(EvaluateConfig, ["data.path=null", "stride=3"]) == EvaluateConfig(stride=3)
+    assert from_arguments(EvaluateConfig, ["data.path=[a"]).data.path == "[a"
+
+
+# Mistakes
 
 
 MISTAKES = {
@@ -67,32 +130,46 @@ MISTAKES = {
     "train.py optimiser=adamw": "there is no setting optimiser: did you mean optimizer",
     "train.py +foo=1": "there is no setting foo",
     "train.py +model.foo=1": "there is no setting model.foo",
+    "train.py hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
     "train.py model.n_head=many": "model.n_head takes a whole number",
     "train.py max_steps=1.5": "max_steps takes a whole number",
     "train.py model.qk_norm=maybe": "model.qk_norm takes true or false",
     "train.py model=huge": "model=huge does not exist: choose model from gpt2",
-    "train.py attention=fast": "attention=fast does not exist: choose attention from",
+    "train.py attention=fast": "attention=fast is not known: choose one of sdpa",
+    "train.py attention=sdpa model.attention=loop": "attention=sdpa and model.attention=loop are both given",
     "train.py +experiment=nope": "experiment=nope does not exist: choose experiment from",
     "train.py experiment=shakespeare": "+experiment=shakespeare",
-    "train.py model.n_head=3": "n_head=3 does not divide n_embd=128",
+    "train.py model.n_head=3": "model.n_head=3 does not divide model.n_embd=128",
     "train.py model.n_embd=12 model.n_head=4": "odd head size of 3",
     "train.py +experiment=ladder": "many runs are asked for (of attention × seed), and one would be made: add -m",
-    "train.py attention=simple model.n_embd=33 model.head_size=32": "head of attention=simple gives an odd head size",
-    "train.py seed=1,2": "add -m to try each value",
+    "train.py attention=simple model.n_embd=33 model.head_size=32": "model.n_embd=33, the one head of attention=simple",
+    "train.py seed=1,2": "add --multirun",
     "train.py data.path=it's": "cannot read the override",
-    "train.py -m sample_prompt=it's": "cannot read the override",
     "train.py seed=1 -m sample_prompt=it's": "cannot read the override",
-    "train.py run_dir=a hydra.run.dir=b": "run_dir=a and hydra.run.dir=b are both given: choose one",
-    "train.py run_dir=a -m seed=1,2": "run_dir is one folder for all jobs",
-    "train.py optimizer.lr=nan": "optimizer.lr=nan must be a positive number",
-    "train.py optimizer.lm_head_lr=inf": "optimizer.lm_head_lr=inf must be a positive number",
-    "train.py optimizer.weight_decay=nan": "optimizer.weight_decay=nan must be a number from 0 on",
-    "train.py grad_clip=nan": "grad_clip=nan must be a number from 0 on",
-    "train.py max_flops=inf": "max_flops=inf must be a positive number, or null for no limit",
-    "train.py model.rope_theta=nan": "rope_theta=nan must be a positive number",
-    "train.py model.rope_scaling_factor=inf": "rope_scaling_factor=inf must be a number from 1 on",
-    "train.py model.norm_eps=nan": "norm_eps=nan must be a positive number",
-    "train.py model.logit_softcap=nan": "logit_softcap=nan must be a positive number",
+    "train.py hydra.run.dir=a": "write run_dir=a",
+    "train.py seed=1,2 -m run_dir=a": "run_dir=a is for a single run",
+    "train.py -m resume=auto": "resume=auto is for a single run",
+    "train.py --batch_size 4": "write batch_size=4",
+    "train.py --batch_size=4": "write batch_size=4",
+    "train.py --model.n-head 4 seed=1": "write model.n_head=4",
+    "sample.py --top-k=4": "write top_k=4",
+    "evaluate.py --data.path notes.txt": "write data.path=notes.txt",
+    "export.py --to folder": "write to=folder",
+    "export.py --verbose": "there is no flag --verbose",
+    "train.py model.dropout=2": "model.dropout=2.0 must be at least 0 and below 1",
+    "train.py data.val_fraction=0.6": "data.val_fraction=0.6 must be above 0 and at most 0.5",
+    "train.py optimizer.lr=nan": "optimizer.lr=nan must be finite and above 0",
+    "train.py optimizer.lm_head_lr=inf": "optimizer.lm_head_lr=inf must be finite and above 0",
+    "train.py optimizer.weight_decay=nan": "optimizer.weight_decay=nan must be finite and at least 0",
+    "train.py optimizer.beta1=1": "optimizer.beta1=1.0 must be at least 0 and below 1",
+    "train.py schedule.final_factor=1.5": "schedule.final_factor=1.5 must be at least 0 and at most 1",
+    "train.py grad_clip=nan": "grad_clip=nan must be finite and at least 0",
+    "train.py max_flops=inf": "max_flops=inf must be finite and above 0, or null for no limit",
+    "train.py model.rope_theta=nan": "model.rope_theta=nan must be finite and above 0",
+    "train.py model.rope_scaling_factor=inf": "model.rope_scaling_factor=inf must be finite and at least 1",
+    "train.py model.norm_eps=nan": "model.norm_eps=nan must be finite and above 0",
+    "train.py model.logit_softcap=nan": "model.logit_softcap=nan must be finite and above 0",
+    "train.py batch_size=0": "batch_size=0 must be at least 1",
     "train.py seed=99999999999999999999999": "seed=99999999999999999999999 must be from 0 to 2^63 - 1",
     "train.py bogus": "cannot read the override 'bogus'",
     "train.py data.path=/nowhere/at/all.txt": "data.path=/nowhere/at/all.txt",
@@ -100,17 +177,15 @@ MISTAKES = {
     "train.py data=jsonl": "data=jsonl needs data.path",
     "train.py tokenizer.vocab_size=100": "tokenizer.vocab_size=100",
     "train.py wandb.mode=on": "wandb.mode=on is not known",
-    "sample.py top_p=0": "top_p=0.0 must be above 0",
-    "sample.py top_p=1.01": "top_p=1.01",
-    "sample.py top_k=0": "top_k=0",
-    "sample.py temperature=-1": "temperature=-1.0",
-    "sample.py num_samples=0": "num_samples=0",
-    "sample.py checkpoint=/nowhere/at/all": "checkpoint=/nowhere/at/all does not exist",
-    "sample.py checkpoint=.": "is not a checkpoint",
-    "sample.py prompt_file=/nowhere": "prompt_file=/nowhere cannot be read",
-    "sample.py prompt=a prompt_file=b": "prompt=a and prompt_file=b are given",
-    "sample.py prompt=it's,read(self prompt_file=b": "prompt=it's,read(self and prompt_file=b are given",
+    "sample.py bogus": "cannot read 'bogus': settings are typed NAME=VALUE",
+    "sample.py seed=many": "seed takes a whole number",
+    "sample.py stop=END": "stop takes a list in brackets",
+    "sample.py stop=[a": "stop=[a cannot be read as a list",
     "sample.py temprature=1": "did you mean temperature",
+    "sample.py prompt=it's,read(self prompt_file=b": "prompt=it's,read(self and prompt_file=b are given",
+    "evaluate.py data=x": "data takes no value itself, but its settings do, as data.path=VALUE",
+    "evaluate.py stride=0": "stride=0 must be at least 1",
+    "export.py": "to=FOLDER is needed",
 }
 
 
@@ -121,7 +196,7 @@ def test_a_mistake_ends_in_one_sentence_and_status_1(command, tmp_path):
     assert result.returncode == 1
     assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
     assert MISTAKES[command] in lines[0]
-    assert not list(tmp_path.glob("outputs/**/checkpoints"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_sample_without_a_run_says_what_to_do(tmp_path):
@@ -131,22 +206,51 @@ def test_sample_without_a_run_says_what_to_do(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"]], ids=str)
-def test_help_answers_without_waiting_for_torch(flags):
-    for script in ("train.py", "sample.py"):
-        started = time.perf_counter()
-        result = run(script, *flags)
-        assert result.returncode == 0 and "seed" in result.stdout
-        assert time.perf_counter() - started < 3  # on a busy machine; torch alone would add more than a second
-    loaded = "import sys; sys.argv = ['train.py', '--help']; import train; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True).stdout == "False\n"
+def test_a_launcher_that_is_not_installed_is_named_with_its_extra():
+    missing = RuntimeError(
+        "Unknown plugin class : 'hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher'"
+    )
+    assert 'pip install -e ".[slurm]"' in str(explain(missing, TrainConfig))
 
 
-@pytest.mark.parametrize("script", ["train.py", "sample.py", "evaluate.py", "export.py"])
-def test_help_tells_how_the_command_is_typed(script, tmp_path):
+# Help
+
+
+@pytest.mark.parametrize("script", SCHEMAS)
+def test_help_lists_every_setting_with_its_default_and_meaning(script, tmp_path):
     shown = run_here(script, "--help", cwd=tmp_path).stdout
     assert f":  python {script} " in shown.splitlines()[0] and "Hydra" not in shown
-    assert ("model: gpt2" in shown) == (script == "train.py")  # the groups are the training's
+    words = " ".join(shown.split())
+    for name in setting_names(SCHEMAS[script]):
+        assert f"  {name}=" in shown or any(other.startswith(f"{name}.") for other in setting_names(SCHEMAS[script]))
+    for name, meaning in setting_docs(SCHEMAS[script]).items():
+        assert len(meaning) > 9, name
+        assert meaning.split(". ")[0].rstrip(".") in words
+    assert ("gpt2_xl" in shown and "+experiment" in shown and "-m" in shown) == (script == "train.py")
+
+
+def test_help_shows_defaults_as_they_are_typed(tmp_path):
+    shown = run_here("train.py", "--help", cwd=tmp_path).stdout
+    for setting in ("max_steps=null", "dry_run=false", "optimizer.lr=0.02", "tokenizer.name=bpe", 'sample_prompt=""'):
+        assert f"  {setting} " in shown
+
+
+@pytest.mark.parametrize("script", SCHEMAS)
+def test_help_answers_without_waiting_for_torch_or_hydra(script):
+    code = f"""import json, sys; sys.argv = ['{script}', '--help']; import {script[:-3]} as command; command.main()
+print(json.dumps([name for name in ('torch', 'hydra') if name in sys.modules]))"""
+    started = time.perf_counter()
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert time.perf_counter() - started < 3, "on a busy machine; torch alone would add more than a second"
+    assert json.loads(result.stdout.splitlines()[-1]) == (["hydra"] if script == "train.py" else [])
+
+
+def test_hydras_own_flags_work(tmp_path):
+    shown = run_here("train.py", "--cfg", "job", "model=small", cwd=tmp_path)
+    assert shown.returncode == 0 and "n_embd: 512" in shown.stdout and not list(tmp_path.iterdir())
+
+
+# Runs
 
 
 def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
@@ -166,127 +270,43 @@ def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
     assert "Preparing" in trained.stdout and "Preparing" not in second.stdout
 
 
-def prompt_of(argument: str) -> str:
-    return compose("sample", quote_prompts([argument])).prompt
+def test_a_run_has_all_its_files_in_run_dir_and_those_of_another_stay_as_they_are(text_file, tmp_path):
+    typed = [*TINY, f"data.path={text_file}", "run_dir=my ${seed} run"]
+    assert run_here("train.py", *typed, cwd=tmp_path).returncode == 0
+    files = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "my 1 run").rglob("*")}
+    assert {"checkpoints", "metrics.jsonl", "summary.json"} <= files.keys()
+    assert {path.name for path in tmp_path.iterdir()} == {"my 1 run", "cache", text_file.name}
+    again = run_here("train.py", *typed, "seed=2", "run_dir=my 1 run", cwd=tmp_path)
+    assert again.returncode == 1 and "run_dir=my 1 run already holds a run" in again.stderr
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "my 1 run").rglob("*")} == files
 
 
-PROMPTS = ["Hello, world", "def read(self", "it's", "a=b", 'say "hi" and "ho"', "a\nb\n", "C:\\new\\", 'a\\"b', "x\\\n"]
-PROMPTS += [
-    "${x}",
-    "\\${x}",
-    "${",
-    "$5",
-    "日本 😀",
-    "",
-    "  two",
-    "null",
-    "true",
-    "1e3",
-    "[a]",
-    "{a: b}",
-    "choice(a,b)",
-    "'",
-    '"a',
-]
-
-
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_a_prompt_is_what_was_typed(prompt):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert prompt_of(f"prompt={prompt}") == prompt
-
-
-@given(prompt=st.text(st.sampled_from("\\${}\"' a\n,()")))
-@settings(max_examples=60, deadline=None)
-def test_a_prompt_of_any_characters_is_what_was_typed(prompt):
-    assume(not QUOTED.fullmatch(prompt))
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert prompt_of(f"prompt={prompt}") == prompt
-
-
-def test_a_prompt_that_is_quoted_for_hydra_stays_so_and_a_sweeps_commas_separate():
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert prompt_of('prompt="Hello, world"') == prompt_of("prompt='Hello, world'") == "Hello, world"
-    for arguments in (["-m", "sample_prompt=a,b"], ["prompt"], ["prompts=a.jsonl"]):
-        assert quote_prompts(arguments) == arguments
-
-
-def test_a_resumed_run_remembers_a_prompt_as_it_was_typed(text_file, tmp_path):
-    start = f"""run_dir=run data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
-        model.n_embd=32 model.block_size=16 max_steps=1 sample_tokens=0 device=cpu sample_prompt=${{x}}"""
-    assert run_here("train.py", *start.split(), cwd=tmp_path).returncode == 0
+def test_a_resumed_run_has_its_own_settings_but_for_what_is_asked(text_file, tmp_path):
+    start = [*TINY, f"data.path={text_file}", "run_dir=run", "sample_prompt=\\${x}", "schedule=constant", "seed=7"]
+    assert run_here("train.py", *start, cwd=tmp_path).returncode == 0
+    before = open_checkpoint(str(tmp_path / "run")).meta["config"]
+    assert before["sample_prompt"] == "${x}"
     resumed = run_here("train.py", "resume=run", "max_steps=2", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert open_checkpoint(str(tmp_path / "run")).meta["config"]["sample_prompt"] == "${x}"
+    after = open_checkpoint(str(tmp_path / "run")).meta["config"]
+    assert after == before | {"max_steps": 2, "resume": "run"}
+    finished = run_here("train.py", "resume=auto", "run_dir=run", cwd=tmp_path)
+    assert finished.returncode == 1 and "run_dir=run already holds a run" in finished.stderr
+    # A group's option that is typed replaces the whole group.
+    other = run_here("train.py", "resume=run", "schedule=warmup_stable_decay", cwd=tmp_path)
+    assert other.returncode == 1
+    assert "schedule.name=warmup_stable_decay (was constant), schedule.warmup_steps=10 (was 100)" in other.stderr
 
 
-def test_the_sample_command_is_configured_by_its_dataclass():
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert to_settings(compose("sample"), sample.SampleConfig) == sample.SampleConfig()
-
-
-@pytest.mark.parametrize("place", ["hydra.run.dir", "run_dir"])
-def test_a_run_directory_that_cannot_be_made_is_named(place, tmp_path):
+@pytest.mark.parametrize("place", ["file/run", "file"])
+def test_a_run_directory_that_cannot_be_made_is_named(place, text_file, tmp_path):
     (tmp_path / "file").write_text("x")
-    settings = ["max_steps=1", f"data.path={ROOT / 'README.md'}", f"data.cache_dir={tmp_path}/cache", "tokenizer=byte"]
-    result = run_here("train.py", f"{place}=file/run", *settings, cwd=tmp_path)
+    result = run_here("train.py", f"run_dir={place}", f"data.path={text_file}", *TINY, cwd=tmp_path)
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
-    assert "file/run" in result.stderr and "cannot be written" in result.stderr
+    assert place in result.stderr and "cannot be written" in result.stderr
 
 
-def test_a_run_that_is_stopped_before_it_trains_says_so(text_file, tmp_path, monkeypatch):
-    def prepare(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("training.start.prepare", prepare)
-    stopped = run_here("train.py", "run_dir=run", f"data.path={text_file}", cwd=tmp_path)
-    assert (stopped.returncode, stopped.stderr) == (130, "")
-    summary = read_summary(tmp_path / "run")
-    assert (summary["status"], summary["reason"]) == ("stopped", "by a signal before the first step")
-
-
-def test_a_folder_in_the_place_of_a_runs_lock_is_named(text_file, tmp_path):
-    (tmp_path / "run/.lock").mkdir(parents=True)
-    settings = f"run_dir=run max_steps=1 data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte"
-    result = run_here("train.py", *settings.split(), cwd=tmp_path)
-    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
-    assert "run/.lock cannot be written (Is a directory): give a folder" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("typed", "placed"),
-    [
-        (["run_dir=a/b", "seed=2"], ["hydra.run.dir=a/b", "seed=2"]),
-        (['run_dir="my, run"'], ['hydra.run.dir="my, run"']),
-        (["run_dir=${seed}", "hydra.run.dir=${seed}"], 2 * ["hydra.run.dir=${seed}"]),
-        (["run_dir=", "seed=2"], ["seed=2"]),
-        (["run_dir=null"], []),
-        (["run_dir=a", "--cfg", "job"], ["run_dir=a", "--cfg", "job"]),
-        (["run_dir=a", "resume=auto"], ["hydra.run.dir=a"]),
-    ],
-    ids=str,
-)
-def test_hydras_files_go_where_the_run_goes(typed, placed):
-    assert place_run(typed) == placed
-
-
-def test_a_run_has_all_its_files_in_run_dir_and_those_of_another_stay_as_they_are(text_file, tmp_path):
-    settings = f"""run_dir=run data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
-        model.n_embd=32 model.block_size=16 max_steps=1 sample_tokens=0 device=cpu"""
-    assert run_here("train.py", *settings.split(), cwd=tmp_path).returncode == 0
-    files = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    assert {"checkpoints", "train.log", "overrides.yaml", "summary.json"} <= files.keys()
-    assert not (tmp_path / "outputs").exists()
-    again = run_here("train.py", *settings.split(), "seed=2", cwd=tmp_path)
-    assert again.returncode == 1 and "run_dir=run already holds a run" in again.stderr
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == files
-
-
-def test_a_full_or_read_only_disk_is_a_sentence_however_it_is_met():
-    full = OSError(errno.ENOSPC, "No space left on device", "outputs/run/train.log")
-    expected = "outputs/run/train.log cannot be written (No space left on device): give a folder"
-    assert explain(full, TrainConfig).startswith(expected)
-    wrapped = ValueError("Unable to configure handler 'file'")
-    wrapped.__cause__ = full
-    assert explain(wrapped, TrainConfig).startswith(expected)
-    assert explain(OSError(errno.EIO, "Input/output error"), TrainConfig) is None
+def test_a_jobs_mistake_is_said_with_its_number(text_file, tmp_path):
+    result = run_here("train.py", "-m", f"data.path={text_file}", *TINY, "model.n_head=3,4", cwd=tmp_path)
+    assert "job 0: model.n_head=3" in result.stdout
+    assert "job 0 failed: model.n_head=3 does not divide model.n_embd=32" in result.stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,6 @@ from errors import SettingsError
 from export import ExportConfig, export
 from runs.checkpoint import load_checkpoint, save_checkpoint
 from training.config import TrainConfig
-
-ROOT = Path(__file__).parent.parent
 
 
 def save(directory: Path, **settings) -> Path:
@@ -59,18 +55,10 @@ def test_auto_classes_load_it_and_write_what_we_write(tmp_path):
     assert written == text
 
 
-@pytest.mark.parametrize("script", ["sample", "evaluate", "export"])
-def test_help_does_not_wait_for_torch(script):
-    code = f"import sys; sys.argv = ['{script}.py', '--help']; import {script}; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "False\n"
-    shown = subprocess.run([sys.executable, f"{script}.py", "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert shown.returncode == 0 and "checkpoint: null" in shown.stdout
-
-
 REFUSED = [
     ({"checkpoint": "{tmp}/no", "to": "{tmp}/out"}, "does not exist"),
     ({"checkpoint": "{tmp}/step_1", "to": "{tmp}/step_1"}, "is there already"),
-    ({"checkpoint": "{tmp}/step_1", "to": None}, "to=FOLDER is needed"),
+    ({"checkpoint": "{tmp}/step_1"}, "to=FOLDER is needed"),
     ({"checkpoint": "{tmp}/step_1", "import_from": "x", "to": "{tmp}/out"}, "both given"),
     ({"checkpoint": "{tmp}/alibi", "to": "{tmp}/out"}, "position=alibi"),
     ({"checkpoint": "{tmp}/step_1", "to": "/proc/no/out"}, "cannot be written"),
@@ -90,7 +78,7 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence_and_leaves_nothing(wro
     weights.write_bytes(weights.read_bytes()[:2000])
     (tmp_path / "untokenized" / "tokenizer.json").unlink()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises((SettingsError, ValueError), match=message) as refused:
-        export(ExportConfig(**{key: value and value.replace("{tmp}", str(tmp_path)) for key, value in wrong.items()}))
+    with pytest.raises(SettingsError, match=message) as refused:
+        export(ExportConfig(**{key: value.replace("{tmp}", str(tmp_path)) for key, value in wrong.items()}))
     assert "\n" not in str(refused.value)
     assert sorted(tmp_path.iterdir()) == before

@@ -126,10 +126,10 @@ def test_a_model_without_a_vocabulary_is_refused():
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"n_head": 3}, "n_head=3 does not divide n_embd=128"),
-        ({"n_head": 4, "n_kv_head": 3}, "n_kv_head=3 does not divide n_head=4"),
+        ({"n_head": 3}, "n_head=3 does not divide model.n_embd=128"),
+        ({"n_head": 4, "n_kv_head": 3}, "n_kv_head=3 does not divide model.n_head=4"),
         ({"n_kv_head": 0}, "n_kv_head=0"),
-        ({"n_embd": 12, "n_head": 4}, "n_embd=12 over n_head=4 gives an odd head size of 3"),
+        ({"n_embd": 12, "n_head": 4}, "n_embd=12 over model.n_head=4 gives an odd head size of 3"),
         ({"head_size": 7}, "head_size=7 gives an odd head size of 7"),
         ({"head_size": 0}, "head_size=0 must be at least 1"),
         ({"attention": "fast"}, "attention=fast is not known"),

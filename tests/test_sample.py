@@ -28,14 +28,13 @@ from data.tokenizer import END_OF_TEXT, make_tokenizer
 from errors import SettingsError
 from generation.config import SampleConfig
 from generation.decoder import Decoder
-from generation.interactive import change
 from generation.sampling import Controls
 from generation.terminal import visible
 from generation.text import Detokenizer, allowed_ids, complete, complete_text, encode_prompt
 from model.config import GPTConfig
 from model.gpt import GPT
 from runs.checkpoint import link_checkpoint, save_checkpoint
-from sample import sample
+from sample import change, sample
 from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
@@ -293,8 +292,8 @@ FILES = {
     "good": '{"prompt": "a"}\n',
 }
 REFUSED = [
-    ({"temperature": -0.1}, "temperature=-0.1 must be 0, which takes the likeliest token, or a number from 1e-6 on"),
-    ({"temperature": 1e-45}, "temperature=1e-45 must be 0"),
+    ({"temperature": -0.1}, "temperature=-0.1 must be finite and at least 1e-06, or 0 for always the likeliest token"),
+    ({"temperature": 1e-45}, "temperature=1e-45 must be finite and at least"),
     ({"temperature": float("nan")}, "temperature=nan"),
     ({"temperature": float("inf")}, "temperature=inf"),
     ({"top_k": 0}, "top_k=0"),
