@@ -11,44 +11,46 @@ from typing import TYPE_CHECKING
 from settings import train_command
 from training.config import TrainConfig
 
-if TYPE_CHECKING:  # torch is imported where it is used: --help and shell completion do not wait for it
+if TYPE_CHECKING:
     from model.config import GPTConfig
+    from runs.metrics import Evaluation
     from training.run import Run
-    from training.watch.monitor import Monitor
 
 log = logging.getLogger("tinygpt")
 
 
 def train(config: TrainConfig) -> float:
-    """Train one model; returns the best validation loss in nats per token.
+    """Train one model and return its best validation loss in nats per token.
 
-    Everything the run writes goes into config.run_dir. A mistake in the settings raises a ValueError
+    Everything the run writes goes into config.run_dir. A mistake in the settings raises a SettingsError
     that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
+    # Torch takes a second to import: --help and shell completion do without it.
     from training.device import fast_products
     from training.memory import memory_named
     from training.optimizer import schedule_factor, set_learning_rate
     from training.signals import StopSignals
     from training.start import start_run
     from training.step import take_step
-    from training.watch.monitor import Monitor
-    from training.watch.summary import Summary
+    from training.watch.watchers import Watchers
 
     run = start_run(config)
     progress = run.progress
 
-    with StopSignals() as signals, Monitor(run) as monitor, run, Summary(run) as summary, fast_products(run.device):
+    with StopSignals() as signals, run, Watchers(run) as watchers, fast_products(run.device):
         while True:
             if stop := int(run.ranks.largest(signals.received)):
-                run.stop(stop)
+                run.save()
+                run.saver.finish()
+                raise SystemExit(128 + stop)
             done = run.share_done()
             finished = done >= 1
             if (finished or progress.step % config.eval_interval == 0) and progress.step > progress.evaluated:
-                evaluate_run(run, monitor)
-                summary.write()
+                watchers.evaluated(*evaluate_run(run))
             due = progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step
             if finished or (due and progress.step):
                 run.save(finished=finished)
+                watchers.saved()
             if finished:
                 break
 
@@ -61,19 +63,15 @@ def train(config: TrainConfig) -> float:
             if logged or progress.step % config.max_skipped_steps == 0:
                 run.check_numbers()
             if logged:
-                lr = factor * config.optimizer.lr
-                monitor.step(progress.step, loss=loss.item(), lr=lr, grad_norm=grad_norm.item())
-
+                watchers.stepped(loss=loss.item(), lr=factor * config.optimizer.lr, grad_norm=grad_norm.item())
         run.saver.finish()
-        monitor.finish()
-    log.info("%s", run.farewell())
     if signals.received:  # too late for this run, but a sweep ends here
         raise SystemExit(128 + signals.received)
     return progress.best_loss if progress.best_loss is not None else float("inf")
 
 
-def evaluate_run(run: Run, monitor: Monitor) -> None:
-    """Score the model on the validation split, show a sample, and remember which step was the best."""
+def evaluate_run(run: Run) -> tuple[Evaluation, str]:
+    """Score the model on the validation split, remember which step was the best, and let the model write a sample."""
     from generation.text import complete_text
     from training.evaluation import evaluate
 
@@ -86,6 +84,10 @@ def evaluate_run(run: Run, monitor: Monitor) -> None:
         autocast=run.autocast,
         ranks=run.ranks,
     )
+    progress.evaluated = progress.step
+    progress.metrics = {"val_loss": result.loss, "val_bpb": result.bpb}
+    if result.loss < (float("inf") if progress.best_loss is None else progress.best_loss):
+        progress.best_loss, progress.best_step = result.loss, progress.step
     sample = ""
     if config.sample_tokens and not run.is_sharded:  # generating goes past FSDP, which gathers the shards
         drawn = complete_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
@@ -93,11 +95,7 @@ def evaluate_run(run: Run, monitor: Monitor) -> None:
             sample = "".join(drawn)
         except FloatingPointError as error:  # check_numbers ends the run if it stays so
             log.warning("step %d: there is no sample (%s)", progress.step, error)
-    monitor.evaluation(progress.step, result, sample)
-    progress.evaluated = progress.step
-    progress.metrics = {"val_loss": result.loss, "val_bpb": result.bpb}
-    if result.loss < (float("inf") if progress.best_loss is None else progress.best_loss):
-        progress.best_loss, progress.best_step = result.loss, progress.step
+    return result, sample
 
 
 def model_of(init_from: str) -> GPTConfig:

@@ -3,7 +3,7 @@
 A checkpoint is a directory, complete or absent:
 
     model.safetensors   the weights, under plain names
-    state.pt            the optimizers' state, for resuming; of a sharded run the folder state/ instead
+    state.pt            the optimizers' state, for resuming; in a sharded run the folder state/ instead
     meta.json           format version, settings, step, metrics, and a checksum of every file
     tokenizer.json      all that is needed to encode and decode
 
@@ -16,10 +16,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,18 +29,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.files import flush_to_disk
+from data.files import UNFINISHED, remove, replacing
 from data.tokenizer import read_tokenizer, save_tokenizer
-from errors import CheckpointError
+from errors import CheckpointError, first_line
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights
 
 T = TypeVar("T")
+Meta = dict[str, Any]
+"""What meta.json says."""
 
 FORMAT_VERSION = 3
 OUTPUTS = (Path("outputs"), Path("multirun"))
-UNFINISHED = ".unfinished"
-WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what a full disk raises, by who is writing
+REPLACED = ".replaced"
+"""How the name of a checkpoint ends while another of the same step takes its place."""
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what a full disk raises, depending on who writes
 
 
 @dataclass
@@ -51,12 +53,12 @@ class Checkpoint:
     path: Path
     model: GPT
     tokenizer: tiktoken.Encoding
-    meta: dict[str, Any]
+    meta: Meta
 
 
 @dataclass
 class Progress:
-    """How far a run is; a checkpoint carries it, and with it all that resuming needs beside the weights."""
+    """How far a run is: what a checkpoint holds besides the weights, the optimizers' state and the settings."""
 
     step: int = 0
     """Updates made."""
@@ -85,77 +87,54 @@ def save_checkpoint(
     metrics: dict[str, float],
     state: dict[str, Any],
 ) -> None:
-    """Write `directory`, which is there afterwards whole, or not at all.
-
-    state: what a resumed run needs beside the weights: tensors and plain types.
-    """
+    """Write a checkpoint of a model that is not being trained here; `config` is a dataclass with the field model."""
     meta = {"step": step, "metrics": metrics, "config": asdict(config)}
     write_checkpoint(directory, plain_weights(model), state, meta, tokenizer)
 
 
 def write_checkpoint(
-    directory: Path,
-    weights: dict[str, Tensor],
-    state: dict[str, Any] | None,
-    meta: dict[str, Any],
-    tokenizer: tiktoken.Encoding,
+    directory: Path, weights: dict[str, Tensor], state: dict[str, Any] | Path, meta: Meta, tokenizer: tiktoken.Encoding
 ) -> None:
-    """Write `directory` from tensors on the CPU, beside its place first, then moved there in one step.
+    """Write `directory` from tensors on the CPU; it is there afterwards whole, or as it was.
 
-    With state=None what a sharded run has already put into the unfinished directory is kept.
-    Raises one of WRITE_ERRORS, after which the old checkpoints are as they were.
+    state: what a resumed run needs besides the weights, tensors and plain types; or a folder that holds it, which is
+    moved into the checkpoint. A checkpoint that was there already is set aside until the new one has its place.
+    Raises one of WRITE_ERRORS.
     """
-    unfinished = unfinished_path(directory)
+    aside = directory.with_name(f".{directory.name}{REPLACED}")
+    directory.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if state is not None:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True, exist_ok=True)
-        save_file(weights, unfinished / "model.safetensors")
-        if state is not None:
-            torch.save(state, unfinished / "state.pt")
-        save_tokenizer(tokenizer, unfinished / "tokenizer.json")
-        files = {file.relative_to(unfinished).as_posix(): describe_file(file) for file in data_files(unfinished)}
-        write_meta(unfinished / "meta.json", meta | {"files": files})
-        for path in [*(unfinished / name for name in files), unfinished / "meta.json", unfinished]:
-            flush_to_disk(path)
-        shutil.rmtree(directory, ignore_errors=True)  # a damaged one, which the run has not resumed from
-        unfinished.rename(directory)
-        flush_to_disk(directory.parent)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+        with replacing(directory) as unfinished:
+            unfinished.mkdir()
+            save_file(weights, unfinished / "model.safetensors")
+            if isinstance(state, Path):
+                state.rename(unfinished / "state")
+            else:
+                torch.save(state, unfinished / "state.pt")
+            save_tokenizer(tokenizer, unfinished / "tokenizer.json")
+            files = {file.relative_to(unfinished).as_posix(): describe_file(file) for file in _files(unfinished)}
+            meta = {"format_version": FORMAT_VERSION, **meta, "files": files}
+            meta["checksum"] = meta_checksum(meta)
+            (unfinished / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+            if directory.exists():
+                directory.rename(aside)
+    finally:
+        put_back(directory.parent)
 
 
-def replace_meta(directory: Path, meta: dict[str, Any]) -> None:
-    """Let a checkpoint's meta.json say `meta`, in one atomic step; its other files stay as they are.
-
-    Raises one of WRITE_ERRORS, or CheckpointError when there is none, after which it is as it was.
-    """
-    unfinished = unfinished_path(directory)
-    try:
-        write_meta(unfinished, meta | {"files": read_meta(directory)["files"]})
-        flush_to_disk(unfinished)
-        unfinished.replace(directory / "meta.json")
-        flush_to_disk(directory)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+def put_back(checkpoints: Path) -> None:
+    """Move checkpoints that were set aside to their places again where these are empty; delete the others."""
+    for aside in checkpoints.glob(f".step_*{REPLACED}"):
+        place = aside.with_name(aside.name[1:].removesuffix(REPLACED))
+        if place.exists():
+            remove(aside)
+        else:
+            with suppress(OSError):
+                aside.rename(place)
 
 
-def write_meta(file: Path, meta: dict[str, Any]) -> None:
-    meta = {"format_version": FORMAT_VERSION, **meta}
-    meta["checksum"] = meta_checksum(meta)
-    file.write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-
-
-def unfinished_path(directory: Path) -> Path:
-    """Where a checkpoint is while it is being written."""
-    return directory.with_name(f".{directory.name}{UNFINISHED}")
-
-
-def data_files(directory: Path) -> list[Path]:
-    """The files of a checkpoint but for meta.json, which describes them."""
-    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != "meta.json")
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def describe_file(file: Path) -> dict[str, Any]:
@@ -163,47 +142,52 @@ def describe_file(file: Path) -> dict[str, Any]:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
 
 
-def meta_checksum(meta: dict[str, Any]) -> str:
-    """The SHA-256 of meta.json's content but for the checksum itself."""
+def meta_checksum(meta: Meta) -> str:
+    """The SHA-256 of meta.json's content without the checksum itself."""
     content = {key: value for key, value in meta.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def link_checkpoint(directory: Path, name: str) -> None:
-    """Point the link `name` (last, best) beside a checkpoint at it, in one atomic step."""
-    unfinished = directory.with_name(f".{name}{UNFINISHED}")
-    unfinished.unlink(missing_ok=True)
+    """Point the link `name` (last, best) beside a checkpoint at it, in one step."""
+    unfinished, link = directory.with_name(f".{name}{UNFINISHED}"), directory.with_name(name)
+    remove(unfinished)
     unfinished.symlink_to(directory.name)
-    link = directory.with_name(name)
-    if link.is_dir() and not link.is_symlink():  # a tool that follows links has copied the run
-        shutil.rmtree(link)
+    if not link.is_symlink():  # a tool that follows links has copied the run
+        remove(link)
     unfinished.replace(link)
 
 
 def remove_checkpoints(checkpoints: Path, *, keep: int) -> None:
-    """Delete all but the latest `keep` step_N, those that were the best when one of these was written,
-    and what `last` and `best` point to."""
+    """Delete all checkpoints but the latest `keep`, those that were the best when one of these was written,
+    and those that `last` and `best` point to."""
+    by_step = checkpoints_by_step(checkpoints)
     kept = {(checkpoints / name).resolve() for name in ("last", "best")}
-    newest = checkpoints_by_step(checkpoints)[:keep]
-    for directory in newest:
-        kept.add(directory.resolve())
+    for directory in by_step[:keep]:
         best = read_progress(directory).get("best_step")
-        kept.add((checkpoints / f"step_{best}").resolve())
-    for directory in checkpoints_by_step(checkpoints):
+        kept |= {directory.resolve(), (checkpoints / f"step_{best}").resolve()}
+    for directory in by_step:
         if directory.resolve() not in kept:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove(directory)
 
 
 def remove_unfinished(checkpoints: Path) -> None:
     """Delete what a save that was killed has left behind."""
+    put_back(checkpoints)
     for leftover in checkpoints.glob(f".*{UNFINISHED}"):
-        shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
+        remove(leftover)
 
 
 def checkpoints_by_step(checkpoints: Path) -> list[Path]:
     """The step_N in a run's folder of checkpoints, the latest first."""
     numbered = [path for path in checkpoints.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
     return sorted(numbered, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def runs_by_age(folders: Sequence[Path] = OUTPUTS) -> list[Path]:
+    """The runs below some folders, the one that wrote a checkpoint last first."""
+    found = [path for folder in folders for path in folder.glob("**/checkpoints")]
+    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
 def read_progress(directory: Path) -> dict[str, Any]:
@@ -214,10 +198,10 @@ def read_progress(directory: Path) -> dict[str, Any]:
         return {}
 
 
-def read_meta(path: Path) -> dict[str, Any]:
-    """A checkpoint's meta.json, which is what was written.
+def read_meta(path: Path) -> Meta:
+    """A checkpoint's meta.json, proven to be what was written.
 
-    Raises CheckpointError when there is none, when it is damaged, or was written by a later version.
+    Raises CheckpointError when it is missing or damaged, or was written in another format.
     """
     if not (path / "meta.json").is_file():
         raise CheckpointError(
@@ -237,20 +221,19 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """Compare the named files of a checkpoint, or else all, with their checksums; returns its meta.json.
+def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> Meta:
+    """Compare the named files of a checkpoint, or all, with their checksums, and return its meta.json.
 
-    Raises CheckpointError when a file is missing, shorter or different by a bit.
+    Raises CheckpointError when a file is missing or not what was written.
     """
     meta = read_meta(path)
     with readable(path):
         for name in names or meta["files"]:
-            written = meta["files"][name]
             if path.resolve() not in (path / name).resolve().parents:
                 raise ValueError(f"{name} is outside the checkpoint")
             if not (path / name).is_file():
                 raise ValueError(f"{name} is missing")
-            found = describe_file(path / name)
+            written, found = meta["files"][name], describe_file(path / name)
             if found["bytes"] != written["bytes"]:
                 raise ValueError(f"{name} has {found['bytes']:,} bytes instead of {written['bytes']:,}")
             if found != written:
@@ -259,9 +242,9 @@ def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> dict[st
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read the checkpoint directory `path`, but for the state that only resuming needs.
+    """Read the checkpoint directory `path`, except the state that only resuming needs.
 
-    Raises CheckpointError when it is none, is damaged, or was written by another version.
+    Raises CheckpointError when it is not a checkpoint, is damaged, or was written in another format.
     """
     meta = verify_checkpoint(path, ("model.safetensors", "tokenizer.json"))
     with readable(path):
@@ -272,22 +255,21 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """The state.pt of a checkpoint, on the CPU; CheckpointError when it is damaged or more than data."""
+    """Read a checkpoint's state.pt onto the CPU; CheckpointError when it is damaged or more than data."""
     with readable(path):
         return torch.load(path / "state.pt", map_location="cpu", weights_only=True)
 
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Within it whatever a damaged file of a checkpoint raises becomes a CheckpointError."""
+    """Turn whatever a damaged file of the checkpoint `path` raises within into a CheckpointError."""
     try:
         yield
     except CheckpointError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"checkpoint={path} is damaged or incomplete ({reason}): use another of the run's checkpoints."
+            f"checkpoint={path} is damaged or incomplete ({first_line(error)}): use another of the run's checkpoints."
         ) from error
 
 
@@ -298,50 +280,51 @@ def to_stderr(sentence: str) -> None:
 def open_checkpoint(
     where: str | None, device: torch.device | str = "cpu", *, say: Callable[[str], None] = to_stderr
 ) -> Checkpoint:
-    """Read the checkpoint that `where` names, as `find_checkpoints` finds it.
+    """Read the first intact checkpoint that `where` can mean (see find_checkpoints); CheckpointError if none is.
 
-    Of a run it takes the first that is intact, and tells `say` which damaged ones it passes over.
-    Raises CheckpointError when there is none.
+    say: told of each damaged one that is passed over.
     """
-    found = find_checkpoints(where)
-    return first_intact(found, lambda path: load_checkpoint(path, device), say)
+    return first_intact(find_checkpoints(where), lambda path: load_checkpoint(path, device), say)
 
 
-def first_intact(checkpoints: list[Path], read: Callable[[Path], T], say: Callable[[str], None]) -> T:
-    """What `read` returns for the first of a run's checkpoints that it can read; CheckpointError when it can read none.
+def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Callable[[str], None]) -> T:
+    """Return what `read` gives for the first of a run's checkpoints that it can read; CheckpointError if none.
 
-    say: is told of each damaged one why it is passed over, and which one is tried instead.
+    say: told of each damaged one why it is passed over, and which one is tried instead.
     """
     for path, following in itertools.pairwise(checkpoints):
         try:
             return read(path)
         except CheckpointError as error:
-            problem, _, _ = str(error).rpartition(": ")  # what remains is the remedy, which is this:
-            say(f"{problem}; trying {following.name}.")
+            say(f"{_problem(error)}; trying {following.name}.")
     try:
         return read(checkpoints[-1])
     except CheckpointError as error:
         if len(checkpoints) == 1:
             raise
-        problem, _, _ = str(error).rpartition(": ")
-        raise CheckpointError(f"{problem}, and so are the run's others: use another run.") from error
+        raise CheckpointError(f"{_problem(error)}, and so are the run's others: use another run.") from error
 
 
-def find_checkpoints(where: str | None, outputs: tuple[Path, ...] = OUTPUTS) -> list[Path]:
-    """The checkpoint directories that `where` can mean, at least one, the one that is meant first.
+def _problem(error: CheckpointError) -> str:
+    return str(error).rpartition(": ")[0]  # what follows is the remedy
 
-    where: a checkpoint; a run's directory, whose best is meant, then the last, then the others by step;
+
+def find_checkpoints(where: str | None, outputs: Sequence[Path] = OUTPUTS) -> list[Path]:
+    """The checkpoint directories that `where` can mean, at least one, the likeliest first.
+
+    where: a checkpoint; a run's directory, which means its best, then the last, then the others by step;
     None for the newest run.
     """
     if where is None:
-        found = [path for folder in outputs for path in folder.glob("**/checkpoints/last")]
-        if not found:
+        trained = [run for run in runs_by_age(outputs) if checkpoints_by_step(run / "checkpoints")]
+        if not trained:
             raise CheckpointError("there is no run under outputs/ yet: train one with `python train.py`.")
-        where = str(max(found, key=lambda path: path.lstat().st_mtime).parent.parent)
+        where = str(trained[0])
     path = Path(where)
     if not path.exists():
         raise CheckpointError(f"checkpoint={where} does not exist: give a run directory or a checkpoint in it.")
     folder = path / "checkpoints"
-    linked = [(folder / name).resolve() for name in ("best", "last") if (folder / name).exists()]
-    numbered = [checkpoint.resolve() for checkpoint in checkpoints_by_step(folder)]
-    return list(dict.fromkeys(linked + numbered)) or [path.resolve()]
+    linked = [folder / name for name in ("best", "last") if (folder / name).exists()]
+    aside = folder.glob(f".step_*{REPLACED}")  # all there is where a run was killed while replacing its only one
+    found = [checkpoint.resolve() for checkpoint in (*linked, *checkpoints_by_step(folder), *aside)]
+    return list(dict.fromkeys(found)) or [path.resolve()]

@@ -1,4 +1,4 @@
-"""A run's directory: making it; and to go on, finding it, checking that it is the same run, tidying its logs."""
+"""A run's directory: made, found, locked, and made ready to go on in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,16 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from errors import CheckpointError, SettingsError
-from runs.checkpoint import OUTPUTS, checkpoints_by_step, first_intact, read_meta, read_progress, verify_checkpoint
+from runs.checkpoint import (
+    OUTPUTS,
+    Meta,
+    checkpoints_by_step,
+    first_intact,
+    put_back,
+    read_meta,
+    runs_by_age,
+    verify_checkpoint,
+)
 from runs.quoting import override
 
 T = TypeVar("T")
@@ -23,22 +32,30 @@ log = logging.getLogger("tinygpt")
 
 LOGS = ("metrics.jsonl", "train.log")
 
-# What a person asks of one invocation, and what is not remembered from the one before.
+# What a person asks of one invocation, which the next one does not inherit.
 OF_THIS_INVOCATION = ("resume", "sweep", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
+
+# What may change while the run goes on: when it ends, what it shows and keeps, where it computes.
+FREE = (
+    *OF_THIS_INVOCATION,
+    *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
+    *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
+    *("sample_tokens", "sample_prompt", "wandb", "data.cache_dir"),
+    *("device", "compile", "deterministic", "distributed", "micro_batch_size"),
+)
 
 
 def make_run_directory(where: str | None) -> Path:
-    """The run's directory, made; a new one under outputs/ when none is named.
+    """Make and return the run's directory; a new one under outputs/ for None.
 
-    Raises SettingsError when it cannot be written, or holds a run.
+    Raises SettingsError when it cannot be written, or a run is at work or has left checkpoints in it.
     """
     if where is None:
         now = datetime.now()
-        directory = Path(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{secrets.token_hex(2)}")
-        if directory.exists():  # another run's, of this second
+        where = f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{secrets.token_hex(2)}"
+        if Path(where).exists():  # another run began in this second
             return make_run_directory(None)
-    else:
-        directory = Path(where)
+    directory = Path(where)
     refuse_used(directory)
     try:
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -50,7 +67,8 @@ def make_run_directory(where: str | None) -> Path:
 
 
 def refuse_used(directory: Path) -> None:
-    """Raise SettingsError when a run has left checkpoints in a directory."""
+    """Raise SettingsError when a run is at work in a directory or has left checkpoints there."""
+    refuse_locked(directory)
     if checkpoints_by_step(directory / "checkpoints"):
         raise SettingsError(
             f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
@@ -59,38 +77,39 @@ def refuse_used(directory: Path) -> None:
 
 
 def find_run(where: str, folders: Sequence[Path] = OUTPUTS) -> Path | None:
-    """The run directory that resume=`where` means; for auto the newest unfinished one, or None.
+    """Return the run directory that resume=`where` means; for auto the newest unfinished one below `folders`, or None.
 
     Raises SettingsError when the directory holds no run, or the run is still going on.
     """
     if where == "auto":
-        found = [path for folder in folders for path in folder.glob("**/checkpoints")]
-        newest_first = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
-        runs = (path.parent for path in newest_first)
-        return next((run for run in runs if is_unfinished(run) and not is_locked(run)), None)
+        return next((run for run in runs_by_age(folders) if not is_locked(run) and _is_unfinished(run)), None)
     run = Path(where)
     if not (run / "checkpoints").is_dir():
         raise SettingsError(f"resume={where} holds no run (no folder checkpoints): give a run's directory, or auto.")
+    refuse_locked(run)
+    put_back(run / "checkpoints")
     return run
 
 
-def is_unfinished(run: Path) -> bool:
+def _is_unfinished(run: Path) -> bool:
     """Whether the run's latest checkpoint was written before its end."""
-    progress = (read_progress(checkpoint) for checkpoint in checkpoints_by_step(run / "checkpoints"))
-    latest = next((p for p in progress if p), {"finished": True})
-    return not latest["finished"]
+    put_back(run / "checkpoints")
+    try:
+        return not _newest(run, read_meta, lambda _: None)["progress"]["finished"]
+    except CheckpointError:
+        return False
 
 
-def newest_intact(run: Path) -> tuple[Path, dict[str, Any]]:
-    """The latest checkpoint whose every byte is as it was written, and its meta.json.
+def newest_intact(run: Path) -> tuple[Path, Meta]:
+    """Return the latest checkpoint that is intact to the byte, and its meta.json.
 
-    Says which damaged ones it passes over; CheckpointError when none is left.
+    Logs which damaged ones it passes over; CheckpointError when none is left.
     """
     return _newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
 
 
 def saved_settings(run: Path) -> dict[str, Any]:
-    """The settings that a run was started with, as in its latest readable checkpoint."""
+    """Return the settings of a run, from its latest readable checkpoint."""
     settings = _newest(run, read_meta, lambda _: None)["config"]
     return {name: value for name, value in settings.items() if name not in OF_THIS_INVOCATION}
 
@@ -102,10 +121,38 @@ def _newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None]) ->
         raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.") from error
 
 
-def tidy(run: Path, saved: dict[str, Any]) -> None:
-    """Take from the run's directory what happened after the checkpoint that it goes on from.
+def check_settings(settings: dict[str, Any], saved: Meta, *, data: str) -> None:
+    """Raise SettingsError, naming every setting that differs from the saved run's and would change its result.
 
-    Later checkpoints, which are damaged, are set aside.
+    data: a name for the tokens that changes with the text, compared with the one that was saved.
+    """
+    now, before = _flat(settings), _flat(saved["config"])
+    changed = [
+        f"{name}={now.get(name)} (was {before.get(name)})"
+        for name in sorted(now.keys() | before.keys())
+        if now.get(name) != before.get(name) and not any(f"{name}.".startswith(f"{free}.") for free in FREE)
+    ]
+    if data != saved["data"]:
+        changed.append("the text has changed")
+    if not changed:
+        return
+    sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
+    if not settings["allow_changes"]:
+        raise SettingsError(f"{sentence}: leave these out, or set allow_changes=true to go on from there all the same.")
+    log.warning("%s.", sentence)
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def tidy(run: Path, saved: Meta) -> None:
+    """Take out of a run's directory what happened after the checkpoint that it goes on from.
+
+    Later checkpoints, which are damaged, are renamed.
     """
     for checkpoint in checkpoints_by_step(run / "checkpoints"):
         if int(checkpoint.name.removeprefix("step_")) > saved["step"]:
@@ -119,6 +166,30 @@ def tidy(run: Path, saved: dict[str, Any]) -> None:
 def log_sizes(run: Path) -> dict[str, int]:
     """How long the run's logs are now, in bytes."""
     return {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
+
+
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing: a full disk ends no run, and a traceback for each line would bury what it says."""
+
+
+def occupy(directory: Path) -> ExitStack:
+    """Lock a run's directory and write what is logged to its train.log, until the stack that is returned is closed.
+
+    Raises SettingsError when another process trains there.
+    """
+    with ExitStack() as stack:
+        stack.callback(lock_run(directory).release)
+        handler = _LogFile(directory / "train.log", encoding="utf-8", errors="backslashreplace")
+        handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s"))
+        stack.callback(handler.close)
+        log.addHandler(handler)
+        stack.callback(log.removeHandler, handler)
+        if not log.isEnabledFor(logging.INFO):  # nobody has set up logging
+            stack.callback(log.setLevel, log.level)
+            log.setLevel(logging.INFO)
+        occupied = stack.pop_all()
+    return occupied
 
 
 WAIT = 0.2

@@ -1,16 +1,15 @@
-"""metrics.jsonl: what a run measured, one JSON object a line, written and read back."""
+"""metrics.jsonl: what a run measured, one JSON object a line."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger("tinygpt")
+Row = dict[str, Any]
+"""A line of metrics.jsonl: `step`, `tokens` and `seconds` so far, and what was measured."""
 
 
 @dataclass(frozen=True)
@@ -38,37 +37,14 @@ class Evaluation:
         return self.nats / math.log(2) / self.text_bytes
 
 
-class MetricsLog:
-    """Appends rows to a metrics.jsonl as they come; a disk that is full ends the log and not the run."""
-
-    def __init__(self, path: Path | None, *, append: bool) -> None:
-        """path: None writes nowhere."""
-        self.path = path
-        self.file = Path(path or os.devnull).open("a" if append else "w", encoding="utf-8")  # noqa: SIM115
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Add a row, readable at once."""
-        try:
-            self.file.write(json.dumps(finite(row)) + "\n")
-            self.file.flush()
-        except OSError as error:
-            log.error("%s cannot be written (%s); training goes on without it.", self.path, error)
-            self.file = Path(os.devnull).open("w")  # noqa: SIM115
-
-    def close(self) -> None:
-        self.file.close()
-
-
-def read_metrics(path: Path, start: int = 0) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl from byte `start` on; none where it cannot be read.
+def read_metrics(path: Path) -> list[Row]:
+    """Return the rows of a metrics.jsonl, none where it cannot be read.
 
     A line that is not a whole row, as a crash or a full disk leaves one, is passed over.
     """
     rows = []
     try:
-        with path.open("rb") as file:
-            file.seek(start)
-            lines = file.read().splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError:
         return []
     for line in lines:
@@ -81,7 +57,7 @@ def read_metrics(path: Path, start: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def series(rows: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+def series(rows: list[Row], name: str) -> tuple[list[int], list[float]]:
     """The steps at which `name` was measured and its values, NaN where it was not finite."""
     points = [(row["step"], row[name]) for row in rows if name in row]
     return [step for step, _ in points], [math.nan if value is None else value for _, value in points]

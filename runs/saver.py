@@ -10,22 +10,14 @@ import logging
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
 import tiktoken
 import torch
 from torch import Tensor
 
-from errors import CheckpointError
-from runs.checkpoint import (
-    WRITE_ERRORS,
-    Progress,
-    link_checkpoint,
-    remove_checkpoints,
-    replace_meta,
-    unfinished_path,
-    write_checkpoint,
-)
+from data.files import UNFINISHED, remove
+from errors import CheckpointError, first_line
+from runs.checkpoint import WRITE_ERRORS, Meta, Progress, link_checkpoint, remove_checkpoints, write_checkpoint
 from runs.quoting import override
 
 log = logging.getLogger("tinygpt")
@@ -38,30 +30,28 @@ class Saver:
         self.checkpoints, self.keep = checkpoints, keep
         self.failure: str | None = None
         """Why the latest checkpoint could not be written."""
-        self.written_step: int | None = None
-        """The step of the checkpoint written last."""
         self._copies: dict[str, Tensor] = {}
         self._copied = threading.Event()
         self._copied.set()
         self._thread: threading.Thread | None = None
+
+    def shards(self, step: int) -> Path:
+        """Where the ranks of a sharded run put the optimizers' state of a checkpoint before it is written."""
+        return self.checkpoints / f".step_{step}.shards{UNFINISHED}"
 
     def save(
         self,
         progress: Progress,
         weights: dict[str, Tensor],
         optimizers: dict[str, Tensor] | None,
-        meta: dict[str, Any],
+        meta: Meta,
         tokenizer: tiktoken.Encoding,
     ) -> None:
         """Write checkpoints/step_N from the tensors as they are now, while training goes on.
 
-        Where that step was written already only its meta.json is replaced. optimizers: None where a sharded
-        run has written them already. Waits for the write before this one.
+        optimizers: None where the ranks have written `shards` already. Waits for the write before this one.
         """
         self.wait()
-        if self.written_step == progress.step:
-            self._update(progress, meta)
-            return
         self._copied.clear()
         device = next(iter(weights.values())).device
         # What the device has yet to compute before the tensors are what they are now.
@@ -70,26 +60,18 @@ class Saver:
         self._thread = threading.Thread(target=self._write, args=content, name="saver")
         self._thread.start()
 
-    def _update(self, progress: Progress, meta: dict[str, Any]) -> None:
-        try:
-            replace_meta(self.checkpoints / f"step_{progress.step}", meta)
-            self.link(progress.step, progress.best_step)
-            self.failure = None
-        except (*WRITE_ERRORS, CheckpointError) as error:
-            self.fail(progress.step, len(str(meta)), error)
-
     def wait_for_copy(self) -> None:
-        """Until the tensors last given to save() may change."""
+        """Wait until the tensors last given to save() may change."""
         self._copied.wait()
 
     def _copy(self, tensors: dict[str, Tensor], ready: torch.cuda.Event | None) -> dict[str, Tensor]:
-        """The tensors in memory that is kept for the next copy: making room costs more than copying."""
+        """Copy tensors to memory that is kept for the next copy: allocating it takes longer than copying."""
         stream = torch.cuda.Stream(next(iter(tensors.values())).device) if ready else None
         with torch.cuda.stream(stream):  # beside what the device computes meanwhile
-            if stream:
+            if stream and ready:
                 stream.wait_event(ready)
             for name, tensor in tensors.items():
-                if name not in self._copies:  # into pinned memory the device copies by itself
+                if name not in self._copies:  # a device copies into pinned memory without the processor
                     self._copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
                 self._copies[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
             if stream:
@@ -103,32 +85,39 @@ class Saver:
         weights: dict[str, Tensor],
         optimizers: dict[str, Tensor] | None,
         ready: torch.cuda.Event | None,
-        meta: dict[str, Any],
+        meta: Meta,
         tokenizer: tiktoken.Encoding,
     ) -> None:
-        directory = self.checkpoints / f"step_{step}"
-        needed = sum(tensor.nbytes for tensor in [*weights.values(), *(optimizers or {}).values()])
         try:
             try:
                 copies = self._copy(weights | (optimizers or {}), ready)
             finally:
                 self._copied.set()
-            state = None if optimizers is None else {"optimizers": {name: copies[name] for name in optimizers}}
-            write_checkpoint(directory, {name: copies[name] for name in weights}, state, meta, tokenizer)
-            self.written_step = step
+            state = {"optimizers": {name: copies[name] for name in optimizers or {}}}
+            write_checkpoint(
+                self.checkpoints / f"step_{step}",
+                {name: copies[name] for name in weights},
+                self.shards(step) if optimizers is None else state,
+                meta,
+                tokenizer,
+            )
             self.link(step, best_step)
             remove_checkpoints(self.checkpoints, keep=self.keep)
             self.failure = None
         except WRITE_ERRORS as error:
-            self.fail(step, needed, error)
+            self.fail(step, [*weights.values(), *(optimizers or {}).values()], error)
 
-    def fail(self, step: int, needed: int, error: BaseException) -> None:
-        """Say that a checkpoint of `needed` bytes could not be written, and leave nothing of it."""
-        directory = self.checkpoints / f"step_{step}"
-        shutil.rmtree(unfinished_path(directory), ignore_errors=True)
+    def fail(self, step: int, tensors: list[Tensor], error: BaseException) -> None:
+        """Report that the checkpoint of `step` could not be written, and delete what the ranks wrote of it."""
+        remove(self.shards(step))
+        try:
+            free = f"{shutil.disk_usage(self.checkpoints).free:,}"
+        except OSError:
+            free = "an unknown number"
         self.failure = (
-            f"the checkpoint of step {step} could not be written to {directory} ({_reason(error)}): it needs "
-            f"{needed:,} bytes and {_free_bytes(self.checkpoints)} are free there"
+            f"the checkpoint of step {step} could not be written to {self.checkpoints / f'step_{step}'} "
+            f"({getattr(error, 'strerror', None) or first_line(error)}): it needs "
+            f"{sum(tensor.nbytes for tensor in tensors):,} bytes and {free} are free there"
         )
         log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last())
 
@@ -139,7 +128,7 @@ class Saver:
             link_checkpoint(self.checkpoints / f"step_{best_step}", "best")
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -156,14 +145,3 @@ class Saver:
     def _last(self) -> str:
         last = self.checkpoints / "last"
         return str(self.checkpoints / last.readlink()) if last.is_symlink() else "none yet"
-
-
-def _reason(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _free_bytes(folder: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(folder).free:,}"
-    except OSError:
-        return "an unknown number"

@@ -5,42 +5,37 @@ from __future__ import annotations
 import json
 import logging
 import math
-import secrets
 from pathlib import Path
 from typing import Any
 
+from data.files import replacing
+from errors import first_line
 from runs.metrics import finite
 
 log = logging.getLogger("tinygpt")
 
 NAME = "summary.json"
-DONE = ("finished", "pruned")
+DONE = ("finished",)
 STATUSES = ("running", "stopped", "failed", *DONE)
 NUMBERS = (
     *("seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb"),
     *("val_loss", "val_bpb"),
 )
-NOTHING_KNOWN = {
-    "status": "running",
-    "reason": None,
-    "job": None,
-    "overrides": [],
-    "device": None,
-    **dict.fromkeys(NUMBERS),
-}
+NOTHING_KNOWN: dict[str, Any] = {"status": "running", "reason": None, "device": None, **dict.fromkeys(NUMBERS)}
 
 
 def write_summary(directory: Path, values: dict[str, Any]) -> None:
-    """Put `values` in a directory's summary.json, in one step and as strict JSON: what is not finite is null."""
-    whole = NOTHING_KNOWN | values
+    """Write `values` as a directory's summary.json: strict JSON, null for what is unknown or not finite."""
+    text = json.dumps(finite(NOTHING_KNOWN | values), indent=2, allow_nan=False) + "\n"
     try:
-        replace_file(directory / NAME, json.dumps(finite(whole), indent=2, allow_nan=False) + "\n")
+        with replacing(directory / NAME) as unfinished:
+            unfinished.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         log.error("%s cannot be written (%s).", directory / NAME, error)
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:
-    """A directory's summary.json; None where there is none that can be read."""
+    """Return a directory's summary.json; None where there is none that can be read."""
     try:
         found = json.loads((directory / NAME).read_bytes())
         return NOTHING_KNOWN | found if found["status"] in STATUSES else None
@@ -53,19 +48,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a text file so that a reader finds the old one or the new one, whoever else writes it too."""
-    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        unfinished.write_text(text, encoding="utf-8", errors="replace")
-        unfinished.replace(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
-
-
 def sentence_of(error: BaseException) -> str:
-    """One line that says what went wrong."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    kind = type(error).__name__
-    return line if isinstance(error, ValueError) and line else f"{kind}: {line}" if line else kind
+    """One line that says what went wrong; a mistake of a person's needs no name of its type."""
+    line, kind = first_line(error), type(error).__name__
+    if line == kind:
+        return kind
+    return f"{line}." if isinstance(error, ValueError) else f"{kind}: {line}"

@@ -36,7 +36,7 @@ KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
 from dataclasses import replace
-import torch, training.watch.monitor, training.run
+import torch, training.watch.watchers, training.run
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
 from train import train

@@ -26,6 +26,7 @@ from training.distributed import Ranks
 from training.evaluation import evaluate
 from training.start import DEFAULT_STEPS, start_run, steps_to_take
 from training.step import take_step
+from training.watch.terminal import describe
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -202,7 +203,7 @@ def test_a_form_of_attention_that_cannot_train_here_is_refused(train_config):
 @pytest.mark.parametrize(("attention", "heads"), {"average": 1, "single_head": 1, "stacked": 2}.items())
 def test_the_heads_of_the_form_are_told_and_those_it_ignores(train_config, caplog, attention, heads):
     model = replace(train_config.model, attention=attention)
-    text = start_run(replace(train_config, model=model)).description()
+    text = describe(start_run(replace(train_config, model=model)))
     assert f"2 blocks of {heads} head{'s' * (heads > 1)} ({attention})" in text
     sentence = f"attention={attention} has one head, of width n_embd: model.n_head=2 is ignored."
     assert (sentence in caplog.messages) == (heads == 1)

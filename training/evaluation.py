@@ -1,4 +1,4 @@
-"""How good a model is on a text: nats per token, perplexity, bits per byte."""
+"""How well a model predicts a text: nats per token, perplexity, bits per byte."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def evaluate(
 ) -> Evaluation:
     """Score every token of a split once, in windows of block_size; the same figures every time.
 
-    With several ranks each scores a share of the batches, and all return the sum's figures. The model
-    is left in the mode (train or eval) it came in.
+    With several ranks each scores a share of the batches, and all return the figures of their sum. The model
+    stays in its mode (train or eval).
     """
     ranks = ranks or Ranks()
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    # Nats and targets, together so that they are summed over the ranks at once.
+    # Nats and targets in one tensor, so that the ranks sum them at once.
     sums = torch.zeros(2, dtype=torch.float64, device=device if device.type != "mps" else "cpu")
     batches = evaluation_batches(tokens, block_size=block_size, batch_size=batch_size)
     while turn := list(itertools.islice(batches, ranks.size)):
@@ -51,12 +51,12 @@ def evaluate(
             nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
             sums += torch.stack([nats.double(), nats.new_tensor(targets.numel()).double()]).to(sums.device)
     model.train(was_training)
-    nats, scored = ranks.sum_(sums).tolist()
-    return Evaluation(nats, int(scored), tokens.text_bytes)
+    summed, scored = ranks.sum_(sums).tolist()
+    return Evaluation(summed, int(scored), tokens.text_bytes)
 
 
 def first_windows(model: GPT, tokens: Tokens) -> Int[Tensor, "B T"]:
-    """The beginning of a split, in windows of up to block_size tokens, MEASURED_TOKENS in all."""
+    """Return the beginning of a split, in windows of up to block_size tokens, MEASURED_TOKENS in total."""
     T = min(model.config.block_size, MEASURED_TOKENS)
     windows = next(evaluation_batches(tokens, block_size=T, batch_size=MEASURED_TOKENS // T))
     return torch.from_numpy(windows[:, :-1]).to(next(model.parameters()).device)

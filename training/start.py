@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import logging
 import random
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tiktoken
 import torch
-from filelock import FileLock
+import yaml
 from safetensors.torch import load_file
 from torch.amp import GradScaler
 
 from data.batches import Batches, check_split
+from data.files import replacing
 from data.prepare import PreparedData, prepare
 from data.tokenizer import read_tokenizer
-from errors import SettingsError
+from errors import SettingsError, first_line
 from model.config import ONE_HEAD, GPTConfig
 from model.gpt import GPT, load_weights
 from model.size import flops_per_token
-from runs.checkpoint import Progress, remove_unfinished
-from runs.directory import (
-    OF_THIS_INVOCATION,
-    find_run,
-    lock_run,
-    make_run_directory,
-    newest_intact,
-    refuse_locked,
-    refuse_used,
-    tidy,
-)
+from runs.checkpoint import OUTPUTS, Meta, remove_unfinished
+from runs.directory import check_settings, find_run, make_run_directory, newest_intact, occupy, refuse_used, tidy
 from runs.saver import Saver
 from training.config import TrainConfig
 from training.device import choose_compile, choose_device, choose_precision, keep_freed_memory, make_deterministic
@@ -59,15 +51,7 @@ def start_run(config: TrainConfig) -> Run:
     if device.type == "cpu":
         keep_freed_memory()
     precision = choose_precision(config.precision, device)
-    compile_model = choose_compile(config.compile, device)
-    if config.model.attention == "flex" and device.type != "cuda":
-        raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
-    warn_of_one_head(config.model)
-    windows_each(config, ranks.size)
-    make_deterministic(config.deterministic)
-    if config.wandb.mode == "online" and ranks.is_first:
-        check_wandb_key()
-
+    check_machine(config, device, ranks)
     checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config) if ranks.is_first else None)
     pretrained, encoding = load_origin(config)
     if checkpoint and meta["own_tokenizer"]:
@@ -75,17 +59,17 @@ def start_run(config: TrainConfig) -> Run:
     data = prepare_data(config, encoding)
     micro_batch_size = choose_micro_batch_size(config, ranks, device, precision)
     if checkpoint:
-        check_settings(config, meta, data=data.directory.name)
+        check_settings(asdict(config), meta, data=data.directory.name)
 
     model = make_model(config, device, pretrained, checkpoint)
-    forward = spread(model, config.distributed, device, compiled=compile_model)
-    directory, lock = enter_directory(config, ranks, checkpoint)
+    forward = spread(model, config.distributed, device, compiled=choose_compile(config.compile, device))
+    directory, occupation = enter_directory(config, ranks, checkpoint, meta)
     run = Run(
         config=config,
         max_steps=steps_to_take(config, model),
         ranks=ranks,
         directory=directory,
-        lock=lock,
+        occupation=occupation,
         device=device,
         autocast=torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32),
         scaler=GradScaler(device.type, enabled=precision == torch.float16),
@@ -94,56 +78,83 @@ def start_run(config: TrainConfig) -> Run:
         batches=Batches(data.train, block_size=config.model.block_size, batch_size=config.batch_size, seed=config.seed),
         model=model,
         forward=forward,
-        compiled=compile_model,
         optimizers=make_optimizers(model, config.optimizer),
         micro_batch_size=micro_batch_size,
-        progress=Progress(),
         saver=Saver(directory / "checkpoints", config.keep_checkpoints),
         skipped=torch.zeros(2, dtype=torch.int64, device=device),
     )
     if checkpoint:
-        if ranks.is_first:
-            tidy(directory, meta)
         run.restore(checkpoint, meta)
-    else:
-        log.info("%s", run.description())
     return run
 
 
-def warn_of_one_head(config: GPTConfig) -> None:
-    """Say so where heads are asked for of a form of attention that has one head whatever is set."""
-    given = {name: getattr(config, name) for name in ("n_head", "n_kv_head", "head_size")}
-    idle = [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]
-    if config.attention in ONE_HEAD and idle:
-        log.warning("attention=%s has one head, of width n_embd: %s is ignored.", config.attention, ", ".join(idle))
+def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
+    """Raise SettingsError for what cannot train on this machine, and say which settings of the heads are ignored."""
+    model, idle = config.model, []
+    if model.attention == "flex" and device.type != "cuda":
+        raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
+    if model.attention in ONE_HEAD:
+        given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
+        idle = [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]
+    if idle:
+        log.warning("attention=%s has one head, of width n_embd: %s is ignored.", model.attention, ", ".join(idle))
+    windows_each(config, ranks.size)
+    make_deterministic(config.deterministic)
+    if config.wandb.mode == "online" and ranks.is_first:
+        check_wandb_key()
 
 
-def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
-    """The checkpoint that config.resume goes on from, and its meta.json; None and None for a new run.
+def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, Meta] | tuple[None, None]:
+    """Return the checkpoint that config.resume goes on from, and its meta.json; None and None for a new run.
 
-    Raises SettingsError when another run is at work in its directory, or has left checkpoints in the new one's.
+    Raises SettingsError when another run is at work there, or a run has left checkpoints in a new run's directory.
     """
-    if run := find_run(config.resume) if config.resume else None:
-        refuse_locked(run)
+    folders = [Path(config.run_dir)] if config.run_dir else OUTPUTS
+    if run := find_run(config.resume, folders) if config.resume else None:
         return newest_intact(run)
     if config.run_dir:
         refuse_used(Path(config.run_dir))
     return None, None
 
 
+def enter_directory(
+    config: TrainConfig, ranks: Ranks, checkpoint: Path | None, meta: Meta | None
+) -> tuple[Path, ExitStack]:
+    """Return the run's directory, the same on all ranks, new or its checkpoint's; the first rank occupies it."""
+    directory, occupation = Path(), ExitStack()
+    if ranks.is_first:
+        directory = checkpoint.parent.parent if checkpoint else make_run_directory(config.run_dir)
+        try:
+            occupation = occupy(directory)
+            remove_unfinished(directory / "checkpoints")
+            if meta:
+                tidy(directory, meta)
+            with replacing(directory / "config.yaml") as unfinished:
+                unfinished.write_text(yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True), "utf-8")
+        except OSError as error:
+            occupation.close()
+            raise SettingsError(
+                f"run_dir={directory} cannot be written ({error.strerror}): choose a folder on a disk with room that "
+                "you may write to."
+            ) from error
+    return ranks.from_first(directory), occupation
+
+
 def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None, checkpoint: Path | None) -> GPT:
-    """The model on its device: with fresh weights, all generators seeded, or those of another or of a checkpoint.
+    """Return the model on its device: with fresh weights, all generators seeded, or those of another or a checkpoint.
 
     Raises SettingsError where its memory is not enough for them.
     """
-    seed_everything(config.seed)
+    random.seed(config.seed)
+    np.random.seed(config.seed % 2**32)
+    torch.manual_seed(config.seed)
     try:
         model = GPT(config.model).to(device)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         raise SettingsError(
-            f"the model's weights are more than the memory of {device} holds ({str(error).splitlines()[0]}): lower "
+            f"the model's weights are more than the memory of {device} holds ({first_line(error)}): lower "
             f"model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}."
         ) from None
     if pretrained:
@@ -153,18 +164,8 @@ def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None
     return model
 
 
-def enter_directory(config: TrainConfig, ranks: Ranks, checkpoint: Path | None) -> tuple[Path, FileLock | None]:
-    """The run's directory, the same on all ranks, new or its checkpoint's; the first rank holds its lock."""
-    directory, lock = None, None
-    if ranks.is_first:
-        directory = checkpoint.parent.parent if checkpoint else make_run_directory(config.run_dir)
-        lock = lock_run(directory)
-        remove_unfinished(directory / "checkpoints")
-    return ranks.from_first(directory), lock
-
-
 def prepare_data(config: TrainConfig, encoding: tiktoken.Encoding | None) -> PreparedData:
-    """The tokens of the run's text, enough of them, and config.model.vocab_size made to fit.
+    """Return the tokens of the run's text, enough of them, and make config.model.vocab_size fit.
 
     encoding: the tokenizer of the model to go on with, if there is one.
     """
@@ -186,52 +187,3 @@ def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
         return config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
     steps = max(1, round(config.max_flops / (flops_per_token(model) * config.tokens_per_step)))
     return min(steps, config.max_steps or steps)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the generators of python, numpy and torch from one number."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-# What may change while the run goes on: when it ends, what it shows and keeps, where it computes.
-FREE = (
-    *OF_THIS_INVOCATION,
-    *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
-    *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
-    *("sample_tokens", "sample_prompt", "wandb", "data.cache_dir"),
-    *("device", "compile", "deterministic", "distributed", "micro_batch_size"),
-)
-
-
-def check_settings(config: TrainConfig, saved: dict[str, Any], *, data: str) -> None:
-    """Raise SettingsError, naming every setting that differs from the saved run's and would change its result.
-
-    data: a name for the tokens that changes with the text, compared with the one that was saved.
-    """
-    now, before = _flat(asdict(config)), _flat(saved["config"])
-    changed = [
-        f"{name}={now.get(name)} (was {before.get(name)})"
-        for name in sorted(now.keys() | before.keys())
-        if now.get(name) != before.get(name) and not _is_free(name)
-    ]
-    if data != saved["data"]:
-        changed.append("the text has changed")
-    if not changed:
-        return
-    sentence = f"resume={config.resume} would not be the same run: {', '.join(changed)}"
-    if not config.allow_changes:
-        raise SettingsError(f"{sentence}: leave these out, or set allow_changes=true to go on from there all the same.")
-    log.warning("%s.", sentence)
-
-
-def _is_free(name: str) -> bool:
-    return any(name == free or name.startswith(free + ".") for free in FREE)
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for name, value in settings.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat

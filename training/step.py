@@ -23,12 +23,11 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
 
     rows = ranks.rows(config.batch_size)
     for first in range(rows.start, rows.stop, run.micro_batch_size):
-        last = first + run.micro_batch_size == rows.stop
-        windows = run.batches.batch(step, first, first + run.micro_batch_size)  # (B, T + 1)
-        windows = torch.from_numpy(windows).to(run.device)
+        last = first + run.micro_batch_size
+        windows = torch.from_numpy(run.batches.batch(step, first, last)).to(run.device)  # (B, T + 1)
         inputs, targets = windows[:, :-1], windows[:, 1:]
         torch.manual_seed(dropout_seed(config.seed, step, first))
-        with gradients_of(run.forward, last=last):
+        with gradients_of(run.forward, last=last == rows.stop):
             with run.autocast:
                 logits = run.forward(inputs)  # (B, T, V)
             # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
@@ -40,7 +39,7 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
 
     ranks.sum_(total_loss)
     for optimizer in run.optimizers:
-        run.scaler.unscale_(optimizer)
+        run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
     grad_norm = whole(torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.grad_clip or float("inf")))
     skip = ~(total_loss + grad_norm).isfinite()
     run.saver.wait_for_copy()
@@ -53,9 +52,9 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
 
 
 def dropout_seed(seed: int, step: int, row: int) -> int:
-    """The seed of the dropout of the micro-batch of `step` that begins with `row`.
+    """Return the seed of the dropout in the micro-batch of `step` that begins with `row`.
 
-    What is dropped depends on nothing else: not on resuming, nor on the number of processes that take
-    micro-batches of the same size.
+    So what is dropped depends neither on resuming nor on the number of processes that take micro-batches
+    of the same size.
     """
     return int.from_bytes(hashlib.sha256(f"dropout {seed} {step} {row}".encode()).digest()[:8], "little")

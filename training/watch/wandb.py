@@ -1,19 +1,21 @@
-"""Weights & Biases beside our own files: when it fails, it says so once and the run goes on."""
+"""Weights & Biases, beside our own files."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from errors import SettingsError
+from errors import SettingsError, first_line
+from runs.metrics import Evaluation, Row
+from training.run import Run
+from training.watch import Watcher
 
-if TYPE_CHECKING:
-    from training.run import Run
+if TYPE_CHECKING:  # wandb takes a second to import, and few runs ask for it
+    import wandb
 
 log = logging.getLogger("tinygpt")
 
@@ -29,43 +31,23 @@ def check_wandb_key() -> None:
             return
         problem = "finds no API key"
     except wandb.Error as error:
-        problem = f"cannot log in ({_first_line(error)})"
+        problem = f"cannot log in ({first_line(error)})"
     raise SettingsError(
         f"wandb.mode=online {problem}: run `wandb login` once, set WANDB_API_KEY, or choose wandb.mode=offline."
     )
 
 
-def _once(method: Callable[..., None]) -> Callable[..., None]:
-    """Make a method of WandbLog end the log, and not the run, when wandb raises anything."""
+class Wandb(Watcher):
+    """A run at wandb, the same one when the run is resumed.
 
-    @functools.wraps(method)
-    def guarded(self: WandbLog, *args: Any, **kwargs: Any) -> None:
-        if not self.session:
-            return
-        try:
-            method(self, *args, **kwargs)
-        except Exception as error:
-            self.give_up(error)
-
-    return guarded
-
-
-class WandbLog:
-    """A run at wandb.
-
-    Every row has our own step, so that the parts of a run that was resumed meet. wandb takes steps that
-    increase only: what is trained again, because a kill came after the last checkpoint, it has already.
+    Every row is sent with our own step, so that the parts of a resumed run meet. wandb takes increasing steps
+    only, so what is trained again, because a kill came after the last checkpoint, is not logged twice.
     """
 
-    def __init__(self, run: Run) -> None:
-        """Start one, or go on with the one that `run.progress.wandb_id` names."""
-        self.session = self.samples = None
-        try:
-            self._start(run)
-        except Exception as error:
-            self.give_up(error)
+    name = "wandb"
+    session: wandb.Run | None = None
 
-    def _start(self, run: Run) -> None:
+    def began(self, run: Run) -> None:
         import wandb
 
         settings, progress = run.config.wandb, run.progress
@@ -75,7 +57,7 @@ class WandbLog:
             group=_shortened(settings.group) if settings.group else None,
             job_type="train",
             dir=str(run.directory),
-            mode=settings.mode,
+            mode=cast(Literal["offline", "online"], settings.mode),
             config=asdict(run.config),
             id=progress.wandb_id,
             resume="allow",
@@ -85,71 +67,62 @@ class WandbLog:
         progress.wandb_id = self.session.id
         self.samples = wandb.Table(columns=["step", "prompt", "text"], log_mode="INCREMENTAL")
 
-    @_once
-    def log(self, row: dict[str, Any]) -> None:
-        """Log a row of metrics.jsonl; what is not a single number becomes one for each layer and head."""
-        self.session.log(dict(_scalars(row)), step=row["step"])
+    def stepped(self, run: Run, row: Row) -> None:
+        self._log(dict(_scalars(row)), row["step"])
 
-    @_once
-    def sample(self, step: int, prompt: str, text: str) -> None:
-        """Add a row to the table of what the model wrote."""
-        self.samples.add_data(step, prompt, text)
-        self.session.log({"samples": self.samples}, step=step)
+    def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
+        self.stepped(run, row)
+        if sample:
+            self.samples.add_data(row["step"], run.config.sample_prompt, sample)
+            self._log({"samples": self.samples}, row["step"])
 
-    @_once
-    def picture(self, path: Path, step: int) -> None:
-        """Log a picture, if it could be drawn."""
+    def ended(self, run: Run, error: BaseException | None) -> None:
+        """End wandb's run, so that nothing is left running, and say where it is."""
+        session = self.session
+        if session is None:
+            return
         import wandb
 
-        if path.exists():
-            self.session.log({f"pictures/{path.stem}": wandb.Image(str(path))}, step=step)
-
-    @_once
-    def finish(self, exit_code: int) -> None:
-        """End the run, so that nothing is left running, and say where it is."""
-        session, self.session = self.session, None
         try:
-            where = sync_command(Path(session.settings.sync_dir), session.id) if session.offline else session.url
+            for path in sorted(run.directory.glob("*.png")):
+                self._log({f"pictures/{path.stem}": wandb.Image(str(path))}, run.progress.step)
         finally:
-            session.finish(exit_code=exit_code)
-        log.info("wandb     %s", where)
+            self.session = None
+            offline = sync_command(Path(session.settings.sync_dir), session.id) if session.offline else None
+            session.finish(exit_code=exit_status(error))
+        log.info("wandb     %s", offline or session.url)
 
-    def give_up(self, error: Exception) -> None:
-        """Say once that there is no more wandb, and end what is there of it."""
-        log.error("wandb failed (%s); training goes on without it.", _first_line(error))
-        session, self.session = self.session, None
-        if session:
-            try:
-                session.finish(exit_code=1)
-            except Exception as again:
-                log.debug("nor could wandb be ended: %s", again)
+    def _log(self, values: dict[str, Any], step: int) -> None:
+        assert self.session, "a watcher that could not begin is told nothing"
+        self.session.log(values, step=step)
+
+
+def exit_status(error: BaseException | None) -> int:
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return int(error is not None)
 
 
 def sync_command(folder: Path, wandb_id: str) -> str:
-    """What uploads an offline run, with the parts that were written before it was resumed."""
+    """Return the command that uploads an offline run, with the parts that were written before it was resumed."""
     names = (f"offline-run-*-{wandb_id}", f"offline-run-*-{wandb_id}-*")  # the second of two in one second
     parts = sorted(part for name in names for part in folder.parent.glob(name))
     return "wandb sync " + shlex.join(map(str, parts or [folder]))
 
 
-def _scalars(row: dict[str, Any]):
+def _scalars(row: Row) -> Iterator[tuple[str, Any]]:
+    """Yield a row's values under their names; of a list one value for each layer and head."""
     for name, value in row.items():
         if name == "step":
             continue
-        if not isinstance(value, list):
-            yield name, value
-            continue
-        for layer, of_layer in enumerate(value):
+        for layer, of_layer in enumerate(value) if isinstance(value, list) else ():
+            for head, number in enumerate(of_layer) if isinstance(of_layer, list) else ():
+                yield f"{name}/layer_{layer}_head_{head}", number
             if not isinstance(of_layer, list):
                 yield f"{name}/layer_{layer}", of_layer
-                continue
-            for head, number in enumerate(of_layer):
-                yield f"{name}/layer_{layer}_head_{head}", number
+        if not isinstance(value, list):
+            yield name, value
 
 
 def _shortened(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
