@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,17 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run_here
-from test_resume import ROOT, assert_same_run, rows, stop_at
+from safetensors.torch import load_file
+from test_resume import ROOT, assert_same_run, before_step, rows, stop_at
 
+import data.files
+import runs.saver
 import train as train_module
 import training.step
 from errors import CheckpointError
 from runs import checkpoint as checkpoints
 from runs.checkpoint import open_checkpoint, read_meta
-from runs.saver import Saver
+from runs.directory import make_run_directory
 from runs.summary import read_summary
 from train import train
 from training.config import OptimizerConfig
@@ -96,7 +100,15 @@ def test_a_run_killed_at_30_random_moments_ends_in_the_same_bits(text_file, tmp_
     assert not list((tmp_path / "killed/checkpoints").glob(".*"))  # no leftovers
 
 
-WRITES = ("save_file", "save_tokenizer", "flush_to_disk", "link_checkpoint", "torch.save", "Path.rename", "Path.mkdir")
+WRITES = {
+    "save_file": checkpoints,
+    "save_tokenizer": checkpoints,
+    "flush_to_disk": data.files,
+    "link_checkpoint": runs.saver,
+    "save": torch,
+    "replace": Path,
+    "mkdir": Path,
+}
 
 
 @pytest.mark.parametrize(
@@ -109,12 +121,7 @@ def test_a_failing_write_keeps_the_old_checkpoint_and_training_goes_on(
     config = replace(train_config, max_steps=6, checkpoint_interval=2, eval_interval=100, sample_tokens=0)
     train(config)
     failing = replace(config, run_dir=str(tmp_path / "failing"))
-    owner, name = {"torch.save": (torch, "save"), "Path.rename": (Path, "rename"), "Path.mkdir": (Path, "mkdir")}.get(
-        write, (checkpoints, write)
-    )
-    if write == "link_checkpoint":
-        import runs.saver as owner
-    original = getattr(owner, name)
+    original = getattr(WRITES[write], write)
 
     def fail(*arguments, **options):
         # Fails for step 4, of steps 2, 4 and 6.
@@ -122,7 +129,7 @@ def test_a_failing_write_keeps_the_old_checkpoint_and_training_goes_on(
             raise OSError(number, os.strerror(number))
         return original(*arguments, **options)
 
-    monkeypatch.setattr(owner, name, fail)
+    monkeypatch.setattr(WRITES[write], write, fail)
     train(failing)
     assert_same_run(config.run_dir, failing.run_dir)
     (message,) = {record.message for record in caplog.records if "could not be written" in record.message}
@@ -132,14 +139,14 @@ def test_a_failing_write_keeps_the_old_checkpoint_and_training_goes_on(
 
 
 def test_a_copy_that_does_not_fit_the_memory_is_a_failed_write_and_holds_nothing_up(train_config, monkeypatch, caplog):
-    def fail(saver, *arguments):
-        if not failed:
+    def fail(*arguments, **options):
+        if threading.current_thread().name == "saver" and not failed:
             failed.append(True)
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
-        return copy(saver, *arguments)
+        return original(*arguments, **options)
 
-    failed, copy = [], Saver._copy
-    monkeypatch.setattr(Saver, "_copy", fail)
+    failed, original = [], torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", fail)
     train(replace(train_config, max_steps=6, checkpoint_interval=2, eval_interval=100, sample_tokens=0))
     assert "step 2 could not be written" in caplog.text and "can't allocate memory" in caplog.text
     assert open_checkpoint(train_config.run_dir).meta["step"] == 6
@@ -208,24 +215,18 @@ def plant_nan(monkeypatch, steps: range, where: str) -> None:
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(train_config, monkeypatch, where, optimizer, caplog):
     config = replace(train_config, optimizer=OptimizerConfig(name=optimizer, weight_decay=0.1), sample_tokens=0)
     snapshots = {}
-    original = training.step.take_step
 
-    def watch(run: Run, step: int):
-        result = original(run, step)
-        snapshots[step] = [p.detach().clone() for p in run.model.parameters()] + [
-            value.clone() for o in run.optimizers for state in o.state.values() for value in state.values()
-        ]
-        return result
+    def look(run: Run) -> None:
+        state = [value for o in run.optimizers for of_one in o.state.values() for value in of_one.values()]
+        snapshots[run.progress.step] = [tensor.detach().clone() for tensor in [*run.model.parameters(), *state]]
 
-    monkeypatch.setattr("training.step.take_step", watch)
-    original_watch = training.step.take_step
     plant_nan(monkeypatch, range(7, 9), where)
-    assert training.step.take_step is not original_watch
+    for step in (7, 9, 10):
+        before_step(monkeypatch, step, look)
     assert math.isfinite(train(config))
-    before, during = snapshots[6], snapshots[8]
+    before, during = snapshots[7], snapshots[9]
     same = [torch.equal(a, b) for a, b in zip(before, during, strict=True)]
-    assert sum(same) >= len(same) - (where == "loss")  # the planted weight itself is not the step's doing
-    assert not torch.equal(during[0], snapshots[9][0])
+    assert all(same) and not torch.equal(during[0], snapshots[10][0])
     found = rows(config.run_dir)
     assert found[-1]["skipped"] == 2 and "skipped" not in found[6]
     assert "1 of the last 1 steps changed nothing" in caplog.text
@@ -257,14 +258,15 @@ def plant_nan_in_evaluation(monkeypatch, step: int) -> None:
     """Let the weights be of no use while they are evaluated at `step`."""
     original = train_module.evaluate_run
 
-    def evaluate_run(run: Run, monitor) -> None:
+    def evaluate_run(run: Run):
         weight = run.model.blocks[0].mlp.down_proj.weight
         with torch.no_grad():
             kept = weight.clone()
             if run.progress.step == step:
                 weight[0, 0] = math.nan
-            original(run, monitor)
+            result = original(run)
             weight.copy_(kept)
+        return result
 
     monkeypatch.setattr(train_module, "evaluate_run", evaluate_run)
 
@@ -312,42 +314,46 @@ def test_an_fp16_run_that_is_resumed_scales_its_loss_as_before(train_config, tmp
     assert first == second and first["_growth_tracker"] > 14  # steps since the last that was not finite
 
 
-def test_two_runs_started_in_the_same_second_have_directories_of_their_own(train_config, tmp_path, monkeypatch):
-    from runs.directory import make_run_directory
+def test_counts_and_seconds_go_on_where_a_stopped_run_left_them(train_config, monkeypatch):
+    config = replace(train_config, max_skipped_steps=3)
+    with monkeypatch.context() as patched:
+        plant_nan(patched, range(6, 8), "gradient")
+        before_step(patched, 5, lambda run: time.sleep(0.5))
+        stop_at(patched, 7)
+        with pytest.raises(SystemExit):
+            train(config)
+    plant_nan(monkeypatch, range(8, 9), "gradient")
+    with pytest.raises(NumbersError, match="3 steps in a row, first in step 7"):
+        train(replace(config, resume=config.run_dir))
+    assert read_summary(Path(config.run_dir))["seconds"] > 0.5
 
+
+def test_two_runs_started_in_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    directories = {make_run_directory(None) for _ in range(20)}
-    assert len(directories) == 20
+    assert len({make_run_directory(None) for _ in range(20)}) == 20
 
 
-def test_saving_in_the_background_copies_before_the_next_update(train_config, monkeypatch):
-    def slow_copy(*arguments):
-        time.sleep(0.2)  # the next forward and backward passes are done meanwhile
-        return copy(*arguments)
+@pytest.mark.parametrize("slow", ["copy_", "save_file"])
+def test_every_checkpoint_holds_the_state_of_its_step_while_training_goes_on(train_config, monkeypatch, slow):
+    """The next update waits for a slow copy, the next copy for a slow write."""
 
-    copy = Saver._copy
-    monkeypatch.setattr(Saver, "_copy", slow_copy)
-    config = replace(train_config, checkpoint_interval=1, max_steps=4, eval_interval=100, sample_tokens=0)
-    original = checkpoints.save_file
-    written = {}
+    def slowly(*arguments, **options):
+        if threading.current_thread().name == "saver":
+            time.sleep(0.02 if slow == "copy_" else 0.2)
+        return original(*arguments, **options)
 
-    def slow(weights, path):
-        time.sleep(0.2)
-        written[path.parent.name] = {name: tensor.clone() for name, tensor in weights.items()}
-        return original(weights, path)
-
+    owner = torch.Tensor if slow == "copy_" else checkpoints
+    original = getattr(owner, slow)
+    monkeypatch.setattr(owner, slow, slowly)
     taken = {}
-    step = training.step.take_step
+    for number in range(1, 4):
+        before_step(monkeypatch, number, lambda run: taken.update({run.progress.step: weights_of(run)}))
+    config = replace(train_config, checkpoint_interval=1, max_steps=4, eval_interval=100, sample_tokens=0)
+    train(replace(config, keep_checkpoints=4))
+    for step, weights in taken.items():
+        saved = load_file(Path(config.run_dir) / f"checkpoints/step_{step}/model.safetensors")
+        assert all(torch.equal(saved[name], weights[name]) for name in saved)
 
-    def watch(run: Run, number: int):
-        result = step(run, number)
-        taken[number + 1] = run.model.lm_head.weight.detach().clone()
-        return result
 
-    monkeypatch.setattr(checkpoints, "save_file", slow)
-    monkeypatch.setattr("training.step.take_step", watch)
-    train(config)
-    assert len(written) == 4
-    for name, weights in written.items():
-        step_number = int(name.split("step_")[1].split(".")[0])
-        assert torch.equal(weights["lm_head.weight"], taken[step_number])
+def weights_of(run: Run) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in run.model.state_dict().items()}

@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ import training
 import training.step
 from errors import CheckpointError, SettingsError
 from model.size import flops_per_token, without_weights
-from runs.checkpoint import load_checkpoint, read_meta, verify_checkpoint
+from runs.checkpoint import load_checkpoint, open_checkpoint, read_meta, verify_checkpoint
 from runs.directory import find_run, is_locked, lock_run, saved_settings
 from runs.quoting import override
 from train import train
@@ -56,16 +58,25 @@ def assert_same_run(first: str | Path, second: str | Path) -> None:
     assert all(torch.equal(state[key], state2[key]) for key in state)
 
 
-def stop_at(monkeypatch, step: int) -> None:
-    """Send this process a SIGTERM while it takes a step."""
+def before_step(monkeypatch, step: int, act: Callable[[Run], object]) -> None:
+    """Let something happen before a run takes a step."""
     original = training.step.take_step
 
     def take_step(run: Run, number: int):
         if number == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            act(run)
         return original(run, number)
 
     monkeypatch.setattr("training.step.take_step", take_step)
+
+
+def stop_at(monkeypatch, step: int) -> None:
+    """Send this process a SIGTERM while it takes a step."""
+    before_step(monkeypatch, step, lambda run: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def crash(run: Run) -> NoReturn:
+    raise RuntimeError("crash")
 
 
 @pytest.fixture
@@ -114,14 +125,7 @@ def test_a_run_stopped_at_its_last_step_is_finished_when_it_was_evaluated(config
 def test_a_run_without_warning_goes_on_from_its_checkpoint_without_gaps_or_repeats(config, tmp_path, monkeypatch):
     train(config)
     crashed = replace(config, run_dir=str(tmp_path / "crashed"))
-
-    def crash(run: Run, step: int):
-        if step == 13:
-            raise RuntimeError("crash")
-        return original(run, step)
-
-    original = training.step.take_step
-    monkeypatch.setattr("training.step.take_step", crash)
+    before_step(monkeypatch, 13, crash)
     with pytest.raises(RuntimeError):
         train(crashed)
     assert rows(crashed.run_dir)[-1]["step"] == 13
@@ -132,20 +136,15 @@ def test_a_run_without_warning_goes_on_from_its_checkpoint_without_gaps_or_repea
     assert_same_run(config.run_dir, crashed.run_dir)
 
 
-def test_a_longer_max_steps_goes_on_where_a_finished_run_ended(config):
-    train(replace(config, max_steps=10))
-    train(replace(config, max_steps=14, resume=config.run_dir))
-    assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == list(range(1, 15))
-    train(replace(config, max_steps=14, resume=config.run_dir))  # nothing is left to do
-    assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == list(range(1, 15))
-
-
-def test_a_larger_max_flops_goes_on_where_a_finished_run_ended(config):
+@pytest.mark.parametrize("budget", ["max_steps", "max_flops"])
+def test_a_larger_budget_goes_on_where_a_finished_run_ended(config, budget):
     a_step = flops_per_token(without_weights(replace(config.model, vocab_size=257))) * 6 * 16
-    train(replace(config, max_steps=None, max_flops=10 * a_step))
-    recalled = saved_settings(Path(config.run_dir))["max_steps"]
-    train(replace(config, max_steps=recalled, max_flops=14 * a_step, resume=config.run_dir))
-    assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == list(range(1, 15))
+    config = replace(config, max_steps=None)
+    for steps in (10, 14, 14):  # the last time nothing is left to do
+        resume = config.run_dir if Path(config.run_dir).exists() else None
+        train(replace(config, **{budget: steps if budget == "max_steps" else steps * a_step}, resume=resume))
+        assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == list(range(1, steps + 1))
+    assert saved_settings(Path(config.run_dir))["max_steps"] == (14 if budget == "max_steps" else None)
 
 
 def test_evaluating_differently_does_not_change_training(config, tmp_path):
@@ -209,6 +208,24 @@ def test_a_damaged_checkpoint_is_passed_over_saying_so(config, tmp_path, caplog,
     assert any("; trying step_6." in record.message for record in caplog.records)
     assert any("resuming at step 6" in record.message for record in caplog.records)
     assert_same_run(tmp_path / "whole", config.run_dir)
+
+
+def test_a_checkpoint_that_a_kill_caught_while_it_was_replaced_is_found_again(config, tmp_path):
+    config.run_dir = str(tmp_path / "outputs/run")
+    train(replace(config, max_steps=3))
+    step_3 = Path(config.run_dir) / "checkpoints/step_3"
+    if (child := os.fork()) == 0:  # more steps: step 3 is written again, as that of an unfinished run
+        replace_file = Path.replace
+        Path.replace = lambda path, target: os._exit(9) if "step_3" in str(path) else replace_file(path, target)
+        try:
+            train(replace(config, max_steps=8, resume=config.run_dir))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not step_3.exists() and open_checkpoint(config.run_dir).meta["step"] == 3
+    assert find_run(config.run_dir) and step_3.is_dir()
+    train(replace(config, max_steps=8, resume=config.run_dir))
+    assert sorted(path.name for path in step_3.parent.iterdir()) == ["best", "last", "step_5", "step_7", "step_8"]
 
 
 def test_a_copy_of_a_run_whose_links_have_become_folders_goes_on(config, tmp_path):

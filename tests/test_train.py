@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,8 +25,9 @@ from train import train
 from training.config import OptimizerConfig, TrainConfig
 from training.distributed import Ranks
 from training.evaluation import evaluate
+from training.optimizer import set_learning_rate
 from training.start import DEFAULT_STEPS, start_run, steps_to_take
-from training.step import take_step
+from training.step import dropout_seed, take_step
 from training.watch.terminal import describe
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -130,6 +132,31 @@ def test_max_minutes_ends_the_run_and_its_schedule(train_config, max_steps, capl
 def test_a_budget_alone_decides_how_many_steps_a_run_takes(settings, steps):
     model = GPTConfig(vocab_size=257)
     assert steps_to_take(TrainConfig(model=model, **settings), without_weights(model)) == steps
+
+
+def test_dropout_is_drawn_from_seed_step_and_row_alone(train_config):
+    seeds = {dropout_seed(seed, step, row) for seed in (1, 2) for step in (0, 1) for row in (0, 4)}
+    assert len(seeds) == 8 and dropout_seed(1, 0, 4) in seeds
+    train_config.model = replace(train_config.model, dropout=0.5, zero_init=False)
+    run = start_run(train_config)
+
+    def loss(step: int) -> float:
+        """Of a step that moves nothing, on the batch of step 0."""
+        run.batches = SimpleNamespace(batch=lambda _, first, last: batch(0, first, last))
+        set_learning_rate(run.optimizers, 0.0)
+        return take_step(run, step)[0].item()
+
+    batch = run.batches.batch
+    assert loss(0) == loss(0) != loss(1)
+
+
+def test_a_grad_clip_of_0_clips_nothing(train_config):
+    def moved(grad_clip: float) -> torch.Tensor:
+        run = start_run(replace(train_config, grad_clip=grad_clip, run_dir=None, optimizer=OptimizerConfig(lr=0.01)))
+        take_step(run, 0)
+        return run.model.lm_head.weight.detach()
+
+    assert torch.equal(moved(0.0), moved(1e9)) and not torch.equal(moved(0.0), moved(1e-9))
 
 
 def test_dropout_acts_in_training_and_not_in_evaluation(train_config):

@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 import wandb
 from conftest import run_here
+from test_resume import before_step, crash
 from wandb.proto import wandb_internal_pb2
 
 import train as train_module
-import training.step
 from errors import SettingsError
 from train import train
 from training.config import WandbConfig
-from training.run import Run
 from training.watch.wandb import check_wandb_key, sync_command
 
 
@@ -64,16 +63,6 @@ def history(run_dir: str | Path) -> list[dict]:
     return [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in row.item} for row in rows]
 
 
-def crash_at(monkeypatch, step: int) -> None:
-    def take_step(run: Run, number: int):
-        if number == step:
-            raise RuntimeError("crash")
-        return original(run, number)
-
-    original = training.step.take_step
-    monkeypatch.setattr("training.step.take_step", take_step)
-
-
 def test_offline_everything_is_in_the_runs_directory_and_the_way_to_upload_it_is_said(config, caplog):
     caplog.set_level(logging.INFO)
     config.wandb.group = "g" * 200
@@ -103,7 +92,7 @@ def test_the_samples_are_rows_of_step_prompt_and_text(config):
 
 
 def test_a_crash_ends_the_run_as_failed_and_a_resume_goes_on_with_the_same_one(config, monkeypatch):
-    crash_at(monkeypatch, 7)
+    before_step(monkeypatch, 7, crash)
     with pytest.raises(RuntimeError):
         train(config)
     monkeypatch.undo()
@@ -118,7 +107,7 @@ def test_a_crash_ends_the_run_as_failed_and_a_resume_goes_on_with_the_same_one(c
 
 
 def test_two_runs_of_one_process_are_two_runs_even_after_a_crash(config, tmp_path, monkeypatch):
-    crash_at(monkeypatch, 2)
+    before_step(monkeypatch, 2, crash)
     with pytest.raises(RuntimeError):
         train(config)
     monkeypatch.undo()

@@ -5,24 +5,27 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
-import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_resume import before_step, stop_at
 
 import pages.loss_plot
-import training.step
-import training.watch.monitor
 from data.batches import evaluation_batches
-from runs.metrics import MetricsLog, read_metrics, series
+from runs.metrics import Evaluation, read_metrics, series
+from runs.summary import read_summary
 from train import train
 from training.evaluation import first_windows
-from training.run import Run
 from training.start import start_run
+from training.watch.metrics import MetricsFile
+from training.watch.plots import Plots
+from training.watch.summary import Summary
+from training.watch.terminal import Terminal
+from training.watch.watchers import Watchers
 
 FIGURES = ("attention_entropy", "attention_relative_entropy", "attention_distance", "head_similarity")
 
@@ -45,18 +48,19 @@ def test_an_evaluation_says_of_every_head_what_it_attends_to(train_config):
         assert all(0 <= alike <= 1 for alike in row["head_similarity"]) and len(row["head_similarity"]) == layers
 
 
-def test_measuring_the_heads_does_not_change_a_bit_of_the_run(train_config, tmp_path, monkeypatch):
+def test_watching_does_not_change_a_bit_of_the_run(train_config, tmp_path, monkeypatch):
     train_config.model = replace(train_config.model, dropout=0.2, attention_dropout=0.2)
     unwatched = replace(train_config, run_dir=str(tmp_path / "unwatched"))
     train(train_config)
-    monkeypatch.setattr(training.watch.monitor.Monitor, "heads", lambda self: None)
+    for told in ("began", "stepped", "evaluated", "saved", "ended"):
+        monkeypatch.setattr(Watchers, told, lambda *_: None, raising=False)
+    monkeypatch.setattr(Watchers, "_tell", lambda *_: None)
     train(unwatched)
     watched, blind = (
         load_file(Path(c.run_dir) / "checkpoints/last/model.safetensors") for c in (train_config, unwatched)
     )
     assert all(torch.equal(watched[name], blind[name]) for name in blind)
-    assert not set(FIGURES) & evaluations(unwatched.run_dir)[-1].keys()
-    assert not (Path(unwatched.run_dir) / "heads.png").exists()
+    assert not list(Path(unwatched.run_dir).glob("*.png"))
 
 
 def test_heads_are_measured_on_the_beginning_of_the_validation_text_in_few_tokens(train_config):
@@ -68,14 +72,10 @@ def test_heads_are_measured_on_the_beginning_of_the_validation_text_in_few_token
 
 
 def test_the_pictures_are_there_and_the_loss_already_at_an_evaluation(train_config, monkeypatch):
-    def take_step(run: Run, step: int):
-        if step == 11:  # the evaluation after 10 updates is over
-            assert (run.directory / "loss.png").read_bytes().startswith(b"\x89PNG")
-        return original(run, step)
-
-    original = training.step.take_step
-    monkeypatch.setattr("training.step.take_step", take_step)
+    before_step(monkeypatch, 11, lambda run: seen.append((run.directory / "loss.png").is_file()))
+    seen: list[bool] = []
     train(train_config)
+    assert seen == [True]
     for name in ("loss.png", "heads.png"):
         assert (Path(train_config.run_dir) / name).read_bytes().startswith(b"\x89PNG")
     assert not list(Path(train_config.run_dir).glob(".*unfinished"))
@@ -87,25 +87,27 @@ def test_drawing_takes_at_most_a_fiftieth_of_the_time(train_config, monkeypatch)
 
     def slow(rows, title, path):
         drawn.append(len(rows))
-        monkeypatch.setattr(training.watch.monitor.time, "perf_counter", lambda: clock() + 100)
+        monkeypatch.setattr(time, "perf_counter", lambda: clock() + 100)
 
-    clock = training.watch.monitor.time.perf_counter
+    clock = time.perf_counter
     monkeypatch.setattr(pages.loss_plot, "draw_loss", slow)
     train(replace(train_config, eval_interval=2))
     assert len(drawn) == 2  # at the first evaluation, and at the end
 
 
-def test_a_stopped_run_leaves_its_picture(train_config, monkeypatch):
-    def stop(run: Run, step: int):
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(run, step)
-
-    original = training.step.take_step
-    monkeypatch.setattr("training.step.take_step", stop)
-    with pytest.raises(SystemExit):
-        train(train_config)
-    assert (Path(train_config.run_dir) / "loss.png").exists()
+def test_a_stopped_and_resumed_run_leaves_the_picture_of_both_parts(train_config, monkeypatch):
+    pictured = []
+    monkeypatch.setattr(pages.loss_plot, "draw_loss", lambda rows, title, path: pictured.append(list(rows)))
+    with monkeypatch.context() as patched:
+        stop_at(patched, 5)
+        with pytest.raises(SystemExit):
+            train(train_config)
+    assert [row["step"] for row in pictured[-1]] == [1, 2, 3, 4, 5, 6]
+    train(replace(train_config, resume=train_config.run_dir))
+    assert [row["step"] for row in pictured[-1] if "loss" in row] == list(range(1, 21))
+    assert len(evaluations(train_config.run_dir)) == 2
+    summary = read_summary(Path(train_config.run_dir))
+    assert summary["status"] == "finished" and summary["val_loss"] == evaluations(train_config.run_dir)[-1]["val_loss"]
 
 
 @pytest.mark.parametrize("settings", [{"max_steps": 1}, {"sample_tokens": 0}, {"log_interval": 1000}], ids=str)
@@ -123,29 +125,23 @@ def test_a_full_disk_costs_the_pictures_and_not_the_run(train_config, monkeypatc
     assert (Path(train_config.run_dir) / "checkpoints/last").exists()
 
 
-def test_a_full_disk_ends_the_metrics_and_not_the_run(tmp_path, caplog):
-    metrics = MetricsLog(tmp_path / "metrics.jsonl", append=False)
-    metrics.write({"step": 1, "loss": 2.0})
-
-    class Full:
-        write = flush = full_disk
-
-    metrics.file = Full()
-    metrics.write({"step": 2})
-    metrics.write({"step": 3})
-    metrics.close()
-    assert len(caplog.records) == 1 and "training goes on without it" in caplog.text
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.0}]
+@pytest.mark.parametrize("told", ["began", "stepped", "evaluated", "saved", "ended"])
+@pytest.mark.parametrize("watcher", [MetricsFile, Plots, Summary, Terminal])
+def test_a_watcher_that_fails_is_told_no_more_and_the_run_goes_on(train_config, monkeypatch, caplog, watcher, told):
+    monkeypatch.setattr(watcher, told, full_disk)
+    assert math.isfinite(train(replace(train_config, max_steps=2, eval_interval=2)))
+    said = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    assert said == [f"{watcher.name} failed ([Errno 28] No space left on device); training goes on without it."]
+    assert (Path(train_config.run_dir) / "checkpoints/last").exists()
 
 
-def test_metrics_are_json_whatever_the_numbers_are(tmp_path):
-    metrics = MetricsLog(tmp_path / "metrics.jsonl", append=False)
-    metrics.write({"step": 1, "loss": math.nan, "attention_entropy": [[1.0, math.inf]], "head_similarity": [None]})
-    line = (tmp_path / "metrics.jsonl").read_text()
-    metrics.close()
-    assert json.loads(line) == {
-        "step": 1, "loss": None, "attention_entropy": [[1.0, None]], "head_similarity": [None]
-    }  # fmt: skip
+def test_metrics_are_json_whatever_the_numbers_are(train_config):
+    train(replace(train_config, max_steps=1))
+    run = start_run(replace(train_config, resume=train_config.run_dir))
+    with Watchers(run) as watchers:
+        watchers.stepped(loss=math.nan, lr=math.inf)
+    row = json.loads((run.directory / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["loss"] is None and row["lr"] is None
 
 
 def test_lines_that_are_not_whole_are_passed_over(tmp_path):
@@ -162,18 +158,15 @@ def test_lines_that_are_not_whole_are_passed_over(tmp_path):
 def test_an_evaluation_between_two_lines_does_not_speed_the_training_up(train_config, monkeypatch):
     """tokens_per_s counts the steps and the time since the evaluation, not since the line before it."""
     now = [0.0]
-    monkeypatch.setattr(training.watch.monitor.time, "perf_counter", lambda: now[0])
-    monitor = training.watch.monitor.Monitor(start_run(train_config))
-
-    def step(number: int) -> None:
-        now[0] += 1.0
-        if number % 4 == 0:
-            monitor.step(number, loss=1.0, lr=0.1, grad_norm=1.0)
-        if number == 6:
-            now[0] += 500
-            monitor.evaluation(6, training.watch.monitor.Evaluation(1.0, 1, 1), "")
-
-    for number in range(1, 9):
-        step(number)
-    rows = read_metrics(monitor.run.directory / "metrics.jsonl")
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    with start_run(train_config) as run, Watchers(run) as watchers:
+        for number in range(1, 9):
+            now[0] += 1.0
+            run.progress.step = number
+            if number % 4 == 0:
+                watchers.stepped(loss=1.0, lr=0.1, grad_norm=1.0)
+            if number == 6:
+                now[0] += 500
+                watchers.evaluated(Evaluation(1.0, 1, 1), "")
+    rows = read_metrics(run.directory / "metrics.jsonl")
     assert [row["tokens_per_s"] for row in rows if "loss" in row] == [8 * 16, 8 * 16]
