@@ -8,13 +8,14 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from model.attention import make_attention
 from model.config import GPTConfig
 from model.kv_cache import KVCache
 from model.masks import padding_mask
+from model.packed import together
 
 
 class GPT(nn.Module):
@@ -70,8 +71,9 @@ class GPT(nn.Module):
         if self.config.position == "learned":
             x = x + self.embed_positions(tokens, positions, cache)
         x = self.dropout(x)
+        rotation = self.blocks[0].attention.rotation(x, positions, 0 if cache is None else cache.position)
         for layer, block in enumerate(self.blocks):
-            x = block(x, mask=mask, positions=positions, cache=cache, layer=layer)
+            x = block(x, mask=mask, positions=positions, rotation=rotation, cache=cache, layer=layer)
         if cache is not None:
             cache.advance(tokens.size(1))
         return x
@@ -137,9 +139,21 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Float[Tensor, "B T C"], **context: Tensor | KVCache | int | None) -> Float[Tensor, "B T C"]:
-        """x plus what its attention and its MLP add; `context` is the attention's mask, positions and cache."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), **context))
+    def forward(
+        self,
+        x: Float[Tensor, "B T C"],
+        *,
+        mask: Bool[Tensor, "B 1 1 S"] | None = None,
+        positions: Int[Tensor, "B T"] | Int[Tensor, " T"] | None = None,
+        rotation: Float[Tensor, "... T half 2"] | None = None,
+        cache: KVCache | None = None,
+        layer: int = 0,
+    ) -> Float[Tensor, "B T C"]:
+        """Return x plus what its attention and its MLP add; the other arguments are the attention's."""
+        y = self.attention(
+            self.attention_norm(x), mask=mask, positions=positions, rotation=rotation, cache=cache, layer=layer
+        )
+        x = x + self.dropout(y)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
@@ -173,7 +187,8 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(config.inner, config.n_embd, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = together(x, self.gate_proj, self.up_proj)
+        return self.down_proj(F.silu(gate) * up)
 
 
 def make_norm(config: GPTConfig) -> nn.Module:

@@ -7,6 +7,8 @@ pass that fails leaves no trace.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,6 +19,7 @@ class KVCache:
 
     `length` slots are filled, the same ones in every layer and row. Slot 0 holds position `start`, which
     is 0 until drop_oldest() has made room: keys keep the rotation of the position they were written at.
+    Slots before `first`, which is the caller's to move, are out of sight: no layer gets them.
     It serves inference: gradients do not flow through it.
     """
 
@@ -36,8 +39,11 @@ class KVCache:
             raise ValueError(f"a cache of shape (n_layer, B, Hkv, size, D) = {shape} has no room.")
         self.keys: Float[Tensor, "n_layer B Hkv size D"] = torch.zeros(shape, device=device, dtype=dtype)
         self.values: Float[Tensor, "n_layer B Hkv size D"] = torch.zeros_like(self.keys)
+        self.layers = list(zip(self.keys, self.values, strict=True))
         self.length = 0
         self.start = 0
+        self.first = 0
+        self.slot: Int[Tensor, " 1"] | None = None
 
     @property
     def size(self) -> int:
@@ -52,18 +58,33 @@ class KVCache:
     def write(
         self, layer: int, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T D"]
     ) -> tuple[Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]:
-        """Put T new keys and values behind the filled slots; returns all S = length + T, as views.
+        """Put T new keys and values behind the filled slots; return those of all slots in sight, as views.
 
         Raises ValueError, naming the shapes, when they do not fit or there is no room left.
         """
-        keys, values = self.keys[layer], self.values[layer]
-        end = self.length + k.shape[-2]
+        keys, values = self.layers[layer]
+        T = k.shape[-2]
+        first, end = self.first, self.length + T
         fits = k.shape[:-2] == keys.shape[:-2] and k.shape[-1] == keys.shape[-1] and k.shape == v.shape
         if not fits or k.dtype != keys.dtype or end > self.size or k.requires_grad:
             raise ValueError(self._misfit(k, v, end))
-        keys[:, :, self.length : end] = k
-        values[:, :, self.length : end] = v
-        return keys[:, :, :end], values[:, :, :end]
+        if self.slot is None:
+            keys.narrow(2, self.length, T).copy_(k)
+            values.narrow(2, self.length, T).copy_(v)
+        else:
+            keys.index_copy_(2, self.slot, k)
+            values.index_copy_(2, self.slot, v)
+            end = self.sight
+        return keys[:, :, first:end], values[:, :, first:end]
+
+    def at(self, slot: Int[Tensor, " 1"], sight: int) -> KVCache:
+        """The same memory for a step that a CUDA graph repeats: for one token, at a slot that is a tensor.
+
+        Layers see the first `sight` slots, filled or not: the caller masks the empty ones, and counts the token.
+        """
+        fixed = copy.copy(self)
+        fixed.slot, fixed.first, fixed.sight = slot, 0, sight
+        return fixed
 
     def advance(self, T: int) -> None:
         """Count T positions as filled, once every layer has written them."""
@@ -82,16 +103,17 @@ class KVCache:
             stored[..., : self.length - n, :] = stored[..., n : self.length, :].clone()  # the two ranges overlap
         self.length -= n
         self.start += n
+        self.first = max(0, self.first - n)
 
     def take(self, rows: Int[Tensor, " rows"]) -> KVCache:
         """A new cache of these rows of the batch, in this order: a row may come several times or not at all.
 
         One prefill serves n samples as `cache.take(torch.zeros(n, dtype=torch.long))`.
         """
-        taken = object.__new__(KVCache)
+        taken = copy.copy(self)
         taken.keys = self.keys.index_select(1, rows.to(self.keys.device))
         taken.values = self.values.index_select(1, rows.to(self.values.device))
-        taken.length, taken.start = self.length, self.start
+        taken.layers = list(zip(taken.keys, taken.values, strict=True))
         return taken
 
     def _misfit(self, k: Tensor, v: Tensor, end: int) -> str:

@@ -22,7 +22,7 @@ def layer(form="sdpa", **settings):
 
 
 def cache_for(attention, batch, size):
-    keys = attention.project(torch.zeros(batch, 1, C), None, 0)[1]
+    keys = attention.project(torch.zeros(batch, 1, C))[1]
     return KVCache(1, batch, keys.shape[1], size, keys.shape[-1])
 
 
@@ -140,7 +140,7 @@ def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
     weights = attention.weights(x)
     if form not in ATTENTION_VARIANTS:
         close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-    values = attention.project(x, None, 0)[2]
+    values = attention.project(x)[2]
     values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
     close(attention.merge(weights @ values), attention.eval()(x))
 

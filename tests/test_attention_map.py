@@ -46,7 +46,7 @@ def test_the_weights_drawn_are_those_of_the_forward_pass():
     maps = attention_maps(model, tokens)
     block = model.blocks[0]
     x = block.attention_norm(model.token_embedding(tokens))
-    _, _, v = block.attention.project(x, None, 0)
+    _, _, v = block.attention.project(x)
     torch.testing.assert_close(block.attention.merge(maps[0] @ v), block.attention(x))
 
 

@@ -63,7 +63,6 @@ class Capturing(Decoder):
 
     def __init__(self, model):
         super().__init__(model)
-        assert self.steps is not None
         self.captures = True
 
 

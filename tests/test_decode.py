@@ -10,10 +10,11 @@ from conftest import PRESETS, preset_settings, random_gpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generation.decoder import LARGE, Decoder, one_row_product
+from generation.decoder import Decoder
 from model.config import ATTENTION_FORMS, POSITIONS
 from model.gpt import GPT
 from model.kv_cache import KVCache
+from model.packed import LARGE, pack
 
 
 def uncached(model: GPT, texts: list[list[int]]) -> torch.Tensor:

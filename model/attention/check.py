@@ -73,7 +73,7 @@ def padding_leak(layer: CausalSelfAttention, x: Tensor) -> Pairs:
 
 def cache(layer: CausalSelfAttention, x: Tensor) -> Pairs:
     """Give in two chunks of prefill and one-token steps what one pass over the whole text gives."""
-    keys = layer.project(x, None, 0)[1]
+    keys = layer.project(x)[1]
     store = KVCache(1, B, keys.shape[1], T, keys.shape[-1], device=x.device, dtype=x.dtype)
     pieces = []
     for size in (9, 7, *[1] * 8):

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, obeys_contract
 from model.attention.functional import matmul
-from model.attention.layer import CausalSelfAttention, MultiHeadAttention, make_rope
+from model.attention.layer import CausalSelfAttention, MultiHeadAttention
 from model.config import AttentionConfig
-from model.rope import rotate
 
 # Rung 1: the average of the past, four times the same.
 
@@ -60,12 +59,12 @@ class Averaging(CausalSelfAttention):
 
     def __init__(self, config: AttentionConfig):
         super().__init__(config, 1, config.n_embd, matmul)
-        self.alibi = False
+        self.alibi, self.rope = False, None
         self.v_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def project(
-        self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None, start: int
+        self, x: Float[Tensor, "... T C"]
     ) -> tuple[Float[Tensor, "... 1 T C"], Float[Tensor, "... 1 T C"], Float[Tensor, "... 1 T C"]]:
         v = self.v_proj(x).unsqueeze(-3)  # (…, T, C) -> (…, 1, T, C)
         nothing = torch.zeros_like(v)
@@ -89,16 +88,12 @@ class SimpleAttention(CausalSelfAttention):
 
     def __init__(self, config: AttentionConfig):
         super().__init__(config, 1, config.n_embd, matmul)
-        self.rope = make_rope(config, config.n_embd)
 
     def project(
-        self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None, start: int
+        self, x: Float[Tensor, "... T C"]
     ) -> tuple[Float[Tensor, "... 1 T C"], Float[Tensor, "... 1 T C"], Float[Tensor, "... 1 T C"]]:
-        v = x.unsqueeze(-3)  # (…, T, C) -> (…, 1, T, C)
-        if self.rope is None:
-            return v, v, v
-        turned = rotate(v, self.rope.rotation(x, positions, start))
-        return turned, turned, v
+        heads = x.unsqueeze(-3)  # (…, T, C) -> (…, 1, T, C)
+        return heads, heads, heads
 
     def merge(self, y: Float[Tensor, "... 1 T C"]) -> Float[Tensor, "... T C"]:
         return y.squeeze(-3)  # (…, 1, T, C) -> (…, T, C)
@@ -127,16 +122,26 @@ class StackedHeads(MultiHeadAttention):
     def __init__(self, config: AttentionConfig):
         super().__init__(config, attend=head_by_head)
 
-    def split(self, projection: nn.Linear, x: Float[Tensor, "... T C"], n: int) -> Float[Tensor, "... n T D"]:
-        """n projections, each from C channels to the D of its own head."""
+    def products(self, x: Float[Tensor, "... T C"]) -> tuple[Float[Tensor, "... T _"], ...]:
+        """Return the products of each head with its own rows of the weights, side by side."""
+        if not isinstance(self.q_proj, nn.Linear):  # packed for decoding: the rows of all heads are one product
+            return super().products(x)
+        heads = {self.q_proj: self.n_head, self.k_proj: self.kv_heads, self.v_proj: self.kv_heads}
+        return tuple(self.head_products(x, projection, n) for projection, n in heads.items())
+
+    @staticmethod
+    def head_products(x: Float[Tensor, "... T C"], projection: nn.Linear, n: int) -> Float[Tensor, "... T _"]:
+        """Return n products, each from C channels to the D of its own head."""
         weights = projection.weight.chunk(n)  # (n·D, C) -> n times (D, C)
         biases = [None] * n if projection.bias is None else projection.bias.chunk(n)
-        return torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], dim=-3)
+        return torch.cat([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], dim=-1)
 
 
 @obeys_contract
 def head_by_head(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The attention of each head by itself, the results stacked."""
+    if q.shape[-2] == 1:  # decoding, where H small calls take longer than all else: the heads at once
+        return matmul(q, k, v, mask=allowed, bias=bias, dropout_p=dropout_p, scale=scale)
 
     def of_head(overlay: Tensor | None, h: int) -> Tensor | None:
         if overlay is None or overlay.ndim < 3 or overlay.shape[-3] == 1:

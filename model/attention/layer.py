@@ -1,12 +1,15 @@
-"""Causal self-attention as a layer: project, remember, attend, merge.
+"""Causal self-attention as a layer: project, rotate, remember, attend, merge.
 
 CausalSelfAttention is what every trainable form has in common, MultiHeadAttention the form a GPT uses.
 """
 
 from __future__ import annotations
 
+from typing import TypedDict
+
+import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from model.attention.contract import AttentionFunction
@@ -14,7 +17,8 @@ from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights, m
 from model.attention.variants import ATTENTION_VARIANTS
 from model.config import AttentionConfig
 from model.kv_cache import KVCache
-from model.masks import alibi_bias, causal_with, check_broadcast
+from model.masks import alibi_bias, alibi_slopes, causal_with, check_broadcast, combine
+from model.packed import together
 from model.rope import RotaryEmbedding, rotate
 
 NORM_EPS = 1e-6
@@ -27,10 +31,18 @@ class CausalSelfAttention(nn.Module):
     (`merge`); the rest, mask, window, cache, ALiBi, dropout, is the same for all and is here.
     """
 
-    def __init__(self, config: AttentionConfig, n_head: int, head_size: int, attend: AttentionFunction):
+    def __init__(
+        self,
+        config: AttentionConfig,
+        n_head: int,
+        head_size: int,
+        attend: AttentionFunction,
+        kv_heads: int | None = None,
+    ):
         super().__init__()
-        self.n_head, self.head_size = n_head, head_size
+        self.n_head, self.kv_heads, self.head_size = n_head, kv_heads or n_head, head_size
         self.attend = attend
+        self.rope = make_rope(config, head_size)
         self.dropout = config.attention_dropout
         self.window = config.attention_window
         self.alibi = config.position == "alibi"
@@ -41,22 +53,31 @@ class CausalSelfAttention(nn.Module):
         *,
         mask: Shaped[Tensor, " ..."] | None = None,
         positions: Int[Tensor, "... T"] | None = None,
+        rotation: Float[Tensor, "... T half 2"] | None = None,
         cache: KVCache | None = None,
         layer: int = 0,
     ) -> Float[Tensor, "... T C"]:
-        """x mixed over the past, in any number of leading dimensions.
+        """Mix x over the past, in any number of leading dimensions.
 
-        `mask` broadcasts to (…, H, T, S), with S = T plus the length of the cache, and says what may be
-        attended beside causality and window, which are always kept. `positions` turn RoPE; without them
-        they follow on from the cache, or from 0. With a `cache`, x is (B, T, C): its keys and values are
-        written at `layer`, and the caller advances the cache once all layers are through.
+        mask: broadcasts to (…, H, T, S), with S = T plus the length of the cache, and says what may be
+            attended; causality and window hold in any case.
+        positions: turn RoPE; by default they follow on from the cache, or from 0.
+        rotation: that of these positions, where the caller has made it for all layers.
+        cache: keys and values of earlier tokens, for an x of (B, T, C). Its own are written at `layer`; the
+            caller advances the cache after the last layer.
 
         Raises ValueError, naming the shapes, when mask, positions or cache do not fit x.
         """
-        q, k, v = self.project(x, positions, 0 if cache is None else cache.position)
+        q, k, v = self.project(x)
+        if rotation is None:
+            rotation = self.rotation(x, positions, 0 if cache is None else cache.position)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        slot = None
         if cache is not None:
             k, v = cache.write(layer, k, v)  # (…, Hkv, T, D) -> (…, Hkv, S, D)
-        k, v, overlay = self._overlay(q, k, v, mask)
+            slot = cache.slot
+        k, v, overlay = self._overlay(q, k, v, mask, slot)
         y = self.attend(q, k, v, **overlay, dropout_p=self.dropout if self.training else 0.0)
         return self.merge(y)
 
@@ -67,37 +88,68 @@ class CausalSelfAttention(nn.Module):
         mask: Shaped[Tensor, " ..."] | None = None,
         positions: Int[Tensor, "... T"] | None = None,
     ) -> Float[Tensor, "... H T T"]:
-        """The weights that forward() gives x, without dropout, for pictures and figures."""
-        q, k, v = self.project(x, positions, 0)
+        """Return the weights of forward(x) without dropout, for pictures and statistics."""
+        q, k, v = self.project(x)
+        if (rotation := self.rotation(x, positions, 0)) is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         k, _, overlay = self._overlay(q, k, v, mask)
-        # By matmul, with which all but the variants agree: fused kernels are not made for values as wide as the
-        # text is long.
+        # All forms but the variants have matmul's weights, and fused kernels are not made for values of width S.
         attend = self.attend if self.attend in ATTENTION_VARIANTS.values() else matmul
         return attention_weights(q, k, **overlay, attend=attend)
 
-    def project(
+    def rotation(
         self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None, start: int
+    ) -> Float[Tensor, "... T half 2"] | None:
+        """Return RoPE's rotation of x's `positions`, or of start … start+T-1; None without RoPE."""
+        return None if self.rope is None else self.rope.rotation(x, positions, start)
+
+    def project(
+        self, x: Float[Tensor, "... T C"]
     ) -> tuple[Float[Tensor, "... H T D"], Float[Tensor, "... Hkv T D"], Float[Tensor, "... Hkv T D"]]:
-        """Queries, keys and values of x, whose first position is `start`."""
+        """Return the queries, keys and values of x, not yet rotated."""
         raise NotImplementedError
 
     def merge(self, y: Float[Tensor, "... H T D"]) -> Float[Tensor, "... T C"]:
-        """What the heads gathered, as a change to the residual stream."""
+        """Return what the heads gathered as a change to the residual stream."""
         raise NotImplementedError
 
-    def _overlay(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, dict]:
-        """The keys and values in reach, and the mask, is_causal and bias to lay over their scores."""
+    def _overlay(
+        self,
+        q: Float[Tensor, "... H T D"],
+        k: Float[Tensor, "... Hkv S D"],
+        v: Float[Tensor, "... Hkv S D"],
+        mask: Shaped[Tensor, " ..."] | None,
+        slot: Int[Tensor, " 1"] | None = None,
+    ) -> tuple[Float[Tensor, "... Hkv reach D"], Float[Tensor, "... Hkv reach D"], Overlay]:
+        """Return the keys and values in reach, and what to lay over their scores."""
         T, S = q.shape[-2], k.shape[-2]
         if mask is not None:
             check_broadcast("mask", mask, (*q.shape[:-1], S))
+        bias = None
+        if slot is not None:  # one query, not at the last key but at a slot that only the device knows
+            back = slot - torch.arange(S, device=q.device)  # (S,): how far each key lies behind it
+            if self.window is not None:
+                mask = combine(mask, back < self.window)
+            if self.alibi:
+                bias = -alibi_slopes(self.n_head, q.device)[:, None, None] * back
+            return k, v, {"mask": mask, "is_causal": False, "bias": bias}
         reach = S if self.window is None else min(S, self.window + T - 1)
         if reach < S:  # the first query does not see further back, so neither does any other
             k, v = k[..., -reach:, :], v[..., -reach:, :]
             if mask is not None and mask.shape[-1] > 1:
                 mask = mask[..., -reach:]
+        if self.alibi:
+            bias = alibi_bias(self.n_head, T, reach, q.device)
         mask, is_causal = causal_with(mask, T, reach, self.window, q.device)
-        bias = alibi_bias(self.n_head, T, reach, q.device) if self.alibi else None
         return k, v, {"mask": mask, "is_causal": is_causal, "bias": bias}
+
+
+class Overlay(TypedDict):
+    """What is laid over the scores, as arguments of an attention function."""
+
+    mask: Bool[Tensor, " ..."] | None
+    is_causal: bool
+    bias: Float[Tensor, "H T S"] | None
 
 
 class MultiHeadAttention(CausalSelfAttention):
@@ -110,33 +162,26 @@ class MultiHeadAttention(CausalSelfAttention):
     def __init__(self, config: AttentionConfig, attend: AttentionFunction | None = None):
         C, D = config.n_embd, config.head_channels
         attend = attend or (ATTENTION_FUNCTIONS | ATTENTION_VARIANTS)[config.attention]
-        super().__init__(config, config.n_head, D, attend)
-        self.kv_heads = config.kv_heads
+        super().__init__(config, config.n_head, D, attend, config.kv_heads)
         self.q_proj = nn.Linear(C, config.n_head * D, bias=config.qkv_bias)
         self.k_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
         self.v_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.n_head * D, C, bias=config.bias)
         self.q_norm = nn.RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
-        self.rope = make_rope(config, D)
 
     def project(
-        self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None, start: int
+        self, x: Float[Tensor, "... T C"]
     ) -> tuple[Float[Tensor, "... H T D"], Float[Tensor, "... Hkv T D"], Float[Tensor, "... Hkv T D"]]:
-        q = self.split(self.q_proj, x, self.n_head)
-        k = self.split(self.k_proj, x, self.kv_heads)
-        v = self.split(self.v_proj, x, self.kv_heads)
-        if self.q_norm is not None:
+        # (…, T, n·D) -> (…, T, n, D) -> (…, n, T, D): one product for all n heads, its channels cut into heads
+        q, k, v = (y.view(*y.shape[:-1], -1, self.head_size).transpose(-3, -2) for y in self.products(x))
+        if self.q_norm is not None and self.k_norm is not None:
             q, k = _normalise(self.q_norm, q), _normalise(self.k_norm, k)
-        if self.rope is not None:
-            rotation = self.rope.rotation(x, positions, start)
-            q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
 
-    def split(self, projection: nn.Linear, x: Float[Tensor, "... T C"], n: int) -> Float[Tensor, "... n T D"]:
-        """One projection for all heads, its channels cut into n heads."""
-        heads = projection(x).unflatten(-1, (n, self.head_size))  # (…, T, n·D) -> (…, T, n, D)
-        return heads.transpose(-3, -2)  # (…, T, n, D) -> (…, n, T, D)
+    def products(self, x: Float[Tensor, "... T C"]) -> tuple[Float[Tensor, "... T _"], ...]:
+        """Return x times the weights of all queries, of all keys and of all values."""
+        return together(x, self.q_proj, self.k_proj, self.v_proj)
 
     def merge(self, y: Float[Tensor, "... H T D"]) -> Float[Tensor, "... T C"]:
         joined = y.transpose(-3, -2).flatten(-2)  # (…, H, T, D) -> (…, T, H, D) -> (…, T, H·D)
@@ -149,7 +194,7 @@ def _normalise(norm: nn.RMSNorm, x: Float[Tensor, "... D"]) -> Float[Tensor, "..
 
 
 def make_rope(config: AttentionConfig, head_size: int) -> RotaryEmbedding | None:
-    """The rotation of one head, when the settings ask for it."""
+    """Return the rotation of one head, or None when the settings ask for none."""
     if config.position != "rope":
         return None
     return RotaryEmbedding(head_size, config.rope_theta, config.rope_scaling, config.rope_scaling_factor)

@@ -1,0 +1,132 @@
+"""Linear layers for decoding, where the input is one row or a few and time goes into reading the weights.
+
+`packed(model)` is a copy of a model for that: what reads the same input is one product, and on a CPU each product's
+weights are laid out so that all threads read them.
+"""
+
+from __future__ import annotations
+
+import copy as copies
+import mmap
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+LARGE = 100_000  # weights from which it pays to share a product between threads
+COPIED = 2**28  # weights of a model up to which packed() copies them, 1 GiB
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # children that read the same input
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def packed(model: Module) -> Module:
+    """A copy of a model for decoding, in eval mode, with the weights as they are now; the model is left as it is.
+
+    It shares with the model whatever is no linear layer, and all weights where these are more than COPIED.
+    """
+    copy = sum(parameter.numel() for parameter in model.parameters()) <= COPIED
+    twin = _packed(model, copy)
+    assert isinstance(twin, type(model))
+    return twin
+
+
+def _packed(module: nn.Module, copy: bool) -> nn.Module:
+    if isinstance(module, nn.Linear):
+        return pack(module, copy=copy)
+    if isinstance(module, nn.Dropout):
+        return nn.Identity()
+    twin = copies.copy(module)
+    children = dict(module.named_children())
+    twin._modules = {}
+    for names in TOGETHER:
+        if copy and all(isinstance(children.get(name), nn.Linear) for name in names):
+            joined = Joined([children.pop(name) for name in names])
+            twin._modules |= dict.fromkeys(names, joined)
+    twin._modules |= {name: _packed(child, copy) for name, child in children.items()}
+    twin.training = False
+    # As plain attributes they are found at once: nn.Module's own look-up takes longer than some of their work.
+    twin.__dict__.update(twin._modules | twin._parameters)
+    return twin
+
+
+class Joined(nn.Module):
+    """Several linear layers as one."""
+
+    def __init__(self, layers: list[nn.Linear]) -> None:
+        super().__init__()
+        self.sizes = [layer.out_features for layer in layers]
+        bias = layers[0].bias is not None
+        joined = nn.Linear(layers[0].in_features, sum(self.sizes), bias=bias, device="meta")
+        joined.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False)
+        if bias:
+            joined.bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in layers]), requires_grad=False)
+        self.product = pack(joined, copy=True)
+
+    def forward(self, x: Float[Tensor, "... C"]) -> tuple[Float[Tensor, "... _"], ...]:
+        return self.product(x).split(self.sizes, dim=-1)
+
+
+def together(x: Float[Tensor, "... C"], *layers: nn.Module) -> tuple[Float[Tensor, "... _"], ...]:
+    """What each of these linear layers makes of x: one product where packed() has joined them."""
+    if isinstance(layers[0], Joined):
+        return layers[0](x)
+    return tuple(layer(x) for layer in layers)
+
+
+def pack(layer: nn.Linear, *, copy: bool) -> nn.Module:
+    """The layer as a PackedLinear, or as it is where that gains nothing.
+
+    copy: whether the panels may be a copy, each in one piece; without, one row is a batch of products too.
+    """
+    weight, panels = layer.weight.detach(), torch.get_num_threads()
+    if weight.dtype != torch.float32 or not weight.is_cpu or not torch.backends.mkl.is_available():
+        return layer
+    if weight.numel() < LARGE or (len(weight) % panels and not copy):
+        return layer
+    return PackedLinear(weight, layer.bias, panels, copy)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer for a row or a few.
+
+    Its time is that of reading the weights, which MKL does on a single core, and slowly. Cut into as many panels
+    as there are threads, (panels, C, N / panels), they are read by all. One row is then, in each panel, the sum of
+    its C rows weighted by x: an embedding bag, whose kernel fetches ahead. Several rows are a batch of products.
+    """
+
+    def __init__(self, weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None, panels: int, copy: bool) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.panels, self.bias = panels, None if bias is None else bias.detach()
+        padded = F.pad(weight, (0, 0, 0, -len(weight) % panels)) if len(weight) % panels else weight
+        self.stacked = padded.unflatten(0, (panels, -1)).mT  # (panels, C, N / panels)
+        self.table: Tensor | None = None
+        if copy:
+            self.stacked = in_large_pages(self.stacked)
+            self.table = self.stacked.flatten(0, 1)  # (panels · C, N / panels)
+            self.index = torch.arange(len(self.table))
+            self.offsets = torch.arange(0, len(self.table), self.in_features)
+
+    def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... N"]:
+        lead, C = x.shape[:-1], self.in_features
+        if self.table is not None and x.numel() == C:
+            factors = x.view(1, C).expand(self.panels, C).reshape(-1)
+            y = torch.embedding_bag(self.table, self.index, self.offsets, False, 0, False, factors)[0]
+        else:
+            y = torch.bmm(x.reshape(1, -1, C).expand(self.panels, -1, -1), self.stacked)  # (panels, rows, N / panels)
+            y = y.transpose(0, 1)
+        y = y.reshape(*lead, -1)  # with what was padded
+        if y.shape[-1] > self.out_features:
+            y = y[..., : self.out_features]
+        return y if self.bias is None else y + self.bias
+
+
+def in_large_pages(tensor: Float[Tensor, " *any"]) -> Float[Tensor, " *any"]:
+    """A copy in pages of 2 MB where Linux has them: with small ones a third of the reading is looking pages up."""
+    memory = mmap.mmap(-1, tensor.nbytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
