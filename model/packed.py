@@ -34,8 +34,10 @@ def packed(model: Module) -> Module:
 
 
 def _packed(module: nn.Module, copy: bool) -> nn.Module:
-    if isinstance(module, nn.Linear):
-        return pack(module, copy=copy)
+    if isinstance(module, nn.Linear) and (panels := panels_for(module, copy)):
+        return PackedLinear(module.weight.detach(), module.bias, panels, copy)
+    if isinstance(module, nn.RMSNorm) and module.weight.is_cpu and module.weight.dtype == torch.float32:
+        return PackedRMSNorm(module)
     if isinstance(module, nn.Dropout):
         return nn.Identity()
     twin = copies.copy(module)
@@ -63,10 +65,10 @@ class Joined(nn.Module):
         joined.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False)
         if bias:
             joined.bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in layers]), requires_grad=False)
-        self.product = pack(joined, copy=True)
+        self.product = _packed(joined, copy=True)
 
     def forward(self, x: Float[Tensor, "... C"]) -> tuple[Float[Tensor, "... _"], ...]:
-        return self.product(x).split(self.sizes, dim=-1)
+        return torch.split_with_sizes(self.product(x), self.sizes, -1)
 
 
 def together(x: Float[Tensor, "... C"], *layers: nn.Module) -> tuple[Float[Tensor, "... _"], ...]:
@@ -76,17 +78,12 @@ def together(x: Float[Tensor, "... C"], *layers: nn.Module) -> tuple[Float[Tenso
     return tuple(layer(x) for layer in layers)
 
 
-def pack(layer: nn.Linear, *, copy: bool) -> nn.Module:
-    """The layer as a PackedLinear, or as it is where that gains nothing.
-
-    copy: whether the panels may be a copy, each in one piece; without, one row is a batch of products too.
-    """
-    weight, panels = layer.weight.detach(), torch.get_num_threads()
+def panels_for(layer: nn.Linear, copy: bool) -> int:
+    """Return the number of panels to cut the layer's weights into, 0 where that gains nothing."""
+    weight, panels = layer.weight, torch.get_num_threads()
     if weight.dtype != torch.float32 or not weight.is_cpu or not torch.backends.mkl.is_available():
-        return layer
-    if weight.numel() < LARGE or (len(weight) % panels and not copy):
-        return layer
-    return PackedLinear(weight, layer.bias, panels, copy)
+        return 0
+    return 0 if weight.numel() < LARGE or (len(weight) % panels and not copy) else panels
 
 
 class PackedLinear(nn.Module):
@@ -95,6 +92,8 @@ class PackedLinear(nn.Module):
     Its time is that of reading the weights, which MKL does on a single core, and slowly. Cut into as many panels
     as there are threads, (panels, C, N / panels), they are read by all. One row is then, in each panel, the sum of
     its C rows weighted by x: an embedding bag, whose kernel fetches ahead. Several rows are a batch of products.
+
+    copy: whether the panels may be a copy, each in one piece; without, one row is a batch of products too.
     """
 
     def __init__(self, weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None, panels: int, copy: bool) -> None:
@@ -122,6 +121,20 @@ class PackedLinear(nn.Module):
         if y.shape[-1] > self.out_features:
             y = y[..., : self.out_features]
         return y if self.bias is None else y + self.bias
+
+
+class PackedRMSNorm(nn.Module):
+    """x w / √(mean(x²) + ε) as x (w √C) / √(‖x‖² + C ε): four operations, where torch's takes eight on a CPU."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        super().__init__()
+        C = norm.normalized_shape[-1]
+        self.weight = norm.weight.detach() * C**0.5
+        self.floor = self.weight.new_tensor((C * (norm.eps or 0.0)) ** 0.5)
+
+    def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x / torch.hypot(size, self.floor) * self.weight
 
 
 def in_large_pages(tensor: Float[Tensor, " *any"]) -> Float[Tensor, " *any"]:

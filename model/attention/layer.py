@@ -189,6 +189,8 @@ class MultiHeadAttention(CausalSelfAttention):
 
 
 def _normalise(norm: nn.RMSNorm, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+    if x.dtype == norm.weight.dtype:
+        return norm(x)
     # Under autocast x is half precision and the weight is not: torch's fused kernel wants them alike.
     return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
 
