@@ -107,7 +107,7 @@ def trained(folder: Path, ranks: int, threads: int, gpus: bool) -> Callable[[], 
         run = folder / f"{ranks}-{threads}-{next(numbers)}"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         settings = [
-            f"data.path={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}", f"hydra.run.dir={run}",
+            f"data.path={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}", f"run_dir={run}",
             "tokenizer=byte", f"max_steps={STEPS}", f"eval_interval={STEPS}", f"checkpoint_interval={STEPS}",
             "sample_tokens=0", f"device={'auto' if gpus else 'cpu'}",
         ]  # fmt: skip

@@ -44,7 +44,7 @@ def main() -> None:
         cache, shakespeare = f"data.cache_dir={folder / 'cache'}", ["+experiment=shakespeare_cpu", f"data.path={text}"]
         for number, settings in enumerate(([], shakespeare)):  # prepares the tokens, and leaves a checkpoint to sample
             train = [sys.executable, "train.py", *settings, cache, "max_steps=1", "sample_tokens=0"]
-            paired.run([*train, f"hydra.run.dir={folder / f'warm-{number}'}"], cwd=paired.ROOT)
+            paired.run([*train, f"run_dir={folder / f'warm-{number}'}"], cwd=paired.ROOT)
         programs = {
             "`train.py --help`": help_shown,
             "`train.py`, first step": first_step(folder, [cache]),
@@ -56,7 +56,7 @@ def main() -> None:
         seconds = paired.interleave(programs, arguments.rounds)
         rows = [[name, paired.spread(taken, ".2f")] for name, taken in seconds.items()]
         paired.table(["from the start of the process to", "seconds"], rows)
-        imports([*shakespeare, cache, "max_steps=1", f"hydra.run.dir={folder / 'imports'}"])
+        imports([*shakespeare, cache, "max_steps=1", f"run_dir={folder / 'imports'}"])
 
 
 def help_shown() -> float:
@@ -72,7 +72,7 @@ def first_step(folder: Path, settings: list[str]) -> Callable[[], float]:
         run = Path(tempfile.mkdtemp(dir=folder)) / str(next(numbers))
         metrics = run / "metrics.jsonl"
         started = time.perf_counter()
-        with start([sys.executable, "train.py", *settings, f"hydra.run.dir={run}"], paired.ROOT) as process:
+        with start([sys.executable, "train.py", *settings, f"run_dir={run}"], paired.ROOT) as process:
             while not (metrics.exists() and metrics.stat().st_size):
                 time.sleep(0.005)
                 if process.poll() is not None or time.perf_counter() - started > PATIENCE:

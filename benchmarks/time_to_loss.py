@@ -152,7 +152,7 @@ def ours(command: list, text: Path, folder: Path, seeds: int) -> Callable[[], Ru
     def program() -> Run:
         number = next(numbers)
         run = folder / str(number)
-        settings = [*EXPERIMENT, f"data.path={text}", f"data.cache_dir={run / 'cache'}", f"hydra.run.dir={run}"]
+        settings = [*EXPERIMENT, f"data.path={text}", f"data.cache_dir={run / 'cache'}", f"run_dir={run}"]
         started = time.perf_counter()
         paired.run([*command, *settings, f"seed={number % seeds + 1}"], cwd=paired.ROOT)
         whole = time.perf_counter() - started

@@ -14,7 +14,7 @@ from generation.decoder import Decoder
 from model.config import ATTENTION_FORMS, POSITIONS
 from model.gpt import GPT
 from model.kv_cache import KVCache
-from model.packed import LARGE, pack
+from model.packed import LARGE
 
 
 def uncached(model: GPT, texts: list[list[int]]) -> torch.Tensor:

@@ -100,10 +100,10 @@ def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other
 
 
 def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text):
-    from training.plan import count_parameters, preflight
+    from training.plan import count_parameters, plan_run
 
     source = open_checkpoint(pretrained).model
-    report = preflight(replace(other_text, init_from=pretrained))
+    report = plan_run(replace(other_text, init_from=pretrained))
     assert report.startswith(f"parameters  {count_parameters(source).total():,} with 280 ids:")
 
 

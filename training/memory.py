@@ -24,7 +24,6 @@ from data.shards import Tokens
 from data.tokenizer import make_tokenizer
 from errors import SettingsError, first_line
 from model.gpt import GPT
-from runs.checkpoint import Progress
 from runs.saver import Saver
 from training.config import TrainConfig
 from training.distributed import Ranks
@@ -121,7 +120,6 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
         max_steps=None,
         ranks=Ranks(),
         directory=Path(),
-        lock=None,
         device=device,
         autocast=torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32),
         scaler=GradScaler(device.type, enabled=False),
@@ -130,10 +128,8 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
         batches=Batches(text, block_size=block_size, batch_size=config.batch_size, seed=config.seed),
         model=model,
         forward=model,
-        compiled=False,
         optimizers=make_optimizers(model, config.optimizer),
         micro_batch_size=int(config.micro_batch_size or config.batch_size),
-        progress=Progress(),
         saver=Saver(Path(), keep=0),
         skipped=torch.zeros(2, dtype=torch.int64, device=device),
     )

@@ -170,6 +170,3 @@ def _length(config: TrainConfig, seconds_a_step: float) -> str:
     if config.max_minutes:
         ends.append(max(1, round(60 * config.max_minutes / seconds_a_step)))
     return f"{duration(min(ends) * seconds_a_step)} for {min(ends):,} steps"
-
-
-preflight = plan_run  # until train.py says plan_run

@@ -142,7 +142,7 @@ class Run:
         self.skipped = torch.stack([self.skipped[0] + skip, (self.skipped[1] + 1) * skip])
 
     def check_numbers(self, *, finished: bool = False) -> None:
-        """Read the count of skipped steps; NumbersError after too many in a row, or when the final loss is not finite."""
+        """Read the count of skipped steps; NumbersError after too many in a row or a final loss that is not finite."""
         progress, config = self.progress, self.config
         progress.skipped, in_a_row = map(int, self.skipped.tolist())
         progress.skipped_in_a_row = in_a_row
