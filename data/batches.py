@@ -1,8 +1,8 @@
 """Token shards to batches: which windows of the text a step trains on, as a function of seed and step.
 
-The windows of an epoch are visited in a pseudo-random order that is computed, not stored: a keyed
-permutation of their numbers (a Feistel network with cycle walking, after Black and Rogaway 2002).
-So the batch of step N needs only the seed and N, and 10^13 tokens no more memory than a thousand.
+An epoch visits its windows in a pseudo-random order that is computed, not stored: a keyed permutation of their numbers
+(a Feistel network with cycle walking, Black and Rogaway 2002). So the batch of step N depends on the seed and N alone,
+and 10^13 tokens need no more memory than a thousand.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 
 from errors import DataError
 
-_BLOCK = 1024  # windows whose places are worked out together, for one costs as much as a hundred
+_BLOCK = 1024  # windows whose places are computed together: one alone costs as much as a hundred
 
 
 class TokenStream(Protocol):
-    """What batches need of a split; an array of integers will do."""
+    """What batches need of a split: an array of integers, or Tokens."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: slice, /) -> np.ndarray: ...
@@ -30,23 +30,23 @@ class TokenStream(Protocol):
 class Batches:
     """Training batches of windows of block_size + 1 tokens, in an order set by `seed`.
 
-    An epoch visits each of its `windows_per_epoch` windows once. They begin block_size tokens apart,
-    the first at a place that differs between epochs, so that their borders do too: what one epoch leaves
-    out, at the two ends of the text, others see.
+    An epoch visits each of its `windows_per_epoch` windows once. They begin block_size tokens apart, the first at a
+    place that differs between epochs. So the borders differ too, and what one epoch leaves out at the two ends of the
+    text is seen in others.
     """
 
     def __init__(self, tokens: TokenStream, *, block_size: int, batch_size: int, seed: int) -> None:
         assert len(tokens) > block_size, "check_split comes first"
         self.tokens, self.block_size, self.batch_size, self.seed = tokens, block_size, batch_size, seed
-        # One window less than would fit, where there are several: the room lets the first one move.
+        # Of several windows one less than would fit, so that the first one has room to move.
         self.windows_per_epoch = max(1, len(tokens) // block_size - 1)
         self._offsets = len(tokens) - self.windows_per_epoch * block_size
         self._places = lru_cache(maxsize=4)(self._find_places)
 
     def batch(self, step: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Rows start to stop of the global batch of `step`, int64 [rows, block_size + 1].
+        """Return rows start to stop of the global batch of `step`, int64 [rows, block_size + 1].
 
-        Inputs are [:, :-1], targets [:, 1:]. A batch may reach from one epoch into the next.
+        Inputs are [:, :-1], targets [:, 1:]. A batch may span the end of an epoch.
         """
         stop = self.batch_size if stop is None else stop
         assert 0 <= start <= stop <= self.batch_size and step >= 0
@@ -58,7 +58,7 @@ class Batches:
         return windows
 
     def _find_places(self, epoch: int, block: int) -> list[int]:
-        """First tokens of the windows that an epoch visits as number block × _BLOCK and following."""
+        """Return the first tokens of the windows that an epoch visits as number block × _BLOCK and following."""
         keys = np.frombuffer(hashlib.sha256(f"{self.seed} {epoch}".encode()).digest(), dtype="<u8")
         offset = int(keys[0]) % self._offsets
         numbers = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.windows_per_epoch), dtype=np.uint64)
@@ -67,9 +67,9 @@ class Batches:
 
 
 def permute(numbers: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
-    """Where a keyed permutation of 0 … size - 1 takes each of `numbers`, uint64 [N] to uint64 [N].
+    """Return where a keyed permutation of 0 … size - 1 takes each of `numbers`, uint64 [N] to uint64 [N].
 
-    Numbers that leave the range are sent on until they are back in it, which is a permutation too.
+    Numbers that leave the range are permuted again until they are back in it, which is a permutation too.
     """
     root = np.uint64(math.isqrt(size - 1) + 1)  # the network permutes 0 … root² - 1, and root² >= size
     numbers = _network(numbers, root, keys)
@@ -79,7 +79,7 @@ def permute(numbers: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
 
 
 def _network(numbers: np.ndarray, root: np.uint64, keys: np.ndarray) -> np.ndarray:
-    """Feistel rounds, two for each key, on the two digits of a number in base `root`."""
+    """Apply Feistel rounds, two for each key, to the two digits of a number in base `root`."""
     left, right = np.divmod(numbers, root)
     for key in [*keys, *~keys]:
         left, right = right, (left + _scramble(right + key) % root) % root
@@ -87,7 +87,7 @@ def _network(numbers: np.ndarray, root: np.uint64, keys: np.ndarray) -> np.ndarr
 
 
 def _scramble(numbers: np.ndarray) -> np.ndarray:
-    """Numbers that look random, uint64 [N]: multiplications modulo 2^64 spread low bits, shifts high ones."""
+    """Return numbers that look random, uint64 [N]: products modulo 2^64 spread low bits up, shifts high ones down."""
     for factor in (0x9E3779B97F4A7C15, 0xD1342543DE82EF95):
         numbers = numbers * np.uint64(factor)
         numbers ^= numbers >> np.uint64(32)
@@ -95,9 +95,9 @@ def _scramble(numbers: np.ndarray) -> np.ndarray:
 
 
 def evaluation_batches(tokens: TokenStream, *, block_size: int, batch_size: int) -> Iterator[np.ndarray]:
-    """Windows in the order of the text, int64 [rows, length + 1], whose targets are every token but the first, once.
+    """Yield windows in the order of the text, int64 [rows, length + 1]; each token but the first is a target once.
 
-    `length` is block_size but for the last batch, a single shorter window where the text does not come out even.
+    `length` is block_size, except in a last batch of one shorter window for what remains.
     """
     targets = len(tokens) - 1
     whole = targets // block_size
@@ -110,7 +110,7 @@ def evaluation_batches(tokens: TokenStream, *, block_size: int, batch_size: int)
 
 
 def check_split(tokens: TokenStream, block_size: int, split_name: str) -> None:
-    """Raises DataError when the split is shorter than one window of block_size + 1 tokens."""
+    """Raise DataError when the split is shorter than one window of block_size + 1 tokens."""
     if len(tokens) <= block_size:
         raise DataError(
             f"The {split_name} split has {len(tokens):,} tokens, but model.block_size={block_size} needs at least "

@@ -155,12 +155,9 @@ def _make(
             **summaries,
         }
         (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-    log(_counts(**summaries))
-
-
-def _counts(train: dict[str, int], val: dict[str, int]) -> str:
-    per_token = (train["bytes"] + val["bytes"]) / max(train["tokens"] + val["tokens"], 1)
-    return (
+    train, val = (summaries[split] for split in SPLITS)
+    per_token = (train["bytes"] + val["bytes"]) / (train["tokens"] + val["tokens"])
+    log(
         f"{train['tokens']:,} tokens to train on, {val['tokens']:,} held out, {per_token:.2f} bytes a token "
         f"({train['documents']:,} and {val['documents']:,} documents)."
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
-
-from tqdm import tqdm
 
 from data.files import replacing
 from errors import DataError
@@ -22,8 +21,11 @@ def tiny_shakespeare(cache_dir: str) -> Path:
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHA256:
         return path
     try:
-        content = _download()
-    except (OSError, ValueError) as error:
+        with urllib.request.urlopen(URL, timeout=_TIMEOUT) as response:
+            content = response.read()
+        if hashlib.sha256(content).hexdigest() != SHA256:
+            raise ValueError("the sha256 of what came is not that of the known file")
+    except (OSError, HTTPException, ValueError) as error:
         raise DataError(
             f"data=shakespeare could not be downloaded from {URL} ({error}): put a copy at {path}, "
             "or give data.path=FILE for one that you have."
@@ -35,16 +37,3 @@ def tiny_shakespeare(cache_dir: str) -> Path:
     except OSError as error:
         raise DataError(f"data.cache_dir={cache_dir} cannot be written ({error}): give another folder.") from error
     return path
-
-
-def _download() -> bytes:
-    with urllib.request.urlopen(URL, timeout=_TIMEOUT) as response:
-        total = int(response.headers.get("Content-Length") or 0) or None
-        content = bytearray()
-        with tqdm(total=total, desc="downloading tiny Shakespeare", unit="B", unit_scale=True, disable=None) as bar:
-            while block := response.read(1 << 16):
-                content += block
-                bar.update(len(block))
-    if hashlib.sha256(content).hexdigest() != SHA256:
-        raise ValueError("the sha256 of what came is not that of the known file")
-    return bytes(content)

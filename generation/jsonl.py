@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -78,16 +77,12 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, records: list[di
             file.flush()
 
 
-@contextmanager
-def _results(where: str | None) -> Iterator[TextIO]:
-    if where in (None, "-"):
-        yield sys.stdout
-        return
+def _results(where: str | None) -> AbstractContextManager[TextIO]:
+    if where is None or where == "-":
+        return nullcontext(sys.stdout)
     try:
-        file = Path(where).open("x", encoding="utf-8")  # noqa: SIM115  (closed below)
+        return Path(where).open("x", encoding="utf-8")
     except FileExistsError:
         raise SettingsError(f"results={where} exists already: give another name, or remove it first.") from None
     except OSError as error:
         raise SettingsError(f"results={where} cannot be written ({error.strerror}).") from None
-    with file:
-        yield file
