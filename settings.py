@@ -203,10 +203,6 @@ def run_job(cfg: DictConfig, model_of: Callable[[str], GPTConfig], function: Cal
     varied = " ".join(override for override in hydra.overrides.task if override not in sys.argv)
     log.info("job %s: %s", number, varied)
     try:
-        if hydra.runtime.choices["hydra/launcher"] != "basic":
-            if threads := hydra.launcher.get("cpus_per_task"):
-                os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-            cfg.device = device_of_job(cfg.device, number)
         if not cfg.dry_run:  # which writes nothing
             if (loss := begin_job(folder, number, list(hydra.overrides.task))) is not None:
                 return loss
@@ -214,6 +210,10 @@ def run_job(cfg: DictConfig, model_of: Callable[[str], GPTConfig], function: Cal
             if has_checkpoints(folder):
                 cfg.resume, cfg.init_from = str(folder), None
         cfg = complete(cfg, model_of)
+        if hydra.runtime.choices["hydra/launcher"] != "basic":
+            if threads := hydra.launcher.get("cpus_per_task"):
+                os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+            cfg.device = device_of_job(cfg.device, number)
         cfg.wandb.group = cfg.wandb.group or Path(hydra.sweep.dir).name
         cfg.wandb.name = cfg.wandb.name or f"{number} {varied}"
         return function(to_settings(cfg, TrainConfig))

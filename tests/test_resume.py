@@ -409,5 +409,5 @@ def test_resume_with_nothing_to_go_on_with(tmp_path):
     missing = run_here("train.py", "resume=/nowhere", cwd=tmp_path)
     assert missing.returncode == 1 and missing.stderr.startswith("error: resume=/nowhere holds no run")
     sweep = run_here("train.py", "resume=x", "-m", "seed=1,2", cwd=tmp_path)
-    assert sweep.returncode == 1 and "leave out -m" in sweep.stderr
+    assert sweep.returncode == 1 and "resume=x is for a single run" in sweep.stderr
     assert list(tmp_path.iterdir()) == []

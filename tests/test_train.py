@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(train_config, tm
 def test_micro_batches_change_nothing_but_memory(train_config, tmp_path, optimizer):
     def losses(micro_batch_size: int) -> list[float]:
         run_dir = str(tmp_path / f"micro{micro_batch_size}")
-        settings = OptimizerConfig(name=optimizer, lr=1e-3)
+        settings = OptimizerConfig(name=optimizer, lr=1e-3, embedding_lr=None, lm_head_lr=None)
         train(replace(train_config, run_dir=run_dir, micro_batch_size=micro_batch_size, optimizer=settings))
         return [row["loss"] for row in metrics(run_dir) if "loss" in row]
 
