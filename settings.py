@@ -10,6 +10,7 @@ import functools
 import logging
 import operator
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from errors import SettingsError
 from model.config import GPTConfig
 from runs.job import begin_job, device_of_job, fail_job, has_checkpoints
-from runs.quoting import literal
+from runs.quoting import RANGES, literal
 from schema import Schema, explain_value, from_arguments, help_text, refuse_flags, to_settings
 from training.config import TrainConfig
 
@@ -285,6 +286,8 @@ def explain_hydra(error: BaseException) -> str | None:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = (error.missing_cfg_file or "").rpartition("/")
         return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
+    if isinstance(error, OverrideParseException) and re.search(r"=\s*\w+\(", error.override):
+        return f"cannot read the override {error.override!r}: ranges are {RANGES}."
     if isinstance(error, OverrideParseException):
         return (
             f"cannot read the override {error.override!r}: write NAME=VALUE, and put a value that has spaces, "

@@ -24,7 +24,7 @@ from runs.checkpoint import (
     runs_by_age,
     verify_checkpoint,
 )
-from runs.quoting import override
+from runs.quoting import hydra_quoted
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ def refuse_used(directory: Path) -> None:
     if checkpoints_by_step(directory / "checkpoints"):
         raise SettingsError(
             f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
-            f"{override('resume', directory)}."
+            f"{hydra_quoted('resume', directory)}."
         )
 
 

@@ -20,9 +20,6 @@ def hydra_quoted(setting: str, path: object) -> str:
     return shlex.quote(f"{setting}={path if plain else quote(path)}")
 
 
-override = hydra_quoted  # until every caller has the new name
-
-
 def quote(text: object) -> str:
     """Return text as the value of an override for Hydra, whatever characters it has."""
     # Hydra reads a backslash as one, unless a quote or the end follows it.

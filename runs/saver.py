@@ -18,7 +18,7 @@ from torch import Tensor
 from data.files import UNFINISHED, remove
 from errors import CheckpointError, first_line
 from runs.checkpoint import WRITE_ERRORS, Meta, Progress, link_checkpoint, remove_checkpoints, write_checkpoint
-from runs.quoting import override
+from runs.quoting import hydra_quoted
 
 log = logging.getLogger("tinygpt")
 
@@ -139,7 +139,7 @@ class Saver:
         if self.failure:
             raise CheckpointError(
                 f"{self.failure}; make room, then go on from {self._last()} with "
-                f"{override('resume', self.checkpoints.parent)}."
+                f"{hydra_quoted('resume', self.checkpoints.parent)}."
             )
 
     def _last(self) -> str:

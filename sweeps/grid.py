@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from errors import SettingsError, first_line
 from runs.directory import lock_run
-from runs.quoting import override, quote
+from runs.quoting import hydra_quoted, quote
 from sweeps.jobs import read_jobs
 from sweeps.leaderboard import write_leaderboard
 
@@ -93,7 +93,7 @@ class Grid(Sweeper):
                 raise
             raise SettingsError(
                 f"hydra/launcher={self.launcher_name} gave up ({first_line(error)}): change the settings of "
-                f"hydra.launcher; the same command with {override('hydra.sweep.dir', self.folder)} goes on."
+                f"hydra.launcher; the same command with {hydra_quoted('hydra.sweep.dir', self.folder)} goes on."
             ) from error
 
     @contextmanager
@@ -118,7 +118,7 @@ class Grid(Sweeper):
             yield
         except (KeyboardInterrupt, SystemExit):
             typed = [argument for argument in sys.argv if not argument.startswith("hydra.sweep.dir=")]
-            again = f"{shlex.join(['python', *typed])} {override('hydra.sweep.dir', self.folder)}"
+            again = f"{shlex.join(['python', *typed])} {hydra_quoted('hydra.sweep.dir', self.folder)}"
             end = f"\nsweep     stopped; to go on:  {again}"
             raise
         finally:

@@ -22,7 +22,7 @@ from generation.config import SampleConfig
 from model.config import GPTConfig
 from runs.checkpoint import open_checkpoint
 from schema import from_arguments, setting_docs, setting_names, to_settings
-from settings import CONF, explain
+from settings import CONF
 from training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -141,7 +141,7 @@ MISTAKES = {
     "train.py experiment=shakespeare": "+experiment=shakespeare",
     "train.py model.n_head=3": "model.n_head=3 does not divide model.n_embd=128",
     "train.py model.n_embd=12 model.n_head=4": "odd head size of 3",
-    "train.py +experiment=ladder": "many runs are asked for (of attention × seed), and one would be made: add -m",
+    "train.py +experiment=ladder": "many runs are asked for, and one would be made: add -m",
     "train.py attention=simple model.n_embd=33 model.head_size=32": "model.n_embd=33, the one head of attention=simple",
     "train.py seed=1,2": "add --multirun",
     "train.py data.path=it's": "cannot read the override",
@@ -204,13 +204,6 @@ def test_sample_without_a_run_says_what_to_do(tmp_path):
     assert (result.returncode, result.stdout) == (1, "")
     assert "python train.py" in result.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_launcher_that_is_not_installed_is_named_with_its_extra():
-    missing = RuntimeError(
-        "Unknown plugin class : 'hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher'"
-    )
-    assert 'pip install -e ".[slurm]"' in str(explain(missing, TrainConfig))
 
 
 # Help

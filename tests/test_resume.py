@@ -29,7 +29,7 @@ from errors import CheckpointError, SettingsError
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import load_checkpoint, open_checkpoint, read_meta, verify_checkpoint
 from runs.directory import find_run, is_locked, lock_run, saved_settings
-from runs.quoting import override
+from runs.quoting import hydra_quoted
 from train import train
 from training.config import OptimizerConfig, TrainConfig
 from training.run import Run
@@ -332,9 +332,9 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_p
 
 @pytest.mark.parametrize("name", ["outputs/run-1", "a b", "a=b,c", "it's", '"', "$HOME", "run (1)", "1e3", "é"])
 def test_an_override_to_be_pasted_is_what_the_shell_and_hydra_read(name):
-    (word,) = shlex.split(override("resume", name))
+    (word,) = shlex.split(hydra_quoted("resume", name))
     assert OverridesParser.create().parse_override(word).value() == name
-    assert ("'" in override("resume", name)) == (name != "outputs/run-1")
+    assert ("'" in hydra_quoted("resume", name)) == (name != "outputs/run-1")
 
 
 def test_what_a_run_prints_to_be_typed_next_can_be_pasted(text_file, tmp_path):
@@ -344,7 +344,7 @@ def test_what_a_run_prints_to_be_typed_next_can_be_pasted(text_file, tmp_path):
     begun = run_here("train.py", *settings.split(), f'run_dir="{name}"', cwd=tmp_path)
     assert begun.returncode == 0, begun.stderr
     command = next(line for line in begun.stdout.splitlines() if line.startswith("sample "))[10:]
-    again = f"python train.py {override('resume', name)} max_steps=2"
+    again = f"python train.py {hydra_quoted('resume', name)} max_steps=2"
     for line in (f"{command} num_samples=1 max_new_tokens=2", again):
         line = line.replace("python ", f"{shlex.quote(sys.executable)} {ROOT}/")
         done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -226,7 +226,7 @@ def test_a_summary_has_the_best_evaluation_not_the_last(train_config, monkeypatc
 
     def worse_each_time(*arguments, **settings):
         result = evaluate(*arguments, **settings)
-        results.append(replace(result, nats=result.nats * (1 + len(results))))
+        results.append(replace(result, nats=result.nats * (1 + 9 * len(results))))
         return results[-1]
 
     monkeypatch.setattr("training.evaluation.evaluate", worse_each_time)
@@ -340,7 +340,7 @@ def test_a_sweep_ends_in_its_leaderboard_and_typed_again_runs_only_what_failed(t
         f"error: 1 of 3 jobs failed: the reasons are above and at the end of {folder / 'leaderboard.md'}.\n"
     )
     assert (sweep / "leaderboard.md").read_text() in result.stdout
-    assert "n_head=3 does not divide n_embd=32" in cells(result.stdout)[-1][-1]
+    assert "n_head=3 does not divide model.n_embd=32" in cells(result.stdout)[-1][-1]
     assert [job.status for job in read_jobs(sweep)] == ["finished", "failed", "finished"]
     assert len(list(sweep.glob("*/checkpoints/best"))) == 2 and not list(sweep.rglob(".hydra"))
 

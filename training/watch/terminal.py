@@ -10,7 +10,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from runs.metrics import Evaluation, Row
-from runs.quoting import override
+from runs.quoting import hydra_quoted, shell_quoted
 from training.optimizer import split_parameters
 from training.run import Run
 from training.watch import Watcher
@@ -78,10 +78,10 @@ class Terminal(Watcher):
                 "\nbest validation loss %.4f nats/token\ncurves    %s\nsample    python sample.py %s",
                 run.progress.best_loss or float("nan"),
                 run.directory / "loss.png",
-                override("checkpoint", run.directory),
+                shell_quoted("checkpoint", run.directory),
             )
         elif isinstance(error, SystemExit):
-            again = override("resume", run.directory)
+            again = hydra_quoted("resume", run.directory)
             log.info("stopped after step %d; to go on:  python train.py %s", run.progress.step, again)
 
 
