@@ -40,14 +40,14 @@ class Search(Grid):
         self.n_trials, self.n_jobs, self.seed = n_trials, n_jobs, seed
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the trials that are still to be run, then print the best settings.
+        """Run the trials that are left, then print the best settings.
 
         Raises SettingsError for what cannot be searched, before any job runs, and when all jobs failed.
         """
         self.check()
         space, fixed = self.read_space(arguments)
         with self.keeping_folder():
-            study = self.open_study([f"{name}={known}" for name, known in space.items()] + fixed)
+            study = self.open_study([*self.params, *arguments])
             for trials in self.batches(study, space):
                 jobs = [[*fixed, *settings_of(trial)] for trial in trials]
                 for trial, result in zip(trials, self.launch(jobs, trials[0].number), strict=True):
@@ -71,10 +71,7 @@ class Search(Grid):
             raise SettingsError("hydra/sweeper=optuna starts runs of one process each: leave out torchrun.")
 
     def read_space(self, arguments: list[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
-        """Return the settings to search, each with its range, and the overrides that are the same for every job.
-
-        Both ends of each range are composed, so that Hydra finds mistakes before a job begins.
-        """
+        """Return the settings to search, each with its range, and the overrides that every job has."""
         typed = self.parse(arguments)
         keys = [override.get_key_element() for override in typed]
         for key in keys:
@@ -85,11 +82,10 @@ class Search(Grid):
         if not space:
             raise SettingsError(f"hydra/sweeper=optuna has nothing to search: ranges are {RANGES}.")
         fixed = [override.input_line or "" for override in given if not override.is_sweep_override()]
-        known: dict[str, Any] = dict(space)
-        ends = {name: getattr(known, "choices", None) or (known.low, known.high) for name, known in known.items()}
-        first = {name: values[0] for name, values in ends.items()}
-        tried = [first | {name: value} for name, values in ends.items() for value in values]
-        self.validate_batch_is_legal([[*fixed, *(f"{k}={v}" for k, v in settings.items())] for settings in tried])
+        known: dict[str, Any] = dict(space)  # each value, of intervals both ends, is composed once to find mistakes
+        ends = {name: getattr(each, "choices", None) or (each.low, each.high) for name, each in known.items()}
+        tried = range(max(map(len, ends.values())))
+        self.validate_batch_is_legal([[*fixed, *(f"{k}={v[i % len(v)]}" for k, v in ends.items())] for i in tried])
         return space, fixed
 
     def distribution(self, override: Override) -> BaseDistribution:
@@ -117,24 +113,18 @@ class Search(Grid):
         return CategoricalDistribution(values)
 
     def open_study(self, asked: list[str]) -> Study:
-        """Return the study of this search, the one in its folder if it was stopped there.
-
-        asked: what is searched, as text. Raises SettingsError when the folder holds another search.
-        """
+        """Return the study of this search, or the stopped one in its folder; SettingsError when that is another."""
+        where = f"hydra.sweep.dir={self.folder}"
         try:
             study = open_study(self.folder)
         except Exception as error:  # whatever Optuna makes of the file
-            raise SettingsError(
-                f"hydra.sweep.dir={self.folder}: {JOURNAL} cannot be read ({first_line(error)}): start the search anew."
-            ) from error
+            why = first_line(error)
+            raise SettingsError(f"{where}: {JOURNAL} cannot be read ({why}): start the search anew.") from error
         now = sorted([*asked, f"hydra.sweeper.seed={self.seed}"])
         before = study.user_attrs.get("asked", now)
         if before != now:
-            left_out, new = (", ".join(sorted(set(a) - set(b))) for a, b in ((before, now), (now, before)))
-            raise SettingsError(
-                f"hydra.sweep.dir={self.folder} holds a search with {left_out or 'less'} instead of "
-                f"{new or 'nothing'}: give the command it was started with, or another folder."
-            )
+            other, new = (" ".join(sorted(set(a) - set(b))) or "less" for a, b in ((before, now), (now, before)))
+            raise SettingsError(f"{where} holds a search with {other}, not {new}: give its command, or another folder.")
         study.set_user_attr("asked", now)
         return study
 
@@ -163,29 +153,21 @@ class Search(Grid):
     def conclude(self, study: Study, fixed: list[str]) -> None:
         """Print, and keep in best.txt, the best settings as a command that trains with them."""
         ended = {str(settings_of(trial)): trial.state.name == "COMPLETE" for trial in study.trials}
-        done = sum(ended.values())
+        done, again = sum(ended.values()), len(study.trials) - len(ended)
         if not done:
             raise SettingsError(
                 f"all {len(ended)} runs of the search failed: the reasons are above; search settings that fit together."
             )
-        left_out = len(study.trials) - len(ended)
-        counts = [(done, "finished"), (len(ended) - done, "failed"), (left_out, "left out, the same again")]
         best = study.best_trial
         command = shlex.join(["python", "train.py", *fixed, *settings_of(best)])
         (self.folder / "best.txt").write_text(command + "\n", encoding="utf-8")
-        print(
-            f"\nsearch    {', '.join(f'{count} {what}' for count, what in counts if count)}\n"
-            f"best      {best.value:.4f} bits/byte, run {best.number}: {self.folder / str(best.number)}\n"
-            f"again     {command}",
-            flush=True,
-        )
+        print(f"\nsearch    {done} finished, {len(ended) - done} failed, {again} left out, the same again")
+        print(f"best      {best.value:.4f} bits/byte, run {best.number}: {self.folder / str(best.number)}")
+        print(f"again     {command}", flush=True)
 
 
 def open_study(folder: Path, seed: int = 0) -> Study:
-    """Open the study in a search's folder, an append-only file.
-
-    seed: of the settings asked for next; with the same history they are the same, in whatever process.
-    """
+    """Open the study in a search's folder; with the same history and seed it asks for the same settings next."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -212,17 +194,13 @@ def settings_of(trial: Trial | FrozenTrial) -> list[str]:
 
 
 def tell(study: Study, number: int, result: JobReturn) -> None:
-    """Record what became of a trial: its best validation bits per byte, or that it failed.
-
-    Training that diverged and settings that do not fit together are told as pruned: from these the sampler learns to
-    look elsewhere, and nothing from trials that failed.
-    """
+    """Record what became of a trial: its best validation bits per byte, or that it failed."""
     from optuna.trial import TrialState
 
     assert result.hydra_cfg is not None
     summary = read_summary(Path(result.hydra_cfg.hydra.runtime.output_dir)) or {}
     if result.status == JobStatus.COMPLETED and summary.get("val_bpb") is not None:
         study.tell(number, summary["val_bpb"])
-    else:
-        is_mistake = isinstance(result._return_value, SettingsError)
+    else:  # from pruned trials the sampler learns to look elsewhere, from failed ones nothing
+        is_mistake = isinstance(result._return_value, SettingsError)  # training that diverged is one too
         study.tell(number, state=TrialState.PRUNED if is_mistake else TrialState.FAIL)
