@@ -161,7 +161,8 @@ class Search(Grid):
         best = study.best_trial
         command = shlex.join(["python", "train.py", *fixed, *settings_of(best)])
         (self.folder / "best.txt").write_text(command + "\n", encoding="utf-8")
-        print(f"\nsearch    {done} finished, {len(ended) - done} failed, {again} left out, the same again")
+        counts = [(done, "finished"), (len(ended) - done, "failed"), (again, "left out, the same again")]
+        print(f"\nsearch    {', '.join(f'{count} {what}' for count, what in counts if count)}")
         print(f"best      {best.value:.4f} bits/byte, run {best.number}: {self.folder / str(best.number)}")
         print(f"again     {command}", flush=True)
 
