@@ -330,7 +330,7 @@ def test_a_sweep_ends_in_its_leaderboard_and_typed_again_runs_only_what_failed(t
     mixed_up = run_here("train.py", *other, cwd=tmp_path)
     assert mixed_up.returncode == 1 and mixed_up.stderr.startswith("error: 1 of 2 jobs failed")
     assert f"{sweep}/0 holds a run of `model.n_head=1" in mixed_up.stdout
-    assert before["0"] == (sweep / "0" / "metrics.jsonl").stat().st_mtime_ns
+    assert before["0"] == (sweep / "0" / "metrics.jsonl").stat().st_mtime_ns and read_job(sweep / "0").reason is None
 
 
 def test_a_dry_run_of_a_sweep_leaves_nothing_behind(text_file, tmp_path):
