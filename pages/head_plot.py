@@ -21,16 +21,16 @@ def draw_heads(
     statistics: HeadStatistics | None = None,
     caption: str | None = None,
 ) -> None:
-    """Layers downwards, heads to the right; in each panel queries downwards, keys to the right.
+    """Draw layers downwards and heads to the right; in each panel queries downwards, keys to the right.
 
-    tokens: the text, written along the edges; statistics: what the panels' titles say of each head.
+    tokens: the text, written along the edges; statistics: the figures in the panels' titles.
     """
     layers, heads, T, _ = maps.shape
     shares, _, note = brightness(maps)
     caption = "\n".join(line for line in (caption, note) if line)
     side = max(1.6, 0.13 * T) if tokens else 1.6  # inches: room for a readable label a token
-    size = (max(side * heads + 1.2, 4.5 if caption else 0), side * layers + 1.2)
-    figure = Figure(figsize=size, layout="constrained")
+    width = max(side * heads + 1.2, 4.5 if caption else 0)
+    figure = Figure(figsize=(width, side * layers + 1.2), layout="constrained")
     axes = figure.subplots(layers, heads, squeeze=False)
     for layer in range(layers):
         for head in range(heads):

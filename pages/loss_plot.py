@@ -10,18 +10,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from runs.metrics import series
+from data.files import replacing
+from runs.metrics import Row, series
 
 FEW = 30  # points that are drawn one by one, as they are
 
-Rows = list[dict[str, Any]]
 
-
-def draw_loss(rows: Rows, title: str, path: Path) -> None:
-    """Draw training and validation loss, learning rate and speed of metrics.jsonl's rows, a panel each.
-
-    The picture replaces the old one in one step, so that who looks in the middle sees a whole one.
-    """
+def draw_loss(rows: list[Row], title: str, path: Path) -> None:
+    """Draw training and validation loss, learning rate and speed of metrics.jsonl's rows, a panel each."""
     figure = Figure(figsize=(8, 6.5), layout="constrained")
     loss, lr, speed = figure.subplots(3, 1, sharex=True, height_ratios=[4, 1, 1])
     draw_losses(loss, rows)
@@ -40,8 +36,8 @@ def draw_loss(rows: Rows, title: str, path: Path) -> None:
     save_picture(figure, path)
 
 
-def draw_losses(panel: Axes, rows: Rows) -> None:
-    """The losses in one panel, the best evaluation and the steps that were skipped marked."""
+def draw_losses(panel: Axes, rows: list[Row]) -> None:
+    """Draw the losses in one panel, and mark the best evaluation and the steps that were skipped."""
     steps, losses = series(rows, "loss")
     if any(map(math.isfinite, losses)):
         if len(losses) > FEW:
@@ -51,12 +47,16 @@ def draw_losses(panel: Axes, rows: Rows) -> None:
     if finite := [(loss, step) for step, loss in zip(steps_of_val, val, strict=True) if math.isfinite(loss)]:
         panel.plot(steps_of_val, val, "o-", color="tab:orange", markersize=4, label="validation")
         best, step = min(finite)
-        star = dict(color="tab:red", markerfacecolor="none", markersize=16)  # hollow: its evaluation is seen in it
-        panel.plot(step, best, "*", label=f"best: {best:.5g} at step {step:,}", **star)
-    if skipped := _skipped(rows):
-        label = f"{sum(skipped.values()):,} skipped steps"
-        at_the_bottom = panel.get_xaxis_transform()
-        panel.plot(list(skipped), [0.03] * len(skipped), "|", color="black", transform=at_the_bottom, label=label)
+        (star,) = panel.plot(step, best, "*", color="tab:red", markersize=16)
+        star.set(label=f"best: {best:.5g} at step {step:,}", markerfacecolor="none")  # its evaluation is seen in it
+    skipped, before = {}, 0
+    for row in rows:
+        if (count := row.get("skipped", 0)) > before:
+            skipped[row["step"]] = count - before
+        before = count
+    if skipped:
+        label, bottom = f"{sum(skipped.values()):,} skipped steps", panel.get_xaxis_transform()
+        panel.plot(list(skipped), [0.03] * len(skipped), "|", color="black", transform=bottom, label=label)
     seen = [loss for loss in (*losses, *val) if math.isfinite(loss)]
     if not seen:
         panel.text(0.5, 0.5, "no finite loss", transform=panel.transAxes, ha="center")
@@ -68,28 +68,13 @@ def draw_losses(panel: Axes, rows: Rows) -> None:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG in place of what was there; OSError when it cannot be."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
+    """Write a figure as PNG in place of what was there; OSError when it cannot be written."""
+    with replacing(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=120)
-        unfinished.replace(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 def _line(panel: Axes, steps: list[int], values: list[float], **style: Any) -> None:
     panel.plot(steps, values, marker="." if len(steps) <= FEW else None, **style)
-
-
-def _skipped(rows: Rows) -> dict[int, int]:
-    """How many steps were skipped up to each row since the row before, where any were."""
-    found, before = {}, 0
-    for row in rows:
-        if (count := row.get("skipped", 0)) > before:
-            found[row["step"]] = count - before
-        before = count
-    return found
 
 
 def _smooth(losses: list[float]) -> list[float]:

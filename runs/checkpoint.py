@@ -112,7 +112,8 @@ def write_checkpoint(
             else:
                 torch.save(state, unfinished / "state.pt")
             save_tokenizer(tokenizer, unfinished / "tokenizer.json")
-            files = {file.relative_to(unfinished).as_posix(): describe_file(file) for file in _files(unfinished)}
+            written = sorted(path for path in unfinished.rglob("*") if path.is_file())
+            files = {file.relative_to(unfinished).as_posix(): describe_file(file) for file in written}
             meta = {"format_version": FORMAT_VERSION, **meta, "files": files}
             meta["checksum"] = meta_checksum(meta)
             (unfinished / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
@@ -131,10 +132,6 @@ def put_back(checkpoints: Path) -> None:
         else:
             with suppress(OSError):
                 aside.rename(place)
-
-
-def _files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def describe_file(file: Path) -> dict[str, Any]:
@@ -164,8 +161,10 @@ def remove_checkpoints(checkpoints: Path, *, keep: int) -> None:
     by_step = checkpoints_by_step(checkpoints)
     kept = {(checkpoints / name).resolve() for name in ("last", "best")}
     for directory in by_step[:keep]:
-        best = read_progress(directory).get("best_step")
-        kept |= {directory.resolve(), (checkpoints / f"step_{best}").resolve()}
+        kept.add(directory.resolve())
+        with suppress(CheckpointError):
+            best = read_meta(directory).get("progress", {}).get("best_step")
+            kept.add((checkpoints / f"step_{best}").resolve())
     for directory in by_step:
         if directory.resolve() not in kept:
             remove(directory)
@@ -188,14 +187,6 @@ def runs_by_age(folders: Sequence[Path] = OUTPUTS) -> list[Path]:
     """The runs below some folders, the one that wrote a checkpoint last first."""
     found = [path for folder in folders for path in folder.glob("**/checkpoints")]
     return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
-
-
-def read_progress(directory: Path) -> dict[str, Any]:
-    """How far the run was when it wrote a checkpoint; empty when its meta.json cannot be read."""
-    try:
-        return read_meta(directory).get("progress", {})
-    except CheckpointError:
-        return {}
 
 
 def read_meta(path: Path) -> Meta:

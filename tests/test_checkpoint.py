@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import random_gpt
 
+import data.files
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from errors import CheckpointError
@@ -23,7 +24,6 @@ from runs.checkpoint import (
     meta_checksum,
     open_checkpoint,
     remove_checkpoints,
-    replace_meta,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -39,7 +39,7 @@ def saved(tmp_path: Path) -> Path:
     return directory
 
 
-def save(directory: Path, step: int, **settings) -> torch.nn.Module:
+def save(directory: Path, step: int, metrics: dict | None = None, **settings) -> torch.nn.Module:
     model = random_gpt(seed=step, vocab_size=257, **settings)
     save_checkpoint(
         directory,
@@ -47,7 +47,7 @@ def save(directory: Path, step: int, **settings) -> torch.nn.Module:
         tokenizer=make_tokenizer(TokenizerConfig(name="byte"), []),
         config=TrainConfig(model=model.config),
         step=step,
-        metrics={"val_loss": 1.5},
+        metrics=metrics or {"val_loss": 1.5},
         state={"optimizers": {"lm_head.weight.exp_avg": torch.randn(257, 32)}},
     )
     return model
@@ -64,33 +64,41 @@ def test_what_is_saved_is_what_is_loaded(tmp_path, settings):
     assert loaded.tokenizer.decode(loaded.tokenizer.encode_ordinary("naïve → 漢字")) == "naïve → 漢字"
 
 
-@pytest.mark.parametrize("write", ["write_meta", "flush_to_disk", "Path.replace", None])
-def test_meta_json_is_replaced_whole_or_not_at_all(saved, monkeypatch, write):
+FAILING = {
+    "save_file": checkpoints,
+    "save_tokenizer": checkpoints,
+    "save": torch,
+    "flush_to_disk": data.files,
+    "rename": Path,
+    "replace": Path,
+}
+
+
+@pytest.mark.parametrize("write", FAILING)
+@pytest.mark.parametrize("step", [5, 6])
+def test_a_save_that_fails_leaves_what_was_there_and_nothing_else(saved, monkeypatch, write, step):
     def fail(*arguments):
-        verify_checkpoint(saved)  # which is there at every moment
-        raise OSError("no space")
-
-    meta = load_checkpoint(saved).meta
-    if write:
-        owner = Path if write == "Path.replace" else checkpoints
-        monkeypatch.setattr(owner, write.removeprefix("Path."), fail)
-        with pytest.raises(OSError, match="no space"):
-            replace_meta(saved, meta | {"metrics": {"val_loss": 0.5}})
-    else:
-        replace_meta(saved, meta | {"metrics": {"val_loss": 0.5}})
-    assert load_checkpoint(saved).meta["metrics"] == {"val_loss": 1.5 if write else 0.5}
-    assert not list(saved.parent.glob(".*"))
-
-
-def test_a_save_that_dies_leaves_the_old_checkpoint_and_no_new_one(saved, monkeypatch):
-    def fail(*_):
+        if write == "rename" and ".replaced" in str(arguments[0]):
+            return original(*arguments)  # back to its place
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "save_tokenizer", fail)
+    if (step, write) == (6, "rename"):
+        pytest.skip("nothing is there to be set aside")
+    before = sorted(saved.parent.iterdir())
+    original = getattr(FAILING[write], write)
+    monkeypatch.setattr(FAILING[write], write, fail)
     with pytest.raises(OSError, match="No space left"):
-        save(saved.with_name("step_6"), step=6)
-    assert not saved.with_name("step_6").exists()
-    assert open_checkpoint(str(saved.parent.parent)).meta["step"] == 5
+        save(saved.with_name(f"step_{step}"), step=step, metrics={"val_loss": 0.5})
+    monkeypatch.undo()
+    assert sorted(saved.parent.iterdir()) == before
+    assert open_checkpoint(str(saved.parent.parent)).meta["metrics"] == {"val_loss": 1.5}
+    assert verify_checkpoint(saved)["step"] == 5
+
+
+def test_a_checkpoint_is_replaced_as_a_whole(saved):
+    save(saved, step=5, metrics={"val_loss": 0.5})
+    assert verify_checkpoint(saved)["metrics"] == {"val_loss": 0.5}
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["best", "last", "step_5"]
 
 
 def test_the_latest_and_what_last_and_best_point_to_are_kept(saved):
@@ -106,8 +114,7 @@ def test_what_was_the_best_when_a_kept_one_was_written_is_kept_for_a_run_that_go
         save(saved.with_name(f"step_{step}"), step=step)
     link_checkpoint(saved.with_name("step_10"), "last")
     link_checkpoint(saved.with_name("step_10"), "best")
-    meta = load_checkpoint(saved.with_name("step_9")).meta
-    replace_meta(saved.with_name("step_9"), meta | {"progress": {"best_step": 7}})
+    rewrite_meta(saved.with_name("step_9"), progress={"best_step": 7})
     remove_checkpoints(saved.parent, keep=2)
     assert sorted(path.name for path in saved.parent.iterdir()) == ["best", "last", "step_10", "step_7", "step_9"]
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: remembered until the training loop comes round, so that it can save and leave."""
+"""Ctrl-C and SIGTERM: remembered until the training loop asks, so that it can save and leave."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import threading
 
 
 class StopSignals:
-    """Use as a context manager: within it the first Ctrl-C or SIGTERM only sets `received`.
+    """A context manager within which the first Ctrl-C or SIGTERM only sets `received`.
 
-    A second one ends the process at once; a checkpoint that is being written then is as good as absent.
+    A second one ends the process at once; a checkpoint that is being written then counts as absent.
     """
 
     def __init__(self) -> None:

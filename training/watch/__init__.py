@@ -12,6 +12,10 @@ class Watcher:
     name: str
     """What the person loses then."""
 
+    def __init__(self, rows: list[Row]) -> None:
+        """rows: all of the run so far, those from before it was resumed too; what is measured is appended to it."""
+        self.rows = rows
+
     def began(self, run: Run) -> None:
         """The run is about to take its first step in this process."""
 

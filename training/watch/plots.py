@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +25,8 @@ class Plots(Watcher):
 
     name = "drawing"
 
-    def __init__(self, rows: list[Row]) -> None:
-        self.rows = rows
-        self.next_picture = time.perf_counter()
+    next_picture = -math.inf
+    """When loss.png may be drawn again, by time.perf_counter()."""
 
     def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
         if time.perf_counter() >= self.next_picture and run.progress.step != run.max_steps:  # it is drawn at the end

@@ -24,9 +24,6 @@ class Terminal(Watcher):
 
     name = "the terminal"
 
-    def __init__(self, rows: list[Row]) -> None:
-        self.rows = rows
-
     def began(self, run: Run) -> None:
         progress = run.progress
         if not progress.step:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from errors import SettingsError, first_line
@@ -68,7 +67,7 @@ class Wandb(Watcher):
         self.samples = wandb.Table(columns=["step", "prompt", "text"], log_mode="INCREMENTAL")
 
     def stepped(self, run: Run, row: Row) -> None:
-        self._log(dict(_scalars(row)), row["step"])
+        self._log(dict(pair for name in row.keys() - {"step"} for pair in _scalars(name, row[name])), row["step"])
 
     def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
         self.stepped(run, row)
@@ -88,40 +87,23 @@ class Wandb(Watcher):
                 self._log({f"pictures/{path.stem}": wandb.Image(str(path))}, run.progress.step)
         finally:
             self.session = None
-            offline = sync_command(Path(session.settings.sync_dir), session.id) if session.offline else None
-            session.finish(exit_code=exit_status(error))
-        log.info("wandb     %s", offline or session.url)
+            code = error.code if isinstance(error, SystemExit) else error is not None
+            session.finish(exit_code=int(code) if isinstance(code, int) else 1)
+        offline = f"wandb sync {shlex.quote(str(run.directory / 'wandb'))}/offline-run-*-{session.id}*"
+        log.info("wandb     %s", offline if session.offline else session.url)
 
     def _log(self, values: dict[str, Any], step: int) -> None:
         assert self.session, "a watcher that could not begin is told nothing"
         self.session.log(values, step=step)
 
 
-def exit_status(error: BaseException | None) -> int:
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
-    return int(error is not None)
-
-
-def sync_command(folder: Path, wandb_id: str) -> str:
-    """Return the command that uploads an offline run, with the parts that were written before it was resumed."""
-    names = (f"offline-run-*-{wandb_id}", f"offline-run-*-{wandb_id}-*")  # the second of two in one second
-    parts = sorted(part for name in names for part in folder.parent.glob(name))
-    return "wandb sync " + shlex.join(map(str, parts or [folder]))
-
-
-def _scalars(row: Row) -> Iterator[tuple[str, Any]]:
-    """Yield a row's values under their names; of a list one value for each layer and head."""
-    for name, value in row.items():
-        if name == "step":
-            continue
-        for layer, of_layer in enumerate(value) if isinstance(value, list) else ():
-            for head, number in enumerate(of_layer) if isinstance(of_layer, list) else ():
-                yield f"{name}/layer_{layer}_head_{head}", number
-            if not isinstance(of_layer, list):
-                yield f"{name}/layer_{layer}", of_layer
-        if not isinstance(value, list):
-            yield name, value
+def _scalars(name: str, value: Any, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator[tuple[str, Any]]:
+    """Yield a value under its name; of a list one for each layer and head."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _scalars(f"{name}{levels[0]}{number}", item, levels[1:])
+    else:
+        yield name, value
 
 
 def _shortened(name: str) -> str:

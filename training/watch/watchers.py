@@ -14,9 +14,8 @@ from runs.metrics import Evaluation, Row, read_metrics
 from training.evaluation import first_windows
 from training.run import Run
 from training.watch import Watcher
-from training.watch.metrics import MetricsFile
+from training.watch.files import MetricsFile, Summary
 from training.watch.plots import Plots
-from training.watch.summary import Summary
 from training.watch.terminal import Terminal
 from training.watch.wandb import Wandb
 
@@ -28,16 +27,12 @@ class Watchers:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.rows: list[Row] = []
-        """All rows of the run, those from before it was resumed too."""
-        self.watchers: list[Watcher] = []
-        self.measured = (run.progress.step, time.perf_counter())
-        if run.ranks.is_first:
-            if run.progress.step:
-                self.rows = read_metrics(run.directory / "metrics.jsonl")
-            wandb = [Wandb()] if run.config.wandb.mode != "disabled" else []
-            # The terminal comes last, so that what the others log at the end goes above its bar.
-            self.watchers = [MetricsFile(), Plots(self.rows), *wandb, Summary(self.rows), Terminal(self.rows)]
+        self.rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
+        # The terminal comes last, so that what the others log at the end goes above its bar.
+        kinds: list[type[Watcher]] = [MetricsFile, Plots, Wandb, Summary, Terminal]
+        if run.config.wandb.mode == "disabled":
+            kinds.remove(Wandb)
+        self.watchers = [kind(self.rows) for kind in kinds] if run.ranks.is_first else []
 
     def __enter__(self) -> Watchers:
         self._tell("began")
@@ -91,15 +86,14 @@ class Watchers:
 def head_columns(heads: HeadStatistics) -> dict[str, list]:
     """Return the figures of the heads as metrics.jsonl has them."""
     return {
-        "attention_entropy": rounded(heads.entropy),
-        "attention_relative_entropy": rounded(heads.relative_entropy),
-        "attention_distance": rounded(heads.distance),
-        "head_similarity": rounded(heads.similarity),
+        "attention_entropy": _rounded(heads.entropy),
+        "attention_relative_entropy": _rounded(heads.relative_entropy),
+        "attention_distance": _rounded(heads.distance),
+        "head_similarity": _rounded(heads.similarity),
     }
 
 
-def rounded(numbers: Any) -> Any:
-    """Return numbers, or lists of them, with the four digits that are worth reading."""
+def _rounded(numbers: Any) -> Any:
     if isinstance(numbers, list):
-        return [rounded(number) for number in numbers]
+        return [_rounded(number) for number in numbers]
     return None if numbers is None else round(numbers, 4)
