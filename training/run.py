@@ -21,7 +21,7 @@ from errors import SettingsError
 from model.gpt import GPT, plain_weights
 from runs.checkpoint import Meta, Progress, load_state
 from runs.directory import log_sizes
-from runs.quoting import hydra_quoted
+from runs.quoting import override
 from runs.saver import Saver
 from training import __version__
 from training.config import TrainConfig
@@ -81,7 +81,7 @@ class Run:
         if self.ranks.together and is_lost_connection(error):
             raise RankLostError(
                 f"another process ended during step {self.progress.step + 1}, so this one cannot go on: see what it "
-                f"says above, if anything, then start all again with {hydra_quoted('resume', self.directory)}."
+                f"says above, if anything, then start all again with {override('resume', self.directory)}."
             ) from None
 
     @property
@@ -142,7 +142,7 @@ class Run:
         self.skipped = torch.stack([self.skipped[0] + skip, (self.skipped[1] + 1) * skip])
 
     def check_numbers(self, *, finished: bool = False) -> None:
-        """Read the count of skipped steps; NumbersError after too many in a row or a final loss that is not finite."""
+        """Read the count of skipped steps; NumbersError after too many in a row, or at an end that is not finite."""
         progress, config = self.progress, self.config
         progress.skipped, in_a_row = map(int, self.skipped.tolist())
         progress.skipped_in_a_row = in_a_row

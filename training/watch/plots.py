@@ -21,7 +21,7 @@ PICTURED_TOKENS = 64
 
 
 class Plots(Watcher):
-    """Draws a run's pictures into its directory; the next attempt may succeed where one fails."""
+    """Draws a run's pictures into its directory."""
 
     name = "drawing"
 
@@ -59,5 +59,5 @@ class Plots(Watcher):
     def draw(self, path: Path, how: Callable[[Path], None]) -> None:
         try:
             how(path)
-        except Exception as error:  # whatever it is, no picture is worth a run
+        except Exception as error:  # whatever it is; the next picture may succeed
             log.error("%s cannot be drawn (%s).", path, error)
