@@ -44,6 +44,7 @@ class KVCache:
         self.start = 0
         self.first = 0
         self.slot: Int[Tensor, " 1"] | None = None
+        self.sight = size
 
     @property
     def size(self) -> int:

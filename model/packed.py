@@ -41,12 +41,13 @@ def _packed(module: nn.Module, copy: bool) -> nn.Module:
     if isinstance(module, nn.Dropout):
         return nn.Identity()
     twin = copies.copy(module)
-    children = dict(module.named_children())
-    twin._modules = {}
+    children = {name: child for name, child in module._modules.items() if child is not None}
+    twin._modules = dict.fromkeys(module._modules)
     for names in TOGETHER:
-        if copy and all(isinstance(children.get(name), nn.Linear) for name in names):
-            joined = Joined([children.pop(name) for name in names])
-            twin._modules |= dict.fromkeys(names, joined)
+        linears = [child for name in names if isinstance(child := children.get(name), nn.Linear)]
+        if copy and len(linears) == len(names):
+            twin._modules |= dict.fromkeys(names, Joined(linears))
+            children = {name: child for name, child in children.items() if name not in names}
     twin._modules |= {name: _packed(child, copy) for name, child in children.items()}
     twin.training = False
     # As plain attributes they are found at once: nn.Module's own look-up takes longer than some of their work.

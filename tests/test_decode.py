@@ -14,7 +14,6 @@ from generation.decoder import Decoder
 from model.config import ATTENTION_FORMS, POSITIONS
 from model.gpt import GPT
 from model.kv_cache import KVCache
-from model.packed import LARGE
 
 
 def uncached(model: GPT, texts: list[list[int]]) -> torch.Tensor:
@@ -122,22 +121,20 @@ def test_rows_can_be_doubled_and_dropped_on_the_way(position):
             texts = [texts[0], texts[2]]
 
 
-# A cache of 9 slots for a window of 7: at position 9 it drops what is out of sight, the padding too.
-@pytest.mark.parametrize(
-    ("texts", "masked"), [([[1, 2]], [7, 8, 10, 11]), ([[1, 2], [3]], [2, 3, 4, 5, 6, 7, 8, 10, 11])]
-)
+# What is out of a window of 7 is not read; the padding of one slot is out of it from position 7 on.
+@pytest.mark.parametrize(("texts", "masked"), [([[1, 2]], []), ([[1, 2], [3]], [2, 3, 4, 5, 6])])
 @torch.inference_mode()
-def test_a_mask_is_made_only_where_something_is_padded_or_out_of_sight(texts, masked, monkeypatch):
-    model, made = random_gpt(position="alibi", block_size=7), []
-    decoder, hidden = Decoder(model), model.hidden
+def test_a_mask_is_made_only_while_padding_is_in_sight(texts, masked, monkeypatch):
+    hidden, made = GPT.hidden, []
 
-    def note(tokens, *, attention_mask, **arguments):
+    def note(model, tokens, *, attention_mask, cache, **arguments):
         if attention_mask is not None:
-            made.append(decoder.cache.position)
-        return hidden(tokens, attention_mask=attention_mask, **arguments)
+            made.append(cache.position)
+        return hidden(model, tokens, attention_mask=attention_mask, cache=cache, **arguments)
 
+    decoder = Decoder(random_gpt(position="alibi", block_size=7))
     decoder.read(texts, room=20)
-    monkeypatch.setattr(model, "hidden", note)
+    monkeypatch.setattr(GPT, "hidden", note)
     for _ in range(10):
         decoder.step(torch.ones(len(texts), dtype=torch.long))
     assert made == masked
@@ -150,18 +147,3 @@ def test_the_cache_is_no_larger_than_what_is_asked_or_seen():
     assert decoder.cache.size == 8
     decoder.read([[1, 2, 3]], room=10**9)
     assert decoder.cache.size == 16 + 4 + 1
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("N", [384, 385])
-def test_a_product_shared_between_threads_is_the_linear_layer(N, threads, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    torch.manual_seed(0)
-    weight, bias = torch.randn(N, 300), torch.randn(N)
-    assert weight.numel() >= LARGE
-    for rows in (1, 4):
-        x = torch.randn(rows, 300)
-        for b in (None, bias):
-            for copied in (True, False):
-                y = one_row_product(weight, b, copy=copied)(x)
-                torch.testing.assert_close(y, torch.nn.functional.linear(x, weight, b), atol=1e-4, rtol=1e-5)

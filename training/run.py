@@ -21,7 +21,7 @@ from errors import SettingsError
 from model.gpt import GPT, plain_weights
 from runs.checkpoint import Meta, Progress, load_state
 from runs.directory import log_sizes
-from runs.quoting import override
+from runs.quoting import hydra_quoted
 from runs.saver import Saver
 from training import __version__
 from training.config import TrainConfig
@@ -81,7 +81,7 @@ class Run:
         if self.ranks.together and is_lost_connection(error):
             raise RankLostError(
                 f"another process ended during step {self.progress.step + 1}, so this one cannot go on: see what it "
-                f"says above, if anything, then start all again with {override('resume', self.directory)}."
+                f"says above, if anything, then start all again with {hydra_quoted('resume', self.directory)}."
             ) from None
 
     @property

@@ -52,7 +52,7 @@ def start_run(config: TrainConfig) -> Run:
         keep_freed_memory()
     precision = choose_precision(config.precision, device)
     check_machine(config, device, ranks)
-    checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config) if ranks.is_first else None)
+    checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config) if ranks.is_first else (None, None))
     pretrained, encoding = load_origin(config)
     if checkpoint and meta["own_tokenizer"]:
         encoding = read_tokenizer(checkpoint / "tokenizer.json")

@@ -58,8 +58,7 @@ class Averaging(CausalSelfAttention):
     """
 
     def __init__(self, config: AttentionConfig):
-        super().__init__(config, 1, config.n_embd, matmul)
-        self.alibi, self.rope = False, None
+        super().__init__(replace(config, position="none"), 1, config.n_embd, matmul)
         self.v_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
