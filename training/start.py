@@ -54,11 +54,11 @@ def start_run(config: TrainConfig) -> Run:
     check_machine(config, device, ranks)
     checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config) if ranks.is_first else (None, None))
     pretrained, encoding = load_origin(config)
-    if checkpoint and meta["own_tokenizer"]:
+    if checkpoint and meta and meta["own_tokenizer"]:
         encoding = read_tokenizer(checkpoint / "tokenizer.json")
     data = prepare_data(config, encoding)
     micro_batch_size = choose_micro_batch_size(config, ranks, device, precision)
-    if checkpoint:
+    if checkpoint and meta:
         check_settings(asdict(config), meta, data=data.directory.name)
 
     model = make_model(config, device, pretrained, checkpoint)
@@ -83,7 +83,7 @@ def start_run(config: TrainConfig) -> Run:
         saver=Saver(directory / "checkpoints", config.keep_checkpoints),
         skipped=torch.zeros(2, dtype=torch.int64, device=device),
     )
-    if checkpoint:
+    if checkpoint and meta:
         run.restore(checkpoint, meta)
     return run
 
@@ -159,7 +159,7 @@ def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None
         ) from None
     if pretrained:
         copy_weights(pretrained, model)
-    if checkpoint:
+    if checkpoint and meta:
         load_weights(model, load_file(checkpoint / "model.safetensors"))
     return model
 
