@@ -159,7 +159,7 @@ def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None
         ) from None
     if pretrained:
         copy_weights(pretrained, model)
-    if checkpoint and meta:
+    if checkpoint:
         load_weights(model, load_file(checkpoint / "model.safetensors"))
     return model
 
