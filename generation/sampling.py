@@ -169,7 +169,7 @@ def generate(
     allowed: False for ids that must never be drawn.
     finished: samples that need no more tokens; the caller adds to it as it goes.
 
-    Its model is expected in eval mode; model/decode.py says what it sees of a long text. Raises
+    Its model is expected in eval mode; generation/decoder.py says what it sees of a long text. Raises
     FloatingPointError when the first logits are not finite.
     """
     prompts = [prompt[-decoder.model.config.block_size :] for prompt in prompts]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy as copies
 import mmap
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -50,8 +51,9 @@ def _packed(module: nn.Module, copy: bool) -> nn.Module:
             children = {name: child for name, child in children.items() if name not in names}
     twin._modules |= {name: _packed(child, copy) for name, child in children.items()}
     twin.training = False
-    # As plain attributes they are found at once: nn.Module's own look-up takes longer than some of their work.
-    twin.__dict__.update(twin._modules | twin._parameters)
+    # Looked up and called as plain functions: what nn.Module does around that takes longer than some of the work.
+    direct = {name: child.forward for name, child in twin._modules.items() if isinstance(child, DIRECT)}
+    twin.__dict__.update(twin._modules | twin._parameters | direct)
     return twin
 
 
@@ -66,17 +68,17 @@ class Joined(nn.Module):
         joined.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False)
         if bias:
             joined.bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in layers]), requires_grad=False)
-        self.product = _packed(joined, copy=True)
+        self.product = _packed(joined, copy=True).forward
 
     def forward(self, x: Float[Tensor, "... C"]) -> tuple[Float[Tensor, "... _"], ...]:
         return torch.split_with_sizes(self.product(x), self.sizes, -1)
 
 
-def together(x: Float[Tensor, "... C"], *layers: nn.Module) -> tuple[Float[Tensor, "... _"], ...]:
+def together(x: Float[Tensor, "... C"], *layers: Callable[[Tensor], Any]) -> tuple[Float[Tensor, "... _"], ...]:
     """What each of these linear layers makes of x: one product where packed() has joined them."""
-    if isinstance(layers[0], Joined):
+    if layers[0] == layers[-1]:
         return layers[0](x)
-    return tuple(layer(x) for layer in layers)
+    return tuple([layer(x) for layer in layers])
 
 
 def panels_for(layer: nn.Linear, copy: bool) -> int:
@@ -136,6 +138,9 @@ class PackedRMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x / torch.hypot(size, self.floor) * self.weight
+
+
+DIRECT = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, PackedLinear, PackedRMSNorm, Joined)
 
 
 def in_large_pages(tensor: Float[Tensor, " *any"]) -> Float[Tensor, " *any"]:

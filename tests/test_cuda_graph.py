@@ -20,13 +20,16 @@ import generation.decoder
 from generation.cuda_graph import CapturedCall
 from generation.decoder import Decoder
 from generation.sampling import Controls, Sampler
+from model.config import ATTENTION_FORMS
 
 PROMPTS, SEEDS = [[1, 2, 3, 4, 5], [6], [7, 8]], [1, 2, 3]
 CONTROLS = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3}
 MODELS = [
     {},
     {"position": "learned"},
-    {"position": "none", "attention": "matmul"},
+    *({"attention": form, "position": "alibi"} for form in ATTENTION_FORMS),
+    {"position": "alibi", "attention_window": 4, "n_kv_head": 2},
+    {"position": "none", "attention": "softmax1"},
     {"n_kv_head": 2},
     {"n_kv_head": 1, "head_size": 6},
     {"attention_window": 3},

@@ -23,7 +23,7 @@ def test_a_packed_layer_is_the_linear_layer_for_any_rows_and_threads(N, copied, 
     monkeypatch.setattr(model.packed, "COPIED", 10**9 if copied else 0)
     for bias in (True, False):
         layer = nn.Linear(300, N, bias=bias)
-        fast = packed(nn.Sequential(layer))[0]
+        fast = packed(nn.Sequential(layer))._modules["0"]
         assert isinstance(fast, PackedLinear if copied or N % threads == 0 else nn.Linear)
         for lead in ((1,), (4,), (1, 1), (2, 3), (1, 5)):
             x = torch.randn(*lead, 300)
@@ -32,14 +32,14 @@ def test_a_packed_layer_is_the_linear_layer_for_any_rows_and_threads(N, copied, 
 
 def test_small_layers_and_other_types_than_float32_stay_as_they_are():
     for layer in (nn.Linear(30, 30), nn.Linear(400, 400).bfloat16(), nn.Linear(400, 400, device="meta")):
-        assert type(packed(nn.Sequential(layer))[0]) is nn.Linear
+        assert type(packed(nn.Sequential(layer))._modules["0"]) is nn.Linear
 
 
 @torch.no_grad()
 def test_a_packed_norm_is_the_norm():
     norm = nn.RMSNorm(24, eps=1e-3)
     nn.init.normal_(norm.weight)
-    fast = packed(nn.Sequential(norm))[0]
+    fast = packed(nn.Sequential(norm))._modules["0"]
     assert isinstance(fast, PackedRMSNorm)
     for x in (torch.randn(2, 3, 24), 1e-3 * torch.randn(5, 24), torch.zeros(1, 24)):
         torch.testing.assert_close(fast(x), norm(x))
@@ -57,7 +57,7 @@ def test_a_packed_model_is_the_model_in_eval_mode_and_leaves_it_as_it_was(form, 
     assert gpt.training and [name for name, _ in gpt.named_modules()] == names
     assert all(torch.equal(value, weights[name]) for name, value in gpt.state_dict().items())
     torch.testing.assert_close(fast(tokens), gpt.eval()(tokens), atol=1e-4, rtol=1e-4)
-    joined = isinstance(fast.blocks[0].mlp.up_proj, Joined)
+    joined = isinstance(fast.blocks[0].mlp._modules["up_proj"], Joined)
     assert joined == (limits.get("COPIED") != 0)
 
 

@@ -73,8 +73,7 @@ def padding_leak(layer: CausalSelfAttention, x: Tensor) -> Pairs:
 
 def cache(layer: CausalSelfAttention, x: Tensor) -> Pairs:
     """Give in two chunks of prefill and one-token steps what one pass over the whole text gives."""
-    keys = layer.project(x)[1]
-    store = KVCache(1, B, keys.shape[1], T, keys.shape[-1], device=x.device, dtype=x.dtype)
+    store = KVCache(1, B, layer.kv_heads, T, layer.head_size, device=x.device, dtype=x.dtype)
     pieces = []
     for size in (9, 7, *[1] * 8):
         pieces.append(layer(x[:, store.length : store.length + size], cache=store))

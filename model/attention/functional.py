@@ -209,6 +209,8 @@ def flex(
         )
     if q.is_cpu and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise ValueError("attention=flex computes gradients on CUDA only: choose sdpa to train on the CPU.")
+    if q.shape[-2] == 1:  # decoding: nothing to skip, and a kernel would be compiled for every S
+        return fused(q, k, v, mask=mask, bias=bias, is_causal=is_causal, scale=scale)
     T, S = q.shape[-2], k.shape[-2]
     allowed = has_keys = block_mask = score_mod = None
     if mask is not None or T > S:

@@ -5,6 +5,7 @@ CausalSelfAttention is what every trainable form has in common, MultiHeadAttenti
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypedDict
 
 import torch
@@ -174,7 +175,8 @@ class MultiHeadAttention(CausalSelfAttention):
         self, x: Float[Tensor, "... T C"]
     ) -> tuple[Float[Tensor, "... H T D"], Float[Tensor, "... Hkv T D"], Float[Tensor, "... Hkv T D"]]:
         # (…, T, n·D) -> (…, T, n, D) -> (…, n, T, D): one product for all n heads, its channels cut into heads
-        q, k, v = (y.view(*y.shape[:-1], -1, self.head_size).transpose(-3, -2) for y in self.products(x))
+        heads = (*x.shape[:-1], -1, self.head_size)
+        q, k, v = [y.view(heads).transpose(-3, -2) for y in self.products(x)]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = _normalise(self.q_norm, q), _normalise(self.k_norm, k)
         return q, k, v
@@ -188,11 +190,11 @@ class MultiHeadAttention(CausalSelfAttention):
         return self.o_proj(joined)  # (…, T, H·D) -> (…, T, C)
 
 
-def _normalise(norm: nn.RMSNorm, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-    if x.dtype == norm.weight.dtype:
-        return norm(x)
-    # Under autocast x is half precision and the weight is not: torch's fused kernel wants them alike.
-    return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
+def _normalise(norm: Callable[[Tensor], Tensor], x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+    if isinstance(norm, nn.RMSNorm) and x.dtype != norm.weight.dtype:
+        # Under autocast x is half precision and the weight is not: torch's fused kernel wants them alike.
+        return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
+    return norm(x)
 
 
 def make_rope(config: AttentionConfig, head_size: int) -> RotaryEmbedding | None:
