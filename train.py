@@ -27,19 +27,17 @@ def train(config: TrainConfig) -> float:
     """
     # Torch takes a second to import: --help and shell completion do without it.
     from training.device import fast_products
-    from training.memory import memory_named
     from training.optimizer import schedule_factor, set_learning_rate
-    from training.signals import StopSignals
     from training.start import start_run
-    from training.step import take_step
+    from training.step import memory_named, take_step
     from training.watch.watchers import Watchers
 
     run = start_run(config)
     progress = run.progress
 
-    with StopSignals() as signals, run, Watchers(run) as watchers, fast_products(run.device):
+    with run, Watchers(run) as watchers, fast_products(run.device):
         while True:
-            if stop := int(run.ranks.largest(signals.received)):
+            if stop := int(run.ranks.largest(run.stop)):
                 run.save()
                 run.saver.finish()
                 raise SystemExit(128 + stop)
@@ -50,7 +48,7 @@ def train(config: TrainConfig) -> float:
             due = progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step
             if finished or (due and progress.step):
                 run.save(finished=finished)
-                watchers.saved()
+                watchers.tell("saved")
             if finished:
                 break
 
@@ -65,8 +63,8 @@ def train(config: TrainConfig) -> float:
             if logged:
                 watchers.stepped(loss=loss.item(), lr=factor * config.optimizer.lr, grad_norm=grad_norm.item())
         run.saver.finish()
-    if signals.received:  # too late for this run, but a sweep ends here
-        raise SystemExit(128 + signals.received)
+    if run.stop:  # too late for this run, but a sweep ends here
+        raise SystemExit(128 + run.stop)
     return progress.best_loss if progress.best_loss is not None else float("inf")
 
 
@@ -76,14 +74,8 @@ def evaluate_run(run: Run) -> tuple[Evaluation, str]:
     from training.evaluation import evaluate
 
     config, progress = run.config, run.progress
-    result = evaluate(
-        run.forward,
-        run.data.val,
-        block_size=config.model.block_size,
-        batch_size=config.eval_windows,
-        autocast=run.autocast,
-        ranks=run.ranks,
-    )
+    block_size, batch_size = config.model.block_size, config.eval_windows
+    result = evaluate(run.forward, run.data.val, block_size, batch_size, run.autocast, run.ranks)
     progress.evaluated = progress.step
     progress.metrics = {"val_loss": result.loss, "val_bpb": result.bpb}
     if result.loss < (float("inf") if progress.best_loss is None else progress.best_loss):

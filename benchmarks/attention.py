@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from model.attention.functional import ATTENTION_FUNCTIONS, fused
-from training.device import choose_precision, fast_products
-from training.memory import peak_memory, reset_peak_memory
+from training.device import choose_precision, fast_products, peak_memory, reset_peak_memory
 
 B, H, D = 4, 8, 64
 FUNCTIONS = ATTENTION_FUNCTIONS | {"fused": fused}  # torch's kernels, which sdpa takes for longer texts on a CPU

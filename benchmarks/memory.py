@@ -20,8 +20,8 @@ import torch
 
 from model.config import GPTConfig
 from training.config import OptimizerConfig, TrainConfig
-from training.device import fast_products
-from training.memory import peak_memory, predict_memory, reset_peak_memory, trial_run
+from training.device import fast_products, peak_memory, reset_peak_memory
+from training.plan import predict_memory, trial_run
 from training.step import take_step
 
 FORMS = ("sdpa", "matmul")

@@ -34,8 +34,7 @@ from model.size import flops_per_token, without_weights
 from training.config import OptimizerConfig, TrainConfig
 from training.device import choose_precision, fast_products
 from training.distributed import spread
-from training.memory import trial_run
-from training.plan import DEVICES
+from training.plan import DEVICES, trial_run
 from training.step import take_step
 
 PRECISIONS = ("fp32", "bf16")

@@ -20,7 +20,7 @@ from test_export import save
 
 from generation.decoder import Decoder
 from runs.checkpoint import load_checkpoint
-from training.memory import predict_memory
+from training.plan import predict_memory
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))

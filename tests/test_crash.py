@@ -23,14 +23,14 @@ import data.files
 import runs.saver
 import train as train_module
 import training.step
-from errors import CheckpointError
+from errors import CheckpointError, SettingsError
 from runs import checkpoint as checkpoints
 from runs.checkpoint import open_checkpoint, read_meta
 from runs.directory import make_run_directory
 from runs.summary import read_summary
 from train import train
 from training.config import OptimizerConfig
-from training.run import NumbersError, Run
+from training.run import Run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -240,7 +240,7 @@ def test_too_many_steps_in_a_row_end_the_run_naming_step_and_settings(train_conf
         train_config, max_skipped_steps=3, checkpoint_interval=4, sample_tokens=0, log_interval=log_interval
     )
     plant_nan(monkeypatch, range(5, 100), "gradient")
-    with pytest.raises(NumbersError, match=r"3 steps in a row, first in step 6: lower optimizer\.lr=0\.02") as ended:
+    with pytest.raises(SettingsError, match=r"3 steps in a row, first in step 6: lower optimizer\.lr=0\.02") as ended:
         train(config)
     assert all(name in str(ended.value) for name in ("grad_clip", "precision", "checkpoints"))
     loaded = open_checkpoint(config.run_dir)
@@ -250,7 +250,7 @@ def test_too_many_steps_in_a_row_end_the_run_naming_step_and_settings(train_conf
 def test_too_many_steps_in_a_row_end_the_run_long_before_anything_else_is_due(train_config, monkeypatch):
     config = replace(train_config, max_skipped_steps=3, max_steps=100, log_interval=1000, checkpoint_interval=1000)
     plant_nan(monkeypatch, range(5, 100), "gradient")
-    with pytest.raises(NumbersError, match="4 steps in a row, first in step 6"):
+    with pytest.raises(SettingsError, match="4 steps in a row, first in step 6"):
         train(replace(config, eval_interval=1000))
 
 
@@ -287,7 +287,7 @@ def test_an_evaluation_that_is_not_finite_is_no_best_one_and_ends_nothing(
 
 def test_a_run_that_ends_in_an_evaluation_that_is_not_finite_has_failed(train_config, monkeypatch):
     plant_nan_in_evaluation(monkeypatch, 20)
-    with pytest.raises(NumbersError, match=r"the validation loss is nan at the end: lower optimizer\.lr=0\.02"):
+    with pytest.raises(SettingsError, match=r"the validation loss is nan at the end: lower optimizer\.lr=0\.02"):
         train(train_config)
     summary = read_summary(Path(train_config.run_dir))
     assert summary["status"] == "failed" and "validation loss is nan" in summary["reason"]
@@ -323,7 +323,7 @@ def test_counts_and_seconds_go_on_where_a_stopped_run_left_them(train_config, mo
         with pytest.raises(SystemExit):
             train(config)
     plant_nan(monkeypatch, range(8, 9), "gradient")
-    with pytest.raises(NumbersError, match="3 steps in a row, first in step 7"):
+    with pytest.raises(SettingsError, match="3 steps in a row, first in step 7"):
         train(replace(config, resume=config.run_dir))
     assert read_summary(Path(config.run_dir))["seconds"] > 0.5
 

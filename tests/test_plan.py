@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import PRESETS, run_here
 from hydra import compose, initialize_config_dir
-from test_resume import ROOT, final_files, rows
+from test_resume import ROOT, rows
 from torch.utils.flop_counter import FlopCounterMode
 
 from errors import SettingsError
@@ -22,11 +22,9 @@ from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
 from settings import CONF, to_settings
 from train import train
-from training import memory, plan
-from training.config import OptimizerConfig, PlanConfig, TrainConfig
-from training.memory import predict_memory
-from training.plan import plan_run
-from training.start import start_run
+from training import plan
+from training.config import PlanConfig, TrainConfig
+from training.plan import plan_run, predict_memory
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -86,7 +84,8 @@ import torch
 from model.config import GPTConfig
 from training.step import take_step
 from training.config import OptimizerConfig, TrainConfig
-from training.memory import peak_memory, predict_memory, reset_peak_memory, trial_run
+from training.device import peak_memory, reset_peak_memory
+from training.plan import predict_memory, trial_run
 cpu = torch.device("cpu")
 # A smaller run first loads the kernels, whose code is not the model's memory.
 small = TrainConfig(model=GPTConfig(n_layer=1, n_embd=32, n_head=2, block_size=8, vocab_size=10), batch_size=1)
@@ -168,13 +167,11 @@ def test_a_plan_that_cannot_be_is_refused_before_the_text_is_prepared(
 
 def test_a_plan_passes_as_many_windows_at_once_as_the_run_would(train_config, monkeypatch):
     monkeypatch.setattr(plan, "seconds_per_step", lambda config, micro, *arguments: (2, micro))
-    auto = replace(train_config, micro_batch_size="auto", eval_batch_size=1)
-    auto.model.vocab_size = 257
-    peak = predict_memory(auto, 2).peak
-    monkeypatch.setattr(memory, "free_memory", lambda device: int(1.05 * memory.CPU_ALLOCATOR * peak))
-    assert "a step would take 2 s on cpu (measured on 2 of 8 windows)" in plan_run(auto)
-    monkeypatch.setitem(plan.DEVICES, "h100", replace(plan.DEVICES["h100"], memory=1.05 * peak / 0.8))
-    assert "4 windows each, 2 at a time" in plan_run(replace(auto, plan=PlanConfig(devices=2, device="h100")))
+    config = replace(train_config, micro_batch_size=2)
+    assert "a step would take 2 s on cpu (measured on 2 of 8 windows)" in plan_run(config)
+    assert "4 windows each, 2 at a time" in plan_run(replace(config, plan=PlanConfig(devices=2, device="h100")))
+    monkeypatch.setattr(plan, "free_memory", lambda device: 1000)
+    assert "too much for the 1 kB free on cpu: lower micro_batch_size=2" in plan_run(config)
 
 
 def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
@@ -183,23 +180,6 @@ def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
     result = run_here("train.py", *settings.split(), cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.startswith("parameters"), result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "text.txt"]
-
-
-def test_auto_takes_the_largest_micro_batch_that_fits_and_changes_no_result(train_config, tmp_path, monkeypatch):
-    config = replace(train_config, sample_tokens=0, eval_batch_size=1, optimizer=OptimizerConfig(name="adamw", lr=1e-3))
-    config.model.vocab_size = 257
-    peaks = [predict_memory(config, size).peak for size in (8, 4, 2, 1)]
-    assert peaks == sorted(peaks, reverse=True)
-    monkeypatch.setattr(memory, "free_memory", lambda device: int(1.05 * memory.CPU_ALLOCATOR * peaks[1]))
-    auto = replace(config, micro_batch_size="auto")
-    assert start_run(replace(auto, run_dir=str(tmp_path / "other"))).micro_batch_size == 4
-    train(auto)
-    train(replace(config, micro_batch_size=4, run_dir=str(tmp_path / "four")))
-    assert final_files(auto.run_dir)[0] == final_files(tmp_path / "four")[0]
-
-    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
-    with pytest.raises(SettingsError, match="micro_batch_size=auto: not even one window fits"):
-        train(replace(auto, run_dir=str(tmp_path / "none")))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +208,7 @@ def test_a_model_or_a_batch_beyond_all_memory_is_refused(train_config, tmp_path)
         train(replace(train_config, batch_size=10**12))
 
 
-@pytest.mark.parametrize("size", ["many", 0, 3])
+@pytest.mark.parametrize("size", [0, 3])
 def test_a_micro_batch_size_that_is_none_is_refused(train_config, size):
     with pytest.raises(ValueError, match=f"micro_batch_size={size}"):
         replace(train_config, micro_batch_size=size)

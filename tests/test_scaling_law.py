@@ -13,7 +13,7 @@ import pytest
 from model.config import GPTConfig
 from model.size import flops_per_token, without_weights
 from training.config import TrainConfig
-from training.start import steps_to_take
+from training.run import steps_to_take
 
 SCRIPT = Path(__file__).resolve().parent.parent / "docs" / "scaling_law.py"
 

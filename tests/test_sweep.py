@@ -38,9 +38,8 @@ from sweeps.callback import AfterJob
 from sweeps.jobs import rank, read_jobs, swept_settings
 from sweeps.leaderboard import comma_separated, markdown, write_leaderboard
 from train import train
+from training.device import peak_memory, reset_peak_memory
 from training.evaluation import evaluate
-from training.memory import peak_memory, reset_peak_memory
-from training.run import NumbersError
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 WALL_CLOCK = ("seconds", "tokens_per_s", "peak_memory_mb")
@@ -221,10 +220,10 @@ def test_a_stopped_and_resumed_run_has_the_uninterrupted_ones_summary(train_conf
 def test_a_failed_run_leaves_its_reason_and_no_nan(train_config, monkeypatch):
     def fail(run, step):
         run.progress.best_loss = math.nan
-        raise NumbersError("loss or gradient was not finite: lower optimizer.lr.\nand more")
+        raise SettingsError("loss or gradient was not finite: lower optimizer.lr.\nand more")
 
     monkeypatch.setattr("training.step.take_step", fail)
-    with pytest.raises(NumbersError):
+    with pytest.raises(SettingsError):
         train(train_config)
     text = (Path(train_config.run_dir) / NAME).read_text()
     assert json.loads(text)["reason"] == "loss or gradient was not finite: lower optimizer.lr." and "NaN" not in text

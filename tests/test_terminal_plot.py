@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from training.watch.terminal_plot import plot_losses, print_losses
+from training.watch.terminal import plot_losses, print_losses
 
 FALLING = [{"step": step, "loss": 8 - step / 25} for step in range(1, 101)]
 

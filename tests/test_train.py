@@ -26,7 +26,8 @@ from training.config import OptimizerConfig, TrainConfig
 from training.distributed import Ranks
 from training.evaluation import evaluate
 from training.optimizer import set_learning_rate
-from training.start import DEFAULT_STEPS, start_run, steps_to_take
+from training.run import DEFAULT_STEPS, steps_to_take
+from training.start import start_run
 from training.step import dropout_seed, take_step
 from training.watch.terminal import describe
 
@@ -203,9 +204,11 @@ def test_mistakes_that_need_no_text_are_told_before_it_is_prepared(train_config,
         start_run(train_config)
     with lock_run(Path(train_config.run_dir)), pytest.raises(SettingsError, match="still going on"):
         start_run(replace(train_config, resume=train_config.run_dir))
-    for processes, message in {3: "batch_size=8 is not a multiple of the 3", 4: "micro_batch_size=4 does not"}.items():
+    for processes in (3, 4):
         monkeypatch.setattr(start_module, "join_ranks", lambda size=processes: Ranks(size=size))
-        with pytest.raises(SettingsError, match=message):
+        with pytest.raises(
+            SettingsError, match=f"batch_size=8 is not a multiple of the {processes} processes × micro_b"
+        ):
             start_run(replace(train_config, run_dir=None, micro_batch_size=4))
 
 

@@ -69,7 +69,7 @@ def test_offline_everything_is_in_the_runs_directory_and_the_way_to_upload_it_is
     train(config)
     (run,) = kinds(config.run_dir, "run")
     assert (run.project, run.display_name, run.job_type) == ("tinygpt", "run", "train")
-    assert run.run_group == "g" * 127 + "…"
+    assert run.run_group == "g" * 128
     settings = {update.key: json.loads(update.value_json) for update in run.config.update}
     assert settings["model"]["n_layer"] == 2 and settings["wandb"]["mode"] == "offline"
     rows = history(config.run_dir)

@@ -142,9 +142,9 @@ class TrainConfig:
 
     batch_size: int = 16
     """Windows in one optimizer step."""
-    micro_batch_size: int | str | None = None
-    """Windows in one forward pass of one process; its whole share of the batch when null, as many as memory holds
-    when auto. Saves memory; the result is the same up to rounding, which Muon amplifies, and the draws of dropout."""
+    micro_batch_size: int | None = None
+    """Windows in one forward pass of one process; its whole share of the batch when null. Saves memory; the result
+    is the same up to rounding, which Muon amplifies, and the draws of dropout."""
     max_steps: int | None = None
     """Optimizer steps to take; when null as many as max_minutes or max_flops allow, and 600 without them."""
     max_minutes: float | None = None
@@ -189,7 +189,12 @@ class TrainConfig:
             raise SettingsError(f"seed={self.seed} must be from 0 to 2^63 - 1.")
         if self.resume and self.init_from:
             raise SettingsError(f"resume={self.resume} and init_from={self.init_from} are both given: choose one.")
-        self._check_micro_batch_size()
+        at_least("micro_batch_size", size := self.micro_batch_size, 1)
+        if size and self.batch_size % size:
+            raise SettingsError(
+                f"micro_batch_size={size} does not divide batch_size={self.batch_size}: "
+                "every forward pass of a step takes the same number of windows."
+            )
 
     @property
     def tokens_per_step(self) -> int:
@@ -211,16 +216,3 @@ class TrainConfig:
                 f"attention={self.attention} and model.attention={self.model.attention} are both given: choose one."
             )
         self.model, self.attention = replace(self.model, attention=self.attention), None
-
-    def _check_micro_batch_size(self) -> None:
-        size = self.micro_batch_size
-        if size is None or size == "auto":
-            return
-        if isinstance(size, str):
-            raise SettingsError(f"micro_batch_size={size} must be a whole number, auto, or null for the whole batch.")
-        at_least("micro_batch_size", size, 1)
-        if self.batch_size % size:
-            raise SettingsError(
-                f"micro_batch_size={size} does not divide batch_size={self.batch_size}: "
-                "every forward pass of a step takes the same number of windows."
-            )

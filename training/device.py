@@ -1,18 +1,17 @@
 """Where and in which precision a run computes: `auto` resolved, and what this machine lacks refused."""
 
-from __future__ import annotations
-
-import contextlib
 import ctypes
 import os
+import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
 import torch
 
-from errors import SettingsError
+from errors import SettingsError, first_line
 
 MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
 
@@ -77,29 +76,60 @@ def onednn_keeps_float32() -> bool:
         MATMUL.fp32_precision = before
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep the memory of freed tensors for the next ones; other C libraries are left alone.
+def keep_freed_memory(device: torch.device) -> None:
+    """On a CPU, let glibc keep the memory of freed tensors for the next ones; other C libraries are left alone.
 
     By default glibc returns large blocks to the system and gets them back zeroed, one page fault per page, which
     took half the time of a small model's training step. In exchange the process never shrinks.
     """
+    if device.type != "cpu":
+        return
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # of malloc.h
-    with contextlib.suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(mmap_threshold, 32 << 20)  # the most it takes
         libc.mallopt(trim_threshold, 2**31 - 1)
         libc.mallopt(top_pad, 64 << 20)
 
 
-def make_deterministic(wanted: bool) -> None:
-    """Restrict CUDA to kernels that give the same bits every time, or lift that; CPU kernels always do."""
-    if wanted:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        torch.backends.cudnn.benchmark = False
-    if wanted != torch.are_deterministic_algorithms_enabled():  # setting it imports torch's compiler
-        torch.use_deterministic_algorithms(wanted)
-
-
 def choose_compile(name: str, device: torch.device) -> bool:
     """Return whether to torch.compile; auto means CUDA on Linux, where Triton works."""
     return name == "on" or (name == "auto" and device.type == "cuda" and sys.platform == "linux")
+
+
+@contextmanager
+def memory_errors(what: str, remedy: str) -> Iterator[None]:
+    """Turn numpy's or torch's running out of memory into a SettingsError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            raise SettingsError(f"{what} ({first_line(error)}): {remedy}.") from None
+        raise
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that a run could take on a device now; of main memory half where the system is not Linux."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with suppress(OSError):
+        return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Let peak_memory count from now; without CUDA and Linux it counts from the process's start."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # see proc(5)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes held since reset_peak_memory: on CUDA by tensors, else by the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError):
+        return int(Path("/proc/self/status").read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS, in bytes

@@ -42,11 +42,6 @@ class Ranks:
         """Whether this process owns the run directory and the terminal."""
         return self.rank == 0
 
-    def rows(self, batch_size: int) -> range:
-        """Return this rank's rows of a global batch, whose size must be a multiple of the number of ranks."""
-        share = batch_size // self.size
-        return range(self.rank * share, (self.rank + 1) * share)
-
     def largest(self, number: float) -> float:
         """Return the largest of the ranks' numbers; every rank must call."""
         if not self.together:
@@ -87,12 +82,6 @@ def join_ranks() -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)), together=True)
 
 
-def is_lost_connection(error: BaseException | None) -> bool:
-    """Return whether a collective failed because a rank is gone; gloo and NCCL have no exception type for it."""
-    words = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
-
-
 _alive: list[nn.Module] = []
 """DDP's modules, kept until the process ends: destroying one while the process group's threads run can hang."""
 
@@ -124,13 +113,9 @@ def gradients_of(model: nn.Module, *, last: bool) -> AbstractContextManager:
     """Wrap the passes of one micro-batch so that only a step's last one exchanges gradients."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last else model.no_sync()
-    if _is_fsdp(model):
-        model.set_requires_gradient_sync(last)
+    if hasattr(model, "set_requires_gradient_sync"):
+        cast("FSDPModule", model).set_requires_gradient_sync(last)
     return nullcontext()
-
-
-def _is_fsdp(model: nn.Module) -> TypeGuard[FSDPModule]:
-    return hasattr(model, "set_requires_gradient_sync")  # without importing FSDP
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
@@ -180,8 +165,7 @@ def load_shards(folder: Path, parameters: dict[str, nn.Parameter]) -> dict[str, 
     tensors: dict[str, Tensor] = {}
     for name, saved in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(saved, TensorStorageMetadata)
-        like = parameters.get(name.rpartition(".")[0])
-        same = like is not None and like.shape == saved.size
-        tensors[name] = torch.zeros_like(like) if like is not None and same else torch.zeros(saved.size)
+        like = parameters.get(name.rpartition(".")[0], torch.zeros(()))
+        tensors[name] = torch.zeros_like(like) if like.shape == saved.size else torch.zeros(saved.size)
     dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(folder)))
     return {name: tensor.detach() for name, tensor in tensors.items()}

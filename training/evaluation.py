@@ -1,7 +1,5 @@
 """How well a model predicts a text: nats per token, perplexity, bits per byte."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch
@@ -22,7 +20,6 @@ MEASURED_TOKENS = 512  # enough to tell heads apart, for a hundredth of an evalu
 def evaluate(
     model: nn.Module,
     tokens: Tokens,
-    *,
     block_size: int,
     batch_size: int,
     autocast: torch.autocast,

@@ -1,32 +1,31 @@
 """What a run would take, predicted before it starts: parameters, arithmetic, memory, time, here or on a cluster."""
 
-from __future__ import annotations
-
 import time
+import weakref
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from data.prepare import prepare
-from errors import SettingsError
+from data.config import TokenizerConfig
+from data.prepare import PreparedData, prepare
+from data.shards import Tokens
+from data.tokenizer import make_tokenizer
+from errors import one_of
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
 from runs.formatting import duration, si
 from training.config import TrainConfig
-from training.device import choose_device, choose_precision, fast_products, keep_freed_memory
-from training.distributed import Ranks
-from training.memory import (
-    CPU_ALLOCATOR,
-    Memory,
-    choose_micro_batch_size,
-    free_memory,
-    predict_memory,
-    trial_run,
-    windows_a_pass,
-    windows_each,
-)
+from training.device import choose_device, choose_precision, fast_products, free_memory, keep_freed_memory
+from training.optimizer import optimizer_state
 from training.pretrained import load_origin
-from training.start import steps_to_take
+from training.run import Run, steps_to_take, windows_each
 from training.step import take_step
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training; published GPT-2 runs report 40%.
@@ -55,58 +54,126 @@ DEVICES = {
 }
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device that holds the whole model."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    """Between steps."""
+    activations: int
+    """What the fullest moment of a step adds to these: activations and temporary tensors."""
+    evaluation: int
+    """What the fullest moment of an evaluation adds to the weights and the optimizer's state."""
+
+    @property
+    def peak(self) -> int:
+        return self.weights + self.optimizer + max(self.gradients + self.activations, self.evaluation)
+
+    def __str__(self) -> str:
+        kinds = f"weights {si(self.weights)}B, gradients {si(self.gradients)}B, optimizer {si(self.optimizer)}B"
+        return f"memory      {si(self.peak)}B at the most: {kinds}, activations {si(self.activations)}B"
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors made within it that are still alive, and the most there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for storage in (leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self._known:
+                self._known.add(key)
+                self.now += size
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._forget, key, size)
+        return result
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def predict_memory(config: TrainConfig, micro_batch_size: int, precision: torch.dtype = torch.float32) -> Memory:
+    """Return the memory that a run of `config`, whose model.vocab_size is set, will need, without allocating it.
+
+    The tensors have shapes but no data, so the largest model takes seconds on the smallest machine.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # half a second that most runs do not need
+
+    # Two micro-batches show everything: the second one finds the gradients of the first.
+    few = replace(config, batch_size=min(config.batch_size, 2 * micro_batch_size), micro_batch_size=micro_batch_size)
+    live = LiveBytes()
+    with FakeTensorMode(allow_non_fake_inputs=True), live:
+        run = trial_run(few, torch.device("cpu"), precision)
+        weights = sum(parameter.nbytes for parameter in run.model.parameters())
+        take_step(run, 0)  # makes the optimizer's state
+        state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
+        live.most = before = live.now
+        take_step(run, 1)
+        step = live.most - before
+        live.most = before = live.now
+        with torch.no_grad(), run.autocast:
+            windows = torch.zeros(config.eval_windows, config.model.block_size, dtype=torch.int64)
+            cross_entropy(run.model(windows).flatten(0, 1).float(), windows.flatten(), reduction="sum")
+    return Memory(weights, weights, state, max(0, step - weights), live.most - before)
+
+
+def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype) -> Run:
+    """Build a run of a single process on made-up text, for taking steps only; it writes nothing."""
+    with device:
+        model = GPT(config.model)
+    text = Tokens([np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)], documents=1, text_bytes=0)
+    data = PreparedData(make_tokenizer(TokenizerConfig(name="byte"), ()), text, text, Path(), "made up")
+    return Run(config, device, precision, data, model, forward=model)
+
+
 def plan_run(config: TrainConfig) -> str:
     """Return the report of dry_run=true.
 
     Raises SettingsError for an unknown plan.device, a batch that does not divide, and text that cannot be had.
     """
-    name, devices = config.plan.device, config.plan.devices if config.plan.device else 1
-    if name is not None and name not in DEVICES:
-        raise SettingsError(f"plan.device={name} is not known: choose one of {', '.join(DEVICES)}.")
-    windows_each(config, devices)
+    name = config.plan.device
+    if name is not None:
+        one_of("plan.device", name, DEVICES)
+    windows_each(config, config.plan.devices if name else 1)
     _, encoding = load_origin(config)
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=lambda _: None)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
     model = without_weights(config.model)
-    flops = flops_per_token(model)
-    config = replace(config, max_steps=steps_to_take(config, model))
-    lines = _size_lines(config, model, flops, len(data.train))
-    return "\n".join(lines + (_cluster(config, flops, DEVICES[name]) if name else _this_machine(config, flops)))
-
-
-def _size_lines(config: TrainConfig, model: GPT, flops: float, epoch: int) -> list[str]:
-    parts, steps, size = count_parameters(model), config.max_steps, config.tokens_per_step
+    flops, parts, size = flops_per_token(model), count_parameters(model), config.tokens_per_step
+    config = replace(config, max_steps=(steps := steps_to_take(config, model)))
     kinds = ("embedding", "attention", "mlp", "norms", "lm_head")
     listed = ", ".join(f"{kind} {parts[kind]:,}" for kind in kinds if parts[kind])
     tied = ", which is lm_head too" if model.config.tie_embeddings else ""
-    epochs = f"; {steps:,} steps of {size:,} tokens are {steps * size / epoch:.2f} epochs" if steps else ""
-    return [
+    read = f"; {steps:,} steps of {size:,} tokens are {steps * size / len(data.train):.2f} epochs" if steps else ""
+    lines = [
         f"parameters  {parts.total():,} with {model.config.vocab_size:,} ids: {listed}{tied}",
         f"arithmetic  {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
-        f"text        {epoch:,} tokens an epoch{epochs}",
+        f"text        {len(data.train):,} tokens an epoch{read}",
     ]
-
-
-def _memory_line(memory: Memory) -> str:
-    kinds = f"weights {si(memory.weights)}B, gradients {si(memory.gradients)}B, optimizer {si(memory.optimizer)}B"
-    return f"memory      {si(memory.peak)}B at the most: {kinds}, activations {si(memory.activations)}B"
+    return "\n".join(lines + (_cluster(config, flops, DEVICES[name]) if name else _this_machine(config, flops)))
 
 
 def _this_machine(config: TrainConfig, flops: float) -> list[str]:
     device = choose_device(config.device)
-    if device.type == "cpu":
-        keep_freed_memory()
+    keep_freed_memory(device)
     precision = choose_precision(config.precision, device)
-    micro = choose_micro_batch_size(config, Ranks(), device, precision)
-    memory = predict_memory(config, micro, precision)
-    free = free_memory(device)
+    micro = config.micro_batch_size or config.batch_size
+    memory, free = predict_memory(config, micro, precision), free_memory(device)
     copy = memory.weights + memory.optimizer
-    lines = [_memory_line(memory), f"            and {si(copy)}B in main memory while a checkpoint is written"]
+    lines = [str(memory), f"            and {si(copy)}B in main memory while a checkpoint is written"]
     if device.type == "cpu":
-        lines.append(f"            counted is what tensors hold; the allocator may keep {CPU_ALLOCATOR} times as much")
+        # At most 1.74 times was measured, with glibc and keep_freed_memory.
+        lines.append("            counted is what tensors hold; the allocator may keep 1.8 times as much")
     if memory.peak > free:
-        lines.append(f"            too much for the {si(free)}B free on {device}: lower micro_batch_size={micro}")
-        return lines
+        return [*lines, f"            too much for the {si(free)}B free on {device}: lower micro_batch_size={micro}"]
     with fast_products(device):
         seconds, windows = seconds_per_step(config, micro, device, precision)
     rate = config.tokens_per_step / seconds
@@ -124,8 +191,7 @@ def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtyp
         run = trial_run(replace(config, batch_size=windows, micro_batch_size=None), device, dtype)
         take_step(run, 0)  # warms up, and makes the optimizer's state
         started = time.perf_counter()
-        loss, _ = take_step(run, 1)
-        loss.item()  # waits for the device
+        take_step(run, 1)[0].item()  # waits for the device
         seconds = time.perf_counter() - started
         more = min(4 * windows, micro)
         if more == windows or seconds * more / windows > 20:
@@ -134,11 +200,9 @@ def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtyp
 
 
 def _cluster(config: TrainConfig, flops: float, device: Device) -> list[str]:
-    devices = config.plan.devices
-    windows = windows_each(config, devices)
-    precision = torch.float32 if config.precision == "fp32" else torch.bfloat16
-    micro = windows_a_pass(config, windows, device.memory, precision, "cuda") or 1  # the lines below say if none fits
-    memory = predict_memory(config, micro, precision)
+    devices, windows = config.plan.devices, config.batch_size // config.plan.devices
+    micro = config.micro_batch_size or windows
+    memory = predict_memory(config, micro, torch.float32 if config.precision == "fp32" else torch.bfloat16)
     state = memory.weights + memory.gradients + memory.optimizer
     block = memory.weights // config.model.n_layer
     compute = windows * config.model.block_size * flops / (device.flops * UTILISATION)
@@ -150,19 +214,19 @@ def _cluster(config: TrainConfig, flops: float, device: Device) -> list[str]:
         "fsdp": (state / devices + memory.activations + 2 * block, (2 * passes + 1) * share * memory.weights),
     }
     each = f"{devices} × {config.plan.device}, {windows} windows each, {micro} at a time"
-    lines = [_memory_line(memory), f"plan        {each}; compute {compute:.3g} s a step"]
+    lines = [str(memory), f"plan        {each}; compute {compute:.3g} s a step"]
     for how, (held, sent) in ways.items():
         fits = "fits" if held < 0.9 * device.memory else f"does NOT fit {si(device.memory)}B"
         lines.append(
             f"{how:12}{si(held)}B a GPU, {fits}; sends {si(sent)}B a step, {sent / speed:.3g} s over the {way} "
             f"({sent / speed / compute:.0%} of compute); {_length(config, max(compute, sent / speed))}"
         )
-    lines.append(
+    return [
+        *lines,
         f"assumed     {UTILISATION:.0%} of {si(device.flops)}FLOP/s, {si(device.link)}B/s to the GPUs of a machine "
         f"of {DEVICES_A_MACHINE}, {si(device.network)}B/s each over the network, communication behind compute, "
-        "no failures; weights, gradients and optimizer in fp32; activations of eager kernels"
-    )
-    return lines
+        "no failures; weights, gradients and optimizer in fp32; activations of eager kernels",
+    ]
 
 
 def _length(config: TrainConfig, seconds_a_step: float) -> str:

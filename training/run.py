@@ -1,85 +1,108 @@
 """A run: the data, model, optimizers and directory that a training loop works with."""
 
-from __future__ import annotations
-
 import logging
 import math
+import os
+import signal
+import sys
+import threading
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.amp import GradScaler
 
 from data.batches import Batches
 from data.prepare import PreparedData
 from errors import SettingsError
 from model.gpt import GPT, plain_weights
+from model.size import flops_per_token
 from runs.checkpoint import Meta, Progress, load_state
 from runs.directory import log_sizes
+from runs.metrics import Row
 from runs.quoting import hydra_quoted
 from runs.saver import Saver
 from training import __version__
 from training.config import TrainConfig
 from training.device import choose_compile
-from training.distributed import Ranks, is_lost_connection, load_shards, save_shards, whole
-from training.optimizer import AdamW, Muon, load_optimizer_state, optimizer_state
+from training.distributed import Ranks, load_shards, save_shards, whole
+from training.optimizer import load_optimizer_state, make_optimizers, optimizer_state
 
 log = logging.getLogger("tinygpt")
 
 
-class RankLostError(SettingsError):
-    """Another process of the run is gone."""
-
-
-class NumbersError(SettingsError):
-    """Training no longer gives finite numbers; the message names the step and the likeliest settings."""
+DEFAULT_STEPS = 600
 
 
 @dataclass
 class Run:
-    """Everything that lives as long as a training run; as a context manager it frees the run's directory at the end."""
+    """Everything that lives as long as a training run.
+
+    As a context manager it remembers Ctrl-C and SIGTERM until the loop asks, and frees the run's directory at the end.
+    """
 
     config: TrainConfig
-    max_steps: int | None
-    """Steps to take; None where only max_minutes ends the run."""
-    ranks: Ranks
-    directory: Path
     device: torch.device
-    autocast: torch.autocast
-    scaler: GradScaler
-    """Scales the loss where the forward pass is in fp16, and does nothing elsewhere."""
+    dtype: torch.dtype
+    """Of the forward pass's products."""
     data: PreparedData
-    own_tokenizer: bool
-    """Whether the tokenizer came with the weights that the run began with, instead of from config.tokenizer."""
-    batches: Batches
     model: GPT
     forward: nn.Module
     """The model, compiled where that pays, and copied to or cut up for the ranks."""
-    optimizers: list[Muon | AdamW]
-    micro_batch_size: int
-    saver: Saver
-    skipped: Tensor
-    """On the device: how many steps changed nothing, in total and in a row."""
+    ranks: Ranks = field(default_factory=Ranks)
+    directory: Path = Path()
     occupation: ExitStack = field(default_factory=ExitStack)
-    """Holds the directory's lock and writes its train.log; empty on every rank but the first."""
+    """What ends with the run: the directory's lock and its train.log, on the first rank; the signals' handlers."""
+    own_tokenizer: bool = False
+    """Whether the tokenizer came with the weights that the run began with, instead of from config.tokenizer."""
     progress: Progress = field(default_factory=Progress)
+    rows: list[Row] = field(default_factory=list)
+    """The lines of metrics.jsonl, on the first rank."""
     saved: tuple[int, int, bool] | None = None
     """What the latest checkpoint holds: its step, the step of the latest evaluation, whether the run was finished."""
+    stop: int = 0
+    """The signal by which a person or the system has asked this process to end; 0 for none."""
     started: float = field(default_factory=time.perf_counter)
 
-    def __enter__(self) -> Run:
+    def __post_init__(self) -> None:
+        config, kind = self.config, self.device.type
+        self.max_steps = steps_to_take(config, self.model)
+        self.micro_batch_size = config.micro_batch_size or windows_each(config, self.ranks.size)
+        size = dict(block_size=config.model.block_size, batch_size=config.batch_size)
+        self.batches = Batches(self.data.train, **size, seed=config.seed)
+        self.autocast = torch.autocast(kind, dtype=self.dtype, enabled=self.dtype != torch.float32)
+        self.scaler = GradScaler(kind, enabled=self.dtype == torch.float16)  # elsewhere it does nothing
+        self.optimizers = make_optimizers(self.model, config.optimizer)
+        self.saver = Saver(self.directory / "checkpoints", config.keep_checkpoints)
+        # On the device: how many steps changed nothing, in total and in a row.
+        self.skipped = torch.zeros(2, dtype=torch.int64, device=self.device)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.occupation.callback(signal.signal, number, signal.signal(number, self._remember))
         return self
+
+    def _remember(self, number: int, frame: object) -> None:
+        if self.stop:
+            os._exit(128 + number)  # a checkpoint that is being written then counts as absent
+        self.stop = number
+        if number == signal.SIGINT:
+            print("\nfinishing this step, then saving; Ctrl-C again leaves at once", file=sys.stderr, flush=True)
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.saver.wait()
         self.occupation.close()
-        if self.ranks.together and is_lost_connection(error):
-            raise RankLostError(
+        # gloo and NCCL have no exception type for a rank that is gone.
+        words = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
+        lost = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+        if self.ranks.together and lost:
+            raise SettingsError(
                 f"another process ended during step {self.progress.step + 1}, so this one cannot go on: see what it "
                 f"says above, if anything, then start all again with {hydra_quoted('resume', self.directory)}."
             ) from None
@@ -91,8 +114,8 @@ class Run:
 
     @property
     def precision(self) -> str:
-        """The dtype of the forward pass's products."""
-        return str(self.autocast.fast_dtype if self.autocast._enabled else torch.float32).removeprefix("torch.")
+        """The name of the forward pass's dtype."""
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def is_sharded(self) -> bool:
@@ -116,33 +139,35 @@ class Run:
         progress.seconds, progress.finished = self.seconds, finished
         self.started, self.saved = time.perf_counter(), now
         weights, optimizers = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
-        if self.is_sharded:
-            self._save_sharded(weights, optimizers)
-        elif self.ranks.is_first:
-            self.saver.save(progress, weights, optimizers, self.describe(), self.data.tokenizer)
-
-    def _save_sharded(self, weights: dict[str, Tensor], optimizers: dict[str, Tensor]) -> None:
-        """Write a checkpoint of shards: every rank its part of the optimizers' state, the first one the weights."""
-        step = self.progress.step
-        try:
-            save_shards(optimizers, self.saver.shards(step))
-        except OSError as error:
-            self.saver.fail(step, [*weights.values(), *optimizers.values()], error)
-            return
-        for name, tensor in weights.items():
-            in_one_piece = whole(tensor)
-            weights[name] = in_one_piece.cpu() if self.ranks.is_first else in_one_piece[:0]
+        if self.is_sharded:  # every rank writes its part of the optimizers' state, the first one the weights
+            try:
+                save_shards(optimizers, self.saver.shards(progress.step))
+            except OSError as error:
+                self.saver.fail(progress.step, [*weights.values(), *optimizers.values()], error)
+                return
+            for name, tensor in weights.items():
+                in_one_piece = whole(tensor)
+                weights[name] = in_one_piece.cpu() if self.ranks.is_first else in_one_piece[:0]
         if self.ranks.is_first:
-            self.saver.save(self.progress, weights, None, self.describe(), self.data.tokenizer)
+            meta: Meta = {
+                "step": progress.step,
+                "metrics": progress.metrics if progress.evaluated == progress.step else {},
+                "progress": asdict(progress),
+                "data": self.data.directory.name,
+                "own_tokenizer": self.own_tokenizer,
+                "computed_on": self._computed_on(),
+                "logs": log_sizes(self.directory),
+                "scaler": self.scaler.state_dict(),
+                "config": asdict(self.config),
+            }
+            state = None if self.is_sharded else optimizers
+            self.saver.save(progress, weights, state, meta, self.data.tokenizer)
+        if self.is_sharded:
             self.saver.wait()
-        self.saver.failure = self.ranks.from_first(self.saver.failure)  # which decides whether all save again
-
-    def count_skipped(self, skip: Tensor) -> None:
-        """Count, on the device, a step that changed nothing."""
-        self.skipped = torch.stack([self.skipped[0] + skip, (self.skipped[1] + 1) * skip])
+            self.saver.failure = self.ranks.from_first(self.saver.failure)  # which decides whether all save again
 
     def check_numbers(self, *, finished: bool = False) -> None:
-        """Read the count of skipped steps; NumbersError after too many in a row, or at an end that is not finite."""
+        """Read the count of skipped steps; SettingsError after too many in a row, or at an end that is not finite."""
         progress, config = self.progress, self.config
         progress.skipped, in_a_row = map(int, self.skipped.tolist())
         progress.skipped_in_a_row = in_a_row
@@ -153,26 +178,11 @@ class Run:
             what = f"the validation loss is {loss} at the end"
         else:
             return
-        raise NumbersError(
+        raise SettingsError(
             f"{what}: lower optimizer.lr={config.optimizer.lr}, set grad_clip=1.0 (it is {config.grad_clip}) or "
             f"precision=fp32 (it is {config.precision}); the weights of the steps before are in "
             f"{self.directory / 'checkpoints'}."
         )
-
-    def describe(self) -> Meta:
-        """What meta.json says of this moment."""
-        progress = self.progress
-        return {
-            "step": progress.step,
-            "metrics": progress.metrics if progress.evaluated == progress.step else {},
-            "progress": asdict(progress),
-            "data": self.data.directory.name,
-            "own_tokenizer": self.own_tokenizer,
-            "computed_on": self._computed_on(),
-            "logs": log_sizes(self.directory),
-            "scaler": self.scaler.state_dict(),
-            "config": asdict(self.config),
-        }
 
     def _computed_on(self) -> dict[str, Any]:
         """What the last bits of the result depend on besides the settings."""
@@ -204,3 +214,20 @@ class Run:
         if (before := meta["computed_on"]) != (now := self._computed_on()):
             changes = [f"{name} {now[name]} (was {before.get(name)})" for name in now if now[name] != before.get(name)]
             log.info("with %s: the same text in the same order, though not to the last bit", ", ".join(changes))
+
+
+def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
+    """max_steps, or fewer where max_flops would be passed; None where only max_minutes ends the run."""
+    if config.max_flops is None:
+        return config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
+    steps = max(1, round(config.max_flops / (flops_per_token(model) * config.tokens_per_step)))
+    return min(steps, config.max_steps or steps)
+
+
+def windows_each(config: TrainConfig, processes: int) -> int:
+    """Return the windows of a step that each process has; SettingsError when the batch does not divide evenly."""
+    size = config.micro_batch_size
+    if config.batch_size % (processes * (size or 1)):
+        parts = f"the {processes} processes" + (f" × micro_batch_size={size}" if size else "")
+        raise SettingsError(f"batch_size={config.batch_size} is not a multiple of {parts}: choose one that is.")
+    return config.batch_size // processes

@@ -1,13 +1,13 @@
 """One optimizer step: forward and backward over the micro-batches of a global batch, then the update."""
 
-from __future__ import annotations
-
 import hashlib
+from contextlib import AbstractContextManager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from training.device import memory_errors
 from training.distributed import gradients_of, whole
 from training.run import Run
 
@@ -21,13 +21,14 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     config, ranks = run.config, run.ranks
     total_loss = torch.zeros((), device=run.device)
 
-    rows = ranks.rows(config.batch_size)
-    for first in range(rows.start, rows.stop, run.micro_batch_size):
+    share = config.batch_size // ranks.size
+    end = (ranks.rank + 1) * share
+    for first in range(end - share, end, run.micro_batch_size):
         last = first + run.micro_batch_size
         windows = torch.from_numpy(run.batches.batch(step, first, last)).to(run.device)  # (B, T + 1)
         inputs, targets = windows[:, :-1], windows[:, 1:]
         torch.manual_seed(dropout_seed(config.seed, step, first))
-        with gradients_of(run.forward, last=last == rows.stop):
+        with gradients_of(run.forward, last=last == end):
             with run.autocast:
                 logits = run.forward(inputs)  # (B, T, V)
             # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
@@ -47,7 +48,7 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         optimizer.step(skip)
     run.model.zero_grad()
     run.scaler.update()
-    run.count_skipped(skip)
+    run.skipped = torch.stack([run.skipped[0] + skip, (run.skipped[1] + 1) * skip])
     return total_loss, grad_norm
 
 
@@ -58,3 +59,12 @@ def dropout_seed(seed: int, step: int, row: int) -> int:
     of the same size.
     """
     return int.from_bytes(hashlib.sha256(f"dropout {seed} {step} {row}".encode()).digest()[:8], "little")
+
+
+def memory_named(run: Run) -> AbstractContextManager[None]:
+    """Turn running out of memory into a SettingsError that names micro_batch_size and a smaller one to try."""
+    size = run.micro_batch_size
+    smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
+    remedy = f"set micro_batch_size={smaller}" if smaller else "choose a smaller model or model.block_size"
+    kept = f"the result stays the same, and what is in {run.directory / 'checkpoints'} can be resumed"
+    return memory_errors(f"micro_batch_size={size} needs more memory than there is", f"{remedy}; {kept}")

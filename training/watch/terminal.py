@@ -1,25 +1,30 @@
 """What a person sees of a run: what it is, the bar, log lines, and at the end a plot and what to type next."""
 
-from __future__ import annotations
-
 import logging
+import math
+import sys
 from contextlib import ExitStack
 from multiprocessing import parent_process
+from shutil import get_terminal_size
+from typing import TextIO
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from runs.metrics import Evaluation, Row
+from runs.metrics import Evaluation, Row, series
 from runs.quoting import hydra_quoted, shell_quoted
 from training.optimizer import split_parameters
 from training.run import Run
-from training.watch import Watcher
-from training.watch.terminal_plot import print_losses
 
 log = logging.getLogger("tinygpt")
 
+HEIGHT = 10
+WIDEST = 100
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # Unicode 11.1: the bit of each dot, by column and row
+BLANK = 0x2800
 
-class Terminal(Watcher):
+
+class Terminal:
     """Shows a run in the terminal; its log lines are in train.log too."""
 
     name = "the terminal"
@@ -30,6 +35,7 @@ class Terminal(Watcher):
             log.info("%s", describe(run))
         self.warned = (progress.step, progress.skipped)
         bar = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
+        self.shown = ExitStack()
         self.bar = tqdm(
             total=run.max_steps,
             initial=progress.step,
@@ -37,40 +43,31 @@ class Terminal(Watcher):
             disable=parent_process() is not None or None,  # None: no bar unless on a terminal
             bar_format=bar if run.max_steps else "{n_fmt} steps [{elapsed}{postfix}]",
         )
-        self.redirected = ExitStack()
-        shown = [
-            logger for logger in (logging.root, log) if any(type(h) is logging.StreamHandler for h in logger.handlers)
-        ]
-        self.redirected.enter_context(logging_redirect_tqdm(shown))  # lines go above the bar instead of through it
+        self.shown.callback(self.bar.close)
+        loggers = [one for one in (logging.root, log) if any(type(h) is logging.StreamHandler for h in one.handlers)]
+        self.shown.enter_context(logging_redirect_tqdm(loggers))  # lines go above the bar instead of through it
 
     def stepped(self, run: Run, row: Row) -> None:
         step, skipped = run.progress.step, run.progress.skipped
-        last_step, last_skipped = self.warned
-        if skipped > last_skipped:
-            log.warning(
-                "step %d: %d of the last %d steps changed nothing, because loss or gradient was not finite",
-                *(step, skipped - last_skipped, step - last_step),
-            )
+        steps, new = step - self.warned[0], skipped - self.warned[1]
+        if new:
+            why = "because loss or gradient was not finite"
+            log.warning("step %d: %d of the last %d steps changed nothing, %s", step, new, steps, why)
         self.warned = (step, skipped)
         self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s", refresh=False)
         self.bar.update(step - self.bar.n)
 
     def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
-        log.info(
-            "step %d: validation loss %.4f nats/token, perplexity %s, %.4f bits/byte",
-            run.progress.step,
-            result.loss,
-            f"{result.perplexity:.{'1f' if result.perplexity < 1e6 else '2e'}}",
-            result.bpb,
-        )
+        perplexity = f"{result.perplexity:.{'1f' if result.perplexity < 1e6 else '2e'}}"
+        figures = f"{result.loss:.4f} nats/token, perplexity {perplexity}, {result.bpb:.4f} bits/byte"
+        log.info("step %d: validation loss %s", run.progress.step, figures)
         if sample:
             log.info("%s", "\n".join("  │ " + line for line in sample.splitlines()))
 
     def ended(self, run: Run, error: BaseException | None) -> None:
-        self.redirected.close()
-        self.bar.close()
+        self.shown.close()
         if error is None:
-            print_losses(self.rows)
+            print_losses(run.rows)
             log.info(
                 "\nbest validation loss %.4f nats/token\ncurves    %s\nsample    python sample.py %s",
                 run.progress.best_loss or float("nan"),
@@ -102,3 +99,46 @@ def describe(run: Run) -> str:
         f"on {run.device}{processes} in {run.precision}\n"
         f"output    {run.directory}"
     )
+
+
+def print_losses(rows: list[dict], stream: TextIO | None = None) -> None:
+    """Print the losses of metrics.jsonl's rows where a person sees it: to a UTF-8 terminal, and nowhere else."""
+    stream = stream or sys.stdout
+    if stream.isatty() and (stream.encoding or "").lower().replace("-", "") == "utf8":
+        print(plot_losses(rows, get_terminal_size().columns), end="", file=stream)
+
+
+def plot_losses(rows: list[dict], columns: int) -> str:
+    """The plot in at most `columns` columns: training loss as a line, evaluations as ●; "" where there is none."""
+    train, val = (
+        [p for p in zip(*series(rows, name), strict=True) if math.isfinite(p[1])] for name in ("loss", "val_loss")
+    )
+    if not train + val or columns < 20:
+        return ""
+    losses = [loss for _, loss in train + val]
+    low, high, last = min(losses), max(losses), max(step for step, _ in train + val)
+    labels = [f"{high:.4g}", *[""] * (HEIGHT - 2), f"{low:.4g}"]
+    margin = max(map(len, labels))
+    width = min(columns, WIDEST) - margin - 2
+
+    def place(step: int, loss: float) -> tuple[int, int]:
+        """Column and row of a point, counted in dots."""
+        x = step / max(last, 1) * (2 * width - 1)
+        return round(x), round((high - loss) / (high - low or 1) * (4 * HEIGHT - 1))
+
+    cells = [[BLANK] * width for _ in range(HEIGHT)]
+    points = [place(*point) for point in train]
+    for (x, y), (to_x, to_y) in zip(points, points[1:] or points, strict=False):
+        for dot in range(n := max(to_x - x, abs(to_y - y), 1)):
+            column, row = x + (to_x - x) * dot // n, y + (to_y - y) * dot // n
+            cells[row // 4][column // 2] |= DOTS[column % 2][row % 4]
+    for column, row in (place(*point) for point in val):
+        cells[row // 4][column // 2] = ord("●")
+    end = f"{last:,}"
+    legend = next((text for text in ("steps, ● validation", "steps", "") if len(text) < width - len(end)), "")
+    lines = [
+        f"{label:>{margin}} │{''.join(map(chr, row)).rstrip(chr(BLANK))}"
+        for label, row in zip(labels, cells, strict=True)
+    ]
+    lines += [f"{'':{margin}} └{'─' * width}", f"{'':{margin}}  0{legend:^{width - 1 - len(end)}}{end}", ""]
+    return "\n".join(lines)

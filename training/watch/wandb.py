@@ -1,29 +1,21 @@
 """Weights & Biases, beside our own files."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from errors import SettingsError, first_line
 from runs.metrics import Evaluation, Row
 from training.run import Run
-from training.watch import Watcher
-
-if TYPE_CHECKING:  # wandb takes a second to import, and few runs ask for it
-    import wandb
 
 log = logging.getLogger("tinygpt")
-
-LONGEST_NAME = 128  # characters that wandb takes
 
 
 def check_wandb_key() -> None:
     """SettingsError when wandb.mode=online has no API key; asks for none, because nobody may be there to answer."""
-    import wandb
+    import wandb  # a second, and few runs ask for it
 
     try:
         if wandb.login(prompt=False, verify=False):
@@ -36,7 +28,7 @@ def check_wandb_key() -> None:
     )
 
 
-class Wandb(Watcher):
+class Wandb:
     """A run at wandb, the same one when the run is resumed.
 
     Every row is sent with our own step, so that the parts of a resumed run meet. wandb takes increasing steps
@@ -44,7 +36,6 @@ class Wandb(Watcher):
     """
 
     name = "wandb"
-    session: wandb.Run | None = None
 
     def began(self, run: Run) -> None:
         import wandb
@@ -52,8 +43,8 @@ class Wandb(Watcher):
         settings, progress = run.config.wandb, run.progress
         self.session = wandb.init(
             project=settings.project,
-            name=_shortened(settings.name or run.directory.name),
-            group=_shortened(settings.group) if settings.group else None,
+            name=(settings.name or run.directory.name)[:128],  # the most characters that wandb takes
+            group=settings.group and settings.group[:128],
             job_type="train",
             dir=str(run.directory),
             mode=cast(Literal["offline", "online"], settings.mode),
@@ -67,34 +58,27 @@ class Wandb(Watcher):
         self.samples = wandb.Table(columns=["step", "prompt", "text"], log_mode="INCREMENTAL")
 
     def stepped(self, run: Run, row: Row) -> None:
-        self._log(dict(pair for name in row.keys() - {"step"} for pair in _scalars(name, row[name])), row["step"])
+        scalars = dict(pair for name in row.keys() - {"step"} for pair in _scalars(name, row[name]))
+        self.session.log(scalars, step=row["step"])
 
     def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
         self.stepped(run, row)
         if sample:
             self.samples.add_data(row["step"], run.config.sample_prompt, sample)
-            self._log({"samples": self.samples}, row["step"])
+            self.session.log({"samples": self.samples}, step=row["step"])
 
     def ended(self, run: Run, error: BaseException | None) -> None:
         """End wandb's run, so that nothing is left running, and say where it is."""
-        session = self.session
-        if session is None:
-            return
         import wandb
 
         try:
             for path in sorted(run.directory.glob("*.png")):
-                self._log({f"pictures/{path.stem}": wandb.Image(str(path))}, run.progress.step)
+                self.session.log({f"pictures/{path.stem}": wandb.Image(str(path))}, step=run.progress.step)
         finally:
-            self.session = None
             code = error.code if isinstance(error, SystemExit) else error is not None
-            session.finish(exit_code=int(code) if isinstance(code, int) else 1)
-        offline = f"wandb sync {shlex.quote(str(run.directory / 'wandb'))}/offline-run-*-{session.id}*"
-        log.info("wandb     %s", offline if session.offline else session.url)
-
-    def _log(self, values: dict[str, Any], step: int) -> None:
-        assert self.session, "a watcher that could not begin is told nothing"
-        self.session.log(values, step=step)
+            self.session.finish(exit_code=int(code) if isinstance(code, int) else 1)
+        offline = f"wandb sync {shlex.quote(str(run.directory / 'wandb'))}/offline-run-*-{self.session.id}*"
+        log.info("wandb     %s", offline if self.session.offline else self.session.url)
 
 
 def _scalars(name: str, value: Any, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator[tuple[str, Any]]:
@@ -104,7 +88,3 @@ def _scalars(name: str, value: Any, levels: Sequence[str] = ("/layer_", "_head_"
             yield from _scalars(f"{name}{levels[0]}{number}", item, levels[1:])
     else:
         yield name, value
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

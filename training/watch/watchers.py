@@ -1,25 +1,133 @@
-"""What a run measures, made into rows of metrics.jsonl and told to its watchers."""
+"""What a run measures, made into rows and told to those that watch it.
 
-from __future__ import annotations
+A watcher has the methods it needs of began(run), stepped(run, row), evaluated(run, row, result, sample), saved(run)
+and ended(run, error). One that raises is told no more, and the run goes on; its `name` says what is lost then.
+"""
 
+import json
 import logging
+import math
+import statistics
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from errors import first_line
-from model.heads import HeadStatistics, head_statistics
-from runs.metrics import Evaluation, Row, read_metrics
+from model.heads import attention_maps, head_statistics
+from model.size import flops_per_token
+from runs.metrics import Evaluation, Row, finite, read_metrics
+from runs.summary import is_number, sentence_of, write_summary
+from training.device import peak_memory, reset_peak_memory
 from training.evaluation import first_windows
 from training.run import Run
-from training.watch import Watcher
-from training.watch.files import MetricsFile, Summary
-from training.watch.plots import Plots
 from training.watch.terminal import Terminal
 from training.watch.wandb import Wandb
 
 log = logging.getLogger("tinygpt")
+
+LEAST_WORK = 50  # times as long as it took to draw loss.png is trained before it is drawn again
+PICTURED_TOKENS = 64
+
+
+class MetricsFile:
+    """Appends rows to a run's metrics.jsonl, readable at once."""
+
+    name = "metrics.jsonl"
+
+    def began(self, run: Run) -> None:
+        self.file = (run.directory / self.name).open("a" if run.progress.step else "w", encoding="utf-8")
+
+    def stepped(self, run: Run, row: Row) -> None:
+        self.file.write(json.dumps(finite(row)) + "\n")
+        self.file.flush()
+
+    def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
+        self.stepped(run, row)
+
+    def ended(self, run: Run, error: BaseException | None) -> None:
+        self.file.close()
+
+
+class Plots:
+    """Draws a run's pictures into its directory."""
+
+    name = "drawing"
+    next_picture = -math.inf
+    """When loss.png may be drawn again, by time.perf_counter()."""
+
+    def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
+        if time.perf_counter() >= self.next_picture and run.progress.step != run.max_steps:  # it is drawn at the end
+            self.draw_loss(run)
+
+    def ended(self, run: Run, error: BaseException | None) -> None:
+        self.draw_loss(run)
+        if error is None and not run.is_sharded:
+            self.draw_heads(run)
+
+    def draw_loss(self, run: Run) -> None:
+        from pages.loss_plot import draw_loss  # matplotlib takes a moment to import
+
+        started = time.perf_counter()
+        self.draw(run.directory / "loss.png", lambda path: draw_loss(run.rows, run.directory.name, path))
+        self.next_picture = time.perf_counter() + LEAST_WORK * (time.perf_counter() - started)
+
+    def draw_heads(self, run: Run) -> None:
+        """Draw every head's weights on the beginning of the validation text."""
+        from pages.head_plot import draw_heads
+
+        windows = first_windows(run.model, run.data.val)
+        tokens = windows[:1, :PICTURED_TOKENS]
+        caption = f"{run.directory.name}, step {run.progress.step:,}: {tokens.size(1)} tokens of validation text"
+        maps, figures = attention_maps(run.model, tokens), head_statistics(run.model, windows)
+        self.draw(run.directory / "heads.png", lambda path: draw_heads(maps, path, statistics=figures, caption=caption))
+
+    def draw(self, path: Path, how: Callable[[Path], None]) -> None:
+        try:
+            how(path)
+        except Exception as error:  # whatever it is; the next picture may succeed
+            log.error("%s cannot be drawn (%s).", path, error)
+
+
+class Summary:
+    """Keeps a run's summary.json up to date; training goes on where it cannot be written."""
+
+    name = "summary.json"
+
+    def began(self, run: Run) -> None:
+        reset_peak_memory(run.device)  # a sweep's job is not charged with those before it
+        self.saved(run)
+
+    def saved(self, run: Run, status: str = "running", reason: str | None = None) -> None:
+        tokens = run.progress.step * run.config.tokens_per_step
+        speeds = [row["tokens_per_s"] for row in run.rows if is_number(row.get("tokens_per_s"))]
+        evaluations = [row for row in run.rows if is_number(row.get("val_loss"))]
+        best = min(evaluations, key=lambda row: row["val_loss"], default={})
+        values = {
+            "status": status,
+            "reason": reason,
+            "seed": run.config.seed,
+            "step": run.progress.step,
+            "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+            "tokens": tokens,
+            "flops": tokens * flops_per_token(run.model),
+            "seconds": round(run.seconds, 3),
+            "tokens_per_s": round(statistics.median(speeds), 1) if speeds else None,
+            "device": run.device.type,
+            "peak_memory_mb": round(peak_memory(run.device) / 1e6, 1),
+            **{name: best.get(name) for name in ("val_loss", "val_bpb")},
+        }
+        write_summary(run.directory, values)
+
+    def ended(self, run: Run, error: BaseException | None) -> None:
+        if error is None:
+            self.saved(run, "finished")
+        elif isinstance(error, (SystemExit, KeyboardInterrupt)):
+            self.saved(run, "stopped", f"by a signal after step {run.progress.step}")
+        else:
+            self.saved(run, "failed", sentence_of(error))
 
 
 class Watchers:
@@ -27,20 +135,19 @@ class Watchers:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
+        run.rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
+        wandb = [Wandb()] if run.config.wandb.mode != "disabled" else []
         # The terminal comes last, so that what the others log at the end goes above its bar.
-        kinds: list[type[Watcher]] = [MetricsFile, Plots, Wandb, Summary, Terminal]
-        if run.config.wandb.mode == "disabled":
-            kinds.remove(Wandb)
-        self.watchers = [kind(self.rows) for kind in kinds] if run.ranks.is_first else []
+        watchers = [MetricsFile(), Plots(), *wandb, Summary(), Terminal()]
+        self.watchers: list[Any] = watchers if run.ranks.is_first else []
 
-    def __enter__(self) -> Watchers:
-        self._tell("began")
+    def __enter__(self) -> Self:
+        self.tell("began")
         self.measured = (self.run.progress.step, time.perf_counter())
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._tell("ended", error)
+        self.tell("ended", error)
 
     def stepped(self, **measured: float) -> None:
         """Report the step just taken: its loss, lr and grad_norm; its speed is that of all since the report before."""
@@ -48,52 +155,40 @@ class Watchers:
         since, then = self.measured
         self.measured = (step, now)
         measured["tokens_per_s"] = (step - since) * self.run.config.tokens_per_step / (now - then)
-        self._tell("stepped", self._row(**measured))
+        self.tell("stepped", self._row(**measured))
 
     def evaluated(self, result: Evaluation, sample: str) -> None:
         """Report an evaluation, with a text that the model wrote."""
         if not self.watchers:
             return
-        heads = {}
+        model, figures = self.run.model, {}
         if not self.run.is_sharded:  # else no process has the whole model
-            model = self.run.model
-            heads = head_columns(head_statistics(model, first_windows(model, self.run.data.val)))
-        self._tell("evaluated", self._row(val_loss=result.loss, val_bpb=result.bpb, **heads), result, sample)
+            heads = head_statistics(model, first_windows(model, self.run.data.val))
+            figures = {
+                "attention_entropy": heads.entropy,
+                "attention_relative_entropy": heads.relative_entropy,
+                "attention_distance": heads.distance,
+                "head_similarity": heads.similarity,
+            }
+            figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
+        self.tell("evaluated", self._row(val_loss=result.loss, val_bpb=result.bpb, **figures), result, sample)
         self.measured = (self.run.progress.step, time.perf_counter())  # an evaluation's time is not the training's
-
-    def saved(self) -> None:
-        """Report that the run has saved its state."""
-        self._tell("saved")
 
     def _row(self, **values: Any) -> Row:
         step, skipped = self.run.progress.step, self.run.progress.skipped
         row = {"step": step, "tokens": step * self.run.config.tokens_per_step, "seconds": round(self.run.seconds, 3)}
-        self.rows.append(row | values | ({"skipped": skipped} if skipped else {}))
-        return self.rows[-1]
+        self.run.rows.append(row | values | ({"skipped": skipped} if skipped else {}))
+        return self.run.rows[-1]
 
-    def _tell(self, what: str, *arguments: Any) -> None:
+    def tell(self, what: str, *arguments: Any) -> None:
+        """Call the method `what` of every watcher that has it."""
         for watcher in self.watchers[:]:
             try:
-                getattr(watcher, what)(self.run, *arguments)
+                if method := getattr(watcher, what, None):
+                    method(self.run, *arguments)
             except Exception as error:
                 log.error("%s failed (%s); training goes on without it.", watcher.name, first_line(error))
                 self.watchers.remove(watcher)
                 if what != "ended":
                     with suppress(Exception):
                         watcher.ended(self.run, error)
-
-
-def head_columns(heads: HeadStatistics) -> dict[str, list]:
-    """Return the figures of the heads as metrics.jsonl has them."""
-    return {
-        "attention_entropy": _rounded(heads.entropy),
-        "attention_relative_entropy": _rounded(heads.relative_entropy),
-        "attention_distance": _rounded(heads.distance),
-        "head_similarity": _rounded(heads.similarity),
-    }
-
-
-def _rounded(numbers: Any) -> Any:
-    if isinstance(numbers, list):
-        return [_rounded(number) for number in numbers]
-    return None if numbers is None else round(numbers, 4)
