@@ -3,8 +3,6 @@
 As in  python train.py model=small data.path=notes.txt max_steps=2000
 """
 
-from __future__ import annotations
-
 import logging
 from typing import TYPE_CHECKING
 
@@ -68,7 +66,7 @@ def train(config: TrainConfig) -> float:
     return progress.best_loss if progress.best_loss is not None else float("inf")
 
 
-def evaluate_run(run: Run) -> tuple[Evaluation, str]:
+def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
     """Score the model on the validation split, remember which step was the best, and let the model write a sample."""
     from generation.text import complete_text
     from training.evaluation import evaluate
@@ -90,7 +88,7 @@ def evaluate_run(run: Run) -> tuple[Evaluation, str]:
     return result, sample
 
 
-def model_of(init_from: str) -> GPTConfig:
+def model_of(init_from: str) -> "GPTConfig":
     """Return the settings of the model that init_from names."""
     from training.pretrained import origin_config
 

@@ -1,7 +1,5 @@
 """Several processes on one machine (gloo) learn what one process learns, DDP and FSDP2, and end as one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

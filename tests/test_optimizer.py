@@ -1,7 +1,5 @@
 """How weights move: groups, Muon, schedules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from conftest import random_gpt

@@ -1,7 +1,5 @@
 """What dry_run predicts is what the run then takes; a run that does not fit names the setting to lower."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -206,9 +204,3 @@ def test_a_model_or_a_batch_beyond_all_memory_is_refused(train_config, tmp_path)
     assert not (tmp_path / "run").exists()
     with pytest.raises(SettingsError, match="micro_batch_size=1000000000000 needs more memory than there is"):
         train(replace(train_config, batch_size=10**12))
-
-
-@pytest.mark.parametrize("size", [0, 3])
-def test_a_micro_batch_size_that_is_none_is_refused(train_config, size):
-    with pytest.raises(ValueError, match=f"micro_batch_size={size}"):
-        replace(train_config, micro_batch_size=size)

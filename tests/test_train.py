@@ -1,7 +1,5 @@
 """train(config): what a run leaves behind, and what may not change its result."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -14,7 +12,7 @@ from conftest import run_here
 from hydra import compose, initialize_config_dir
 
 import training.start as start_module
-from errors import DataError, SettingsError
+from errors import SettingsError
 from generation.text import complete_text
 from model.config import GPTConfig
 from model.size import without_weights
@@ -23,6 +21,7 @@ from runs.directory import lock_run
 from settings import CONF, to_settings
 from train import train
 from training.config import OptimizerConfig, TrainConfig
+from training.device import choose_precision, fast_products
 from training.distributed import Ranks
 from training.evaluation import evaluate
 from training.optimizer import set_learning_rate
@@ -31,6 +30,7 @@ from training.start import start_run
 from training.step import dropout_seed, take_step
 from training.watch.terminal import describe
 
+CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
@@ -180,15 +180,6 @@ def test_gpt2_takes_a_training_step_on_the_cpu(train_config):
     assert abs(loss.item() - math.log(50257)) < 0.8 and grad_norm.isfinite()
 
 
-def test_a_text_shorter_than_a_window_is_refused_before_the_model_is_built(train_config, tmp_path):
-    short = tmp_path / "short.txt"
-    short.write_text("too short\n" * 3)
-    train_config.data.path = str(short)
-    with pytest.raises(DataError, match="block_size=16"):
-        train(train_config)
-    assert not Path(train_config.run_dir).exists()
-
-
 def test_a_directory_that_holds_a_run_is_not_overwritten(train_config):
     train(train_config)
     before = metrics(train_config.run_dir)
@@ -206,28 +197,24 @@ def test_mistakes_that_need_no_text_are_told_before_it_is_prepared(train_config,
         start_run(replace(train_config, resume=train_config.run_dir))
     for processes in (3, 4):
         monkeypatch.setattr(start_module, "join_ranks", lambda size=processes: Ranks(size=size))
-        with pytest.raises(
-            SettingsError, match=f"batch_size=8 is not a multiple of the {processes} processes × micro_b"
-        ):
+        with pytest.raises(SettingsError, match=f"batch_size=8 .* the {processes} processes × micro_batch_size=4"):
             start_run(replace(train_config, run_dir=None, micro_batch_size=4))
 
 
-def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(train_config):
-    train_config.model.vocab_size = 100
-    with pytest.raises(SettingsError, match=r"model\.vocab_size=100 is less than the tokenizer's 257"):
+@pytest.mark.parametrize(
+    ("group", "setting", "value", "named"),
+    [
+        *((None, "device", name, f"device={name}") for name in ("cuda:99", "gpu", "meta")),
+        ("model", "attention", "flex", "attention=flex trains on CUDA only"),
+        ("model", "vocab_size", 100, r"model\.vocab_size=100 is less than the tokenizer's 257"),
+        ("model", "block_size", 10_000, "block_size=10000"),  # more than the text's tokens
+    ],
+)
+def test_what_cannot_train_is_refused_before_the_model_is_built(train_config, group, setting, value, named):
+    setattr(getattr(train_config, group) if group else train_config, setting, value)
+    with pytest.raises(SettingsError, match=named):
         train(train_config)
-
-
-def test_a_device_that_is_not_there_is_refused(train_config):
-    for device in ("cuda:99", "gpu", "meta"):
-        with pytest.raises(SettingsError, match=f"device={device}"):
-            train(replace(train_config, device=device))
-
-
-def test_a_form_of_attention_that_cannot_train_here_is_refused(train_config):
-    train_config.model.attention = "flex"
-    with pytest.raises(SettingsError, match="attention=flex trains on CUDA only"):
-        train(train_config)
+    assert not Path(train_config.run_dir).exists()
 
 
 @pytest.mark.parametrize(("attention", "heads"), {"average": 1, "single_head": 1, "stacked": 2}.items())
@@ -239,25 +226,47 @@ def test_the_heads_of_the_form_are_told_and_those_it_ignores(train_config, caplo
     assert (sentence in caplog.messages) == (heads == 1)
 
 
+WRONG = dict(batch_size=0, max_steps=0, max_minutes=0.0, max_flops=-1.0, grad_clip=-1.0, eval_interval=0, seed=-1)
+
+
 @pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": 8, "micro_batch_size": 3}, "micro_batch_size=3 does not divide batch_size=8"),
-        ({"max_steps": 0}, "max_steps=0"),
-        ({"max_minutes": 0.0}, "max_minutes=0.0"),
-        ({"max_flops": -1.0}, "max_flops=-1.0"),
-        ({"grad_clip": -1.0}, "grad_clip=-1.0"),
-        ({"eval_interval": 0}, "eval_interval=0"),
-        ({"precision": "fp8"}, "precision=fp8"),
-        ({"compile": "yes"}, "compile=yes"),
-        ({"seed": -1}, "seed=-1"),
-    ],
-    ids=str,
+    ("name", "value"),
+    [*WRONG.items(), ("precision", "fp8"), ("compile", "yes"), ("micro_batch_size", 0), ("micro_batch_size", 3)],
 )
-def test_training_settings_out_of_range_are_named(settings, named):
-    with pytest.raises(ValueError, match=named):
-        TrainConfig(**settings)
+def test_training_settings_out_of_range_are_named(name, value):
+    with pytest.raises(SettingsError, match=f"{name}={value}"):
+        TrainConfig(**{name: value})
+
+
+@pytest.mark.parametrize(("capabilities", "auto"), [({"avx512_bf16": True}, torch.bfloat16), ({}, torch.float32)])
+def test_auto_is_bf16_on_processors_that_multiply_it_and_nowhere_else(monkeypatch, capabilities, auto):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert choose_precision("auto", CPU) == auto
+    assert choose_precision("fp32", CPU) == torch.float32
+    assert choose_precision("bf16", CPU) == torch.bfloat16
+
+
+def test_fast_products_are_as_exact_as_torchs_own_and_end_with_the_run():
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+    x, y = torch.randn(2, 300, 300, generator=torch.Generator().manual_seed(0))
+    with fast_products(CPU):
+        product = x @ y
+    assert setting.fp32_precision == before
+    exact = x.double() @ y.double()
+    assert (product - exact).abs().max() <= 2 * (x @ y - exact).abs().max()
+
+
+@pytest.mark.parametrize(("fast", "exact", "chosen"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_products_that_are_rounded_or_emulated_are_not_taken(monkeypatch, fast, exact, chosen):
+    monkeypatch.setattr("training.device.multiplies_bf16", lambda _: fast)
+    monkeypatch.setattr("training.device.onednn_keeps_float32", lambda: exact)
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+    with fast_products(CPU):
+        assert setting.fp32_precision == ("bf16" if chosen else before)
+    with fast_products(torch.device("meta")):
+        assert setting.fp32_precision == before
 
 
 def test_the_recipe_for_a_cpu_reaches_nanogpts_loss(tmp_path):

@@ -1,7 +1,5 @@
 """wandb beside a run: one run for each run whatever happens, and no error of its own ends the training."""
 
-from __future__ import annotations
-
 import json
 import logging
 import struct

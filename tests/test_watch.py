@@ -1,8 +1,7 @@
-"""Watching a run: what it leaves to look at, and that nothing of it can change or end the run."""
-
-from __future__ import annotations
+"""Watching a run: what it leaves to look at is right, and nothing of it can change or end the run."""
 
 import errno
+import io
 import json
 import math
 import time
@@ -11,17 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from test_resume import before_step, stop_at
 
 import pages.loss_plot
 from data.batches import evaluation_batches
+from pages.loss_plot import draw_loss, draw_losses
 from runs.metrics import Evaluation, read_metrics, series
 from runs.summary import read_summary
 from train import train
 from training.evaluation import first_windows
 from training.start import start_run
-from training.watch.terminal import Terminal
+from training.watch.terminal import Terminal, plot_losses, print_losses
 from training.watch.watchers import MetricsFile, Plots, Summary, Watchers
 
 FIGURES = ("attention_entropy", "attention_relative_entropy", "attention_distance", "head_similarity")
@@ -166,3 +167,133 @@ def test_an_evaluation_between_two_lines_does_not_speed_the_training_up(train_co
                 watchers.evaluated(Evaluation(1.0, 1, 1), "")
     rows = read_metrics(run.directory / "metrics.jsonl")
     assert [row["tokens_per_s"] for row in rows if "loss" in row] == [8 * 16, 8 * 16]
+
+
+# loss.png
+
+RUN = [
+    {"step": 1, "loss": 7.0, "lr": 0.1, "tokens_per_s": 10.0},
+    {"step": 10, "loss": 5.0, "lr": 0.2, "tokens_per_s": 20.0},
+    {"step": 10, "val_loss": 4.0},
+    {"step": 20, "loss": None, "lr": 0.1, "tokens_per_s": 20.0, "skipped": 3},
+    {"step": 20, "val_loss": 4.5, "skipped": 3},
+    {"step": 30, "loss": 4.0, "lr": None, "tokens_per_s": None, "skipped": 3},
+]
+ODD = {
+    "nothing": [],
+    "one step": RUN[:1],
+    "only evaluations": RUN[2:3],
+    "nothing finite": [
+        {"step": n, "loss": None, "val_loss": None, "lr": None, "tokens_per_s": None, "skipped": n} for n in (1, 2)
+    ],
+    "infinite in the middle": RUN,
+    "zero loss": [{"step": 1, "loss": 0.0}, {"step": 2, "loss": 30.0}],
+    "a long run": [{"step": n, "loss": 1 + 1 / n, "lr": 0.1, "tokens_per_s": 5.0} for n in range(1, 3000)],
+}
+
+
+def panel_of(rows: list[dict]):
+    panel = Figure().subplots()
+    draw_losses(panel, rows)
+    return panel, panel.get_legend_handles_labels()[1]
+
+
+@pytest.mark.parametrize("rows", ODD.values(), ids=ODD)
+def test_every_kind_of_run_can_be_drawn(rows, tmp_path):
+    draw_loss(rows, "a run", tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_best_evaluation_and_the_skipped_steps_are_marked():
+    panel, labels = panel_of(RUN)
+    assert labels == ["training", "validation", "best: 4 at step 10", "3 skipped steps"]
+    lines = {line.get_label(): line for line in panel.get_lines()}
+    assert list(lines["best: 4 at step 10"].get_xdata()) == [10]
+    assert lines["best: 4 at step 10"].get_markerfacecolor() == "none"  # the evaluation itself stays visible
+    assert list(lines["3 skipped steps"].get_xdata()) == [20]
+
+
+def test_a_loss_that_is_not_finite_is_a_gap_in_the_line():
+    panel, _ = panel_of(RUN)
+    losses = list(next(line for line in panel.get_lines() if line.get_label() == "training").get_ydata())
+    assert losses[:2] == [7.0, 5.0] and math.isnan(losses[2]) and losses[3] == 4.0
+
+
+def test_a_short_run_is_shown_as_it_is_and_a_long_one_smoothed():
+    losses = [1.0, 3.0] * 150
+    panel, _ = panel_of([{"step": n, "loss": loss} for n, loss in enumerate(losses)])
+    raw, smoothed = (list(line.get_ydata()) for line in panel.get_lines())
+    assert raw == losses and max(smoothed[50:]) - min(smoothed[50:]) < 0.5
+
+
+@pytest.mark.parametrize(("losses", "scale"), [((7.0, 2.0), "linear"), ((7.0, 900.0), "log"), ((0.0, 9.0), "linear")])
+def test_a_loss_that_explodes_leaves_the_rest_readable(losses, scale):
+    panel, _ = panel_of([{"step": n, "loss": loss} for n, loss in enumerate(losses)])
+    assert panel.get_yscale() == scale
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    draw_loss(RUN, "a run", tmp_path / "loss.png")
+    before = (tmp_path / "loss.png").read_bytes()
+    monkeypatch.setattr(Figure, "savefig", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        draw_loss(RUN, "a run", tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+# The plot in the terminal
+
+FALLING = [{"step": step, "loss": 8 - step / 25} for step in range(1, 101)]
+
+
+class Screen(io.TextIOWrapper):
+    def __init__(self, encoding: str, tty: bool):
+        super().__init__(io.BytesIO(), encoding=encoding)
+        self.tty = tty
+
+    def isatty(self) -> bool:
+        return self.tty
+
+    def content(self) -> str:
+        self.flush()
+        return self.buffer.getvalue().decode(self.encoding)
+
+
+@pytest.mark.parametrize("columns", [20, 33, 80, 300])
+def test_it_fits_the_terminal(columns):
+    lines = plot_losses([*FALLING, {"step": 100, "val_loss": 4.5}], columns).splitlines()
+    assert len(lines) == 12 and max(map(len, lines)) == min(columns, 100)
+
+
+def test_a_falling_loss_falls_from_the_first_column_to_the_last():
+    lines = plot_losses(FALLING, 40).splitlines()
+    assert lines[0].startswith("7.96 │⠈") and lines[9].startswith("   4 │")
+    left_most = [min(i for i, c in enumerate(line) if c > "\u2800") for line in lines[:10]]
+    assert left_most == sorted(left_most) and left_most[0] == 6
+    assert len(lines[9]) == 40  # the last point is in the last column of the lowest row
+    assert lines[11].strip().split() == ["0", "steps,", "●", "validation", "100"]
+
+
+def test_evaluations_are_circles_where_they_belong():
+    rows = [{"step": 0, "loss": 2.0}, {"step": 100, "loss": 1.0}, {"step": 50, "val_loss": 2.0}]
+    lines = plot_losses(rows, 46).splitlines()
+    assert lines[0].index("●") == 3 + 43 // 2  # after "2 │"
+
+
+def test_losses_that_are_none_not_finite_or_all_the_same_are_no_trouble():
+    for rows in ([], [{"step": 1, "loss": None}], [{"step": 1, "loss": math.nan}], [{"step": 3}]):
+        assert plot_losses(rows, 80) == ""
+    assert plot_losses(FALLING, 19) == ""  # too narrow
+    rows = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 3.0}]
+    assert plot_losses(rows, 30).count("\n") == 12
+    assert plot_losses([{"step": 1, "loss": 1e30}, {"step": 2, "loss": 1.0}], 30)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "tty", "lines"), [("utf-8", True, 12), ("utf-8", False, 0), ("latin-1", True, 0), ("ascii", True, 0)]
+)
+def test_a_terminal_gets_it_without_escape_codes_a_pipe_or_another_encoding_nothing(encoding, tty, lines):
+    stream = Screen(encoding, tty)
+    print_losses(FALLING, stream)
+    assert stream.content().count("\n") == lines and "\x1b" not in stream.content()

@@ -4,8 +4,6 @@ A process on its own is rank 0 of 1; for it everything here does nothing, and to
 What the ranks must agree on at every step travels between CPUs (gloo), so that no device waits for it.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -118,7 +116,7 @@ def gradients_of(model: nn.Module, *, last: bool) -> AbstractContextManager:
     return nullcontext()
 
 
-def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Return whether a tensor is a DTensor, without importing that class."""
     return hasattr(tensor, "to_local")
 

@@ -175,16 +175,11 @@ def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Ten
 
 
 def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], state: dict[str, Tensor]) -> None:
-    """Give the optimizers what `optimizer_state` returned, whole or sharded as the parameters are.
-
-    Raises ValueError for a parameter that the model does not have.
-    """
+    """Give the optimizers what `optimizer_state` returned, whole or sharded as the parameters are."""
     owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     parameters = dict(model.named_parameters())
     for key, tensor in state.items():
         name, _, kind = key.rpartition(".")
-        if name not in parameters:
-            raise ValueError(f"it has optimizer state for {name}, which the model does not have")
         parameter = parameters[name]
         owners[id(parameter)].state.setdefault(parameter, {})[kind] = shard_like(tensor.to(parameter.device), parameter)
 

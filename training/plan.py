@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -35,14 +34,13 @@ DEVICES_A_MACHINE = 8
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU by its data sheet: dense bf16 (V100: fp16) FLOP/s, bytes of memory, and bytes/s each way."""
+    """A GPU by its data sheet: dense bf16 (V100: fp16) FLOP/s, bytes of memory, and bytes/s each way: over the link to
+    the other GPUs of its machine, and as its share of the machine's network."""
 
     flops: float
     memory: float
     link: float
-    """To the other GPUs of its machine."""
     network: float
-    """Its share of the machine's network."""
 
 
 DEVICES = {
@@ -64,16 +62,14 @@ class Memory:
     """Between steps."""
     activations: int
     """What the fullest moment of a step adds to these: activations and temporary tensors."""
-    evaluation: int
-    """What the fullest moment of an evaluation adds to the weights and the optimizer's state."""
 
     @property
     def peak(self) -> int:
-        return self.weights + self.optimizer + max(self.gradients + self.activations, self.evaluation)
+        return self.weights + self.gradients + self.optimizer + self.activations
 
     def __str__(self) -> str:
         kinds = f"weights {si(self.weights)}B, gradients {si(self.gradients)}B, optimizer {si(self.optimizer)}B"
-        return f"memory      {si(self.peak)}B at the most: {kinds}, activations {si(self.activations)}B"
+        return f"memory      {si(self.peak)}B in a training step: {kinds}, activations {si(self.activations)}B"
 
 
 class LiveBytes(TorchDispatchMode):
@@ -117,12 +113,7 @@ def predict_memory(config: TrainConfig, micro_batch_size: int, precision: torch.
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
         live.most = before = live.now
         take_step(run, 1)
-        step = live.most - before
-        live.most = before = live.now
-        with torch.no_grad(), run.autocast:
-            windows = torch.zeros(config.eval_windows, config.model.block_size, dtype=torch.int64)
-            cross_entropy(run.model(windows).flatten(0, 1).float(), windows.flatten(), reduction="sum")
-    return Memory(weights, weights, state, max(0, step - weights), live.most - before)
+    return Memory(weights, weights, state, max(0, live.most - before - weights))
 
 
 def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype) -> Run:

@@ -2,12 +2,10 @@
 
 import logging
 import os
-import random
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -34,7 +32,7 @@ log = logging.getLogger("tinygpt")
 def start_run(config: TrainConfig) -> Run:
     """Check the settings against the machine and the text, then build what the run needs, or go on with one.
 
-    Sets config.model.vocab_size to the tokenizer's where it is null, and seeds all generators.
+    Sets config.model.vocab_size to the tokenizer's where it is null, and seeds torch's generators.
     """
     ranks = join_ranks()
     log.disabled = not ranks.is_first
@@ -124,12 +122,10 @@ def enter_directory(
 
 
 def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None, checkpoint: Path | None) -> GPT:
-    """Return the model on its device: with fresh weights, all generators seeded, or those of another or a checkpoint.
+    """Return the model on its device: with fresh weights, torch seeded, or those of another or a checkpoint.
 
     Raises SettingsError where its memory is not enough for them.
     """
-    random.seed(config.seed)
-    np.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)
     n_embd, n_layer = config.model.n_embd, config.model.n_layer
     remedy = f"lower model.n_embd={n_embd} or model.n_layer={n_layer}"

@@ -68,12 +68,9 @@ class Terminal:
         self.shown.close()
         if error is None:
             print_losses(run.rows)
-            log.info(
-                "\nbest validation loss %.4f nats/token\ncurves    %s\nsample    python sample.py %s",
-                run.progress.best_loss or float("nan"),
-                run.directory / "loss.png",
-                shell_quoted("checkpoint", run.directory),
-            )
+            log.info("\nbest validation loss %.4f nats/token", run.progress.best_loss or math.nan)
+            log.info("curves    %s", run.directory / "loss.png")
+            log.info("sample    python sample.py %s", shell_quoted("checkpoint", run.directory))
         elif isinstance(error, SystemExit):
             again = hydra_quoted("resume", run.directory)
             log.info("stopped after step %d; to go on:  python train.py %s", run.progress.step, again)
