@@ -135,7 +135,7 @@ def test_a_budget_alone_decides_how_many_steps_a_run_takes(settings, steps):
     assert steps_to_take(TrainConfig(model=model, **settings), without_weights(model)) == steps
 
 
-def test_dropout_is_drawn_from_seed_step_and_row_alone(train_config):
+def test_dropout_is_drawn_from_seed_step_and_row_alone_and_not_in_evaluation(train_config):
     seeds = {dropout_seed(seed, step, row) for seed in (1, 2) for step in (0, 1) for row in (0, 4)}
     assert len(seeds) == 8 and dropout_seed(1, 0, 4) in seeds
     train_config.model = replace(train_config.model, dropout=0.5, zero_init=False)
@@ -149,6 +149,8 @@ def test_dropout_is_drawn_from_seed_step_and_row_alone(train_config):
 
     batch = run.batches.batch
     assert loss(0) == loss(0) != loss(1)
+    first, second = (evaluate(run.model, run.data.val, 16, 8, run.autocast) for _ in range(2))
+    assert first == second and run.model.training
 
 
 def test_a_grad_clip_of_0_clips_nothing(train_config):
@@ -158,15 +160,6 @@ def test_a_grad_clip_of_0_clips_nothing(train_config):
         return run.model.lm_head.weight.detach()
 
     assert torch.equal(moved(0.0), moved(1e9)) and not torch.equal(moved(0.0), moved(1e-9))
-
-
-def test_dropout_acts_in_training_and_not_in_evaluation(train_config):
-    train_config.model = replace(train_config.model, dropout=0.5, zero_init=False)
-    run = start_run(train_config)
-    assert take_step(run, 0)[0].item() != take_step(run, 0)[0].item()
-    arguments = dict(block_size=16, batch_size=8, autocast=run.autocast)
-    assert evaluate(run.model, run.data.val, **arguments) == evaluate(run.model, run.data.val, **arguments)
-    assert run.model.training
 
 
 def test_gpt2_takes_a_training_step_on_the_cpu(train_config):
@@ -180,19 +173,13 @@ def test_gpt2_takes_a_training_step_on_the_cpu(train_config):
     assert abs(loss.item() - math.log(50257)) < 0.8 and grad_norm.isfinite()
 
 
-def test_a_directory_that_holds_a_run_is_not_overwritten(train_config):
-    train(train_config)
+def test_mistakes_that_need_no_text_are_told_before_it_is_prepared_or_a_run_overwritten(train_config, monkeypatch):
+    train(replace(train_config, max_steps=1))
     before = metrics(train_config.run_dir)
+    monkeypatch.setattr(start_module, "prepare", lambda *arguments, **options: pytest.fail("prepared"))
     with pytest.raises(SettingsError, match="already holds a run"):
         train(train_config)
     assert metrics(train_config.run_dir) == before
-
-
-def test_mistakes_that_need_no_text_are_told_before_it_is_prepared(train_config, monkeypatch):
-    train(replace(train_config, max_steps=1))
-    monkeypatch.setattr(start_module, "prepare", lambda *arguments, **options: pytest.fail("prepared"))
-    with pytest.raises(SettingsError, match="already holds a run"):
-        start_run(train_config)
     with lock_run(Path(train_config.run_dir)), pytest.raises(SettingsError, match="still going on"):
         start_run(replace(train_config, resume=train_config.run_dir))
     for processes in (3, 4):

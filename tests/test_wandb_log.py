@@ -63,7 +63,7 @@ def history(run_dir: str | Path) -> list[dict]:
 
 def test_offline_everything_is_in_the_runs_directory_and_the_way_to_upload_it_is_said(config, caplog):
     caplog.set_level(logging.INFO)
-    config.wandb.group = "g" * 200
+    config.wandb.group, config.sample_prompt = "g" * 200, "the"
     train(config)
     (run,) = kinds(config.run_dir, "run")
     assert (run.project, run.display_name, run.job_type) == ("tinygpt", "run", "train")
@@ -75,18 +75,13 @@ def test_offline_everything_is_in_the_runs_directory_and_the_way_to_upload_it_is
     assert "loss" in rows[4] and "val_loss" in rows[4] and "head_similarity/layer_1" in rows[4]
     assert isinstance(rows[4]["attention_entropy/layer_1_head_0"], float)
     assert {"pictures/loss/path", "pictures/heads/path", "samples/path"} <= rows[-1].keys()
+    tables = Path(config.run_dir).glob("wandb/offline-*/files/media/table/*.json")
+    samples = [sample for table in tables for sample in json.loads(table.read_text())["data"]]
+    assert sorted((step, prompt) for step, prompt, _ in samples) == [(5, "the"), (10, "the")]
     (exit_record,) = kinds(config.run_dir, "exit")
     assert exit_record.exit_code == 0
     pattern = f"{config.run_dir}/wandb/offline-run-*-{run.run_id}*"
     assert f"wandb sync {pattern}" in caplog.text and len(list(Path("/").glob(pattern[1:]))) == 1
-
-
-def test_the_samples_are_rows_of_step_prompt_and_text(config):
-    config.sample_prompt = "the"
-    train(config)
-    tables = sorted(Path(config.run_dir).glob("wandb/offline-*/files/media/table/*.json"))
-    rows = [row for table in tables for row in json.loads(table.read_text())["data"]]
-    assert sorted((step, prompt) for step, prompt, _ in rows) == [(5, "the"), (10, "the")]
 
 
 def test_a_crash_ends_the_run_as_failed_and_a_resume_goes_on_with_the_same_one(config, monkeypatch):
