@@ -3,8 +3,6 @@
 Each message names the setting as typed, its value and the remedy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 

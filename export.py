@@ -4,8 +4,6 @@ python export.py to=mymodel                    # the newest run
 python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a checkpoint
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

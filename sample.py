@@ -5,8 +5,6 @@ python sample.py prompt="def read(self" temperature=0.5
 python sample.py checkpoint=outputs/DATE/TIME-xxxx interactive=true
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """Dataclasses of settings as a person meets them: NAME=VALUE made into one, its names, what they take, --help."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import inspect

@@ -3,8 +3,6 @@
 Functions of train.py's command import Hydra themselves: the other commands start without it.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import logging
@@ -203,10 +201,12 @@ def run_job(cfg: DictConfig, model_of: Callable[[str], GPTConfig], function: Cal
     number, folder = hydra.job.num, Path(hydra.runtime.output_dir)
     varied = " ".join(override for override in hydra.overrides.task if override not in sys.argv)
     log.info("job %s: %s", number, varied)
+    begun = False
     try:
         if not cfg.dry_run:  # which writes nothing
             if (loss := begin_job(folder, number, list(hydra.overrides.task))) is not None:
                 return loss
+            begun = True
             cfg.run_dir = str(folder)
             if has_checkpoints(folder):
                 cfg.resume, cfg.init_from = str(folder), None
@@ -219,7 +219,8 @@ def run_job(cfg: DictConfig, model_of: Callable[[str], GPTConfig], function: Cal
         cfg.wandb.name = cfg.wandb.name or f"{number} {varied}"
         return function(to_settings(cfg, TrainConfig))
     except Exception as error:
-        fail_job(folder, error)
+        if begun:  # else job.json is of a run that is left alone
+            fail_job(folder, error)
         sentence = explain(error, TrainConfig)
         log.error("job %s failed: %s", number, sentence or error, exc_info=not sentence)
         raise

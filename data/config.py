@@ -1,7 +1,5 @@
 """The settings of the text and its tokens, checked when made."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from errors import SettingsError, fraction, one_of

@@ -1,7 +1,5 @@
 """The settings of sample.py; generation/sampling.py applies those of drawing a token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

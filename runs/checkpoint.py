@@ -11,8 +11,6 @@ Reading one runs no code from it: safetensors and JSON hold data only, state.pt 
 `weights_only=True`. A run keeps `checkpoints/step_N` and the links `last` and `best` to them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A run's directory: made, found, locked, and made ready to go on in."""
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Numbers as people read them."""
 
-from __future__ import annotations
-
 
 def si(number: float, digits: int = 4, space: str = " ") -> str:
     """Format a number with an SI prefix, ready for its unit: 1,234,567 is "1.235 M"."""

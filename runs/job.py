@@ -1,7 +1,5 @@
 """job.json: which job of a sweep a folder holds, and why it failed."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """metrics.jsonl: what a run measured, one JSON object a line."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

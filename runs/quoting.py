@@ -1,7 +1,5 @@
 """Settings as text: quoted for Hydra, or to be pasted into a shell."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from typing import Any

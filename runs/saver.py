@@ -4,8 +4,6 @@ The next forward and backward passes only read the weights, so the copy is made 
 waits for it.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """summary.json: what became of a run, in one small file; a sweep's leaderboard is made of them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """What Hydra loads before a sweep (conf/train.yaml names it): our sweepers, and what is done between two jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Sweeps: every combination of the values given is a job; the jobs share a folder, which ends in a leaderboard."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The jobs of a sweep, read from what they left on the disk, and their ranks."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from dataclasses import dataclass

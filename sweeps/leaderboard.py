@@ -1,7 +1,5 @@
 """The leaderboard of a sweep: its table, and the files that it is written to."""
 
-from __future__ import annotations
-
 import csv
 import io
 import logging

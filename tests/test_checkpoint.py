@@ -1,7 +1,5 @@
 """Checkpoints: complete or absent, readable without running code, refused in a sentence when damaged."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The commands as a person types them: settings, mistakes, help."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -51,10 +49,7 @@ def test_the_commands_defaults_are_the_dataclasses():
     assert from_arguments(SampleConfig, []) == SampleConfig()
 
 
-@pytest.mark.parametrize(
-    "override",
-    [f"{path.parent.name}={path.stem}" for path in sorted(CONF.glob("*/*.yaml"))],
-)
+@pytest.mark.parametrize("override", [f"{path.parent.name}={path.stem}" for path in sorted(CONF.glob("*/*.yaml"))])
 def test_every_option_of_every_group_is_a_valid_configuration(override):
     extra = {"data=text": ["data.path=x"], "data=jsonl": ["data.path=x"], "data=hf": ["data.name=x"]}
     prefix = "+" if override.startswith("experiment") else ""

@@ -1,7 +1,5 @@
 """The documents keep their word: their code runs, their links lead somewhere, their commands exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

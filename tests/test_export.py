@@ -1,7 +1,5 @@
 """python export.py: a checkpoint to Hugging Face and back, as a person types it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

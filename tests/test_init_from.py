@@ -1,7 +1,5 @@
 """Fine-tuning: a new run that begins with the weights, the shape and the tokenizer of another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sweeps side by side and elsewhere: jobs share the data's cache and nothing else, and fail one by one."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """A run that was stopped goes on to the same bits: weights, losses, metrics; and only as the same run."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """python sample.py: text as it comes, many prompts at once, a conversation, and what is refused."""
 
-from __future__ import annotations
-
 import codecs
 import io
 import json

@@ -1,7 +1,5 @@
 """Searches: the best settings are found, it survives failures, and a search that was killed goes on."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import subprocess

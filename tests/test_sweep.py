@@ -1,7 +1,5 @@
 """A sweep ends in knowledge: its leaderboard is right, it survives failures, stops and kills, and goes on exactly."""
 
-from __future__ import annotations
-
 import csv
 import gc
 import io
@@ -215,6 +213,16 @@ def test_a_stopped_and_resumed_run_has_the_uninterrupted_ones_summary(train_conf
     monkeypatch.undo()
     train(replace(stopped, resume=stopped.run_dir))
     assert without_clock(read_summary(tmp_path / "stopped")) == without_clock(read_summary(Path(train_config.run_dir)))
+
+
+def test_a_run_that_is_stopped_before_it_trains_leaves_no_directory(train_config, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("training.start.prepare", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(train_config)
+    assert not Path(train_config.run_dir).exists()
 
 
 def test_a_failed_run_leaves_its_reason_and_no_nan(train_config, monkeypatch):

@@ -1,7 +1,5 @@
 """TrainConfig: the settings of a training run, typed and checked before any work."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from data.config import DataConfig, TokenizerConfig

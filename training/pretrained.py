@@ -1,7 +1,5 @@
 """Pretrained weights that a new run begins with."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
