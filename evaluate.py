@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from errors import SettingsError, at_least
-from settings import command
+from settings import run_command
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
     import numpy as np
@@ -109,9 +109,8 @@ def score_text(checkpoint: Checkpoint, tokens: np.ndarray, stride: int | None) -
     return score(model, checkpoint.tokenizer, tokens, stride=stride, autocast=autocast)
 
 
-@command(EvaluateConfig)
-def main(config: EvaluateConfig) -> None:
-    evaluate(config)
+def main() -> None:
+    run_command(EvaluateConfig, __doc__, evaluate)
 
 
 if __name__ == "__main__":

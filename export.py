@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from errors import SettingsError
-from settings import command
+from settings import run_command
 from training.config import TrainConfig
 
 
@@ -35,54 +35,32 @@ class ExportConfig:
 
 def export(config: ExportConfig) -> None:
     """Write `to`, completely or not at all."""
+    from data.files import replacing
+    from interop.huggingface import find_folder, from_huggingface, to_huggingface
+    from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
+    from runs.checkpoint import open_checkpoint, save_checkpoint
+
     folder = Path(config.to)
     if folder.exists():
         raise SettingsError(f"to={config.to} is there already: choose another folder, or remove it first.")
     try:
-        if config.import_from:
-            import_model(config.import_from, folder)
-        else:
-            export_model(config.checkpoint, folder)
+        if where := config.import_from:
+            model, tokenizer = from_huggingface(where), read_tokenizer_json(find_folder(where))
+            settings = TrainConfig(model=model.config, init_from=f"hf:{where}")
+            save_checkpoint(folder, model=model, tokenizer=tokenizer, config=settings)
+            print(f"{where} is now {folder}, a checkpoint.")
+            return
+        checkpoint = open_checkpoint(config.checkpoint)
+        with replacing(folder) as unfinished:
+            name = to_huggingface(checkpoint.model, unfinished, checkpoint.tokenizer.eot_token)
+            save_tokenizer_json(checkpoint.tokenizer, unfinished, checkpoint.model.config.block_size)
+        print(f"{checkpoint.path} is now {folder}, a {name}.")
     except OSError as error:
         raise SettingsError(f"to={config.to} cannot be written ({error.strerror}): choose another folder.") from None
 
 
-def export_model(where: str | None, folder: Path) -> None:
-    """Write a checkpoint as a folder that AutoModelForCausalLM and AutoTokenizer load."""
-    from data.files import replacing
-    from interop.huggingface import to_huggingface
-    from interop.tokenizer import save_tokenizer_json
-    from runs.checkpoint import open_checkpoint
-
-    checkpoint = open_checkpoint(where)
-    with replacing(folder) as unfinished:
-        name = to_huggingface(checkpoint.model, unfinished, checkpoint.tokenizer.eot_token)
-        save_tokenizer_json(checkpoint.tokenizer, unfinished, checkpoint.model.config.block_size)
-    print(f"{checkpoint.path} is now {folder}, a {name}.")
-
-
-def import_model(where: str, folder: Path) -> None:
-    """Write a Hugging Face model as a checkpoint."""
-    from interop.huggingface import find_folder, from_huggingface
-    from interop.tokenizer import read_tokenizer_json
-    from runs.checkpoint import save_checkpoint
-
-    model = from_huggingface(where)
-    save_checkpoint(
-        folder,
-        model=model,
-        tokenizer=read_tokenizer_json(find_folder(where)),
-        config=TrainConfig(model=model.config, init_from=f"hf:{where}"),
-        step=0,
-        metrics={},
-        state={},
-    )
-    print(f"{where} is now {folder}, a checkpoint.")
-
-
-@command(ExportConfig)
-def main(config: ExportConfig) -> None:
-    export(config)
+def main() -> None:
+    run_command(ExportConfig, __doc__, export)
 
 
 if __name__ == "__main__":

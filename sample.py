@@ -13,7 +13,7 @@ from pathlib import Path
 from errors import CheckpointError, SettingsError
 from generation.config import SampleConfig
 from schema import from_arguments
-from settings import command
+from settings import run_command
 
 
 def sample(config: SampleConfig) -> None:
@@ -64,12 +64,11 @@ def change(config: SampleConfig, name: str, text: str) -> SampleConfig:
     return from_arguments(SampleConfig, [f"{name}={text}"], config)
 
 
-@command(SampleConfig)
-def main(config: SampleConfig) -> None:
+def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        sample(config)
+        run_command(SampleConfig, __doc__, sample)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from errors import SettingsError, first_line
 from runs.quoting import literal
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Schema = TypeVar("Schema", bound="DataclassInstance")
-
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list in brackets"}
 
 
 def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
@@ -37,25 +35,17 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
         name, equals, text = argument.partition("=")
         if not equals:
             raise SettingsError(f"cannot read {argument!r}: settings are typed NAME=VALUE; --help lists them.")
-        _put(cfg, schema, name, text)
-    return to_settings(cfg, schema)
-
-
-def _put(cfg: DictConfig, schema: type, name: str, text: str) -> None:
-    """Give a setting a value as typed: text stays as it is, to the letter; a list is YAML."""
-    kinds = setting_kinds(schema, name)
-    value: Any = text
-    if NoneType in kinds and text == "null":
-        value = None
-    elif str not in kinds and text[:1] == "[":
+        kinds = setting_kinds(schema, name)
+        value: Any = None if NoneType in kinds and text == "null" else text  # text stays as it is, to the letter
         try:
-            value = yaml.load(text, yaml.BaseLoader)  # which makes strings only
+            if str not in kinds and text[:1] == "[":
+                value = yaml.load(text, yaml.BaseLoader)  # which makes strings only
+            OmegaConf.update(cfg, name, literal(value))
         except yaml.YAMLError as error:
             raise SettingsError(f"{name}={text} cannot be read as a list ({first_line(error)}).") from None
-    try:
-        OmegaConf.update(cfg, name, literal(value))
-    except OmegaConfBaseException as error:
-        raise SettingsError(explain_value(error, schema)) from error
+        except OmegaConfBaseException as error:
+            raise SettingsError(explain_value(error, schema)) from error
+    return to_settings(cfg, schema)
 
 
 def to_settings(cfg: DictConfig, schema: type[Schema]) -> Schema:
@@ -98,14 +88,6 @@ def setting_kinds(schema: type, name: str) -> set[Any]:
     return {get_origin(kind) or kind for kind in kinds}
 
 
-def value_in_words(schema: type, name: str) -> str:
-    """Say what a setting takes."""
-    kinds = setting_kinds(schema, name.partition("[")[0])
-    if any(is_dataclass(kind) for kind in kinds):
-        return f"no value itself, but its settings do, as {name}.{fields(kinds.pop())[0].name}=VALUE"
-    return " or ".join([*(words for kind, words in WORDS.items() if kind in kinds), *["null"] * (NoneType in kinds)])
-
-
 def unknown_setting(name: str, schema: type) -> str:
     """Return the sentence for a name that is no setting, with the nearest ones that are."""
     if name.startswith("hydra."):
@@ -120,11 +102,10 @@ def unknown_setting(name: str, schema: type) -> str:
 
 def explain_value(error: OmegaConfBaseException, schema: type) -> str:
     """Return the sentence for a name or value that OmegaConf refuses."""
-    name, kind = error.full_key or str(error.key), type(error).__name__
-    if kind in ("ConfigKeyError", "ConfigAttributeError"):
+    name = error.full_key or str(error.key)
+    if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
         return unknown_setting(name, schema)
-    takes = f" takes {value_in_words(schema, name)}" if kind == "ValidationError" else ""
-    return f"{name}{takes}: {first_line(error)}."
+    return f"{name}: {first_line(error)}."
 
 
 def refuse_flags(schema: type, arguments: list[str], *, others: bool = False) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,7 +28,6 @@ from schema import Schema, explain_value, from_arguments, help_text, refuse_flag
 from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
-SHOW_TRACEBACKS = "HYDRA_FULL_ERROR" in os.environ
 CONF = Path(__file__).resolve().parent / "conf"
 CONSOLE = logging.StreamHandler()
 # Why the system refuses a file or folder that a person has named.
@@ -47,71 +46,70 @@ OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cac
 OmegaConf.register_new_resolver("floordiv", lambda *numbers: functools.reduce(operator.floordiv, numbers), replace=True)
 
 
-def command(schema: type[Schema]) -> Callable[[Callable[[Schema], None]], Callable[[], None]]:
-    """Make a function of one `schema` object an entry script's command.
+def run_command(schema: type[Schema], about: str | None, function: Callable[[Schema], object]) -> None:
+    """Call `function` with the settings that were typed, a checked `schema` object, or show --help.
 
-    A person's mistake ends in one sentence on stderr and exit status 1; HYDRA_FULL_ERROR=1 shows the traceback.
+    about: the script's docstring. A person's mistake ends in one sentence on stderr and exit status 1.
     """
-
-    def decorate(function: Callable[[Schema], None]) -> Callable[[], None]:
-        @functools.wraps(function)
-        def main() -> None:
-            with mistakes_explained(schema):
-                arguments = sys.argv[1:]
-                if {"--help", "-h"} & set(arguments):
-                    print(help_text(schema, function.__globals__["__doc__"]))
-                    return
-                refuse_flags(schema, arguments)
-                function(from_arguments(schema, arguments))
-
-        return main
-
-    return decorate
+    with mistakes_explained(schema):
+        arguments = sys.argv[1:]
+        if {"--help", "-h"} & set(arguments):
+            print(help_text(schema, about or ""))
+            return
+        refuse_flags(schema, arguments)
+        function(from_arguments(schema, arguments))
 
 
-def train_command(model_of: Callable[[str], GPTConfig]) -> Callable[[Callable[[TrainConfig], Any]], Callable[[], None]]:
-    """Make a function of a TrainConfig train.py's command, as command() does, with Hydra's groups and sweeps.
+def run_train_command(
+    about: str | None, function: Callable[[TrainConfig], Any], model_of: Callable[[str], GPTConfig]
+) -> None:
+    """As run_command(), for train.py, with Hydra's groups and sweeps.
 
     model_of: returns the settings of the model that init_from names.
     """
     import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    register_schema()
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
+    def job(cfg: DictConfig) -> Any:
+        CONSOLE.setStream(sys.stdout)
+        log.addHandler(CONSOLE)
+        log.setLevel(logging.INFO)
+        about_hydra = HydraConfig.get()
+        if about_hydra.mode == RunMode.MULTIRUN:
+            return run_job(cfg, function, model_of)
+        with mistakes_explained(TrainConfig):  # Hydra adds a line to an exception that comes out of here
+            asks = about_hydra.sweeper.get("params") or about_hydra.runtime.choices["hydra/sweeper"] == "optuna"
+            if asks and not cfg.dry_run:  # a plan of one does no harm
+                raise SettingsError("many runs are asked for, and one would be made: add -m.")
+            return function(to_settings(complete(cfg, model_of), TrainConfig))
+
+    with mistakes_explained(TrainConfig):
+        arguments = sys.argv[1:]
+        if {"--help", "-h"} & set(arguments):
+            print(help_text(TrainConfig, about or "", GROUPS.format(groups=group_options())))
+            return
+        refuse_flags(TrainConfig, arguments, others=True)
+        refuse_folders(arguments)
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
+        inherited = filter(None, [os.environ.get("PYTHONPATH")])
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
+        # Hydra reads no flag that follows an override.
+        sys.argv[1:] = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
+        job()
+
+
+def register_schema() -> None:
+    """Tell Hydra what conf/train.yaml calls train_schema and brought."""
     from hydra.core.config_store import ConfigStore
 
     # Hydra copies its store of schemas for every group that it looks at, a hundred times for --hydra-help.
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     ConfigStore.instance().store(name="train_schema", node=TrainConfig)
     ConfigStore.instance().store(name="brought", node={})
-
-    def decorate(function: Callable[[TrainConfig], Any]) -> Callable[[], None]:
-        @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
-        def job(cfg: DictConfig) -> Any:
-            log_to_console()
-            if is_sweep():
-                return run_job(cfg, model_of, function)
-            with mistakes_explained(TrainConfig):  # Hydra adds a line to an exception that comes out of here
-                return run_alone(cfg, model_of, function)
-
-        @functools.wraps(function)
-        def main() -> None:
-            with mistakes_explained(TrainConfig):
-                arguments = sys.argv[1:]
-                if {"--help", "-h"} & set(arguments):
-                    print(
-                        help_text(TrainConfig, function.__globals__["__doc__"], GROUPS.format(groups=group_options()))
-                    )
-                    return
-                refuse_flags(TrainConfig, arguments, others=True)
-                refuse_folders(arguments)
-                os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
-                inherited = filter(None, [os.environ.get("PYTHONPATH")])
-                os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
-                # Hydra reads no flag that follows an override.
-                sys.argv[1:] = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
-                job()
-
-        return main
-
-    return decorate
 
 
 @contextmanager
@@ -126,44 +124,22 @@ def mistakes_explained(schema: type) -> Iterator[None]:
         status = exiting.code if isinstance(exiting.code, int) else 1
     except Exception as error:
         sentence = explain(error, schema)
-        if "RANK" not in os.environ and (SHOW_TRACEBACKS or not sentence):
+        if "RANK" not in os.environ and not sentence:
             raise
         # Of torchrun's processes the first to fail says why; before they have met, that is rank 0.
         distributed = sys.modules.get("training.distributed")
         if distributed.first_to_fail() if distributed else os.environ.get("RANK", "0") == "0":
-            shown = f"error: {sentence}" if sentence and not SHOW_TRACEBACKS else traceback.format_exc()
-            print(shown, file=sys.stderr, flush=True)
+            print(f"error: {sentence}" if sentence else traceback.format_exc(), file=sys.stderr, flush=True)
         status = 1
     if "RANK" in os.environ:
-        end_rank(status)
+        # At once: an orderly shutdown can hang, for ranks that are gone or for its own threads, and everything worth
+        # keeping is on the disk.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     if status:
         sys.exit(status)
-
-
-def end_rank(status: int) -> NoReturn:
-    """End one of torchrun's processes at once: an orderly shutdown can hang, for ranks that are gone or for its own
-    threads, and everything worth keeping is on the disk."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-# A run, and a sweep's job
-
-
-def is_sweep() -> bool:
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    return HydraConfig.get().mode == RunMode.MULTIRUN
-
-
-def log_to_console() -> None:
-    """Print what is logged on stdout, as it is."""
-    CONSOLE.setStream(sys.stdout)
-    log.addHandler(CONSOLE)
-    log.setLevel(logging.INFO)
 
 
 def refuse_folders(arguments: list[str]) -> None:
@@ -179,18 +155,7 @@ def refuse_folders(arguments: list[str]) -> None:
             )
 
 
-def run_alone(cfg: DictConfig, model_of: Callable[[str], GPTConfig], function: Callable[[TrainConfig], Any]) -> Any:
-    """Call the command's function with its settings, outside a sweep."""
-    from hydra.core.hydra_config import HydraConfig
-
-    hydra = HydraConfig.get()
-    asks = hydra.sweeper.get("params") or hydra.runtime.choices["hydra/sweeper"] == "optuna"
-    if asks and not cfg.dry_run:  # a plan of one does no harm
-        raise SettingsError("many runs are asked for, and one would be made: add -m.")
-    return function(to_settings(complete(cfg, model_of), TrainConfig))
-
-
-def run_job(cfg: DictConfig, model_of: Callable[[str], GPTConfig], function: Callable[[TrainConfig], Any]) -> Any:
+def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: Callable[[str], GPTConfig]) -> Any:
     """Call the command's function for one job of a sweep, in the job's folder; log and raise what ends it.
 
     A job whose folder has checkpoints continues: the sweep goes on, or Slurm queued the job again.
@@ -240,6 +205,7 @@ def complete(cfg: DictConfig, model_of: Callable[[str], GPTConfig]) -> DictConfi
     place = {name: cfg[name] for name in ("run_dir", "resume", "init_from")}
     typed = HydraConfig.get().overrides.task
     run = find_run(cfg.resume, [Path(cfg.run_dir)] if cfg.run_dir else OUTPUTS) if cfg.resume else None
+    brought: dict[str, Any] = {}
     if run is not None:
         brought = saved_settings(run)
         place |= {"run_dir": str(run), "resume": str(run)} | ({"init_from": None} if cfg.resume == "auto" else {})
@@ -249,10 +215,9 @@ def complete(cfg: DictConfig, model_of: Callable[[str], GPTConfig]) -> DictConfi
             for override in typed:  # an experiment's tokenizer applies only to new weights
                 if override.lstrip("+").startswith(("tokenizer=", "tokenizer.")):
                     raise SettingsError(f"init_from={cfg.init_from} has its own tokenizer: leave out {override}.")
-        brought = {"model": asdict(model_of(cfg.init_from))} if cfg.init_from else {}
+            brought = {"model": asdict(model_of(cfg.init_from))}
     # A group's option that is typed, as optimizer=adamw, replaces all that is brought of the group.
-    replaced = {override.lstrip("+").partition("=")[0] for override in typed}
-    known = {setting.name for setting in fields(TrainConfig)} - replaced
+    known = {setting.name for setting in fields(TrainConfig)} - {o.lstrip("+").partition("=")[0] for o in typed}
     brought = {name: value for name, value in brought.items() if name in known}
     if cfg.attention and "model" in brought:
         del brought["model"]["attention"]
@@ -271,29 +236,26 @@ def explain(error: BaseException, schema: type) -> str | None:
     if isinstance(error, SettingsError):
         return str(error)
     if isinstance(error, OSError) and error.errno in CLOSED:
-        return (
-            f"{error.filename or 'a file'} cannot be used ({error.strerror}): name a place that is yours to write to."
-        )
+        place = error.filename or "a file"
+        return f"{place} cannot be used ({error.strerror}): name a place that is yours to write to."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, OmegaConfBaseException):
             return explain_value(mistake, schema)
-    return explain_hydra(error) if "hydra" in sys.modules else None
-
-
-def explain_hydra(error: BaseException) -> str | None:
-    """Return one sentence for what Hydra refuses; None for any other error."""
+    if "hydra" not in sys.modules:
+        return None
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = (error.missing_cfg_file or "").rpartition("/")
         return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
-    if isinstance(error, OverrideParseException) and re.search(r"=\s*\w+\(", error.override):
-        return f"cannot read the override {error.override!r}: ranges are {RANGES}."
     if isinstance(error, OverrideParseException):
-        return (
-            f"cannot read the override {error.override!r}: write NAME=VALUE, and put a value that has spaces, "
-            "commas, brackets or quotes in both kinds of quotes, as in 'data.path=\"notes (1).txt\"'."
+        remedy = (
+            "write NAME=VALUE, and put a value that has spaces, commas, brackets or quotes in both kinds of quotes, "
+            "as in 'data.path=\"notes (1).txt\"'"
         )
+        if re.search(r"=\s*\w+\(", error.override):
+            remedy = f"ranges are {RANGES}"
+        return f"cannot read the override {error.override!r}: {remedy}."
     return " ".join(str(error).split()) if isinstance(error, HydraException) else None
 
 

@@ -6,7 +6,7 @@ As in  python train.py model=small data.path=notes.txt max_steps=2000
 import logging
 from typing import TYPE_CHECKING
 
-from settings import train_command
+from settings import run_train_command
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -95,14 +95,17 @@ def model_of(init_from: str) -> "GPTConfig":
     return origin_config(init_from)
 
 
-@train_command(model_of)
-def main(config: TrainConfig) -> float | None:
+def train_or_plan(config: TrainConfig) -> float | None:
     if config.dry_run:
         from training.plan import plan_run
 
         print(plan_run(config))
         return None
     return train(config)
+
+
+def main() -> None:
+    run_train_command(__doc__, train_or_plan, model_of)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ Reading one runs no code from it: safetensors and JSON hold data only, state.pt 
 import hashlib
 import itertools
 import json
-import sys
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -34,6 +34,7 @@ from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights
 
 T = TypeVar("T")
+log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
 Meta = dict[str, Any]
 """What meta.json says."""
 
@@ -76,18 +77,11 @@ class Progress:
 
 
 def save_checkpoint(
-    directory: Path,
-    *,
-    model: GPT,
-    tokenizer: tiktoken.Encoding,
-    config: Any,
-    step: int,
-    metrics: dict[str, float],
-    state: dict[str, Any],
+    directory: Path, *, model: GPT, tokenizer: tiktoken.Encoding, config: Any, state: Meta | None = None, **meta: Any
 ) -> None:
     """Write a checkpoint of a model that is not being trained here; `config` is a dataclass with the field model."""
-    meta = {"step": step, "metrics": metrics, "config": asdict(config)}
-    write_checkpoint(directory, plain_weights(model), state, meta, tokenizer)
+    meta = {"step": 0, "metrics": {}, **meta, "config": asdict(config)}
+    write_checkpoint(directory, plain_weights(model), state or {}, meta, tokenizer)
 
 
 def write_checkpoint(
@@ -262,40 +256,28 @@ def readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def to_stderr(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Checkpoint:
+    """Read the first intact checkpoint that `where` can mean (see find_checkpoints); CheckpointError if none is."""
+    return first_intact(find_checkpoints(where), lambda path: load_checkpoint(path, device))
 
 
-def open_checkpoint(
-    where: str | None, device: torch.device | str = "cpu", *, say: Callable[[str], None] = to_stderr
-) -> Checkpoint:
-    """Read the first intact checkpoint that `where` can mean (see find_checkpoints); CheckpointError if none is.
-
-    say: told of each damaged one that is passed over.
-    """
-    return first_intact(find_checkpoints(where), lambda path: load_checkpoint(path, device), say)
-
-
-def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Callable[[str], None]) -> T:
+def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Callable[[str], None] = log.warning) -> T:
     """Return what `read` gives for the first of a run's checkpoints that it can read; CheckpointError if none.
 
     say: told of each damaged one why it is passed over, and which one is tried instead.
     """
-    for path, following in itertools.pairwise(checkpoints):
+    for path, following in itertools.zip_longest(checkpoints, checkpoints[1:]):
         try:
             return read(path)
         except CheckpointError as error:
-            say(f"{_problem(error)}; trying {following.name}.")
-    try:
-        return read(checkpoints[-1])
-    except CheckpointError as error:
-        if len(checkpoints) == 1:
-            raise
-        raise CheckpointError(f"{_problem(error)}, and so are the run's others: use another run.") from error
-
-
-def _problem(error: CheckpointError) -> str:
-    return str(error).rpartition(": ")[0]  # what follows is the remedy
+            problem = str(error).rpartition(": ")[0]  # what follows is the remedy
+            if following:
+                say(f"{problem}; trying {following.name}.")
+            elif len(checkpoints) > 1:
+                raise CheckpointError(f"{problem}, and so are the run's others: use another run.") from error
+            else:
+                raise
+    raise CheckpointError("there is no checkpoint.")
 
 
 def find_checkpoints(where: str | None, outputs: Sequence[Path] = OUTPUTS) -> list[Path]:

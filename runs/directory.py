@@ -46,21 +46,15 @@ FREE = (
 def make_run_directory(where: str | None) -> Path:
     """Make and return the run's directory; a new one under outputs/ for None.
 
-    Raises SettingsError when it cannot be written, or a run is at work or has left checkpoints in it.
+    Raises SettingsError when a run is at work or has left checkpoints in it, OSError when it cannot be written.
     """
     if where is None:
-        now = datetime.now()
-        where = f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{secrets.token_hex(2)}"
+        where = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(2)}"
         if Path(where).exists():  # another run began in this second
             return make_run_directory(None)
     directory = Path(where)
     refuse_used(directory)
-    try:
-        (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(
-            f"run_dir={directory} cannot be written ({error.strerror}): choose a folder that you may write to."
-        ) from error
+    (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 
 
@@ -80,22 +74,16 @@ def find_run(where: str, folders: Sequence[Path] = OUTPUTS) -> Path | None:
     Raises SettingsError when the directory holds no run, or the run is still going on.
     """
     if where == "auto":
-        return next((run for run in runs_by_age(folders) if not is_locked(run) and _is_unfinished(run)), None)
+        for run in runs_by_age(folders):
+            with suppress(CheckpointError):  # it has none that can be read
+                if not is_locked(run) and not _newest(run, read_meta)["progress"]["finished"]:
+                    return run
+        return None
     run = Path(where)
     if not (run / "checkpoints").is_dir():
         raise SettingsError(f"resume={where} holds no run (no folder checkpoints): give a run's directory, or auto.")
     refuse_locked(run)
-    put_back(run / "checkpoints")
     return run
-
-
-def _is_unfinished(run: Path) -> bool:
-    """Whether the run's latest checkpoint was written before its end."""
-    put_back(run / "checkpoints")
-    try:
-        return not _newest(run, read_meta, lambda _: None)["progress"]["finished"]
-    except CheckpointError:
-        return False
 
 
 def newest_intact(run: Path) -> tuple[Path, Meta]:
@@ -108,14 +96,15 @@ def newest_intact(run: Path) -> tuple[Path, Meta]:
 
 def saved_settings(run: Path) -> dict[str, Any]:
     """Return the settings of a run, from its latest readable checkpoint."""
-    settings = _newest(run, read_meta, lambda _: None)["config"]
+    settings = _newest(run, read_meta)["config"]
     return {name: value for name, value in settings.items() if name not in OF_THIS_INVOCATION}
 
 
-def _newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None]) -> T:
+def _newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:
+    put_back(run / "checkpoints")
     try:
         return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
-    except (CheckpointError, IndexError) as error:  # all are damaged, or there is none
+    except CheckpointError as error:
         raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.") from error
 
 
@@ -166,11 +155,6 @@ def log_sizes(run: Path) -> dict[str, int]:
     return {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
 
 
-class _LogFile(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing: a full disk ends no run, and a traceback for each line would bury what it says."""
-
-
 def occupy(directory: Path) -> ExitStack:
     """Lock a run's directory and write what is logged to its train.log, until the stack that is returned is closed.
 
@@ -178,7 +162,8 @@ def occupy(directory: Path) -> ExitStack:
     """
     with ExitStack() as stack:
         stack.callback(lock_run(directory).release)
-        handler = _LogFile(directory / "train.log", encoding="utf-8", errors="backslashreplace")
+        handler = logging.FileHandler(directory / "train.log", encoding="utf-8", errors="backslashreplace")
+        handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk ends no run
         handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s"))
         stack.callback(handler.close)
         log.addHandler(handler)

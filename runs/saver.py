@@ -9,16 +9,18 @@ import shutil
 import threading
 from pathlib import Path
 
-import tiktoken
 import torch
+from tiktoken import Encoding
 from torch import Tensor
 
 from data.files import UNFINISHED, remove
 from errors import CheckpointError, first_line
-from runs.checkpoint import WRITE_ERRORS, Meta, Progress, link_checkpoint, remove_checkpoints, write_checkpoint
+from runs.checkpoint import WRITE_ERRORS, Meta, link_checkpoint, remove_checkpoints, write_checkpoint
 from runs.quoting import hydra_quoted
 
 log = logging.getLogger("tinygpt")
+
+Tensors = dict[str, Tensor]
 
 
 class Saver:
@@ -37,14 +39,7 @@ class Saver:
         """Where the ranks of a sharded run put the optimizers' state of a checkpoint before it is written."""
         return self.checkpoints / f".step_{step}.shards{UNFINISHED}"
 
-    def save(
-        self,
-        progress: Progress,
-        weights: dict[str, Tensor],
-        optimizers: dict[str, Tensor] | None,
-        meta: Meta,
-        tokenizer: tiktoken.Encoding,
-    ) -> None:
+    def save(self, weights: Tensors, optimizers: Tensors | None, meta: Meta, tokenizer: Encoding) -> None:
         """Write checkpoints/step_N from the tensors as they are now, while training goes on.
 
         optimizers: None where the ranks have written `shards` already. Waits for the write before this one.
@@ -54,7 +49,7 @@ class Saver:
         device = next(iter(weights.values())).device
         # What the device has yet to compute before the tensors are what they are now.
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-        content = (progress.step, progress.best_step, weights, optimizers, ready, meta, tokenizer)
+        content = (weights, optimizers, ready, meta, tokenizer)
         self._thread = threading.Thread(target=self._write, args=content, name="saver")
         self._thread.start()
 
@@ -62,7 +57,7 @@ class Saver:
         """Wait until the tensors last given to save() may change."""
         self._copied.wait()
 
-    def _copy(self, tensors: dict[str, Tensor], ready: torch.cuda.Event | None) -> dict[str, Tensor]:
+    def _copy(self, tensors: Tensors, ready: torch.cuda.Event | None) -> Tensors:
         """Copy tensors to memory that is kept for the next copy: allocating it takes longer than copying."""
         stream = torch.cuda.Stream(next(iter(tensors.values())).device) if ready else None
         with torch.cuda.stream(stream):  # beside what the device computes meanwhile
@@ -77,33 +72,23 @@ class Saver:
         return {name: self._copies[name] for name in tensors}
 
     def _write(
-        self,
-        step: int,
-        best_step: int,
-        weights: dict[str, Tensor],
-        optimizers: dict[str, Tensor] | None,
-        ready: torch.cuda.Event | None,
-        meta: Meta,
-        tokenizer: tiktoken.Encoding,
+        self, weights: Tensors, optimizers: Tensors | None, ready: torch.cuda.Event | None, meta: Meta, coding: Encoding
     ) -> None:
+        step, tensors = meta["step"], weights | (optimizers or {})
         try:
             try:
-                copies = self._copy(weights | (optimizers or {}), ready)
+                copies = self._copy(tensors, ready)
             finally:
                 self._copied.set()
+            saved = {name: copies[name] for name in weights}
             state = {"optimizers": {name: copies[name] for name in optimizers or {}}}
-            write_checkpoint(
-                self.checkpoints / f"step_{step}",
-                {name: copies[name] for name in weights},
-                self.shards(step) if optimizers is None else state,
-                meta,
-                tokenizer,
-            )
-            self.link(step, best_step)
+            place, moved = self.checkpoints / f"step_{step}", self.shards(step)
+            write_checkpoint(place, saved, moved if optimizers is None else state, meta, coding)
+            self.link(step, meta["progress"]["best_step"])
             remove_checkpoints(self.checkpoints, keep=self.keep)
             self.failure = None
         except WRITE_ERRORS as error:
-            self.fail(step, [*weights.values(), *(optimizers or {}).values()], error)
+            self.fail(step, list(tensors.values()), error)
 
     def fail(self, step: int, tensors: list[Tensor], error: BaseException) -> None:
         """Report that the checkpoint of `step` could not be written, and delete what the ranks wrote of it."""

@@ -7,7 +7,6 @@ The official hydra-optuna-sweeper (1.3.0) wants an Optuna below 3, of 2022, and 
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ if TYPE_CHECKING:  # optional, and slow to import
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-log = logging.getLogger("tinygpt")
 JOURNAL = "search.journal"
 
 
@@ -72,16 +70,11 @@ class Search(Grid):
 
     def read_space(self, arguments: list[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
         """Return the settings to search, each with its range, and the overrides that every job has."""
-        typed = self.parse(arguments)
-        keys = [override.get_key_element() for override in typed]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise SettingsError(f"{key} is given twice: leave out one of them.")
-        given = [*(o for o in self.parse(self.params) if o.get_key_element() not in keys), *typed]
-        space = {o.get_key_element(): self.distribution(o) for o in given if o.is_sweep_override()}
+        given = {o.get_key_element(): o for o in self.parse([*self.params, *arguments])}  # typed ones come last
+        space = {name: self.distribution(o) for name, o in given.items() if o.is_sweep_override()}
         if not space:
             raise SettingsError(f"hydra/sweeper=optuna has nothing to search: ranges are {RANGES}.")
-        fixed = [override.input_line or "" for override in given if not override.is_sweep_override()]
+        fixed = [override.input_line or "" for override in given.values() if not override.is_sweep_override()]
         known: dict[str, Any] = dict(space)  # each value, of intervals both ends, is composed once to find mistakes
         ends = {name: getattr(each, "choices", None) or (each.low, each.high) for name, each in known.items()}
         tried = range(max(map(len, ends.values())))
@@ -89,28 +82,21 @@ class Search(Grid):
         return space, fixed
 
     def distribution(self, override: Override) -> BaseDistribution:
-        """Return the values that a setting may take, whole numbers only where the setting is one."""
+        """Return the values that a setting may take; an interval's are whole numbers where the setting is one."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-        sweep: Any = override.value()
-        if override.is_interval_sweep():
-            low, high, is_log = sweep.start, sweep.end, "log" in sweep.tags
-            if not low < high:
-                raise SettingsError(f"{override.input_line} is empty: write the smaller number first.")
-            if is_log and low <= 0:
-                raise SettingsError(f"{override.input_line} is searched by its logarithm: it must begin above 0.")
+        try:
+            if not override.is_interval_sweep():
+                return CategoricalDistribution(list(dict.fromkeys(override.sweep_string_iterator())))
+            sweep: Any = override.value()
             group, _, name = override.key_or_group.rpartition(".")
             settings = OmegaConf.select(self.config, group) if group else self.config
             is_whole = OmegaConf.is_dict(settings) and isinstance(settings._get_node(name), IntegerNode)
-            if is_whole or isinstance(low, int):
-                return IntDistribution(int(low), int(high), log=is_log)
-            return FloatDistribution(low, high, log=is_log)
-        if not (values := list(dict.fromkeys(override.sweep_string_iterator()))):
-            raise SettingsError(f"{override.input_line} holds no value.")
-        if override.is_range_sweep() and all(isinstance(x, int) for x in (sweep.start, sweep.stop, sweep.step)):
-            steps = range(sweep.start, sweep.stop, sweep.step)
-            return IntDistribution(min(steps), max(steps), step=abs(sweep.step))
-        return CategoricalDistribution(values)
+            if is_whole or isinstance(sweep.start, int):
+                return IntDistribution(int(sweep.start), int(sweep.end), log="log" in sweep.tags)
+            return FloatDistribution(sweep.start, sweep.end, log="log" in sweep.tags)
+        except ValueError as error:
+            raise SettingsError(f"{override.input_line} cannot be searched ({first_line(error)}).") from error
 
     def open_study(self, asked: list[str]) -> Study:
         """Return the study of this search, or the stopped one in its folder; SettingsError when that is another."""
@@ -135,34 +121,20 @@ class Search(Grid):
         if stopped := study.get_trials(states=(TrialState.RUNNING,)):
             yield stopped
         while (asked := len(study.trials)) < self.n_trials:
-            batch: list[Trial] = []
             study = open_study(self.folder, seed=self.seed + asked)  # so that a stopped search asks for the same
-            ended = {
-                str(settings_of(t)): t for t in study.trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)
-            }
-            while len(batch) < self.n_jobs and asked + len(batch) < self.n_trials:
-                trial = study.ask(space)
-                if twin := ended.get(str(settings_of(trial))):
-                    log.info("run %d would be run %d again, and is left out", trial.number, twin.number)
-                    study.tell(trial, twin.value, twin.state)
-                    break
-                batch.append(trial)
-            if batch:
-                yield batch
+            yield [study.ask(space) for _ in range(min(self.n_jobs, self.n_trials - asked))]
 
     def conclude(self, study: Study, fixed: list[str]) -> None:
         """Print, and keep in best.txt, the best settings as a command that trains with them."""
-        ended = {str(settings_of(trial)): trial.state.name == "COMPLETE" for trial in study.trials}
-        done, again = sum(ended.values()), len(study.trials) - len(ended)
+        count, done = len(study.trials), sum(trial.state.name == "COMPLETE" for trial in study.trials)
         if not done:
             raise SettingsError(
-                f"all {len(ended)} runs of the search failed: the reasons are above; search settings that fit together."
+                f"all {count} runs of the search failed: the reasons are above; search settings that fit together."
             )
         best = study.best_trial
         command = shlex.join(["python", "train.py", *fixed, *settings_of(best)])
         (self.folder / "best.txt").write_text(command + "\n", encoding="utf-8")
-        counts = [(done, "finished"), (len(ended) - done, "failed"), (again, "left out, the same again")]
-        print(f"\nsearch    {', '.join(f'{count} {what}' for count, what in counts if count)}")
+        print(f"\nsearch    {done} finished" + (f", {count - done} failed" if done < count else ""))
         print(f"best      {best.value:.4f} bits/byte, run {best.number}: {self.folder / str(best.number)}")
         print(f"again     {command}", flush=True)
 

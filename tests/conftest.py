@@ -27,9 +27,10 @@ from data.config import DataConfig, TokenizerConfig
 from model.attention.contract import obeys_contract
 from model.config import GPTConfig
 from model.gpt import GPT
-from settings import CONF
+from settings import CONF, register_schema
 from training.config import ScheduleConfig, TrainConfig
 
+register_schema()
 PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
 # The tests run on all cores side by side, each on one: threads that wait for each other are slower.

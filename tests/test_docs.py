@@ -8,7 +8,6 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-import train  # noqa: F401  registers the schema of conf/train.yaml
 from evaluate import EvaluateConfig
 from export import ExportConfig
 from generation.config import SampleConfig

@@ -40,7 +40,7 @@ def load_origin(config: TrainConfig) -> tuple[GPT, tiktoken.Encoding] | tuple[No
 
             model, encoding = from_huggingface(name), read_tokenizer_json(find_folder(name))
         else:
-            checkpoint = open_checkpoint(config.init_from, say=log.warning)
+            checkpoint = open_checkpoint(config.init_from)
             model, encoding = checkpoint.model, checkpoint.tokenizer
         config.model = inherit(model.config, config.model)
     asked = [f"{name}={now}" for name, now in asdict(config.model).items() if now != getattr(model.config, name)]
@@ -56,7 +56,7 @@ def origin_config(where: str) -> GPTConfig:
             from interop.huggingface import read_config
 
             return read_config(name)
-        meta = first_intact(find_checkpoints(where), read_meta, log.warning)
+        meta = first_intact(find_checkpoints(where), read_meta)
         return GPTConfig(**meta["config"]["model"])
 
 

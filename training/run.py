@@ -161,7 +161,7 @@ class Run:
                 "config": asdict(self.config),
             }
             state = None if self.is_sharded else optimizers
-            self.saver.save(progress, weights, state, meta, self.data.tokenizer)
+            self.saver.save(weights, state, meta, self.data.tokenizer)
         if self.is_sharded:
             self.saver.wait()
             self.saver.failure = self.ranks.from_first(self.saver.failure)  # which decides whether all save again

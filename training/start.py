@@ -102,10 +102,10 @@ def enter_directory(
     config: TrainConfig, ranks: Ranks, checkpoint: Path | None, meta: Meta | None
 ) -> tuple[Path, ExitStack]:
     """Return the run's directory, the same on all ranks, new or its checkpoint's; the first rank occupies it."""
-    directory, occupation = Path(), ExitStack()
+    directory, occupation = Path(config.run_dir or "outputs"), ExitStack()
     if ranks.is_first:
-        directory = checkpoint.parent.parent if checkpoint else make_run_directory(config.run_dir)
         try:
+            directory = checkpoint.parent.parent if checkpoint else make_run_directory(config.run_dir)
             occupation = occupy(directory)
             remove_unfinished(directory / "checkpoints")
             if meta:
