@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from errors import SettingsError, first_line
-from runs.quoting import literal
+from runs.formatting import flat, literal
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -51,20 +51,13 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
 def to_settings(cfg: DictConfig, schema: type[Schema]) -> Schema:
     """Return the checked `schema` object that a config stands for; SettingsError where it cannot."""
     known = set(setting_names(schema))
-    for key in _keys(OmegaConf.to_container(cfg)):
+    for key in flat(OmegaConf.to_container(cfg)):  # type: ignore[arg-type]
         if key not in known:  # +key=value slips past Hydra
             raise SettingsError(unknown_setting(key, schema))
     try:
         return OmegaConf.to_object(cfg)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise SettingsError(explain_value(error, schema)) from error
-
-
-def _keys(settings: Any, prefix: str = "") -> Iterator[str]:
-    for key, value in settings.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{key}.")
 
 
 def setting_names(schema: type, prefix: str = "") -> Iterator[str]:
@@ -92,12 +85,11 @@ def unknown_setting(name: str, schema: type) -> str:
     """Return the sentence for a name that is no setting, with the nearest ones that are."""
     if name.startswith("hydra."):
         return f"there is no setting {name}: --cfg hydra shows those there are."
-    names = list(setting_names(schema))
-    by_last_part = {known.rpartition(".")[2]: known for known in names}
-    near = difflib.get_close_matches(name, names, n=2, cutoff=0.75)
+    by_last_part = {known.rpartition(".")[2]: known for known in setting_names(schema)}
+    near = difflib.get_close_matches(name, [*setting_names(schema)], n=2, cutoff=0.75)
     near += [by_last_part[n] for n in difflib.get_close_matches(name.rpartition(".")[2], by_last_part, n=1)]
-    hint = " or ".join(dict.fromkeys(near))
-    return f"there is no setting {name}" + (f": did you mean {hint}?" if hint else "; --help lists them all.")
+    hint = f": did you mean {' or '.join(dict.fromkeys(near))}?" if near else "; --help lists them all."
+    return f"there is no setting {name}{hint}"
 
 
 def explain_value(error: OmegaConfBaseException, schema: type) -> str:
@@ -110,13 +102,11 @@ def explain_value(error: OmegaConfBaseException, schema: type) -> str:
 
 def refuse_flags(schema: type, arguments: list[str], *, others: bool = False) -> None:
     """Raise SettingsError for a setting typed as a flag, and unless `others` are Hydra's for any other flag."""
-    names = set(setting_names(schema))
-    for argument, following in pairwise([*arguments, "-"]):
-        flag, _, value = argument.lstrip("-").partition("=")
-        name = flag.replace("-", "_")
-        if argument.startswith("-") and name in names:
-            value = value or ("VALUE" if following.startswith("-") or "=" in following else following)
-            raise SettingsError(f"settings are typed without dashes: write {name}={value}.")
+    for argument in arguments:
+        name, _, value = argument.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if argument.startswith("-") and name in setting_names(schema):
+            raise SettingsError(f"settings are typed without dashes: write {name}={value or 'VALUE'}.")
         if argument.startswith("-") and not others:
             raise SettingsError(f"there is no flag {argument}: settings are typed NAME=VALUE; --help lists them.")
 

@@ -22,8 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from errors import SettingsError
 from model.config import GPTConfig
+from runs.formatting import RANGES, literal
 from runs.job import begin_job, device_of_job, fail_job, has_checkpoints
-from runs.quoting import RANGES, literal
 from schema import Schema, explain_value, from_arguments, help_text, refuse_flags, to_settings
 from training.config import TrainConfig
 
@@ -75,9 +75,7 @@ def run_train_command(
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
     def job(cfg: DictConfig) -> Any:
-        CONSOLE.setStream(sys.stdout)
-        log.addHandler(CONSOLE)
-        log.setLevel(logging.INFO)
+        log_to_console()
         about_hydra = HydraConfig.get()
         if about_hydra.mode == RunMode.MULTIRUN:
             return run_job(cfg, function, model_of)
@@ -100,6 +98,12 @@ def run_train_command(
         # Hydra reads no flag that follows an override.
         sys.argv[1:] = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
         job()
+
+
+def log_to_console() -> None:  # in job(), which is pickled for other processes, the handler's lock could not be
+    CONSOLE.setStream(sys.stdout)
+    log.addHandler(CONSOLE)
+    log.setLevel(logging.INFO)
 
 
 def register_schema() -> None:

@@ -22,7 +22,7 @@ from runs.checkpoint import (
     runs_by_age,
     verify_checkpoint,
 )
-from runs.quoting import hydra_quoted
+from runs.formatting import flat, hydra_quoted
 
 T = TypeVar("T")
 
@@ -113,27 +113,18 @@ def check_settings(settings: dict[str, Any], saved: Meta, *, data: str) -> None:
 
     data: a name for the tokens that changes with the text, compared with the one that was saved.
     """
-    now, before = _flat(settings), _flat(saved["config"])
+    now, before = flat(settings), flat(saved["config"])
     changed = [
         f"{name}={now.get(name)} (was {before.get(name)})"
         for name in sorted(now.keys() | before.keys())
         if now.get(name) != before.get(name) and not any(f"{name}.".startswith(f"{free}.") for free in FREE)
     ]
-    if data != saved["data"]:
-        changed.append("the text has changed")
-    if not changed:
-        return
+    changed += ["the text has changed"] * (data != saved["data"])
     sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
-    if not settings["allow_changes"]:
+    if changed and not settings["allow_changes"]:
         raise SettingsError(f"{sentence}: leave these out, or set allow_changes=true to go on from there all the same.")
-    log.warning("%s.", sentence)
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
+    if changed:
+        log.warning("%s.", sentence)
 
 
 def tidy(run: Path, saved: Meta) -> None:
@@ -175,15 +166,11 @@ def occupy(directory: Path) -> ExitStack:
     return occupied
 
 
-WAIT = 0.2
-"""Seconds to wait for a lock, which other processes that ask is_locked hold for an instant."""
-
-
 def lock_run(run: Path) -> FileLock:
     """Keep other processes from training in this directory for as long as this one lives."""
     lock = FileLock(run / ".lock")
-    try:
-        lock.acquire(timeout=WAIT, poll_interval=0.01)
+    try:  # processes that ask is_locked hold it for an instant
+        lock.acquire(timeout=0.2, poll_interval=0.01)
     except Timeout:
         raise SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.") from None
     return lock

@@ -1,4 +1,44 @@
-"""Numbers as people read them."""
+"""Settings and numbers as text: quoted for Hydra, to be pasted into a shell, or as people read them."""
+
+import re
+import shlex
+from typing import Any
+
+RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
+
+
+def shell_quoted(setting: str, path: object) -> str:
+    """Return SETTING=PATH with the quotes that a shell needs, for sample.py, evaluate.py and export.py."""
+    return shlex.quote(f"{setting}={path}")
+
+
+def hydra_quoted(setting: str, path: object) -> str:
+    """Return SETTING=PATH with the quotes that a shell and Hydra need, for train.py."""
+    plain = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", str(path), re.ASCII)
+    return shlex.quote(f"{setting}={path if plain else quote(path)}")
+
+
+def quote(text: object) -> str:
+    """Return text as the value of an override for Hydra, whatever characters it has."""
+    # Hydra reads a backslash as one, unless a quote or the end follows it.
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda end: 2 * end[1] + ('\\"' if end[2] else ""), literal(str(text))) + '"'
+
+
+def literal(value: Any) -> Any:
+    """Return a value as OmegaConf has to be given it, so that ${x} in its text stands for itself."""
+    if isinstance(value, dict):
+        return {name: literal(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [literal(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
+    return found
 
 
 def si(number: float, digits: int = 4, space: str = " ") -> str:

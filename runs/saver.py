@@ -16,7 +16,7 @@ from torch import Tensor
 from data.files import UNFINISHED, remove
 from errors import CheckpointError, first_line
 from runs.checkpoint import WRITE_ERRORS, Meta, link_checkpoint, remove_checkpoints, write_checkpoint
-from runs.quoting import hydra_quoted
+from runs.formatting import hydra_quoted
 
 log = logging.getLogger("tinygpt")
 

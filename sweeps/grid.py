@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from errors import SettingsError, first_line
 from runs.directory import lock_run
-from runs.quoting import hydra_quoted, quote
+from runs.formatting import hydra_quoted, quote
 from sweeps.jobs import read_jobs
 from sweeps.leaderboard import write_leaderboard
 

@@ -18,7 +18,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import IntegerNode, OmegaConf
 
 from errors import SettingsError, first_line
-from runs.quoting import RANGES
+from runs.formatting import RANGES
 from runs.summary import read_summary
 from sweeps.grid import Grid, jobs_at_once
 

@@ -27,7 +27,7 @@ from errors import CheckpointError, SettingsError
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import load_checkpoint, open_checkpoint, read_meta, verify_checkpoint
 from runs.directory import find_run, is_locked, lock_run, saved_settings
-from runs.quoting import hydra_quoted
+from runs.formatting import hydra_quoted
 from train import train
 from training.config import OptimizerConfig, TrainConfig
 from training.run import Run
@@ -221,7 +221,7 @@ def test_a_checkpoint_that_a_kill_caught_while_it_was_replaced_is_found_again(co
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert not step_3.exists() and open_checkpoint(config.run_dir).meta["step"] == 3
-    assert find_run(config.run_dir) and step_3.is_dir()
+    assert saved_settings(Path(config.run_dir)) and step_3.is_dir()
     train(replace(config, max_steps=8, resume=config.run_dir))
     assert sorted(path.name for path in step_3.parent.iterdir()) == ["best", "last", "step_5", "step_7", "step_8"]
 

@@ -362,7 +362,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_in_a_sentence(damage, run_d
     assert "\n" not in str(refused.value)
 
 
-def test_of_a_run_whose_best_checkpoint_is_damaged_the_newest_intact_one_speaks(run_directory, tmp_path, capsys):
+def test_of_a_run_whose_best_checkpoint_is_damaged_the_newest_intact_speaks(run_directory, tmp_path, capsys, caplog):
     run = tmp_path / "run"
     for step in (1, 2, 3, 4):
         shutil.copytree(run_directory / "checkpoints" / "step_1", run / "checkpoints" / f"step_{step}")
@@ -379,11 +379,10 @@ def test_of_a_run_whose_best_checkpoint_is_damaged_the_newest_intact_one_speaks(
         content[len(content) // 2] ^= 1
         weights.write_bytes(content)
         sample(settings)
-        found = capsys.readouterr()
-        assert found.out == expected.out
-        said = found.err.splitlines()[-1]
+        assert capsys.readouterr().out == expected.out
+        said = caplog.messages[-1]
         assert f"step_{step} is damaged" in said and "model.safetensors" in said and said.endswith(f"trying {instead}.")
-    assert len(found.err.splitlines()) == 3
+    assert len(caplog.messages) == 3 + 2 + 1
 
     # One that is asked for by its name is not replaced by another, and one must be left.
     with pytest.raises(SettingsError, match="step_1 is damaged"):

@@ -171,13 +171,17 @@ class TrainConfig:
     """What that sample continues; the start of a document when empty."""
 
     def __post_init__(self) -> None:
-        self._take_attention()
+        if self.attention is not None:
+            one_of("attention", self.attention, ATTENTION_FORMS)
+            if self.model.attention not in (GPTConfig.attention, self.attention):
+                given = f"attention={self.attention} and model.attention={self.model.attention}"
+                raise SettingsError(f"{given} are both given: choose one.")
+            self.model, self.attention = replace(self.model, attention=self.attention), None
         one_of("precision", self.precision, PRECISIONS)
         one_of("compile", self.compile, SWITCHES)
         one_of("distributed", self.distributed, DISTRIBUTED)
-        for name in ("batch_size", "max_steps", "max_skipped_steps", "log_interval", "eval_interval"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("eval_batch_size", "checkpoint_interval", "keep_checkpoints"):
+        intervals = ("log_interval", "eval_interval", "checkpoint_interval")
+        for name in (*intervals, "batch_size", "eval_batch_size", "max_steps", "max_skipped_steps", "keep_checkpoints"):
             at_least(name, getattr(self, name), 1)
         at_least("sample_tokens", self.sample_tokens, 0)
         at_least("grad_clip", self.grad_clip, 0.0)
@@ -203,14 +207,3 @@ class TrainConfig:
     def eval_windows(self) -> int:
         """Windows in one forward pass of an evaluation, with the default resolved."""
         return self.eval_batch_size or max(1, 4_096 // self.model.block_size)
-
-    def _take_attention(self) -> None:
-        """Move `attention` to model.attention."""
-        if self.attention is None:
-            return
-        one_of("attention", self.attention, ATTENTION_FORMS)
-        if self.model.attention not in (GPTConfig.attention, self.attention):
-            raise SettingsError(
-                f"attention={self.attention} and model.attention={self.model.attention} are both given: choose one."
-            )
-        self.model, self.attention = replace(self.model, attention=self.attention), None

@@ -24,8 +24,8 @@ from model.gpt import GPT, plain_weights
 from model.size import flops_per_token
 from runs.checkpoint import Meta, Progress, load_state
 from runs.directory import log_sizes
+from runs.formatting import hydra_quoted
 from runs.metrics import Row
-from runs.quoting import hydra_quoted
 from runs.saver import Saver
 from training import __version__
 from training.config import TrainConfig

@@ -11,8 +11,8 @@ from typing import TextIO
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from runs.formatting import hydra_quoted, shell_quoted
 from runs.metrics import Evaluation, Row, series
-from runs.quoting import hydra_quoted, shell_quoted
 from training.optimizer import split_parameters
 from training.run import Run
 
