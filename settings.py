@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -97,6 +98,7 @@ def run_train_command(
         os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
         # Hydra reads no flag that follows an override.
         sys.argv[1:] = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
+        warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)  # its plugins' schemas have their names
         job()
 
 

@@ -3,13 +3,12 @@
 import sys
 from pathlib import Path
 
-from sweeps.jobs import read_jobs
 from sweeps.leaderboard import write_leaderboard
 
 if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
     sys.exit("usage: python -m sweeps DIR    (a folder that -m made under multirun/)")
 sweep = Path(sys.argv[1])
-if text := write_leaderboard(sweep, read_jobs(sweep)):
+if text := write_leaderboard(sweep):
     print(text)
 else:
     sys.exit(f"error: {sweep} holds no sweep (no job.json in its folders): give the folder that -m made.")

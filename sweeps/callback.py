@@ -16,7 +16,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from sweeps.grid import Grid
-from sweeps.jobs import read_jobs
 from sweeps.leaderboard import write_leaderboard
 from sweeps.search import Search
 
@@ -34,8 +33,7 @@ class AfterJob(Callback):
             return
         free_memory(job_return._return_value if job_return.status == JobStatus.FAILED else None)
         if not config.dry_run and os.environ.get("RANK", "0") == "0":
-            sweep = Path(config.hydra.sweep.dir)
-            write_leaderboard(sweep, read_jobs(sweep))
+            write_leaderboard(Path(config.hydra.sweep.dir))
 
 
 def free_memory(error: BaseException | None) -> None:

@@ -21,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 from errors import SettingsError, first_line
 from runs.directory import lock_run
 from runs.formatting import hydra_quoted, quote
-from sweeps.jobs import read_jobs
 from sweeps.leaderboard import write_leaderboard
 
 # The launchers that need an extra, and its name.
@@ -122,7 +121,7 @@ class Grid(Sweeper):
         finally:
             signal.signal(signal.SIGTERM, earlier)
             lock.release()
-            print(f"\n{write_leaderboard(self.folder, read_jobs(self.folder))}{end}", flush=True)
+            print(f"\n{write_leaderboard(self.folder)}{end}", flush=True)
 
 
 def assignments(override: Override) -> list[str]:

@@ -62,7 +62,7 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
         log = (sweep / str(job) / "train.log").read_text()
         assert log.count("validation loss") == 3 and f"/{job}\n" in log
     for job in (2, 3):
-        assert f"job {job} failed: n_head=3 does not divide model.n_embd=32" in result.stdout
+        assert f"job {job} failed: model.n_head=3 does not divide model.n_embd=32" in result.stdout
         assert not (sweep / str(job) / "checkpoints").exists()
     assert result.stdout.count("Preparing text") == 1
     assert sum(path.is_dir() for path in (tmp_path / "cache").iterdir()) == 1
@@ -77,7 +77,7 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
 def test_a_failing_job_does_not_end_the_others(tiny, tmp_path):
     sweep = ["-m", "hydra/launcher=submitit_local", "model.n_head=3,2", "max_steps=2", "hydra.sweep.dir=here"]
     result = run(*sweep, *tiny, cwd=tmp_path)
-    assert result.returncode == 1 and "n_head=3 does not divide model.n_embd=32" in result.stdout
+    assert result.returncode == 1 and "model.n_head=3 does not divide model.n_embd=32" in result.stdout
     assert result.stderr.count("Traceback") == 0
     assert len(list(tmp_path.glob("here/*/checkpoints/best"))) == 1
 

@@ -46,7 +46,7 @@ def test_a_search_survives_failures_and_says_how_to_train_the_best(search, tmp_p
     assert {trial.params["model.n_head"] for trial in failed} == {"3"}
     assert f"{len(losses)} finished, {len(failed)} failed" in result.stdout
     said_at_work, _ = result.stdout.split("\n| ", maxsplit=1)
-    assert said_at_work.count("n_head=3 does not divide model.n_embd=32") == len(failed)
+    assert said_at_work.count("model.n_head=3 does not divide model.n_embd=32") == len(failed)
 
     best = min(losses, key=losses.get)
     assert f"run {best}: here/{best}" in result.stdout and losses[best] == best_bpb(here / str(best))

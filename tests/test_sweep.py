@@ -33,8 +33,7 @@ from runs.directory import is_locked, lock_run
 from runs.job import JobRecord, begin_job, fail_job, read_job
 from runs.summary import NAME, read_summary, write_summary
 from sweeps.callback import AfterJob
-from sweeps.jobs import rank, read_jobs, swept_settings
-from sweeps.leaderboard import comma_separated, markdown, write_leaderboard
+from sweeps.leaderboard import comma_separated, markdown, rank, read_jobs, swept_settings, write_leaderboard
 from train import train
 from training.device import peak_memory, reset_peak_memory
 from training.evaluation import evaluate
@@ -136,7 +135,7 @@ HOSTILE = ["</script><script>alert(1)</script>", 'a,b "c"', "a|b`c*", "line\nbre
 def test_any_value_of_an_override_comes_through_every_file(tmp_path, value):
     put_job(tmp_path, 0, f"sample_prompt={value}")
     put_job(tmp_path, 1, "sample_prompt=plain")
-    write_leaderboard(tmp_path, read_jobs(tmp_path))
+    write_leaderboard(tmp_path)
     table = list(csv.DictReader((tmp_path / "leaderboard.csv").open(encoding="utf-8", newline="")))
     assert value in {row["sample_prompt"] for row in table}
     text = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
@@ -156,12 +155,12 @@ def test_a_broken_file_never_ends_a_sweep(tmp_path, content):
     broken = put_job(tmp_path, 1, "seed=2")
     for file in (NAME, "metrics.jsonl", "job.json"):
         (broken / file).write_text(content, encoding="utf-8", errors="surrogateescape")
-        assert "1.0000" in write_leaderboard(tmp_path, read_jobs(tmp_path))
+        assert "1.0000" in write_leaderboard(tmp_path)
         assert len(read_jobs(tmp_path)) == (1 if file == "job.json" else 2)
     (broken / NAME).unlink()
     (broken / NAME).mkdir()
     assert begin_job(broken, 1, ["seed=2"]) is None and len(read_jobs(tmp_path)) == 2
-    assert "1.0000" in write_leaderboard(tmp_path, read_jobs(tmp_path))
+    assert "1.0000" in write_leaderboard(tmp_path)
 
 
 def test_the_report_asks_the_network_for_nothing_and_stays_small(tmp_path):
@@ -170,7 +169,7 @@ def test_the_report_asks_the_network_for_nothing_and_stays_small(tmp_path):
     for number in range(100):
         job = put_job(tmp_path, number, f"model.n_head={number % 4}", f"model.n_embd={number % 5}", bpb=1 + number)
         (job / "metrics.jsonl").write_text(lines)
-    write_leaderboard(tmp_path, read_jobs(tmp_path))
+    write_leaderboard(tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert not re.search(r"https?://|@import|src=|href=", page) and len(page) < 1_000_000
 
@@ -394,5 +393,5 @@ def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderbo
 
 def final_leaderboard(sweep: Path) -> list[tuple]:
     """Its rows without what the clock says."""
-    jobs = [job for row in rank(read_jobs(sweep)) for job in row.jobs]
+    jobs = [job for row in rank(read_jobs(sweep)) for job in row]
     return [(job.name, job.settings, without_clock(job.summary)) for job in jobs]

@@ -17,12 +17,10 @@ from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
 
-SAME_WEIGHTS = (*ATTENTION_FUNCTIONS, "stacked")  # forms of attention that read a checkpoint alike
+SAME_WEIGHTS = {*ATTENTION_FUNCTIONS, "stacked"}  # forms of attention that read a checkpoint alike
 # What a run may change of the model that its weights were trained in.
-FREE = (
-    *("attention", "attention_window", "rope_theta", "rope_scaling", "rope_scaling_factor"),
-    *("block_size", "vocab_size", "dropout", "attention_dropout"),
-)
+FREE = ("attention_window", "rope_theta", "rope_scaling", "rope_scaling_factor", "block_size", "vocab_size")
+FREE += ("dropout", "attention_dropout")
 
 
 def load_origin(config: TrainConfig) -> tuple[GPT, tiktoken.Encoding] | tuple[None, None]:
@@ -56,8 +54,7 @@ def origin_config(where: str) -> GPTConfig:
             from interop.huggingface import read_config
 
             return read_config(name)
-        meta = first_intact(find_checkpoints(where), read_meta)
-        return GPTConfig(**meta["config"]["model"])
+        return GPTConfig(**first_intact(find_checkpoints(where), read_meta)["config"]["model"])
 
 
 def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
@@ -67,12 +64,10 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
     """
     settings, differing = asdict(found), []
     for name, value in asdict(asked).items():
-        same = value in (None, settings[name]) or (
-            name == "attention" and {value, found.attention} <= set(SAME_WEIGHTS)
-        )
-        if not same and (name == "attention" or name not in FREE):
+        free = {value, found.attention} <= SAME_WEIGHTS if name == "attention" else name in FREE
+        if not free and value not in (None, settings[name]):
             differing.append(f"model.{name}={value} (it has {settings[name]})")
-        elif name in FREE and (name != "vocab_size" or value is not None):
+        elif free and (name != "vocab_size" or value is not None):
             settings[name] = value
     if differing:
         raise SettingsError(
