@@ -53,6 +53,5 @@ def fraction(name: str, value: float | None, *, below: float = math.inf, most: f
     """Refuse what is not from 0 to `most`, or not above `above`, or not below `below`."""
     if value is not None and not (0 <= value <= most and above < value < below):
         lower = "at least 0" if above < 0 else f"above {above}"
-        raise SettingsError(
-            f"{name}={value} must be {lower} and {f'below {below}' if below <= most else f'at most {most}'}."
-        )
+        upper = f"below {below}" if below <= most else f"at most {most}"
+        raise SettingsError(f"{name}={value} must be {lower} and {upper}.")

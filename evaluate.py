@@ -15,10 +15,7 @@ from errors import SettingsError, at_least
 from settings import run_command
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
-    import numpy as np
-
     from generation.scoring import Scores
-    from runs.checkpoint import Checkpoint
 
 
 @dataclass(kw_only=True)
@@ -52,11 +49,13 @@ class EvaluateConfig:
 
 def evaluate(config: EvaluateConfig) -> list[Scores]:
     """Print and return the figures of one checkpoint, or of two side by side."""
+    import torch
+
     from generation.evaluation_text import load_text
-    from generation.scoring import BLOCK_BYTES, compare
+    from generation.scoring import BLOCK_BYTES, compare, score
     from pages.surprise import write_surprise
     from runs.checkpoint import open_checkpoint
-    from training.device import choose_device
+    from training.device import choose_device, choose_precision
 
     if config.html and not Path(config.html).absolute().parent.is_dir():
         raise SettingsError(f"html={config.html} cannot be written: its folder does not exist.")
@@ -64,7 +63,15 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
     places = [config.checkpoint] + [config.against] * (config.against is not None)
     checkpoints = [open_checkpoint(place, device) for place in places]
     description, texts = load_text(config.data.path, checkpoints)
-    scores = [score_text(c, tokens, config.stride) for c, tokens in zip(checkpoints, texts, strict=True)]
+    scores = []
+    for checkpoint, tokens in zip(checkpoints, texts, strict=True):
+        block_size = checkpoint.model.config.block_size
+        stride = config.stride or max(1, block_size // 8)
+        if stride > block_size:
+            raise SettingsError(f"stride={stride} would skip tokens: the model of {checkpoint.path} sees {block_size}.")
+        precision = choose_precision(checkpoint.meta["config"]["precision"], device)
+        autocast = torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32)
+        scores.append(score(checkpoint.model, checkpoint.tokenizer, tokens, stride=stride, autocast=autocast))
 
     totals = [s.total for s in scores]
     print(f"text        {description}; {totals[0].text_bytes:,} bytes are scored")
@@ -90,23 +97,6 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
         write_surprise(Path(config.html), checkpoints[0].tokenizer, texts[0], scores[0].nats, title, summary)
         print(f"page        {config.html}")
     return scores
-
-
-def score_text(checkpoint: Checkpoint, tokens: np.ndarray, stride: int | None) -> Scores:
-    """Return the checkpoint's surprise at every token; SettingsError when the stride does not suit its model."""
-    import torch
-
-    from generation.scoring import score
-    from training.device import choose_precision
-
-    model = checkpoint.model
-    device, block_size = model.token_embedding.weight.device, model.config.block_size
-    stride = max(1, block_size // 8) if stride is None else stride
-    if stride > block_size:
-        raise SettingsError(f"stride={stride} would skip tokens: the model of {checkpoint.path} sees {block_size}.")
-    precision = choose_precision(checkpoint.meta["config"]["precision"], device)
-    autocast = torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32)
-    return score(model, checkpoint.tokenizer, tokens, stride=stride, autocast=autocast)
 
 
 def main() -> None:

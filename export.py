@@ -28,9 +28,8 @@ class ExportConfig:
         if not self.to:
             raise SettingsError("to=FOLDER is needed: the folder to write.")
         if self.checkpoint and self.import_from:
-            raise SettingsError(
-                f"checkpoint={self.checkpoint} and import_from={self.import_from} are both given: choose one."
-            )
+            given = f"checkpoint={self.checkpoint} and import_from={self.import_from}"
+            raise SettingsError(f"{given} are both given: choose one.")
 
 
 def export(config: ExportConfig) -> None:

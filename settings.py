@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from errors import SettingsError
 from model.config import GPTConfig
 from runs.formatting import RANGES, literal
-from runs.job import begin_job, device_of_job, fail_job, has_checkpoints
+from runs.summary import begin_job, device_of_job, fail_job, has_checkpoints
 from schema import Schema, explain_value, from_arguments, help_text, refuse_flags, to_settings
 from training.config import TrainConfig
 
@@ -155,10 +155,10 @@ def refuse_folders(arguments: list[str]) -> None:
         raise SettingsError(f"hydra.run.dir={folder} is not used: write run_dir={folder}.")
     for name in ("run_dir", "resume"):
         if {"-m", "--multirun"} & set(arguments) and typed.get(name, "null") != "null":
-            raise SettingsError(
-                f"{name}={typed[name]} is for a single run: leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's "
-                "folder, and goes on with the sweep in it."
+            remedy = (
+                "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on with the sweep in it"
             )
+            raise SettingsError(f"{name}={typed[name]} is for a single run: {remedy}.")
 
 
 def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: Callable[[str], GPTConfig]) -> Any:

@@ -67,6 +67,5 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         one_of("tokenizer.name", self.name, TOKENIZERS)
         if self.name == "bpe" and not 257 <= self.vocab_size <= 1_000_000:
-            raise SettingsError(
-                f"tokenizer.vocab_size={self.vocab_size} must be from 257 (256 bytes and <|endoftext|>) to 1,000,000."
-            )
+            least = "257 (256 bytes and <|endoftext|>)"
+            raise SettingsError(f"tokenizer.vocab_size={self.vocab_size} must be from {least} to 1,000,000.")

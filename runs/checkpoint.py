@@ -187,18 +187,14 @@ def read_meta(path: Path) -> Meta:
     Raises CheckpointError when it is missing or damaged, or was written in another format.
     """
     if not (path / "meta.json").is_file():
-        raise CheckpointError(
-            f"checkpoint={path} is not a checkpoint (it has no meta.json): "
-            "give a run directory or one of its checkpoints/step_N."
-        )
+        remedy = "give a run directory or one of its checkpoints/step_N"
+        raise CheckpointError(f"checkpoint={path} is not a checkpoint (it has no meta.json): {remedy}.")
     with readable(path):
         meta = json.loads((path / "meta.json").read_bytes())
         version = meta["format_version"]
         if version != FORMAT_VERSION:
             remedy = "update tinygpt" if version > FORMAT_VERSION else "use the tinygpt that wrote it"
-            raise CheckpointError(
-                f"checkpoint={path} has format {version}, this tinygpt reads {FORMAT_VERSION}: {remedy}."
-            )
+            raise CheckpointError(f"checkpoint={path} has format {version}, not {FORMAT_VERSION}: {remedy}.")
         if meta["checksum"] != meta_checksum(meta):
             raise ValueError("meta.json is not what was written")
     return meta
@@ -214,12 +210,7 @@ def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> Meta:
         for name in names or meta["files"]:
             if path.resolve() not in (path / name).resolve().parents:
                 raise ValueError(f"{name} is outside the checkpoint")
-            if not (path / name).is_file():
-                raise ValueError(f"{name} is missing")
-            written, found = meta["files"][name], describe_file(path / name)
-            if found["bytes"] != written["bytes"]:
-                raise ValueError(f"{name} has {found['bytes']:,} bytes instead of {written['bytes']:,}")
-            if found != written:
+            if not (path / name).is_file() or describe_file(path / name) != meta["files"][name]:
                 raise ValueError(f"{name} is not what was written")
     return meta
 
@@ -251,9 +242,8 @@ def readable(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(
-            f"checkpoint={path} is damaged or incomplete ({first_line(error)}): use another of the run's checkpoints."
-        ) from error
+        problem = f"checkpoint={path} is damaged or incomplete ({first_line(error)})"
+        raise CheckpointError(f"{problem}: use another of the run's checkpoints.") from error
 
 
 def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Checkpoint:

@@ -73,10 +73,8 @@ class Grid(Sweeper):
         with self.keeping_folder():
             results = self.launch(jobs, 0)
         if failed := sum(result.status == JobStatus.FAILED for result in results):
-            where = self.folder / "leaderboard.md"
-            raise SettingsError(
-                f"{failed} of {len(jobs)} jobs failed: the reasons are above and at the end of {where}."
-            )
+            reasons = f"the reasons are above and at the end of {self.folder / 'leaderboard.md'}"
+            raise SettingsError(f"{failed} of {len(jobs)} jobs failed: {reasons}.")
 
     def parse(self, arguments: list[str]) -> list[Override]:
         return OverridesParser.create(config_loader=self.hydra_context.config_loader).parse_overrides(arguments)

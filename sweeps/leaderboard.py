@@ -14,9 +14,8 @@ from data.files import replacing
 from pages.runs import describe_run, runs_page
 from runs.directory import is_locked
 from runs.formatting import duration, si
-from runs.job import NAME, read_job
 from runs.metrics import read_metrics
-from runs.summary import NOTHING_KNOWN, NUMBERS, is_number, read_summary
+from runs.summary import JOB, NOTHING_KNOWN, NUMBERS, is_number, read_job, read_summary
 
 log = logging.getLogger("tinygpt")
 
@@ -50,7 +49,7 @@ Row = list[Job]
 
 def read_jobs(sweep: Path) -> list[Job]:
     """Return the jobs in a sweep's folder in the order of their numbers; what cannot be read is passed over."""
-    folders = [path.parent for path in sweep.glob(f"*/**/{NAME}")]
+    folders = [path.parent for path in sweep.glob(f"*/**/{JOB}")]
     found = [(record, folder) for folder in folders if (record := read_job(folder))]
     jobs = []
     for record, folder in sorted(found, key=lambda pair: (pair[0].number, pair[1])):
@@ -123,11 +122,8 @@ def write_leaderboard(sweep: Path) -> str:
         return ""
     ranked = [job for row in rank(jobs) for job in row]
     runs = [describe_run(job.name, job.directory, job.settings, job.summary) for job in ranked]
-    files = {
-        "leaderboard.csv": comma_separated(jobs),
-        "leaderboard.md": markdown(jobs),
-        "report.html": runs_page(sweep, swept_settings(jobs), runs),
-    }
+    page = runs_page(sweep, swept_settings(jobs), runs)
+    files = {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": markdown(jobs), "report.html": page}
     for name, text in files.items():
         try:
             with replacing(sweep / name) as file:
@@ -155,9 +151,7 @@ def markdown(jobs: list[Job]) -> str:
     # In Markdown each cell is shown as it is, in one line.
     table = [[re.sub(r"([|*`\\])", r"\\\1", " ".join(c.split())).replace("<", "&lt;") for c in line] for line in table]
     # A failed job's reason is long: it does not set the width of its column.
-    widths = [
-        max(len(cell) for cell in column if not cell.startswith("failed: ")) for column in zip(*table, strict=True)
-    ]
+    widths = [max(len(c) for c in column if not c.startswith("failed: ")) for column in zip(*table, strict=True)]
     lines = [f"| {' | '.join(map(str.ljust, cells, widths))} |" for cells in table]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     if texts := ", ".join(name for name in swept if name.split(".")[0] == "data" and name != "data.cache_dir"):

@@ -128,9 +128,8 @@ class Search(Grid):
         """Print, and keep in best.txt, the best settings as a command that trains with them."""
         count, done = len(study.trials), sum(trial.state.name == "COMPLETE" for trial in study.trials)
         if not done:
-            raise SettingsError(
-                f"all {count} runs of the search failed: the reasons are above; search settings that fit together."
-            )
+            remedy = "the reasons are above; search settings that fit together"
+            raise SettingsError(f"all {count} runs of the search failed: {remedy}.")
         best = study.best_trial
         command = shlex.join(["python", "train.py", *fixed, *settings_of(best)])
         (self.folder / "best.txt").write_text(command + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ import yaml
 from conftest import run_here
 
 import train
-from runs.job import device_of_job, read_job
+from runs.summary import device_of_job, read_job
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent

@@ -30,8 +30,7 @@ from test_resume import assert_same_run, rows, stop_at
 from errors import SettingsError
 from pages.runs import POINTS, thin
 from runs.directory import is_locked, lock_run
-from runs.job import JobRecord, begin_job, fail_job, read_job
-from runs.summary import NAME, read_summary, write_summary
+from runs.summary import NAME, JobRecord, begin_job, fail_job, read_job, read_summary, write_summary
 from sweeps.callback import AfterJob
 from sweeps.leaderboard import comma_separated, markdown, rank, read_jobs, swept_settings, write_leaderboard
 from train import train

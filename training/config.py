@@ -80,9 +80,7 @@ class WandbConfig:
     def __post_init__(self) -> None:
         one_of("wandb.mode", self.mode, WANDB_MODES)
         if not self.project or len(self.project) > 128 or set(self.project) & set("/\\#?%:"):
-            raise SettingsError(
-                f"wandb.project={self.project} must be 1 to 128 characters, none of them / \\ # ? % or a colon."
-            )
+            raise SettingsError(f"wandb.project={self.project} must be 1 to 128 characters, none of them / \\ # ? % :.")
 
 
 @dataclass(kw_only=True)

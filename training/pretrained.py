@@ -19,8 +19,8 @@ log = logging.getLogger("tinygpt")
 
 SAME_WEIGHTS = {*ATTENTION_FUNCTIONS, "stacked"}  # forms of attention that read a checkpoint alike
 # What a run may change of the model that its weights were trained in.
-FREE = ("attention_window", "rope_theta", "rope_scaling", "rope_scaling_factor", "block_size", "vocab_size")
-FREE += ("dropout", "attention_dropout")
+FREE = {"attention_window", "rope_theta", "rope_scaling", "rope_scaling_factor"}
+FREE |= {"block_size", "vocab_size", "dropout", "attention_dropout"}
 
 
 def load_origin(config: TrainConfig) -> tuple[GPT, tiktoken.Encoding] | tuple[None, None]:
