@@ -155,9 +155,7 @@ def refuse_folders(arguments: list[str]) -> None:
         raise SettingsError(f"hydra.run.dir={folder} is not used: write run_dir={folder}.")
     for name in ("run_dir", "resume"):
         if {"-m", "--multirun"} & set(arguments) and typed.get(name, "null") != "null":
-            remedy = (
-                "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on with the sweep in it"
-            )
+            remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
             raise SettingsError(f"{name}={typed[name]} is for a single run: {remedy}.")
 
 

@@ -17,17 +17,8 @@ log = logging.getLogger("tinygpt")
 NAME, JOB = "summary.json", "job.json"
 DONE = ("finished",)
 STATUSES = ("running", "stopped", "failed", *DONE)
-NUMBERS: tuple[str, ...] = (
-    "seed",
-    "step",
-    "parameters",
-    "tokens",
-    "flops",
-    "seconds",
-    "tokens_per_s",
-    "peak_memory_mb",
-)
-NUMBERS += ("val_loss", "val_bpb")
+NUMBERS = ["seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb"]
+NUMBERS += ["val_loss", "val_bpb"]
 NOTHING_KNOWN: dict[str, Any] = {"status": "running", "reason": None, "device": None, **dict.fromkeys(NUMBERS)}
 
 

@@ -16,10 +16,8 @@ from training.config import TrainConfig
 
 def save(directory: Path, **settings) -> Path:
     model = random_gpt(vocab_size=257, **settings)
-    save_checkpoint(
-        directory, model=model, tokenizer=make_tokenizer(TokenizerConfig(name="byte"), []),
-        config=TrainConfig(model=model.config), step=1, metrics={}, state={},
-    )  # fmt: skip
+    tokenizer = make_tokenizer(TokenizerConfig(name="byte"), [])
+    save_checkpoint(directory, model=model, tokenizer=tokenizer, config=TrainConfig(model=model.config))
     return directory
 
 

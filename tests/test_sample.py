@@ -44,10 +44,8 @@ def run_directory(tmp_path_factory) -> Path:
     """A run with one checkpoint, of a model that writes any byte."""
     directory = tmp_path_factory.mktemp("runs") / "outputs" / "day" / "run"
     model = random_gpt(vocab_size=257)
-    save_checkpoint(
-        directory / "checkpoints" / "step_1",
-        model=model, tokenizer=BYTE, config=TrainConfig(model=model.config), step=1, metrics={}, state={},
-    )  # fmt: skip
+    config = TrainConfig(model=model.config)
+    save_checkpoint(directory / "checkpoints" / "step_1", model=model, tokenizer=BYTE, config=config, step=1)
     for name in ("last", "best"):
         link_checkpoint(directory / "checkpoints" / "step_1", name)
     return directory
@@ -89,24 +87,13 @@ def test_a_sample_ends_where_the_model_ends_the_document_or_the_limit_is_reached
     assert written(script, max_new_tokens=2) == [("a", None), ("b", "length")]
 
 
-@pytest.mark.parametrize(
-    ("stop", "text", "finish"),
-    [
-        (["d"], "abc", "stop"),
-        (["bcd", "cde"], "a", "stop"),
-        (["efg"], "abcdef", "length"),
-        (["\n", "f"], "abcde", "stop"),
-        (["a"], "", "stop"),
-        (["abcdef"], "", "stop"),
-    ],
-)
-def test_a_sample_ends_before_the_first_stop_string_and_shows_nothing_of_it(stop, text, finish):
-    pieces = written([*b"abcdef"], stop=stop, max_new_tokens=6)
-    assert "".join(piece for piece, _ in pieces) == text and pieces[-1][1] == finish
-
-
-def test_a_stop_string_may_have_characters_of_several_bytes():
-    pieces = written([*"né → ok".encode()], stop=["→ "], max_new_tokens=9)
+def test_a_sample_ends_before_the_first_stop_string_and_shows_nothing_of_it():
+    left = {"d": "abc", "bcd cde": "a", "efg": "abcdef", "\n f": "abcde", "a": "", "abcdef": ""}
+    for stop, text in left.items():
+        pieces = written([*b"abcdef"], stop=stop.split(" "), max_new_tokens=6)
+        ends = "length" if text == "abcdef" else "stop"
+        assert ("".join(piece for piece, _ in pieces), pieces[-1][1]) == (text, ends)
+    pieces = written([*"né → ok".encode()], stop=["→ "], max_new_tokens=9)  # characters of several bytes
     assert ("".join(piece for piece, _ in pieces), pieces[-1][1]) == ("né ", "stop")
 
 
@@ -281,14 +268,8 @@ def test_the_lowest_temperature_is_that_of_the_likeliest_token(say):
 # What is refused
 
 
-FILES = {
-    "empty": "\n",
-    "broken": '{"prompt": "a"}\n{"prompt": ',
-    "number": '{"prompt": 5}\n',
-    "list": '["a"]\n',
-    "taken": '{"prompt": "a", "text": "b"}\n',
-    "good": '{"prompt": "a"}\n',
-}
+FILES = {"empty": "\n", "broken": '{"prompt": "a"}\n{"prompt": ', "number": '{"prompt": 5}\n', "list": '["a"]\n'}
+FILES |= {"taken": '{"prompt": "a", "text": "b"}\n', "good": '{"prompt": "a"}\n'}
 REFUSED = [
     ({"temperature": -0.1}, "temperature=-0.1 must be finite and at least 1e-06, or 0 for always the likeliest token"),
     ({"temperature": 1e-45}, "temperature=1e-45 must be finite and at least"),
@@ -354,9 +335,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_in_a_sentence(damage, run_d
         model = random_gpt(vocab_size=257)
         with torch.no_grad():
             model.blocks[0].mlp.up_proj.weight.fill_(torch.nan)
-        save_checkpoint(
-            broken, model=model, tokenizer=BYTE, config=TrainConfig(model=model.config), step=1, metrics={}, state={}
-        )
+        save_checkpoint(broken, model=model, tokenizer=BYTE, config=TrainConfig(model=model.config))
     with pytest.raises(SettingsError, match=r"step_1.*(damaged|incomplete|format 99|not finite)") as refused:
         sample(SampleConfig(checkpoint=str(broken)))
     assert "\n" not in str(refused.value)

@@ -30,6 +30,7 @@ from test_resume import assert_same_run, rows, stop_at
 from errors import SettingsError
 from pages.runs import POINTS, thin
 from runs.directory import is_locked, lock_run
+from runs.metrics import read_metrics
 from runs.summary import NAME, JobRecord, begin_job, fail_job, read_job, read_summary, write_summary
 from sweeps.callback import AfterJob
 from sweeps.leaderboard import comma_separated, markdown, rank, read_jobs, swept_settings, write_leaderboard
@@ -195,7 +196,7 @@ def test_a_summary_says_what_became_of_a_run_and_has_its_best_evaluation(train_c
     assert (found["val_loss"], found["val_bpb"]) == (best, results[0].bpb) == (results[0].loss, results[0].bpb)
     assert (found["status"], found["reason"], found["device"]) == ("finished", None, "cpu")
     assert (found["step"], found["tokens"], found["seed"]) == (20, 20 * 8 * 16, 1)
-    speeds = [row["tokens_per_s"] for row in rows(run_dir) if "tokens_per_s" in row]
+    speeds = [row["tokens_per_s"] for row in read_metrics(run_dir / "metrics.jsonl") if "tokens_per_s" in row]
     assert math.isclose(found["tokens_per_s"], statistics.median(speeds), abs_tol=0.1)
     assert found["parameters"] > 0 and found["peak_memory_mb"] > 50 and found["seconds"] > 0
 
@@ -277,7 +278,7 @@ def test_a_job_knows_whether_its_folder_holds_its_run(tmp_path):
     job.mkdir()
     assert begin_job(job, 3, ["seed=3"]) is None and read_job(job) == JobRecord(3, ["seed=3"])
     fail_job(job, SettingsError("too\nbad"))
-    assert read_job(job).reason == "too" and read_jobs(tmp_path)[0].status == "failed"
+    assert read_job(job).reason == "too." and read_jobs(tmp_path)[0].status == "failed"
     assert begin_job(job, 3, ["seed=4", "a=1"]) is None and read_job(job).reason is None  # nothing was trained there
     write_summary(job, {"status": "stopped", "step": 5})
     assert begin_job(job, 3, ["a=1", "seed=4"]) is None
