@@ -28,8 +28,14 @@ def sample(config: SampleConfig) -> None:
     from training.device import choose_device
 
     device = choose_device(config.device)
-    records = read_prompts(config.prompts) if config.prompts else None
-    prompt = read_prompt(config)
+    records, prompt = read_prompts(config.prompts) if config.prompts else None, config.prompt
+    try:  # bytes that are not UTF-8 become U+FFFD
+        if config.prompt_file == "-":
+            prompt = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+        elif config.prompt_file is not None:
+            prompt = Path(config.prompt_file).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SettingsError(f"prompt_file={config.prompt_file} cannot be read ({error.strerror}).") from None
     checkpoint = open_checkpoint(config.checkpoint, device)
     if sys.stderr.isatty():
         print(f"{checkpoint.path}, step {checkpoint.meta['step']}", file=sys.stderr)
@@ -45,18 +51,6 @@ def sample(config: SampleConfig) -> None:
             print_samples(Decoder(checkpoint.model), checkpoint.tokenizer, config, prompt)
     except FloatingPointError as error:
         raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error}): take an earlier one.") from None
-
-
-def read_prompt(config: SampleConfig) -> str:
-    """Return the prompt from the setting, a file or standard input; bytes that are not UTF-8 become U+FFFD."""
-    if config.prompt_file is None:
-        return config.prompt
-    if config.prompt_file == "-":
-        return sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    try:
-        return Path(config.prompt_file).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise SettingsError(f"prompt_file={config.prompt_file} cannot be read ({error.strerror}).") from None
 
 
 def change(config: SampleConfig, name: str, text: str) -> SampleConfig:
