@@ -51,8 +51,7 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
     """Print and return the figures of one checkpoint, or of two side by side."""
     import torch
 
-    from generation.evaluation_text import load_text
-    from generation.scoring import BLOCK_BYTES, compare, score
+    from generation.scoring import BLOCK_BYTES, compare, load_text, score
     from pages.surprise import write_surprise
     from runs.checkpoint import open_checkpoint
     from training.device import choose_device, choose_precision
@@ -86,11 +85,11 @@ def evaluate(config: EvaluateConfig) -> list[Scores]:
     for name, cells in rows.items():
         print(f"{name:12}" + "".join(f"{cell:{width}}" for cell in cells).rstrip())
     if len(scores) == 2:
-        difference = compare(*scores)
-        error, note = "", f"too short a text for a standard error: give at least {2 * BLOCK_BYTES:,} bytes"
-        if difference.standard_error is not None:
-            error, note = f" ± {difference.standard_error:.4f}", "standard error"
-        print(f"difference  {difference.bpb:+.4f}{error} bits/byte ({note})")
+        difference, error = compare(*scores)
+        shown, note = "", f"too short a text for a standard error: give at least {2 * BLOCK_BYTES:,} bytes"
+        if error is not None:
+            shown, note = f" ± {error:.4f}", "standard error"
+        print(f"difference  {difference:+.4f}{shown} bits/byte ({note})")
     if config.html:
         summary = f"{description}. {totals[0].loss:.3f} nats a token, {totals[0].bpb:.3f} bits a byte."
         title = f"Surprise of {os.path.relpath(checkpoints[0].path)}"

@@ -19,9 +19,8 @@ from settings import run_command
 def sample(config: SampleConfig) -> None:
     """Print the samples as they are drawn."""
     from generation.decoder import Decoder
-    from generation.interactive import converse
     from generation.jsonl import read_prompts, write_results
-    from generation.terminal import print_samples
+    from generation.terminal import converse, print_samples
     from generation.text import encode_prompt
     from pages.attention_map import draw_prompt
     from runs.checkpoint import open_checkpoint

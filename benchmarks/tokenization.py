@@ -24,8 +24,8 @@ import tiktoken
 
 from data.config import DataConfig, TokenizerConfig
 from data.corpus import open_corpus
-from data.encode import encode_splits
 from data.prepare import prepare
+from data.shards import encode_splits
 from data.split import SplitPiece
 from data.tokenizer import make_tokenizer
 from errors import DataError
@@ -90,7 +90,7 @@ def small_documents(text: str, folder: Path, rounds: int) -> None:
     of = {}
     for name, encoding in found.items():
         tiktokens = f"tiktoken, encode_ordinary_batch, {name}"
-        programs[f"data.encode to shards, {name}"] = encoded(documents, encoding, folder)
+        programs[f"encode_splits, {name}"] = encoded(documents, encoding, folder)
         programs[f"data.prepare of JSON lines, {name}"] = prepared(
             DataConfig(source="jsonl", path=str(file)), encoding, folder
         )

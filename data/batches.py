@@ -5,8 +5,6 @@ An epoch visits its windows in a pseudo-random order that is computed, not store
 and 10^13 tokens need no more memory than a thousand.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator

@@ -4,25 +4,26 @@ A document is an iterable of pieces of text, each of bounded length, so that one
 pieces give the same tokens as the whole: see pieces.py.
 """
 
-from __future__ import annotations
-
 import hashlib
-import json
 import platform
 import sys
 import sysconfig
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from data import files
 from data.config import DataConfig
 from data.pieces import pieces, replace_surrogates
-from data.shakespeare import SHA256, tiny_shakespeare
 from errors import DataError, first_line
 
 Document = Iterable[str]
+
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 _TEST_FOLDERS = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"})
 _JSONL_NAMES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
@@ -47,34 +48,24 @@ def open_corpus(config: DataConfig) -> Corpus:
 
     Raises DataError when there is nothing to read. Reading the documents can raise it too.
     """
-    return {
-        "stdlib": _open_stdlib,
-        "shakespeare": _open_shakespeare,
-        "text": _open_text,
-        "jsonl": _open_jsonl,
-        "hf": _open_hf,
-    }[config.source](config)
-
-
-def _open_stdlib(config: DataConfig) -> Corpus:
-    root = Path(sysconfig.get_path("stdlib"))
-    found = [file for file in files.walk(root, _TEST_FOLDERS) if file.suffix == ".py"]
-    if not found:
-        raise DataError(f"data=stdlib: {root} has no .py files: choose data.path=... with your own text.")
-    name = f"stdlib of {platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
-    return _of_text_files(name, found, sys.version)
-
-
-def _open_shakespeare(config: DataConfig) -> Corpus:
-    file = tiny_shakespeare(config.cache_dir)
-    text = _of_text_files("tiny Shakespeare", [file], "")
-    return Corpus("tiny Shakespeare: 1.1 MB", SHA256[:16], text.size, text.documents)
-
-
-def _open_text(config: DataConfig) -> Corpus:
+    if config.source == "stdlib":
+        root = Path(sysconfig.get_path("stdlib"))
+        found = [file for file in files.walk(root, _TEST_FOLDERS) if file.suffix == ".py"]
+        if not found:
+            raise DataError(f"data=stdlib: {root} has no .py files: choose data.path=... with your own text.")
+        name = f"stdlib of {platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
+        return _of_text_files(name, found, sys.version)
+    if config.source == "shakespeare":
+        text = _of_text_files("tiny Shakespeare", [tiny_shakespeare(config.cache_dir)], "")
+        return Corpus("tiny Shakespeare: 1.1 MB", SHAKESPEARE_SHA256[:16], text.size, text.documents)
+    if config.source == "hf":
+        return _open_hf(config)
     assert config.path, "DataConfig requires it"
+    found = files.find_files(config.path)
+    if config.source == "jsonl":
+        return _of_jsonl_files(config.path, found, config.text_field)
     is_named = Path(config.path).expanduser().is_file()
-    return _of_text_files(f"text of {config.path}", files.find_files(config.path), "text", refuse_binary=is_named)
+    return _of_text_files(f"text of {config.path}", found, "text", refuse_binary=is_named)
 
 
 def _of_text_files(name: str, found: list[Path], kind: str, *, refuse_binary: bool = False) -> Corpus:
@@ -93,34 +84,41 @@ def _count(found: list[Path]) -> str:
     return f"{len(found):,} file{'s' * (len(found) != 1)}, {amount}"
 
 
-def _open_jsonl(config: DataConfig) -> Corpus:
-    assert config.path, "DataConfig requires it"
-    found = files.find_files(config.path)
-    if Path(config.path).expanduser().is_dir():
+def tiny_shakespeare(cache_dir: str) -> Path:
+    """Return the file in the cache, downloaded once and verified. Raises DataError when that fails."""
+    path = Path(cache_dir).expanduser() / "tinyshakespeare.txt"
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHAKESPEARE_SHA256:
+        return path
+    try:
+        with urllib.request.urlopen(SHAKESPEARE_URL, timeout=20) as response:  # seconds without an answer
+            content = response.read()
+        if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
+            raise ValueError("the sha256 of what came is not that of the known file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.replacing(path) as unfinished:
+            unfinished.write_bytes(content)
+    except (OSError, HTTPException, ValueError) as error:
+        raise DataError(
+            f"data=shakespeare could not be downloaded from {SHAKESPEARE_URL} ({error}): put a copy at {path}, "
+            "or give data.path=FILE for one that you have."
+        ) from error
+    return path
+
+
+def _of_jsonl_files(path: str, found: list[Path], field: str) -> Corpus:
+    if Path(path).expanduser().is_dir():
         found = [file for file in found if file.name.endswith(_JSONL_NAMES)]
         if not found:
-            raise DataError(f"data.path={config.path} holds no {', '.join(_JSONL_NAMES)} files: give their folder.")
-    return Corpus(
-        description=f"field {config.text_field} of {config.path}: {_count(found)}",
-        fingerprint=files.fingerprint(found, "jsonl", config.text_field),
-        size=None,
-        documents=lambda: (pieces([text]) for file in found for text in _json_texts(file, config.text_field)),
-    )
+            raise DataError(f"data.path={path} holds no {', '.join(_JSONL_NAMES)} files: give their folder.")
 
+    def texts() -> Iterator[str]:
+        for file in found:
+            with files.reading(file) as lines:
+                for where, record in files.json_records(lines, str(file)):
+                    yield _text_of(record, field, where)
 
-def _json_texts(file: Path, field: str) -> Iterator[str]:
-    with files.reading(file) as stream:
-        for number, line in enumerate(stream, start=1):
-            where, text = f"{file} line {number}", line.decode("utf-8", "replace").removeprefix("\ufeff").strip()
-            if not text:
-                continue
-            try:
-                record = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{where} is not JSON ({error}): fix it, or read the file as data=text.") from error
-            if not isinstance(record, dict):
-                raise DataError(f"{where} is not a JSON object: write each document as {{{json.dumps(field)}: ...}}.")
-            yield _text_of(record, field, where)
+    mark = files.fingerprint(found, "jsonl", field)
+    return Corpus(f"field {field} of {path}: {_count(found)}", mark, None, lambda: (pieces([text]) for text in texts()))
 
 
 def _text_of(record: dict[str, Any], field: str, where: str) -> str:

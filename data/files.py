@@ -1,19 +1,18 @@
 """Files on disk: find a text's files, notice when they change, read them in blocks, replace files atomically."""
 
-from __future__ import annotations
-
 import codecs
 import glob
 import gzip
 import hashlib
+import json
 import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from errors import DataError
 
@@ -99,6 +98,24 @@ def text_blocks(file: Path, *, refuse_binary: bool) -> Iterator[str]:
             yield decoder.decode(block)
             block = stream.read(_BLOCK)
     yield decoder.decode(b"", final=True)
+
+
+def json_records(lines: Iterable[bytes], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each object of JSON lines with where it is, "SOURCE line 3"; empty lines are passed over.
+
+    Raises DataError for a line that is no JSON object.
+    """
+    for number, line in enumerate(lines, start=1):
+        where, text = f"{source} line {number}", line.decode("utf-8", "replace").removeprefix("\ufeff").strip()
+        if not text:
+            continue
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where} is not JSON ({error}): mend it or leave it out.") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{where} is not a JSON object: write each line as {{...}}.")
+        yield where, record
 
 
 @contextmanager

@@ -7,8 +7,6 @@ whitespace after a letter or digit, before a space after a non-space, and after 
 non-spaces of which the second is not a slash.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """Documents to tokens, once for each corpus, tokenizer and split: the cache and its lock."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zlib
@@ -12,14 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import tiktoken
 from filelock import FileLock, Timeout
+from tiktoken import Encoding
 
 from data.config import DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
-from data.encode import encode_splits
 from data.files import UNFINISHED, remove, replacing
-from data.shards import Tokens, open_tokens, token_dtype
+from data.shards import Tokens, encode_splits, open_tokens, token_dtype
 from data.split import SPLITS, split_corpus
 from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
 from errors import DataError
@@ -33,7 +30,7 @@ Log = Callable[[str], None]
 class PreparedData:
     """A corpus as tokens. `len(data.train)`, `.documents` and `.text_bytes` count a split's contents."""
 
-    tokenizer: tiktoken.Encoding
+    tokenizer: Encoding
     train: Tokens
     val: Tokens
     directory: Path
@@ -43,7 +40,7 @@ class PreparedData:
 
 
 def prepare(
-    data: DataConfig, tokenizer: TokenizerConfig, *, encoding: tiktoken.Encoding | None = None, log: Log = print
+    data: DataConfig, tokenizer: TokenizerConfig, *, encoding: Encoding | None = None, log: Log = print
 ) -> PreparedData:
     """Return the tokens of a corpus from the cache, or make them now in parallel and in bounded memory.
 
@@ -52,13 +49,21 @@ def prepare(
     cannot be used.
     """
     corpus = open_corpus(data)
-    directory = Path(data.cache_dir).expanduser() / "tokens" / _directory_name(corpus, data, tokenizer, encoding)
+    root = Path(data.cache_dir).expanduser() / "tokens"
+    directory = root / _directory_name(corpus, data, tokenizer, encoding)
     try:
         prepared = _open(directory, corpus, log)
         if prepared is None:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(directory.parent)
-            with _lock(directory, log):
+            root.mkdir(parents=True, exist_ok=True)
+            for leftover in root.glob(f".*{UNFINISHED}"):  # of killed runs: nobody holds its lock
+                with suppress(Timeout), _lock(root / leftover.name.split(".")[1], timeout=0):
+                    remove(leftover)
+            try:
+                lock = _lock(directory, timeout=0)
+            except Timeout:
+                log(f"Another run is preparing the same tokens; waiting for it ({directory}).")
+                lock = _lock(directory, timeout=-1)
+            with lock:
                 prepared = _open(directory, corpus, log=lambda _: None)
                 if prepared is None:
                     _make(directory, corpus, data, tokenizer, encoding, log)
@@ -72,9 +77,11 @@ def prepare(
     return prepared
 
 
-def _directory_name(
-    corpus: Corpus, data: DataConfig, tokenizer: TokenizerConfig, encoding: tiktoken.Encoding | None
-) -> str:
+def _lock(directory: Path, timeout: float) -> AbstractContextManager:
+    return FileLock(f"{directory}.lock").acquire(timeout)
+
+
+def _directory_name(corpus: Corpus, data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> str:
     kind, parts = tokenizer.name, [tokenizer.name, tokenizer.vocab_size if tokenizer.name == "bpe" else None]
     if encoding is not None:
         content = json.dumps(tokenizer_content(encoding), sort_keys=True).encode()
@@ -98,33 +105,8 @@ def _open(directory: Path, corpus: Corpus, log: Log) -> PreparedData | None:
         return None
 
 
-def _lock(directory: Path, log: Log) -> AbstractContextManager:
-    lock = _lock_of(directory)
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        log(f"Another run is preparing the same tokens; waiting for it ({directory}).")
-        return lock.acquire()
-
-
-def _lock_of(directory: Path) -> FileLock:
-    return FileLock(directory.with_name(directory.name + ".lock"))
-
-
-def _remove_leftovers(root: Path) -> None:
-    """Delete what killed runs left: what is being written while nobody holds its lock."""
-    for leftover in root.glob(f".*{UNFINISHED}"):
-        with suppress(Timeout), _lock_of(root / leftover.name.split(".")[1]).acquire(timeout=0):
-            remove(leftover)
-
-
 def _make(
-    directory: Path,
-    corpus: Corpus,
-    data: DataConfig,
-    config: TokenizerConfig,
-    encoding: tiktoken.Encoding | None,
-    log: Log,
+    directory: Path, corpus: Corpus, data: DataConfig, config: TokenizerConfig, encoding: Encoding | None, log: Log
 ) -> None:
     """Write tokenizer, shards and meta.json, and put them in the place of `directory` in one step."""
     log(f"Preparing {corpus.description} with tokenizer={encoding.name if encoding else config.name}, once.")

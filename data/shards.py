@@ -1,19 +1,31 @@
-"""Token shards: raw little-endian ids in files of bounded size, read as one long stream."""
+"""Token shards: raw little-endian ids in files of bounded size, written in order and read as one long stream."""
 
-from __future__ import annotations
-
+import os
 import zlib
 from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import tiktoken
+from tqdm import tqdm
+
+from data.split import SPLITS, SplitPiece
+from data.tokenizer import encode_documents
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 SHARD_TOKENS = 100_000_000
 VERIFIED_BYTES = 500_000_000
 """A split up to this size is compared with its checksums when opened, in at most 0.4 seconds. Of a larger one only
 the sizes are compared."""
+
+_CHUNK = 1 << 20  # characters that a thread encodes at a time
 
 
 class Tokens:
@@ -34,50 +46,38 @@ class Tokens:
         """Return the tokens of a slice without a step, uint16 or uint32 [stop - start]."""
         start, stop, step = index.indices(len(self))
         assert step == 1, "tokens are read in order"
-        shard = bisect_right(self._starts, start, hi=len(self._shards)) - 1
         if start >= stop:
             return np.zeros(0, dtype=np.uint16)
-        if stop <= self._starts[shard + 1]:
-            offset = self._starts[shard]
-            return self._shards[shard][start - offset : stop - offset]
-        middle = self._starts[shard + 1]
-        return np.concatenate([self[start:middle], self[middle:stop]])
+        shard = bisect_right(self._starts, start) - 1
+        offset, end = self._starts[shard : shard + 2]
+        part = self._shards[shard][start - offset : stop - offset]
+        return part if stop <= end else np.concatenate([part, self[end:stop]])
 
 
 class ShardWriter:
     """Writes one split's tokens into an empty `directory`."""
 
-    def __init__(self, directory: Path, split: str, dtype: np.dtype, shard_tokens: int = SHARD_TOKENS) -> None:
-        self._directory, self._split, self._dtype, self._shard_tokens = directory, split, dtype, shard_tokens
-        self._counts: list[int] = []
-        self._checksums: list[int] = []
-        self._documents = self._text_bytes = 0
+    def __init__(self, directory: Path, split: str, dtype: np.dtype) -> None:
+        self._directory, self._split, self._dtype = directory, split, dtype
+        self.summary: dict[str, Any] = {"tokens": 0, "documents": 0, "bytes": 0, "shards": [], "crc32": []}
+        """What `open_tokens` needs to know, as plain types."""
 
     def write(self, tokens: np.ndarray, *, documents: int, text_bytes: int) -> None:
         """Append tokens (any integer type [T]) that begin `documents` documents of `text_bytes` bytes in all."""
-        self._documents += documents
-        self._text_bytes += text_bytes
+        self.summary["tokens"] += len(tokens)
+        self.summary["documents"] += documents
+        self.summary["bytes"] += text_bytes
+        counts, checksums = self.summary["shards"], self.summary["crc32"]
         tokens = tokens.astype(self._dtype, copy=False)
         while len(tokens):
-            if not self._counts or self._counts[-1] == self._shard_tokens:
-                self._counts.append(0)
-                self._checksums.append(0)
-            part = tokens[: self._shard_tokens - self._counts[-1]]
-            with (self._directory / _name(self._split, len(self._counts) - 1)).open("ab") as file:
+            if not counts or counts[-1] == SHARD_TOKENS:
+                counts.append(0)
+                checksums.append(0)
+            part, tokens = np.split(tokens, [SHARD_TOKENS - counts[-1]])
+            with (self._directory / _name(self._split, len(counts) - 1)).open("ab") as file:
                 file.write(part.data)
-            self._checksums[-1] = zlib.crc32(part.data, self._checksums[-1])
-            self._counts[-1] += len(part)
-            tokens = tokens[len(part) :]
-
-    def summary(self) -> dict[str, Any]:
-        """Return what `open_tokens` needs to know, as plain types."""
-        return {
-            "tokens": sum(self._counts),
-            "documents": self._documents,
-            "bytes": self._text_bytes,
-            "shards": self._counts,
-            "crc32": self._checksums,
-        }
+            checksums[-1] = zlib.crc32(part.data, checksums[-1])
+            counts[-1] += len(part)
 
 
 def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str, Any]) -> Tokens:
@@ -106,3 +106,65 @@ def token_dtype(n_vocab: int) -> np.dtype:
 
 def _name(split: str, number: int) -> str:
     return f"{split}_{number:05d}.bin"
+
+
+class _Chunk(NamedTuple):
+    """About a megabyte of one split's text: whole documents, or first the rest of one begun before."""
+
+    split: str
+    continued: bool
+    texts: list[str]
+
+
+def encode_splits(
+    split_pieces: Iterable[SplitPiece], encoding: tiktoken.Encoding, directory: Path, *, size: int | None
+) -> dict[str, dict[str, Any]]:
+    """Encode text on all cores and write the shards of both splits, in order, into `directory`.
+
+    size: bytes of text that the progress bar counts up to, where known. Returns the summary of each split that
+    open_tokens takes.
+    """
+    dtype = token_dtype(encoding.n_vocab)
+
+    def encode(chunk: _Chunk) -> tuple[_Chunk, np.ndarray, int]:
+        tokens = encode_documents(encoding, chunk.texts, continued=chunk.continued).astype(dtype)
+        return chunk, tokens, sum(len(text.encode()) for text in chunk.texts)
+
+    writers = {split: ShardWriter(directory, split, dtype) for split in SPLITS}
+    with tqdm(total=size, desc="preparing tokens", unit="B", unit_scale=True, disable=None) as bar:
+        for chunk, tokens, text_bytes in _in_order(encode, _chunks(split_pieces)):
+            documents = len(chunk.texts) - chunk.continued
+            writers[chunk.split].write(tokens, documents=documents, text_bytes=text_bytes)
+            bar.update(text_bytes)
+    return {split: writer.summary for split, writer in writers.items()}
+
+
+def _chunks(split_pieces: Iterable[SplitPiece]) -> Iterator[_Chunk]:
+    """Gather pieces into chunks. A piece that continues a document begins a chunk, so that the text between two
+    <|endoftext|> is never joined into more than a piece."""
+    waiting: dict[str, _Chunk] = {}
+    sizes = dict.fromkeys(SPLITS, 0)
+    for split, begins, text in split_pieces:
+        if split in waiting and (not begins or sizes[split] + len(text) > _CHUNK):
+            yield waiting.pop(split)
+        if split not in waiting:
+            waiting[split], sizes[split] = _Chunk(split, not begins, []), 0
+        waiting[split].texts.append(text)
+        sizes[split] += len(text)
+    yield from waiting.values()
+
+
+def _in_order(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yield map(function, items) from threads on all cores, with a bounded number of items under way."""
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    under_way: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for item in items:
+                under_way.append(pool.submit(function, item))
+                if len(under_way) > 2 * workers:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,7 +1,5 @@
 """Which text is held out for validation: whole documents where there are many, else the tail of each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import NamedTuple

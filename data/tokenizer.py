@@ -1,7 +1,5 @@
 """Text to token ids: every tokenizer is a tiktoken Encoding with the special token <|endoftext|>."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -37,13 +35,11 @@ BYTE_PATTERN = r"(?s:.){1,64}"
 # bpe learns from at most this many characters: more hardly changes the merges.
 BPE_TRAINING_CHARACTERS = 64_000_000
 
-_URLS = {
-    "gpt2": (
-        "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
-        "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json",
-    ),
-    "cl100k_base": ("https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken",),
-    "o200k_base": ("https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken",),
+_SERVER = "https://openaipublic.blob.core.windows.net/"
+_FILES = {
+    "gpt2": ("gpt-2/encodings/main/vocab.bpe", "gpt-2/encodings/main/encoder.json"),
+    "cl100k_base": ("encodings/cl100k_base.tiktoken",),
+    "o200k_base": ("encodings/o200k_base.tiktoken",),
 }
 
 
@@ -60,7 +56,8 @@ def make_tokenizer(config: TokenizerConfig, training_text: Iterable[str]) -> tik
     try:
         return tiktoken.get_encoding(config.name)
     except Exception as error:  # whatever requests, the disk or a bad download raises
-        files = " and ".join(f"{url} (as {hashlib.sha1(url.encode()).hexdigest()})" for url in _URLS[config.name])
+        urls = [_SERVER + file for file in _FILES[config.name]]
+        files = " and ".join(f"{url} (as {hashlib.sha1(url.encode()).hexdigest()})" for url in urls)
         raise DataError(
             f"tokenizer={config.name} could not be downloaded ({type(error).__name__}): put a copy of {files} into a "
             "folder and set TIKTOKEN_CACHE_DIR to it, or choose tokenizer=bpe, which needs no download."
@@ -74,17 +71,15 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
     """
     import rustbpe  # type: ignore[import-untyped]  # only preparing data needs it
 
-    def beginning() -> Iterable[str]:
-        left = BPE_TRAINING_CHARACTERS
+    def beginning(left: int) -> Iterable[str]:
         for text in training_text:
             yield text[:left]
-            left -= len(text)
-            if left <= 0:
+            if (left := left - len(text)) <= 0:
                 return
 
     logging.getLogger("rustbpe").setLevel(logging.WARNING)  # it logs every percent of its work
     trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(beginning(), vocab_size - 1, pattern=pattern)
+    trainer.train_from_iterator(beginning(BPE_TRAINING_CHARACTERS), vocab_size - 1, pattern=pattern)
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
     return tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
 

@@ -1,7 +1,5 @@
 """Many prompts in, many samples out, as JSON lines."""
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +8,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from data.files import json_records
 from errors import SettingsError
 from generation.config import SampleConfig
 from generation.decoder import Decoder
@@ -29,19 +28,11 @@ def read_prompts(where: str) -> list[dict[str, Any]]:
     except OSError as error:
         raise SettingsError(f"prompts={where} cannot be read ({error.strerror}).") from None
     records = []
-    for number, line in enumerate(content.decode("utf-8", errors="replace").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise SettingsError(f"prompts={where}: line {number} is not JSON ({error}).") from None
-        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-            raise SettingsError(f'prompts={where}: line {number} must look like {{"prompt": "some text"}}.')
+    for place, record in json_records(content.splitlines(), f"prompts={where}"):
+        if not isinstance(record.get("prompt"), str):
+            raise SettingsError(f'{place} must look like {{"prompt": "some text"}}.')
         if taken := [name for name in RESULT_FIELDS if name in record]:
-            raise SettingsError(
-                f"prompts={where}: line {number} has a field {taken[0]}, which the result would overwrite."
-            )
+            raise SettingsError(f"{place} has a field {taken[0]}, which the result would overwrite.")
         records.append(record)
     if not records:
         raise SettingsError(f'prompts={where} has no prompts: write one {{"prompt": "some text"}} a line.')
@@ -55,15 +46,10 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, records: list[di
     with _results(config.results) as file, tqdm(total=len(jobs), unit="text", disable=None) as bar:
         for first in range(0, len(jobs), config.batch_size):
             batch = jobs[first : first + config.batch_size]
-            prompts = [
-                encode_prompt(tokenizer, job["prompt"], special_tokens=config.special_tokens, block_size=block_size)
-                for job, _ in batch
-            ]
-            seeds = [config.seed + number for _, number in batch]
+            prompts = [encode_prompt(tokenizer, job["prompt"], config.special_tokens, block_size) for job, _ in batch]
             samples: list[list[Chunk]] = [[] for _ in batch]
-            for chunk in complete(
-                decoder, tokenizer, prompts, seeds=seeds, logprobs=config.logprobs, **config.drawing()
-            ):
+            drawing = config.drawing() | {"seeds": [config.seed + number for _, number in batch]}
+            for chunk in complete(decoder, tokenizer, prompts, logprobs=config.logprobs, **drawing):
                 samples[chunk.sample].append(chunk)
                 bar.update(chunk.finish is not None)
             for (record, number), chunks in zip(batch, samples, strict=True):

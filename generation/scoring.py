@@ -1,10 +1,10 @@
-"""How surprised a model is by every token of a text, and how two models compare on the same text."""
-
-from __future__ import annotations
+"""The text that evaluate.py scores, how surprised a model is by its every token, and how two models compare on it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import signature
+from typing import Any, TypeVar
 
 import numpy as np
 import tiktoken
@@ -13,9 +13,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
-from data.tokenizer import token_bytes
+from data.config import DataConfig, TokenizerConfig
+from data.corpus import open_corpus
+from data.prepare import prepare
+from data.tokenizer import encode_text, token_bytes, tokenizer_content
+from errors import DataError
 from model.gpt import GPT
+from runs.checkpoint import Checkpoint
 from runs.metrics import Evaluation
+
+Settings = TypeVar("Settings")
 
 BLOCK_BYTES = 1000  # of text that are compared as one: enough for blocks to be nearly independent
 
@@ -92,17 +99,10 @@ def _surprise(
     return np.concatenate([_surprise(model, half, scored, autocast) for half in windows.chunk(2)])
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How much worse the second of two models is, in bits per byte; below 0 it is better."""
+def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
+    """Return the second model's bits per byte minus the first's on the same text, and the standard error of that.
 
-    bpb: float
-    standard_error: float | None
-    """None where the text is shorter than two blocks."""
-
-
-def compare(first: Scores, second: Scores) -> Difference:
-    """Return the second model's bits per byte minus the first's on the same text, whatever their tokenizers.
+    Their tokenizers may differ. The error is None where the text is shorter than two blocks.
 
     The text is cut into blocks of about BLOCK_BYTES. Most of what makes a block hard is hard for both models, so the
     standard error is that of the differences between their blocks.
@@ -117,4 +117,66 @@ def compare(first: Scores, second: Scores) -> Difference:
         bits.append(np.bincount(block, weights=scores.nats, minlength=blocks) / math.log(2))
     differences = (bits[1] - bits[0]) * blocks / total  # bits per byte of each block
     error = float(differences.std(ddof=1)) / math.sqrt(blocks) if blocks > 1 else None
-    return Difference(float(differences.mean()), error)
+    return float(differences.mean()), error
+
+
+def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, list[np.ndarray]]:
+    """Return what the text is, in words, and its tokens for each checkpoint.
+
+    path: as data.path; None means the validation split of the first checkpoint's run. Raises DataError when there is
+    no such text any more, or too little of it.
+    """
+    tokenizers = [checkpoint.tokenizer for checkpoint in checkpoints]
+    if path is not None:
+        corpus = open_corpus(DataConfig(source="text", path=path))
+        description, documents = corpus.description, ["".join(document) for document in corpus.documents()]
+        texts = [_encode(tokenizer, documents) for tokenizer in tokenizers]
+    else:
+        description, tokens = _validation_split(checkpoints[0])
+        texts = [
+            tokens if _same(other, tokenizers[0]) else _encode(other, _documents(tokenizers[0], tokens))
+            for other in tokenizers
+        ]
+    if min(map(len, texts)) < 2:
+        raise DataError(f"{description} has nothing to score: give a longer text with data.path=...")
+    return description, texts
+
+
+def _validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
+    settings, remedy = checkpoint.meta["config"], "give a text with data.path=..."
+    if "data" not in checkpoint.meta:
+        raise DataError(f"{checkpoint.path} was not trained here and has no validation split: {remedy}")
+    encoding = checkpoint.tokenizer if checkpoint.meta["own_tokenizer"] else None
+    config, tokenizer = _restore(DataConfig, settings["data"]), _restore(TokenizerConfig, settings["tokenizer"])
+    try:
+        data = prepare(config, tokenizer, encoding=encoding)
+    except DataError as error:
+        raise DataError(f"the validation split of {checkpoint.path} cannot be read ({error}): {remedy}") from error
+    if not _same(data.tokenizer, checkpoint.tokenizer):
+        raise DataError(
+            f"the text of {checkpoint.path} ({data.description}) has changed and gives other tokens than those it was "
+            f"trained on, so there is no validation split to score: {remedy}"
+        )
+    return f"validation split of {data.description}", np.asarray(data.val[:])
+
+
+def _restore(schema: Callable[..., Settings], settings: dict[str, Any]) -> Settings:
+    """Return saved settings as the dataclass they were, without those that it has no more."""
+    known = signature(schema).parameters
+    return schema(**{name: value for name, value in settings.items() if name in known})
+
+
+def _same(one: tiktoken.Encoding, other: tiktoken.Encoding) -> bool:
+    return one is other or tokenizer_content(one) | {"name": ""} == tokenizer_content(other) | {"name": ""}
+
+
+def _encode(tokenizer: tiktoken.Encoding, documents: list[str]) -> np.ndarray:
+    """Return the tokens of each document after its <|endoftext|>, as in training."""
+    mark = np.array([tokenizer.eot_token], dtype=np.uint32)
+    return np.concatenate([mark, *(part for text in documents for part in (encode_text(tokenizer, text), mark))][:-1])
+
+
+def _documents(tokenizer: tiktoken.Encoding, tokens: np.ndarray) -> list[str]:
+    """Return the texts between the <|endoftext|>."""
+    parts = np.split(tokens, np.flatnonzero(tokens == tokenizer.eot_token))
+    return [tokenizer.decode(part[part != tokenizer.eot_token].tolist()) for part in parts if len(part) > 1]

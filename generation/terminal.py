@@ -1,14 +1,32 @@
-"""Samples on the screen as they are drawn."""
-
-from __future__ import annotations
+"""Samples on the screen as they are drawn, and prompts typed one after the other."""
 
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 
 import tiktoken
 
+from errors import SettingsError
 from generation.config import SampleConfig
 from generation.decoder import Decoder
 from generation.text import complete, encode_prompt
+from runs.checkpoint import Checkpoint
+
+HELP = """Type a prompt and the model continues it; an empty line continues the last text.
+Ctrl-C stops the text, Ctrl-D ends the session.
+/settings            what can be changed, with its present value
+/temperature 0.5     change a setting for the texts to come
+//text               a prompt that begins with a slash"""
+
+FIXED = (
+    *("checkpoint", "prompt", "prompt_file", "prompts", "results", "interactive"),
+    *("batch_size", "logprobs", "attention_map", "device"),
+)
+PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+Change = Callable[[SampleConfig, str, str], SampleConfig]
 
 
 def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
@@ -17,8 +35,7 @@ def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: Sample
     On a terminal the prompt is dimmed and control characters are made visible. Returns the first sample's text.
     Ctrl-C ends an interactive one where it is.
     """
-    block_size = decoder.model.config.block_size
-    tokens = encode_prompt(tokenizer, prompt, special_tokens=config.special_tokens, block_size=block_size)
+    tokens = encode_prompt(tokenizer, prompt, config.special_tokens, decoder.model.config.block_size)
     terminal = sys.stdout.isatty()
 
     def show(text: str) -> None:
@@ -30,11 +47,11 @@ def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: Sample
         print(f"\x1b[2m{visible(prompt)}\x1b[0m" if terminal else prompt, end="", flush=True)
 
     texts = [""] * config.num_samples
-    seeds = [config.seed + number for number in range(config.num_samples)]
     ended: set[int] = set()
     current = 0
     begin(current)
     try:
+        seeds = [config.seed + number for number in range(config.num_samples)]
         for chunk in complete(decoder, tokenizer, [tokens] * config.num_samples, seeds=seeds, **config.drawing()):
             texts[chunk.sample] += chunk.text
             if chunk.sample == current:
@@ -55,10 +72,48 @@ def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: Sample
 
 
 def visible(text: str) -> str:
-    """Return the text with pictures for control characters except tab and line end, so that none can steer the
-    terminal."""
+    """Return the text with pictures for control characters except tab and line end: none can steer the terminal."""
     return text.translate(PICTURES)
 
 
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+def converse(checkpoint: Checkpoint, config: SampleConfig, change: Change) -> None:
+    """Ask for a line and continue it, until the end of the input.
+
+    change: returns the settings with one, given by its name, set to a value as typed.
+    """
+    with suppress(ImportError):  # a Python may be built without it
+        import readline  # noqa: F401  (the arrow keys recall earlier lines)
+    decoder, text = Decoder(checkpoint.model), ""
+    print("/help shows what can be typed.")
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+            continue
+        if line.startswith("/") and not line.startswith("//"):
+            config = _obey(line[1:], config, change)
+        else:
+            prompt = line.removeprefix("/") if line else text
+            text = prompt + print_samples(decoder, checkpoint.tokenizer, config, prompt)
+
+
+def _obey(order: str, config: SampleConfig, change: Change) -> SampleConfig:
+    """Do what a line that began with a slash asks; return the settings after it."""
+    name, _, value = order.replace("=", " ", 1).partition(" ")
+    changeable = {key: now for key, now in asdict(config).items() if key not in FIXED}
+    if name == "settings":
+        print("\n".join(f"{key} {now}" for key, now in changeable.items()))
+    elif name not in changeable:
+        print(HELP if name == "help" else f"there is no /{name}: /help shows what there is.")
+    elif not value.strip():
+        print(f"{name} {changeable[name]}")
+    else:
+        try:
+            return change(config, name, value.strip())
+        except SettingsError as error:
+            print(error)
+    return config

@@ -3,8 +3,6 @@
 sampling.generate yields token ids, `complete` yields the text that they become.
 """
 
-from __future__ import annotations
-
 import codecs
 import sys
 from collections.abc import Iterable, Iterator
@@ -57,15 +55,9 @@ def complete(
     model.eval()
     try:
         steps = generate(
-            decoder,
-            prompts,
-            max_new_tokens=max_new_tokens,
-            seeds=seeds,
-            controls=controls,
-            allowed=allowed_ids(tokenizer, model),
-            logprobs=logprobs,
-            finished=finished,
-        )
+            decoder, prompts, max_new_tokens=max_new_tokens, seeds=seeds, controls=controls,
+            allowed=allowed_ids(tokenizer, model), logprobs=logprobs, finished=finished,
+        )  # fmt: skip
         for number, step in enumerate(steps, start=1):
             for sample, token, logprob in step:
                 detokenizer = detokenizers[sample]
@@ -92,17 +84,15 @@ def complete_text(
 
 
 def encode_prompt(
-    tokenizer: tiktoken.Encoding, prompt: str, *, special_tokens: bool = False, block_size: int | None = None
+    tokenizer: tiktoken.Encoding, prompt: str, special_tokens: bool = False, block_size: int | None = None
 ) -> list[int]:
     """Return a prompt's tokens as the start of a document, as in training: <|endoftext|>, then the text.
 
     special_tokens: whether the names of special tokens in the prompt stand for the tokens or are text like any other.
     block_size: the model's context. Only the end of a longer prompt is returned, which is said on stderr.
     """
-    text = (
-        tokenizer.encode(prompt, allowed_special="all") if special_tokens else encode_text(tokenizer, prompt).tolist()
-    )
-    tokens = [tokenizer.eot_token, *text]
+    text = tokenizer.encode(prompt, allowed_special="all") if special_tokens else encode_text(tokenizer, prompt)
+    tokens = [tokenizer.eot_token, *map(int, text)]
     if block_size is not None and len(tokens) > block_size:
         message = f"The prompt has {len(tokens):,} tokens, but the model sees {block_size:,}: only its end is read."
         print(message, file=sys.stderr)
@@ -146,16 +136,11 @@ class Detokenizer:
         return self._release(hold=False)
 
     def _release(self, hold: bool) -> str:
-        found = [place for word in self.stop if (place := self.pending.find(word)) >= 0]
-        if found:
-            self.stopped = True
-            certain = min(found)
-        else:
-            certain = len(self.pending) - (max(map(self._begun, self.stop), default=0) if hold else 0)
-        text, self.pending = self.pending[:certain], "" if found else self.pending[certain:]
-        return text
-
-    def _begun(self, word: str) -> int:
-        """Return how many characters at the end of the pending text may be the beginning of `word`."""
-        lengths = range(min(len(word) - 1, len(self.pending)), 0, -1)
-        return next((n for n in lengths if self.pending.endswith(word[:n])), 0)
+        text = self.pending
+        if found := [place for word in self.stop if (place := text.find(word)) >= 0]:
+            self.stopped, self.pending = True, ""
+            return text[: min(found)]
+        begun = [n for word in self.stop if hold for n in range(1, len(word)) if text.endswith(word[:n])]
+        certain = len(text) - max(begun, default=0)
+        self.pending = text[certain:]
+        return text[:certain]

@@ -9,8 +9,6 @@ Llama, Qwen3   rotate channel i with channel i + D/2, we rotate 2i with 2i + 1: 
 Weights and config are read and written as safetensors and JSON, without the transformers library.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A tiktoken Encoding as Hugging Face's tokenizer.json, and back."""
 
-from __future__ import annotations
-
 import json
 from itertools import count
 from pathlib import Path

@@ -1,9 +1,8 @@
-"""Pictures of attention: what every head of every layer looks at, for one prompt, as HTML or PNG."""
-
-from __future__ import annotations
+"""Pictures of attention: what every head of every layer looks at, as HTML or PNG."""
 
 import base64
 import html
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from errors import SettingsError
 from model.gpt import GPT
-from model.heads import attention_maps, brightness
+from model.heads import HeadStatistics, attention_maps, brightness
 from pages.template import fill_page, script_value
 from runs.checkpoint import Checkpoint
 
@@ -34,19 +33,12 @@ def draw_prompt(checkpoint: Checkpoint, tokens: list[int], path: Path) -> None:
 def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, tokens: list[int], path: Path) -> int:
     """Draw the attention to the last of `tokens`, as many as fit, to an .html or .png file. Return their number."""
     tokens = tokens[-min(LONGEST[path.suffix], model.config.block_size) :]
-    labels = [tokenizer.decode_single_token_bytes(token).decode("utf-8", "replace") for token in tokens]
-    maps = attention_maps(model, torch.tensor([tokens], device=next(model.parameters()).device))
-    if path.suffix == ".html":
-        draw_html(maps, labels, path)
-    else:
-        from pages.head_plot import draw_heads  # matplotlib is slow to import
-
-        draw_heads(maps, path, tokens=[visible(label) for label in labels])
-    return len(tokens)
-
-
-def draw_html(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> None:
-    """Write one page: every head small, the chosen one large with its tokens and numbers."""
+    texts = [tokenizer.decode_single_token_bytes(token).decode("utf-8", "replace") for token in tokens]
+    maps = attention_maps(model, torch.tensor([tokens], device=model.token_embedding.weight.device))
+    labels = [visible(text) for text in texts]
+    if path.suffix == ".png":
+        draw_heads(maps, path, tokens=labels)
+        return len(tokens)
     layers, heads, T, _ = maps.shape
     rows, columns = np.tril_indices(T)
     shares, brightest, note = brightness(maps)
@@ -54,13 +46,14 @@ def draw_html(maps: Float[Tensor, "L H T T"], labels: list[str], path: Path) -> 
     data = {
         "layers": layers,
         "heads": heads,
-        "tokens": [visible(label) for label in labels],
+        "tokens": labels,
         "weights": base64.b64encode(triangles.tobytes()).decode(),
         "brightest": brightest,
         "note": note,
     }
-    title = html.escape("".join(labels)[:80])
+    title = html.escape("".join(texts)[:80])
     path.write_text(fill_page("attention_map.html", TITLE=title, DATA=script_value(data)), encoding="utf-8")
+    return len(tokens)
 
 
 def visible(label: str) -> str:
@@ -68,3 +61,46 @@ def visible(label: str) -> str:
     shown = label.replace(" ", "·").replace("\n", "⏎").replace("\t", "→").replace("\r", "␍") or "∅"
     shown = "".join(char if char.isprintable() else "\ufffd" for char in shown)
     return shown if len(shown) <= 13 else shown[:12] + "…"
+
+
+def draw_heads(
+    maps: Float[Tensor, "L H T T"],
+    path: Path,
+    *,
+    tokens: list[str] | None = None,
+    statistics: HeadStatistics | None = None,
+    caption: str = "",
+) -> None:
+    """Draw a PNG of layers downwards and heads to the right; in each panel queries downwards, keys to the right.
+
+    tokens: the text, written along the edges; statistics: the figures in the panels' titles.
+    """
+    from matplotlib.figure import Figure  # slow to import
+
+    from pages.loss_plot import save_picture
+
+    layers, heads, T, _ = maps.shape
+    shares, _, note = brightness(maps)
+    caption = f"{caption}\n{note}".strip()
+    side = max(1.6, 0.13 * T) if tokens else 1.6  # inches: room for a readable label a token
+    width = max(side * heads + 1.2, 4.5 if caption else 0)
+    figure = Figure(figsize=(width, side * layers + 1.2), layout="constrained")
+    axes = figure.subplots(layers, heads, squeeze=False)
+    for number, panel in enumerate(axes.flat):
+        layer, head = divmod(number, heads)
+        title = f"layer {layer} head {head}"
+        panel.imshow(shares[layer, head].sqrt().numpy(), cmap="magma", vmin=0, vmax=1)  # √ shows small weights too
+        keys, queries = (tokens or []) * (layer == layers - 1), (tokens or []) * (head == 0)
+        panel.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6, family="monospace")
+        panel.set_yticks(range(len(queries)), queries, fontsize=6, family="monospace")
+        panel.tick_params(length=0)
+        if statistics:
+            entropy, share = statistics.entropy[layer][head], statistics.relative_entropy[layer][head]
+            of_most = f" ({share:.0%})" if math.isfinite(share) else ""
+            title += f"\n{entropy:.2f} nats{of_most}, {statistics.distance[layer][head]:.1f} back"
+            if head == 0 and (similarity := statistics.similarity[layer]) is not None:
+                panel.set_ylabel(f"heads alike: {similarity:.2f}", fontsize=7)
+        panel.set_title(title, fontsize=7)
+    if caption:
+        figure.suptitle(caption, fontsize=8)
+    save_picture(figure, path)

@@ -1,7 +1,5 @@
 """loss.png: how a run went, at a glance."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,5 @@
 """A page that shows how surprised a model was by every token of a text."""
 
-from __future__ import annotations
-
 import html
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The HTML files beside this one, with their blanks filled in; each page needs nothing else and opens offline."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from data import files, shakespeare
+from data import corpus as module
+from data import files
 from data.config import SOURCES, TOKENIZERS, DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.pieces import LONGEST, pieces
@@ -270,7 +271,9 @@ def answer_with(monkeypatch, content: bytes | None) -> None:
 )
 def test_a_download_that_fails_or_is_something_else_is_refused_and_not_kept(tmp_path, monkeypatch, content, message):
     answer_with(monkeypatch, content)
-    with pytest.raises(DataError, match=message.format(url=shakespeare.URL, file=tmp_path / "tinyshakespeare.txt")):
+    with pytest.raises(
+        DataError, match=message.format(url=module.SHAKESPEARE_URL, file=tmp_path / "tinyshakespeare.txt")
+    ):
         shakespeare_corpus(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -10,7 +10,7 @@ from conftest import random_gpt
 
 from model.attention import ATTENTION_VARIANTS
 from model.heads import attention_maps, for_each_layer, head_similarity, head_statistics
-from pages.head_plot import draw_heads
+from pages.attention_map import draw_heads
 
 TOKENS = torch.randint(61, (3, 12), generator=torch.Generator().manual_seed(5))
 UNIFORM = sum(math.log(n) for n in range(1, 13)) / 12

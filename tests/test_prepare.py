@@ -17,7 +17,7 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import encode, files, prepare, shards
+from data import files, prepare, shards
 from data.config import DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.pieces import LONGEST, pieces
@@ -31,22 +31,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SHAKESPEARE = REPOSITORY / ".." / "shared" / "data" / "tinyshakespeare.txt"
 
 NASTY = [
-    f"a literal {END_OF_TEXT} inside",
-    END_OF_TEXT,
-    " " * 1_000_000 + "a",
-    "\n",
-    "tail without a line end",
-    "é字🙂\r\n",
-    "\ufffd\ufffd",
-    "x",
-    "\0 a NUL, late",
-    "y" * 300_000,
+    *(f"a literal {END_OF_TEXT} inside", END_OF_TEXT, " " * 1_000_000 + "a", "\n", "tail without a line end"),
+    *("é字🙂\r\n", "\ufffd\ufffd", "x", "\0 a NUL, late", "y" * 300_000),
 ]
-
-
-class Log(list):
-    def __call__(self, line: str) -> None:
-        self.append(line)
 
 
 def write_jsonl(file: Path, texts: list[str]) -> Path:
@@ -55,25 +42,36 @@ def write_jsonl(file: Path, texts: list[str]) -> Path:
 
 
 def prepared(
-    tmp_path: Path, path: Path, *, tokenizer: str = "byte", log: Log | None = None, **settings
+    tmp_path: Path, path: Path, *, tokenizer: str = "byte", log: list[str] | None = None, **settings
 ) -> PreparedData:
-    """Prepare the text or JSON lines of `path` with a cache in tmp_path."""
+    """Prepare the text or JSON lines of `path` with a cache in tmp_path; `log` gets the lines."""
     source = "jsonl" if path.suffix == ".jsonl" else "text"
     data = DataConfig(source=source, path=str(path), cache_dir=str(tmp_path / "cache"), **settings)
     config = TokenizerConfig(name=tokenizer, vocab_size=300)
-    return prepare.prepare(data, config, log=log if log is not None else Log())
+    return prepare.prepare(data, config, log=(log if log is not None else []).append)
+
+
+def ids(tokens: Tokens) -> list[int]:
+    return tokens[: len(tokens)].tolist()
 
 
 def documents(data: PreparedData, tokens: Tokens) -> list[str]:
     """The documents of a split, decoded."""
-    ids = tokens[: len(tokens)].astype(np.int64)
-    starts = np.flatnonzero(ids == data.tokenizer.eot_token)
-    assert not len(ids) or starts[0] == 0, "a split begins with <|endoftext|>"
-    return [data.tokenizer.decode(part[1:].tolist()) for part in np.split(ids, starts)[1:]]
+    whole = np.array(ids(tokens))
+    starts = np.flatnonzero(whole == data.tokenizer.eot_token)
+    assert not len(whole) or starts[0] == 0, "a split begins with <|endoftext|>"
+    return [data.tokenizer.decode(part[1:].tolist()) for part in np.split(whole, starts)[1:]]
 
 
 def cache_names(tmp_path: Path) -> list[str]:
     return sorted(file.name for file in (tmp_path / "cache" / "tokens").iterdir() if file.suffix != ".lock")
+
+
+@pytest.fixture
+def text_file(tmp_path) -> Path:
+    file = tmp_path / "a.txt"
+    file.write_text("a line of some words\n" * 300)
+    return file
 
 
 # What ends up in the shards
@@ -85,10 +83,8 @@ def test_nasty_documents_come_back_whole_and_in_order(tmp_path, tokenizer):
     data = prepared(tmp_path, write_jsonl(tmp_path / "a.jsonl", texts), tokenizer=tokenizer, val_fraction=0.1)
     texts.remove("")
     held_out = texts[9::10]
-    assert documents(data, data.val) == held_out
-    assert documents(data, data.train) == [text for text in texts if text not in held_out]
     for tokens, expected in ((data.val, held_out), (data.train, [text for text in texts if text not in held_out])):
-        assert tokens.documents == len(expected)
+        assert documents(data, tokens) == expected and tokens.documents == len(expected)
         assert tokens.text_bytes == sum(len(text.encode()) for text in expected)
 
 
@@ -103,7 +99,7 @@ def test_prepared_tokens_are_those_of_each_document_encoded_whole(tmp_path):
     for number, text in enumerate(texts):
         if number % 10 != 9:
             expected += [data.tokenizer.eot_token, *data.tokenizer.encode_ordinary(text)]
-    assert data.train[: len(data.train)].tolist() == expected
+    assert ids(data.train) == expected
     assert data.tokenizer.n_vocab == 300
     assert (data.train.documents, data.val.documents) == (36, 4)
 
@@ -117,7 +113,7 @@ def test_one_long_text_is_split_at_a_line_near_the_last_tenth_and_encoded_as_who
     assert train + val == text
     assert train.endswith("\n")
     assert abs(len(val) - len(text) / 10) < 100
-    assert data.train[1 : len(data.train)].tolist() == data.tokenizer.encode_ordinary(train)
+    assert ids(data.train)[1:] == data.tokenizer.encode_ordinary(train)
 
 
 def test_invalid_utf8_is_counted_as_it_is_read(tmp_path):
@@ -220,67 +216,51 @@ def test_shards_read_as_one_long_array(sizes, bounds):
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
-def test_the_writer_fills_shards_up_to_their_size(tmp_path, dtype):
+def test_the_writer_fills_shards_up_to_their_size(tmp_path, dtype, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 10)
     dtype = np.dtype(dtype)
-    writer = ShardWriter(tmp_path, "train", dtype, shard_tokens=10)
+    writer = ShardWriter(tmp_path, "train", dtype)
     for start in range(0, 35, 7):
         writer.write(np.arange(start, start + 7, dtype=np.uint32), documents=1, text_bytes=3)
-    summary = writer.summary()
     checksums = [zlib.crc32(np.arange(start, min(start + 10, 35)).astype(dtype)) for start in (0, 10, 20, 30)]
-    assert summary == {"crc32": checksums, "tokens": 35, "documents": 5, "bytes": 15, "shards": [10, 10, 10, 5]}
-    assert [file.stat().st_size for file in sorted(tmp_path.iterdir())] == [
-        count * dtype.itemsize for count in summary["shards"]
-    ]
-    tokens = open_tokens(tmp_path, "train", dtype, summary)
-    assert tokens[:35].tolist() == list(range(35))
-    assert tokens[:35].dtype == dtype
+    expected = {"crc32": checksums, "tokens": 35, "documents": 5, "bytes": 15, "shards": [10, 10, 10, 5]}
+    assert writer.summary == expected
+    assert [file.stat().st_size // dtype.itemsize for file in sorted(tmp_path.iterdir())] == [10, 10, 10, 5]
+    tokens = open_tokens(tmp_path, "train", dtype, writer.summary)
+    assert ids(tokens) == list(range(35)) and tokens[:35].dtype == dtype
 
 
 def test_the_largest_id_fits_the_type():
-    assert token_dtype(65_536) == np.dtype("<u2")
-    assert token_dtype(65_537) == np.dtype("<u4")
+    assert (token_dtype(65_536), token_dtype(65_537)) == (np.dtype("<u2"), np.dtype("<u4"))
 
 
-def test_many_shards_hold_the_same_tokens_as_one(tmp_path, monkeypatch):
-    file = tmp_path / "a.txt"
-    file.write_text("some words and more\n" * 500)
-    one = prepared(tmp_path / "one", file)
-    monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (999,))
-    many = prepared(tmp_path / "many", file)
+def test_many_shards_hold_the_same_tokens_as_one(tmp_path, text_file, monkeypatch):
+    one = prepared(tmp_path / "one", text_file)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 600)
+    many = prepared(tmp_path / "many", text_file)
     assert len(list(many.directory.glob("train_*.bin"))) == 10
-    assert many.train[: len(many.train)].tolist() == one.train[: len(one.train)].tolist()
+    assert ids(many.train) == ids(one.train)
 
 
 # The cache
-
-
-@pytest.fixture
-def text_file(tmp_path) -> Path:
-    file = tmp_path / "a.txt"
-    file.write_text("a line of some words\n" * 300)
-    return file
 
 
 def test_a_second_run_reads_no_text_and_trains_no_tokenizer(tmp_path, text_file, monkeypatch):
     first = prepared(tmp_path, text_file, tokenizer="bpe")
     monkeypatch.setattr(prepare, "split_corpus", None)
     monkeypatch.setattr(prepare, "make_tokenizer", None)
-    log = Log()
+    log: list[str] = []
     second = prepared(tmp_path, text_file, tokenizer="bpe", log=log)
-    assert log == []
-    assert second.directory == first.directory
-    assert second.train[: len(second.train)].tolist() == first.train[: len(first.train)].tolist()
-    assert second.train.text_bytes == first.train.text_bytes
+    assert log == [] and second.directory == first.directory
+    assert ids(second.train) == ids(first.train) and second.train.text_bytes == first.train.text_bytes
 
 
 def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
-    seen = {prepared(tmp_path, text_file).directory}
-    seen.add(prepared(tmp_path, text_file, tokenizer="bpe").directory)
-    seen.add(prepared(tmp_path, text_file, val_fraction=0.2).directory)
+    changes = ({}, {"tokenizer": "bpe"}, {"val_fraction": 0.2})
+    seen = {prepared(tmp_path, text_file, **change).directory for change in changes}
     text_file.write_text("other text\n" * 600)
     other = prepared(tmp_path, text_file)
-    seen.add(other.directory)
-    assert len(seen) == 4
+    assert len(seen | {other.directory}) == 4
     assert documents(other, other.train)[0].startswith("other text")
 
 
@@ -306,15 +286,15 @@ DAMAGE = {  # to each file of the cache: its new content, None for no file
 @pytest.mark.parametrize(("name", "damage"), [(name, damage) for name, several in DAMAGE.items() for damage in several])
 def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, name, damage):
     whole = prepared(tmp_path, text_file)
-    expected = whole.train[: len(whole.train)].tolist()
+    expected = ids(whole.train)
     content = damage((whole.directory / name).read_bytes())
     (whole.directory / name).unlink()
     if content is not None:
         (whole.directory / name).write_bytes(content)
-    log = Log()
+    log: list[str] = []
     again = prepared(tmp_path, text_file, log=log)
     assert "damaged" in log[0] and str(whole.directory) in log[0]
-    assert again.train[: len(again.train)].tolist() == expected
+    assert ids(again.train) == expected
     assert cache_names(tmp_path) == [whole.directory.name]
 
 
@@ -394,7 +374,7 @@ def test_a_cache_folder_that_cannot_be_written_is_refused_by_name(tmp_path, text
     (tmp_path / "file").write_text("in the way")
     data = DataConfig(path=str(text_file), cache_dir=str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match=r"data\.cache_dir=.*cannot be written"):
-        prepare.prepare(data, TokenizerConfig(name="byte"), log=Log())
+        prepare.prepare(data, TokenizerConfig(name="byte"), log=print)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -410,32 +390,28 @@ def test_a_read_only_cache_folder_is_refused_by_name_unless_all_is_there(tmp_pat
         root.chmod(0o755)
 
 
-def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path, text_file, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("binary.bin", b"\0\1", r"gave no text.*another data\.path"),
+        ("empty.txt", b"", r"gave no text.*another data\.path"),
+        ("blank.txt.gz", gzip.compress(b""), r"gave no text.*another data\.path"),
+        ("a.jsonl", b'{"text": "fine"}\n' * 3000 + b"broken\n", "line 3001 is not JSON"),
+        ("full.txt", b"text", r"data\.cache_dir=.*No space left"),
+    ],
+    ids=["binary", "empty", "blank", "broken", "full"],
+)
+def test_text_that_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path, monkeypatch, name, content, message):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(encode.ShardWriter, "write", full)
-    with pytest.raises(DataError, match=r"data\.cache_dir=.*No space left"):
-        prepared(tmp_path, text_file)
-    assert cache_names(tmp_path) == []
-
-
-@pytest.mark.parametrize("name", ["binary.bin", "empty.txt", "blank.txt.gz"])
-def test_a_folder_without_any_text_is_refused_and_leaves_nothing(tmp_path, name):
+    if name == "full.txt":
+        monkeypatch.setattr(shards.ShardWriter, "write", full)
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / name).write_bytes({"binary.bin": b"\0\1", "empty.txt": b""}.get(name, gzip.compress(b"")))
-    with pytest.raises(DataError, match=r"gave no text.*another data\.path"):
-        prepared(tmp_path, folder, tokenizer="bpe")
-    assert cache_names(tmp_path) == []
-
-
-def test_an_error_in_the_text_leaves_nothing(tmp_path):
-    file = write_jsonl(tmp_path / "a.jsonl", ["fine"] * 3000)
-    with file.open("a") as stream:
-        stream.write("broken\n")
-    with pytest.raises(DataError, match="line 3001 is not JSON"):
-        prepared(tmp_path, file)
+    (folder / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path, folder / name if name.endswith("jsonl") else folder, tokenizer="bpe")
     assert cache_names(tmp_path) == []
 
 
@@ -459,13 +435,11 @@ def test_memory_stays_bounded_for_a_large_text(tmp_path):
 
 def test_the_standard_library_is_ready_in_seconds_and_then_at_once(tmp_path):
     data = DataConfig(cache_dir=str(tmp_path))
-    first = prepare.prepare(data, TokenizerConfig(), log=Log())
+    first = prepare.prepare(data, TokenizerConfig(), log=print)
     start = time.perf_counter()
-    second = prepare.prepare(data, TokenizerConfig(), log=Log())
+    second = prepare.prepare(data, TokenizerConfig(), log=print)
     assert time.perf_counter() - start < 1  # about 0.04 s on a quiet machine
-    assert second.directory == first.directory
-    assert second.tokenizer.n_vocab == 2048
-    assert len(second.train) > 2_000_000
+    assert second.directory == first.directory and second.tokenizer.n_vocab == 2048 and len(second.train) > 2_000_000
     share = second.val.text_bytes / (second.train.text_bytes + second.val.text_bytes)
     assert 0.01 < share < 0.04
     assert open_corpus(data).description == second.description

@@ -243,7 +243,6 @@ def test_settings_can_be_changed_on_the_fly_and_a_bad_value_changes_nothing(say,
         "ab|/seed 9|ab||/top_p 3|/temprature 1|/attention_map x.html|//x|/stop [q]|/settings|/help|/stop []|/seed=1|ab"
     )
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines.replace("|", "\n")))
-    monkeypatch.setattr("generation.interactive._load_history", lambda: lambda: None)
     shown = say(interactive=True)
     texts = {seed: say(prompt="ab", seed=seed) for seed in (1, 9)}
     assert shown.count(texts[1]) == 2 and shown.index(texts[1]) < shown.index(texts[9])
@@ -298,7 +297,7 @@ REFUSED = [
     ({"prompts": "{tmp}/empty"}, "has no prompts"),
     ({"prompts": "{tmp}/broken"}, "line 2 is not JSON"),
     ({"prompts": "{tmp}/number"}, "line 1 must look like"),
-    ({"prompts": "{tmp}/list"}, "line 1 must look like"),
+    ({"prompts": "{tmp}/list"}, "line 1 is not a JSON object"),
     ({"prompts": "{tmp}/taken"}, "has a field text"),
     ({"prompts": "{tmp}/good", "results": "{tmp}/list"}, "exists already"),
     ({"results": "{tmp}/no/out"}, "cannot be written (No such file"),

@@ -264,7 +264,7 @@ def test_without_network_a_published_encoding_says_which_file_goes_where(name, t
     assert asked[0] in str(caught.value)
     if PUBLISHED_CACHE.is_dir():  # the names that the message gives are those that tiktoken looks for
         named = [file.name for file in PUBLISHED_CACHE.iterdir() if file.name in str(caught.value)]
-        assert len(named) == len(module._URLS[name])
+        assert len(named) == len(module._FILES[name])
 
 
 def test_unknown_tokenizers_and_impossible_sizes_are_refused():

@@ -76,7 +76,7 @@ class Plots:
 
     def draw_heads(self, run: Run) -> None:
         """Draw every head's weights on the beginning of the validation text."""
-        from pages.head_plot import draw_heads
+        from pages.attention_map import draw_heads
 
         windows = first_windows(run.model, run.data.val)
         tokens = windows[:1, :PICTURED_TOKENS]
