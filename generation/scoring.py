@@ -1,10 +1,8 @@
 """The text that evaluate.py scores, how surprised a model is by its every token, and how two models compare on it."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from inspect import signature
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 import tiktoken
@@ -21,8 +19,6 @@ from errors import DataError
 from model.gpt import GPT
 from runs.checkpoint import Checkpoint
 from runs.metrics import Evaluation
-
-Settings = TypeVar("Settings")
 
 BLOCK_BYTES = 1000  # of text that are compared as one: enough for blocks to be nearly independent
 
@@ -147,9 +143,12 @@ def _validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
     if "data" not in checkpoint.meta:
         raise DataError(f"{checkpoint.path} was not trained here and has no validation split: {remedy}")
     encoding = checkpoint.tokenizer if checkpoint.meta["own_tokenizer"] else None
-    config, tokenizer = _restore(DataConfig, settings["data"]), _restore(TokenizerConfig, settings["tokenizer"])
+    data_settings, tokenizer_settings = (  # without those that there are no more
+        {field.name: settings[group][field.name] for field in fields(schema) if field.name in settings[group]}
+        for group, schema in (("data", DataConfig), ("tokenizer", TokenizerConfig))
+    )
     try:
-        data = prepare(config, tokenizer, encoding=encoding)
+        data = prepare(DataConfig(**data_settings), TokenizerConfig(**tokenizer_settings), encoding=encoding)
     except DataError as error:
         raise DataError(f"the validation split of {checkpoint.path} cannot be read ({error}): {remedy}") from error
     if not _same(data.tokenizer, checkpoint.tokenizer):
@@ -158,12 +157,6 @@ def _validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
             f"trained on, so there is no validation split to score: {remedy}"
         )
     return f"validation split of {data.description}", np.asarray(data.val[:])
-
-
-def _restore(schema: Callable[..., Settings], settings: dict[str, Any]) -> Settings:
-    """Return saved settings as the dataclass they were, without those that it has no more."""
-    known = signature(schema).parameters
-    return schema(**{name: value for name, value in settings.items() if name in known})
 
 
 def _same(one: tiktoken.Encoding, other: tiktoken.Encoding) -> bool:

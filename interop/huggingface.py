@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -53,26 +52,16 @@ QWEN3 = Target(
     settings={},
     fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False},
     names={
-        "vocab_size": "vocab_size",
-        "block_size": "max_position_embeddings",
-        "n_embd": "hidden_size",
-        "n_inner": "intermediate_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_kv_head": "num_key_value_heads",
-        "head_size": "head_dim",
-        "norm_eps": "rms_norm_eps",
+        "vocab_size": "vocab_size", "block_size": "max_position_embeddings", "n_embd": "hidden_size",
+        "n_inner": "intermediate_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+        "n_kv_head": "num_key_value_heads", "head_size": "head_dim", "norm_eps": "rms_norm_eps",
         "attention_dropout": "attention_dropout",
     },
     weights={
-        "token_embedding": "model.embed_tokens",
-        "final_norm": "model.norm",
-        "blocks": "model.layers",
-        "attention_norm": "input_layernorm",
-        "attention.": "self_attn.",
-        "mlp_norm": "post_attention_layernorm",
+        "token_embedding": "model.embed_tokens", "final_norm": "model.norm", "blocks": "model.layers",
+        "attention_norm": "input_layernorm", "attention.": "self_attn.", "mlp_norm": "post_attention_layernorm",
     },
-)
+)  # fmt: skip
 LLAMA = replace(QWEN3, name="LlamaForCausalLM", preset="llama", settings={"qk_norm": False})
 GPT2 = Target(
     name="GPT2LMHeadModel",
@@ -82,20 +71,12 @@ GPT2 = Target(
     names={name: name for name in ("vocab_size", "n_embd", "n_layer", "n_head", "n_inner")}
     | {"block_size": "n_positions", "norm_eps": "layer_norm_epsilon"},
     weights={
-        "token_embedding": "transformer.wte",
-        "position_embedding": "transformer.wpe",
-        "final_norm": "transformer.ln_f",
-        "blocks": "transformer.h",
-        "attention_norm": "ln_1",
-        "attention.q_proj": "attn.c_attn",
-        "attention.k_proj": "attn.c_attn",
-        "attention.v_proj": "attn.c_attn",
-        "attention.o_proj": "attn.c_proj",
-        "mlp_norm": "ln_2",
-        "up_proj": "c_fc",
-        "down_proj": "c_proj",
+        "token_embedding": "transformer.wte", "position_embedding": "transformer.wpe",
+        "final_norm": "transformer.ln_f", "blocks": "transformer.h", "attention_norm": "ln_1", "mlp_norm": "ln_2",
+        "attention.q_proj": "attn.c_attn", "attention.k_proj": "attn.c_attn", "attention.v_proj": "attn.c_attn",
+        "attention.o_proj": "attn.c_proj", "up_proj": "c_fc", "down_proj": "c_proj",
     },
-)
+)  # fmt: skip
 TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}
 """By their model_type."""
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
@@ -103,21 +84,6 @@ GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")  # may be missing from their config.json
 CHECKED = ("attention", "n_head", "rope_theta", "rope_scaling", "rope_scaling_factor")  # by rules of their own
 WITHOUT_EFFECT = ("tie_embeddings", "zero_init", "dropout")  # on what is in the way of an export
-
-
-def choose_target(model: GPT) -> str:
-    """Return the model_type of Hugging Face's that computes the same as `model`.
-
-    Raises HuggingFaceError, naming the settings in the way and a preset that fits, when there is none.
-    """
-    obstacles = {kind: _obstacles(model, kind) for kind in TARGETS}
-    kind = min(obstacles, key=lambda kind: len(obstacles[kind]))
-    if obstacles[kind]:
-        raise HuggingFaceError(
-            f"Hugging Face's {TARGETS[kind].name} comes nearest, but has no {', '.join(obstacles[kind])}: "
-            f"a model trained with model={TARGETS[kind].preset} can be exported."
-        )
-    return kind
 
 
 def _obstacles(model: GPT, kind: str) -> list[str]:
@@ -145,9 +111,16 @@ def _obstacles(model: GPT, kind: str) -> list[str]:
 def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> str:
     """Write config.json and model.safetensors for AutoModelForCausalLM, and return the name of its class.
 
-    end_of_text: the id that ends a document. Raises HuggingFaceError when no class computes the same.
+    end_of_text: the id that ends a document. Raises HuggingFaceError, naming the settings in the way and a preset that
+    fits, when no class computes the same.
     """
-    kind = choose_target(model)
+    obstacles = {kind: _obstacles(model, kind) for kind in TARGETS}
+    kind = min(obstacles, key=lambda kind: len(obstacles[kind]))
+    if obstacles[kind]:
+        raise HuggingFaceError(
+            f"Hugging Face's {TARGETS[kind].name} comes nearest, but has no {', '.join(obstacles[kind])}: "
+            f"a model trained with model={TARGETS[kind].preset} can be exported."
+        )
     dtype = str(model.token_embedding.weight.dtype).removeprefix("torch.")
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}  # what ends a document begins the next
     config = {"model_type": kind, "architectures": [TARGETS[kind].name], "torch_dtype": dtype}
@@ -166,9 +139,17 @@ def from_huggingface(where: str) -> GPT:
     where: a folder or a name on the hub. Raises HuggingFaceError when it cannot be read or has what ours cannot
     express.
     """
+    folder = find_folder(where)
+    index = folder / "model.safetensors.index.json"  # of the several files that a large one is in
     with _readable(where):
         model = GPT(read_config(where))
-        load_weights(model, _to_ours(_read_weights(find_folder(where)), model))
+        files = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ["model.safetensors"]
+        weights: dict[str, Tensor] = {}
+        for file in sorted(set(files)):
+            if Path(file).name != file:
+                raise HuggingFaceError(f"{index} names a file elsewhere ({file}).")
+            weights |= {name: tensor.float() for name, tensor in load_file(folder / file).items()}
+        load_weights(model, _to_ours(weights, model))
     return model.eval()
 
 
@@ -179,7 +160,30 @@ def read_config(where: str) -> GPTConfig:
         kind = settings["model_type"]
         if kind not in TARGETS:
             raise HuggingFaceError(f"{where} is a {kind}: only gpt2, llama and qwen3 models can be read.")
-        return _our_config(settings, kind)
+        target = TARGETS[kind]
+        fixed, ours = dict(target.fixed), dict(target.settings)
+        if kind == "gpt2":
+            mlp = "gelu" if settings.get("activation_function") == "gelu" else "gelu_tanh"
+            ours |= {"mlp": mlp, "zero_init": False}
+            fixed["activation_function"] = GPT2_ACTIVATIONS[mlp]
+        else:  # version 5 of transformers has both under rope_parameters
+            rope = {"rope_theta": settings.get("rope_theta", 10_000.0)}
+            rope |= settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+            scaling = rope.get("rope_type", rope.get("type", "default"))
+            if scaling not in ("default", "linear"):
+                raise HuggingFaceError(f"rope_type={scaling} is not known here: only default and linear are.")
+            ours["rope_theta"] = rope["rope_theta"]
+            if scaling == "linear":
+                ours |= {"rope_scaling": "linear", "rope_scaling_factor": rope["factor"]}
+        if kind == "qwen3":
+            fixed["rms_norm_eps"] = NORM_EPS  # that of QK-norm
+        for name, value in fixed.items():
+            if settings.get(name, value) != value:
+                raise HuggingFaceError(f"{name}={settings[name]} is not known here: only {name}={value} is.")
+        for name, theirs in target.names.items():
+            if name not in OPTIONAL or settings.get(theirs) is not None:
+                ours[name] = settings[theirs]
+        return GPTConfig(**ours, tie_embeddings=settings.get("tie_word_embeddings", kind == "gpt2"))
 
 
 @contextmanager
@@ -201,16 +205,12 @@ def find_folder(where: str) -> Path:
         return folder
     try:
         from huggingface_hub import snapshot_download  # optional
-    except ImportError:
-        raise HuggingFaceError(
-            f"{where} is not a local folder, and to look on the hub takes: pip install huggingface_hub."
-        ) from None
-    try:
+
         return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:  # whatever the network, the hub or the disk raises
         raise HuggingFaceError(
             f"{where} is not a local folder and could not be downloaded ({type(error).__name__}: {first_line(error)}): "
-            "check the name and the network, or give a folder."
+            "check the name and the network, try pip install huggingface_hub, or give a folder."
         ) from error
 
 
@@ -271,22 +271,8 @@ def _is_gpt2(model: GPT) -> bool:
 
 def _attention(model: GPT) -> MultiHeadAttention:
     attention = model.blocks[0].attention
-    assert isinstance(attention, MultiHeadAttention), "choose_target refuses the others"
+    assert isinstance(attention, MultiHeadAttention), "to_huggingface refuses the others"
     return attention
-
-
-def _read_weights(folder: Path) -> dict[str, Float[Tensor, " ..."]]:
-    """Return all weights, from one file or from the several that an index lists, as float32."""
-    index = folder / "model.safetensors.index.json"
-    files = {"model.safetensors"}
-    if index.is_file():
-        files = set(json.loads(index.read_bytes())["weight_map"].values())
-    weights: dict[str, Tensor] = {}
-    for file in sorted(files):
-        if Path(file).name != file:
-            raise HuggingFaceError(f"{index} names a file elsewhere ({file}).")
-        weights |= load_file(folder / file)
-    return {name: tensor.float() for name, tensor in weights.items()}
 
 
 # Settings
@@ -301,34 +287,7 @@ def _their_config(model: GPT, kind: str) -> dict[str, Any]:
     if kind == "gpt2":
         dropout = {"attn_pdrop": config.attention_dropout, "embd_pdrop": config.dropout, "resid_pdrop": config.dropout}
         return theirs | dropout | {"n_ctx": config.block_size, "activation_function": GPT2_ACTIVATIONS[config.mlp]}
-    assert attention.rope is not None, "choose_target wants position=rope"
+    assert attention.rope is not None, "to_huggingface wants it"
     linear = {"rope_type": "linear", "factor": config.rope_scaling_factor}
     theirs["rope_theta"] = attention.rope.theta  # the base that ntk has raised
     return theirs | {"rope_scaling": linear if config.rope_scaling == "linear" else None}
-
-
-def _our_config(settings: dict[str, Any], kind: str) -> GPTConfig:
-    target = TARGETS[kind]
-    fixed, ours = dict(target.fixed), dict(target.settings)
-    if kind == "gpt2":
-        ours["mlp"] = "gelu" if settings.get("activation_function") == GPT2_ACTIVATIONS["gelu"] else "gelu_tanh"
-        ours["zero_init"] = False
-        fixed["activation_function"] = GPT2_ACTIVATIONS[ours["mlp"]]
-    else:  # version 5 of transformers has both under rope_parameters
-        rope = {"rope_theta": settings.get("rope_theta", 10_000.0)}
-        rope |= settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-        scaling = rope.get("rope_type", rope.get("type", "default"))
-        if scaling not in ("default", "linear"):
-            raise HuggingFaceError(f"rope_type={scaling} is not known here: only default and linear are.")
-        ours["rope_theta"] = rope["rope_theta"]
-        if scaling == "linear":
-            ours |= {"rope_scaling": "linear", "rope_scaling_factor": rope["factor"]}
-    if kind == "qwen3":
-        fixed["rms_norm_eps"] = NORM_EPS  # that of QK-norm
-    for name, value in fixed.items():
-        if settings.get(name, value) != value:
-            raise HuggingFaceError(f"{name}={settings[name]} is not known here: only {name}={value} is.")
-    for name, theirs in target.names.items():
-        if name not in OPTIONAL or settings.get(theirs) is not None:
-            ours[name] = settings[theirs]
-    return GPTConfig(**ours, tie_embeddings=settings.get("tie_word_embeddings", kind == "gpt2"))

@@ -1,5 +1,6 @@
 """A tiktoken Encoding as Hugging Face's tokenizer.json, and back."""
 
+import functools
 import json
 from itertools import count
 from pathlib import Path
@@ -24,9 +25,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     """
     letters = _byte_letters()
     ranks = {"".join(letters[byte] for byte in token): rank for token, rank in encoding._mergeable_ranks.items()}
-    pattern = encoding._pat_str
-    for differs, same in REGEX_WORDS:
-        pattern = pattern.replace(differs, same)
+    pattern = functools.reduce(lambda pattern, word: pattern.replace(*word), REGEX_WORDS, encoding._pat_str)
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     special = [
         {"id": token, "content": text, "special": True} | plain
@@ -46,13 +45,9 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
             "merges": _merges(ranks),
         },
     }
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "model_max_length": block_size,
-        "clean_up_tokenization_spaces": False,
-    }
+    kind = "PreTrainedTokenizerFast"
+    settings: dict[str, Any] = {"tokenizer_class": kind, "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
+    settings |= {"model_max_length": block_size, "clean_up_tokenization_spaces": False}
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
@@ -81,8 +76,12 @@ def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
     try:
         content = json.loads(file.read_bytes())
         model = content["model"]
-        pattern = _pattern(content["pre_tokenizer"])
-        if model["type"] != "BPE" or pattern is None:
+        parts = content["pre_tokenizer"].get("pretokenizers", [content["pre_tokenizer"]])
+        by_bytes = [part for part in parts if part["type"] == "ByteLevel"]
+        pattern = "|".join(part["pattern"]["Regex"] for part in parts if part["type"] == "Split")
+        if by_bytes and by_bytes[0].get("use_regex", True):
+            pattern = GPT2_PATTERN
+        if model["type"] != "BPE" or not by_bytes or not pattern:
             raise HuggingFaceError(f"{file} is not byte-level BPE, which is all that tiktoken can express.")
         byte_of = {letter: byte for byte, letter in enumerate(_byte_letters())}
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
@@ -100,17 +99,6 @@ def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
     if order != sorted(order) or any(bytes([byte]) not in ranks for byte in range(256)):
         raise HuggingFaceError(f"{file} merges in another order than its ids, which tiktoken cannot.")
     return tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-
-
-def _pattern(pre_tokenizer: dict[str, Any]) -> str | None:
-    """Return the pattern that cuts text into pieces, or None where the pieces are not bytes."""
-    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
-    byte_level = [part for part in parts if part["type"] == "ByteLevel"]
-    if not byte_level:
-        return None
-    if byte_level[0].get("use_regex", True):
-        return GPT2_PATTERN
-    return "|".join(part["pattern"]["Regex"] for part in parts if part["type"] == "Split") or None
 
 
 def _byte_letters() -> list[str]:

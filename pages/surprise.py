@@ -1,5 +1,6 @@
 """A page that shows how surprised a model was by every token of a text."""
 
+import codecs
 import html
 import math
 from pathlib import Path
@@ -41,21 +42,13 @@ def write_surprise(
 
 def _tinted(tokenizer: tiktoken.Encoding, tokens: list[int], bits: list[float]) -> list[str]:
     """Return one element for each token, or for all tokens that make one character together."""
-    elements, pending, total = [], b"", 0.0
+    elements, shown, total = [], "", 0.0
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for number, (token, own) in enumerate(zip(tokens, bits, strict=True), start=1):
-        pending, total = pending + tokenizer.decode_single_token_bytes(token), total + own
-        if number == len(tokens) or not _cut_short(pending):
-            shown = html.escape(pending.decode("utf-8", errors="replace"))
+        shown += decoder.decode(tokenizer.decode_single_token_bytes(token), final=number == len(tokens))
+        total += own
+        if not decoder.getstate()[0]:  # no character has begun
             tint = min(round(total), DARKEST) if total == total else DARKEST  # NaN is the worst
-            elements.append(f'<i class="b{tint}" title="{total:.1f} bits">{shown}</i>')
-            pending, total = b"", 0.0
+            elements.append(f'<i class="b{tint}" title="{total:.1f} bits">{html.escape(shown)}</i>')
+            shown, total = "", 0.0
     return elements
-
-
-def _cut_short(text: bytes) -> bool:
-    """Return whether the bytes end inside a character that may still become whole."""
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.reason == "unexpected end of data"
-    return False
