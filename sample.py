@@ -22,7 +22,7 @@ def sample(config: SampleConfig) -> None:
     from generation.jsonl import read_prompts, write_results
     from generation.terminal import converse, print_samples
     from generation.text import encode_prompt
-    from pages.attention_map import draw_prompt
+    from pages.attention_map import draw_attention_map
     from runs.checkpoint import open_checkpoint
     from training.device import choose_device
 
@@ -41,7 +41,8 @@ def sample(config: SampleConfig) -> None:
 
     try:
         if config.attention_map:
-            draw_prompt(checkpoint, encode_prompt(checkpoint.tokenizer, prompt), Path(config.attention_map))
+            tokens = encode_prompt(checkpoint.tokenizer, prompt)
+            draw_attention_map(checkpoint.model, checkpoint.tokenizer, tokens, Path(config.attention_map))
         elif config.interactive:
             converse(checkpoint, config, change)
         elif records or config.results:

@@ -30,18 +30,13 @@ def find_files(path: str) -> list[Path]:
     """
     try:
         root = Path(path).expanduser()
-        is_folder, exists = root.is_dir(), root.exists()
+        names = glob.glob(str(root), recursive=True)  # noqa: PTH207  (Path.glob refuses absolute patterns)
+        globbed = sorted(file for file in map(Path, names) if file.is_file())
+        files = walk(root) if root.is_dir() else [root] if root.exists() else globbed
     except (OSError, RuntimeError) as error:  # a closed parent folder, or no such user
         raise DataError(f"data.path={path} cannot be read ({error}): change its permissions or the path.") from error
-    if is_folder:
-        files = walk(root)
-    elif exists:
-        files = [root]
-    else:
-        names = glob.glob(str(root), recursive=True)  # noqa: PTH207  (Path.glob refuses absolute patterns)
-        files = sorted(file for file in map(Path, names) if file.is_file())
     if not files:
-        what = "is a folder without files" if is_folder else f"does not exist (seen from {Path.cwd()})"
+        what = "is a folder without files" if root.is_dir() else f"does not exist (seen from {Path.cwd()})"
         raise DataError(f"data.path={path} {what}: give a file, a folder or a quoted glob that holds text.")
     for file in files:
         if not file.is_file() or not os.access(file, os.R_OK):

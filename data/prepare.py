@@ -69,10 +69,8 @@ def prepare(
                     _make(directory, corpus, data, tokenizer, encoding, log)
                     prepared = _open(directory, corpus, log)
     except OSError as error:
-        raise DataError(
-            f"data.cache_dir={data.cache_dir} cannot be written ({error.strerror or error}): "
-            "give a writable folder on a disk with room."
-        ) from error
+        why = f"data.cache_dir={data.cache_dir} cannot be written ({error.strerror or error})"
+        raise DataError(f"{why}: give a writable folder on a disk with room.") from error
     assert prepared, "what was just written can be read"
     return prepared
 
@@ -117,8 +115,7 @@ def _make(
             training_text = (piece.text for piece in split_corpus(corpus, data.held_out) if piece.split == "train")
             encoding = make_tokenizer(config, training_text)
         save_tokenizer(encoding, unfinished / "tokenizer.json")
-        pieces = split_corpus(corpus, data.held_out)
-        summaries = encode_splits(pieces, encoding, unfinished, size=corpus.size)
+        summaries = encode_splits(split_corpus(corpus, data.held_out), encoding, unfinished, size=corpus.size)
         if not any(summary["documents"] for summary in summaries.values()):
             raise DataError(
                 f"data={data.source} gave no text ({corpus.description}; empty and binary files are left out): "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import tiktoken
@@ -16,9 +16,6 @@ from tqdm import tqdm
 
 from data.split import SPLITS, SplitPiece
 from data.tokenizer import encode_documents
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 SHARD_TOKENS = 100_000_000
 VERIFIED_BYTES = 500_000_000
@@ -116,6 +113,9 @@ class _Chunk(NamedTuple):
     texts: list[str]
 
 
+_Encoded = tuple[_Chunk, np.ndarray, int]  # its tokens, and the bytes of its text
+
+
 def encode_splits(
     split_pieces: Iterable[SplitPiece], encoding: tiktoken.Encoding, directory: Path, *, size: int | None
 ) -> dict[str, dict[str, Any]]:
@@ -126,7 +126,7 @@ def encode_splits(
     """
     dtype = token_dtype(encoding.n_vocab)
 
-    def encode(chunk: _Chunk) -> tuple[_Chunk, np.ndarray, int]:
+    def encode(chunk: _Chunk) -> _Encoded:
         tokens = encode_documents(encoding, chunk.texts, continued=chunk.continued).astype(dtype)
         return chunk, tokens, sum(len(text.encode()) for text in chunk.texts)
 
@@ -154,10 +154,10 @@ def _chunks(split_pieces: Iterable[SplitPiece]) -> Iterator[_Chunk]:
     yield from waiting.values()
 
 
-def _in_order(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+def _in_order(function: Callable[[_Chunk], _Encoded], items: Iterable[_Chunk]) -> Iterator[_Encoded]:
     """Yield map(function, items) from threads on all cores, with a bounded number of items under way."""
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    under_way: deque[Future[Result]] = deque()
+    under_way: deque[Future[_Encoded]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
             for item in items:

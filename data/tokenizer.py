@@ -150,9 +150,8 @@ def read_tokenizer(path: str | Path) -> tiktoken.Encoding:
             raise ValueError("it lacks a byte or has a token twice")
         if END_OF_TEXT not in special or set(special.values()) & set(ranks.values()):
             raise ValueError(f"it has no id of its own for {END_OF_TEXT}")
-        return tiktoken.Encoding(
-            content["name"], pat_str=content["pat_str"], mergeable_ranks=ranks, special_tokens=special
-        )
+        name, pattern = content["name"], content["pat_str"]
+        return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
     except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a tokenizer this version can read ({type(error).__name__}: {error}): "

@@ -126,7 +126,11 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     config = {"model_type": kind, "architectures": [TARGETS[kind].name], "torch_dtype": dtype}
     config |= _their_config(model, kind) | ends
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.cpu().contiguous() for name, tensor in _to_theirs(model).items()}
+    ours = plain_weights(model)
+    weights = {
+        theirs: torch.cat([_change_layout(name, ours[name], model) for name in names], dim=-1).cpu().contiguous()
+        for theirs, names in _names_in_theirs(model).items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     for file, content in (("config.json", config), ("generation_config.json", ends)):
         (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -217,15 +221,6 @@ def find_folder(where: str) -> Path:
 # Weights
 
 
-def _to_theirs(model: GPT) -> dict[str, Tensor]:
-    """Return a model's weights under their names and in their layout."""
-    ours = plain_weights(model)
-    return {
-        theirs: torch.cat([_change_layout(name, ours[name], model) for name in names], dim=-1)
-        for theirs, names in _names_in_theirs(model).items()
-    }
-
-
 def _to_ours(theirs: dict[str, Tensor], model: GPT) -> dict[str, Tensor]:
     """Return their weights as ours, for `model`. Raises ValueError when they do not have its shapes."""
     ours = {}
@@ -244,7 +239,7 @@ def _names_in_theirs(model: GPT) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for ours in plain_weights(model):
         theirs = ours
-        for word, their_word in (GPT2 if _is_gpt2(model) else LLAMA).weights.items():
+        for word, their_word in (GPT2 if model.config.position == "learned" else LLAMA).weights.items():
             theirs = theirs.replace(word, their_word)
         names.setdefault(theirs, []).append(ours)
     return names
@@ -256,17 +251,13 @@ def _change_layout(name: str, tensor: Tensor, model: GPT, *, back: bool = False)
     GPT-2's matrices are transposed. In Llama and Qwen3 a rotation turns pairs (x, y) of a head's rows, which are
     (x0, y0, x1, y1, …) here and (x0, x1, …, y0, y1, …) there.
     """
-    if _is_gpt2(model):
+    if model.config.position == "learned":  # a GPT-2
         return tensor.t() if name.startswith("blocks.") and tensor.ndim == 2 else tensor
     if not any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm")):
         return tensor
     half = _attention(model).head_size // 2
     pairs = (2, half) if back else (half, 2)
     return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
-
-
-def _is_gpt2(model: GPT) -> bool:
-    return model.config.position == "learned"
 
 
 def _attention(model: GPT) -> MultiHeadAttention:

@@ -15,45 +15,32 @@ from errors import SettingsError
 from model.gpt import GPT
 from model.heads import HeadStatistics, attention_maps, brightness
 from pages.template import fill_page, script_value
-from runs.checkpoint import Checkpoint
 
 LONGEST = {".html": 128, ".png": 40}
 """Tokens that are still readable in each kind of picture."""
 
 
-def draw_prompt(checkpoint: Checkpoint, tokens: list[int], path: Path) -> None:
-    """Draw the attention of a checkpoint's model to a prompt's tokens, and say so."""
+def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, prompt: list[int], path: Path) -> None:
+    """Draw the attention to the last tokens of a prompt, as many as fit, to an .html or .png file, and say so."""
     if path.suffix not in LONGEST or not path.parent.is_dir():
         raise SettingsError(f"attention_map={path} must be an .html or .png file in an existing folder.")
-    shown = draw_attention_map(checkpoint.model, checkpoint.tokenizer, tokens, path)
-    kept = "" if shown == len(tokens) else f", the last {shown} of {len(tokens)} tokens"
+    tokens = prompt[-min(LONGEST[path.suffix], model.config.block_size) :]
+    kept = "" if len(tokens) == len(prompt) else f", the last {len(tokens)} of {len(prompt)} tokens"
     print(f"{path}: every layer and head{kept}")
-
-
-def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, tokens: list[int], path: Path) -> int:
-    """Draw the attention to the last of `tokens`, as many as fit, to an .html or .png file. Return their number."""
-    tokens = tokens[-min(LONGEST[path.suffix], model.config.block_size) :]
     texts = [tokenizer.decode_single_token_bytes(token).decode("utf-8", "replace") for token in tokens]
     maps = attention_maps(model, torch.tensor([tokens], device=model.token_embedding.weight.device))
     labels = [visible(text) for text in texts]
     if path.suffix == ".png":
         draw_heads(maps, path, tokens=labels)
-        return len(tokens)
+        return
     layers, heads, T, _ = maps.shape
     rows, columns = np.tril_indices(T)
     shares, brightest, note = brightness(maps)
     triangles = (shares.numpy()[..., rows, columns] * 65535).round().astype("<u2")  # causal: the rest is 0
-    data = {
-        "layers": layers,
-        "heads": heads,
-        "tokens": labels,
-        "weights": base64.b64encode(triangles.tobytes()).decode(),
-        "brightest": brightest,
-        "note": note,
-    }
+    data = {"layers": layers, "heads": heads, "tokens": labels, "brightest": brightest, "note": note}
+    data["weights"] = base64.b64encode(triangles.tobytes()).decode()
     title = html.escape("".join(texts)[:80])
     path.write_text(fill_page("attention_map.html", TITLE=title, DATA=script_value(data)), encoding="utf-8")
-    return len(tokens)
 
 
 def visible(label: str) -> str:

@@ -41,9 +41,9 @@ def draw_losses(panel: Axes, rows: list[Row]) -> None:
         if len(losses) > FEW:
             panel.plot(steps, losses, color="tab:blue", alpha=0.35, linewidth=1)
         _line(panel, steps, _smooth(losses), color="tab:blue", label="training")
-    steps_of_val, val = series(rows, "val_loss")
-    if finite := [(loss, step) for step, loss in zip(steps_of_val, val, strict=True) if math.isfinite(loss)]:
-        panel.plot(steps_of_val, val, "o-", color="tab:orange", markersize=4, label="validation")
+    steps, val = series(rows, "val_loss")
+    if finite := [(loss, step) for step, loss in zip(steps, val, strict=True) if math.isfinite(loss)]:
+        panel.plot(steps, val, "o-", color="tab:orange", markersize=4, label="validation")
         best, step = min(finite)
         (star,) = panel.plot(step, best, "*", color="tab:red", markersize=16)
         star.set(label=f"best: {best:.5g} at step {step:,}", markerfacecolor="none")  # its evaluation is seen in it
