@@ -80,16 +80,12 @@ def _network(numbers: np.ndarray, root: np.uint64, keys: np.ndarray) -> np.ndarr
     """Apply Feistel rounds, two for each key, to the two digits of a number in base `root`."""
     left, right = np.divmod(numbers, root)
     for key in [*keys, *~keys]:
-        left, right = right, (left + _scramble(right + key) % root) % root
+        mixed = right + key
+        for factor in (0x9E3779B97F4A7C15, 0xD1342543DE82EF95):
+            mixed = mixed * np.uint64(factor)  # modulo 2^64, which spreads low bits up
+            mixed ^= mixed >> np.uint64(32)  # and high ones down
+        left, right = right, (left + mixed % root) % root
     return left * root + right
-
-
-def _scramble(numbers: np.ndarray) -> np.ndarray:
-    """Return numbers that look random, uint64 [N]: products modulo 2^64 spread low bits up, shifts high ones down."""
-    for factor in (0x9E3779B97F4A7C15, 0xD1342543DE82EF95):
-        numbers = numbers * np.uint64(factor)
-        numbers ^= numbers >> np.uint64(32)
-    return numbers
 
 
 def evaluation_batches(tokens: TokenStream, *, block_size: int, batch_size: int) -> Iterator[np.ndarray]:

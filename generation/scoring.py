@@ -129,10 +129,10 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
         texts = [_encode(tokenizer, documents) for tokenizer in tokenizers]
     else:
         description, tokens = _validation_split(checkpoints[0])
-        texts = [
-            tokens if _same(other, tokenizers[0]) else _encode(other, _documents(tokenizers[0], tokens))
-            for other in tokenizers
-        ]
+        first = tokenizers[0]
+        parts = np.split(tokens, np.flatnonzero(tokens == first.eot_token))
+        documents = [first.decode(part[part != first.eot_token].tolist()) for part in parts if len(part) > 1]
+        texts = [tokens if _same(other, first) else _encode(other, documents) for other in tokenizers]
     if min(map(len, texts)) < 2:
         raise DataError(f"{description} has nothing to score: give a longer text with data.path=...")
     return description, texts
@@ -167,9 +167,3 @@ def _encode(tokenizer: tiktoken.Encoding, documents: list[str]) -> np.ndarray:
     """Return the tokens of each document after its <|endoftext|>, as in training."""
     mark = np.array([tokenizer.eot_token], dtype=np.uint32)
     return np.concatenate([mark, *(part for text in documents for part in (encode_text(tokenizer, text), mark))][:-1])
-
-
-def _documents(tokenizer: tiktoken.Encoding, tokens: np.ndarray) -> list[str]:
-    """Return the texts between the <|endoftext|>."""
-    parts = np.split(tokens, np.flatnonzero(tokens == tokenizer.eot_token))
-    return [tokenizer.decode(part[part != tokenizer.eot_token].tolist()) for part in parts if len(part) > 1]

@@ -255,22 +255,19 @@ def _change_layout(name: str, tensor: Tensor, model: GPT, *, back: bool = False)
         return tensor.t() if name.startswith("blocks.") and tensor.ndim == 2 else tensor
     if not any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm")):
         return tensor
-    half = _attention(model).head_size // 2
-    pairs = (2, half) if back else (half, 2)
-    return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
-
-
-def _attention(model: GPT) -> MultiHeadAttention:
     attention = model.blocks[0].attention
     assert isinstance(attention, MultiHeadAttention), "to_huggingface refuses the others"
-    return attention
+    half = attention.head_size // 2
+    pairs = (2, half) if back else (half, 2)
+    return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
 
 
 # Settings
 
 
 def _their_config(model: GPT, kind: str) -> dict[str, Any]:
-    config, attention, target = model.config, _attention(model), TARGETS[kind]
+    config, attention, target = model.config, model.blocks[0].attention, TARGETS[kind]
+    assert isinstance(attention, MultiHeadAttention), "to_huggingface refuses the others"
     ours = asdict(config) | {"n_inner": config.inner}
     ours |= {"n_head": attention.n_head, "n_kv_head": attention.kv_heads, "head_size": attention.head_size}
     theirs = {their: ours[name] for name, their in target.names.items()} | target.fixed

@@ -25,22 +25,22 @@ def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, prompt: list[in
     if path.suffix not in LONGEST or not path.parent.is_dir():
         raise SettingsError(f"attention_map={path} must be an .html or .png file in an existing folder.")
     tokens = prompt[-min(LONGEST[path.suffix], model.config.block_size) :]
-    kept = "" if len(tokens) == len(prompt) else f", the last {len(tokens)} of {len(prompt)} tokens"
-    print(f"{path}: every layer and head{kept}")
     texts = [tokenizer.decode_single_token_bytes(token).decode("utf-8", "replace") for token in tokens]
     maps = attention_maps(model, torch.tensor([tokens], device=model.token_embedding.weight.device))
     labels = [visible(text) for text in texts]
     if path.suffix == ".png":
         draw_heads(maps, path, tokens=labels)
-        return
-    layers, heads, T, _ = maps.shape
-    rows, columns = np.tril_indices(T)
-    shares, brightest, note = brightness(maps)
-    triangles = (shares.numpy()[..., rows, columns] * 65535).round().astype("<u2")  # causal: the rest is 0
-    data = {"layers": layers, "heads": heads, "tokens": labels, "brightest": brightest, "note": note}
-    data["weights"] = base64.b64encode(triangles.tobytes()).decode()
-    title = html.escape("".join(texts)[:80])
-    path.write_text(fill_page("attention_map.html", TITLE=title, DATA=script_value(data)), encoding="utf-8")
+    else:
+        layers, heads, T, _ = maps.shape
+        rows, columns = np.tril_indices(T)
+        shares, brightest, note = brightness(maps)
+        triangles = (shares.numpy()[..., rows, columns] * 65535).round().astype("<u2")  # causal: the rest is 0
+        data = {"layers": layers, "heads": heads, "tokens": labels, "brightest": brightest, "note": note}
+        data["weights"] = base64.b64encode(triangles.tobytes()).decode()
+        title = html.escape("".join(texts)[:80])
+        path.write_text(fill_page("attention_map.html", TITLE=title, DATA=script_value(data)), encoding="utf-8")
+    kept = "" if len(tokens) == len(prompt) else f", the last {len(tokens)} of {len(prompt)} tokens"
+    print(f"{path}: every layer and head{kept}")
 
 
 def visible(label: str) -> str:
