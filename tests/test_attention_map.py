@@ -1,7 +1,5 @@
 """Pictures of attention show the weights that the model used."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -35,8 +33,7 @@ def test_every_row_of_every_head_is_a_distribution_over_the_past(form):
     heads = 4 if form in ("sdpa", "matmul", "stacked") else 1
     assert maps.shape == (2, heads, 10, 10) and model.training
     torch.testing.assert_close(maps.sum(-1), torch.ones(2, heads, 10))
-    assert maps.triu(1).abs().max() == 0
-    assert (maps >= 0).all()
+    assert maps.triu(1).abs().max() == 0 and (maps >= 0).all()
 
 
 def test_the_weights_drawn_are_those_of_the_forward_pass():

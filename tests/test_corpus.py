@@ -1,7 +1,5 @@
 """The rules of data/corpus.py, files.py, shakespeare.py and pieces.py: what is read, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -25,7 +23,7 @@ from data import files
 from data.config import SOURCES, TOKENIZERS, DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.pieces import LONGEST, pieces
-from errors import DataError
+from errors import DataError, SettingsError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHAKESPEARE = REPOSITORY / ".." / "shared" / "data" / "tinyshakespeare.txt"
@@ -51,8 +49,7 @@ def test_a_path_with_the_default_source_means_text_and_holds_out_a_tenth():
     for source in ("stdlib", "shakespeare"):
         config = DataConfig(source=source, path="notes.txt")
         assert (config.source, config.held_out) == ("text", 0.1)
-    assert DataConfig().held_out == 0.02
-    assert DataConfig(val_fraction=0.3).held_out == 0.3
+    assert DataConfig().held_out == 0.02 and DataConfig(val_fraction=0.3).held_out == 0.3
 
 
 @pytest.mark.parametrize(
@@ -65,11 +62,13 @@ def test_a_path_with_the_default_source_means_text_and_holds_out_a_tenth():
         ({"source": "jsonl"}, "data.path"),
         ({"source": "hf"}, "data.name"),
         ({"cache_dir": ""}, "data.cache_dir"),
+        ({"name": "wordpiece"}, "tokenizer.name=wordpiece"),
+        ({"vocab_size": 256}, "tokenizer.vocab_size=256"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(settings, named):
-    with pytest.raises(ValueError, match=named):
-        DataConfig(**settings)
+    with pytest.raises(SettingsError, match=named):
+        (TokenizerConfig if named.startswith("tokenizer") else DataConfig)(**settings)
 
 
 @pytest.mark.parametrize("group", ["data", "tokenizer"])
@@ -97,8 +96,7 @@ def test_stdlib_is_the_library_of_this_interpreter_without_its_tests():
     corpus = open_corpus(DataConfig())
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in corpus.description
     found = texts(corpus)
-    assert len(found) > 400
-    assert sum(map(len, found)) > 8_000_000
+    assert len(found) > 400 and sum(map(len, found)) > 8_000_000
     assert any(text.startswith('r"""HTTP/1.1 client library') for text in found)
     assert not any("class TestPickle" in text or "import test.support" in text for text in found)
 
@@ -107,14 +105,8 @@ def test_stdlib_is_the_library_of_this_interpreter_without_its_tests():
 
 
 def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files(tmp_path):
-    for name, content in {
-        "b.txt": b"second",
-        "a/z.md": b"first",
-        "c.bin": b"PNG\0\1\2",
-        ".hidden": b"no",
-        ".git/config": b"no",
-        "d.txt": b"",
-    }.items():
+    found = {"b.txt": b"second", "a/z.md": b"first", "c.bin": b"PNG\0\1\2", "d.txt": b""}
+    for name, content in (found | {".hidden": b"no", ".git/config": b"no"}).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     (tmp_path / "dangling.txt").symlink_to(tmp_path / "nowhere")
@@ -132,17 +124,21 @@ def test_a_glob_a_file_and_a_packed_file_are_read(tmp_path):
     assert text_corpus(tmp_path / "two.md").description.endswith(": 1 file, 1 byte")
 
 
-def test_documents_start_anew_at_each_call_and_their_text_is_not_touched(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n\n \t")
-    corpus = text_corpus(file)
-    assert texts(corpus) == texts(corpus) == ["\ufeffone\r\ntwo\rthree\n\n \t"]
+FILLER = "x" * (files._BLOCK - 1)  # a character begins in the first block and ends in the second
 
 
-def test_invalid_utf8_becomes_replacement_characters_and_characters_across_blocks_stay_whole(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"x" * (files._BLOCK - 1) + "é".encode() + b"\xff\xfe end\xc3")
-    assert texts(text_corpus(file)) == ["x" * (files._BLOCK - 1) + "é\ufffd\ufffd end\ufffd"]
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"\xef\xbb\xbfone\r\ntwo\rthree\n\n \t", "\ufeffone\r\ntwo\rthree\n\n \t"),
+        (FILLER.encode() + "é".encode() + b"\xff\xfe end\xc3", FILLER + "é\ufffd\ufffd end\ufffd"),
+    ],
+    ids=["white space", "invalid UTF-8"],
+)
+def test_text_is_read_as_it_is_and_anew_at_each_call_with_u_fffd_for_invalid_utf8(tmp_path, content, text):
+    (tmp_path / "a.txt").write_bytes(content)
+    corpus = text_corpus(tmp_path / "a.txt")
+    assert texts(corpus) == texts(corpus) == [text]
 
 
 @pytest.mark.parametrize("name", ["big.txt", "big.txt.gz"])
@@ -150,18 +146,13 @@ def test_a_document_larger_than_its_memory_is_read_in_bounded_pieces(tmp_path, n
     file = tmp_path / name
     content = b"a line of text, then another\n" * 1_000_000
     file.write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
-    length = 0
     tracemalloc.start()
     try:
-        for document in text_corpus(file).documents():
-            for piece in document:
-                assert len(piece) <= LONGEST
-                length += len(piece)
+        lengths = [len(piece) for document in text_corpus(file).documents() for piece in document]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert length == len(content)
-    assert peak < 8_000_000
+    assert sum(lengths) == len(content) and max(lengths) <= LONGEST and peak < 8_000_000
 
 
 FINE = b'{"text": "fine"}\n\n'
@@ -341,5 +332,4 @@ def test_a_dataset_that_cannot_be_read_is_refused_in_a_sentence(monkeypatch, loa
 @given(st.lists(st.text("ab \n,字", max_size=40)), st.integers(2, 12))
 def test_pieces_are_the_text_in_order_and_bounded(blocks, longest):
     cut = list(pieces(blocks, longest))
-    assert "".join(cut) == "".join(blocks)
-    assert all(0 < len(piece) <= longest for piece in cut)
+    assert "".join(cut) == "".join(blocks) and all(0 < len(piece) <= longest for piece in cut)

@@ -1,7 +1,5 @@
 """python evaluate.py: how good a checkpoint is, which of two is better, and where it is surprised."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

@@ -1,7 +1,5 @@
 """To Hugging Face and back: the same bits, the same logits, the same ids."""
 
-from __future__ import annotations
-
 import json
 import string
 import sys
@@ -21,15 +19,8 @@ from errors import HuggingFaceError
 from interop.huggingface import from_huggingface, to_huggingface
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
 
-GPT2 = {
-    "position": "learned",
-    "norm": "layernorm",
-    "norm_eps": 1e-5,
-    "mlp": "gelu_tanh",
-    "bias": True,
-    "qkv_bias": True,
-    "qk_norm": False,
-}
+GPT2 = {"position": "learned", "norm": "layernorm", "norm_eps": 1e-5, "mlp": "gelu_tanh"}
+GPT2 |= {"bias": True, "qkv_bias": True, "qk_norm": False}
 LLAMA = {"qk_norm": False, "norm_eps": 1e-5}
 SHAPES = {
     "gpt2": GPT2,
@@ -49,26 +40,18 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_there_and_back_returns_the_same_bits(shape, tmp_path):
+@torch.inference_mode()
+def test_their_model_gives_our_logits_and_back_come_the_same_bits(shape, tmp_path):
     model = random_gpt(**SHAPES[shape])
-    to_huggingface(model, tmp_path)
+    to_huggingface(model, tmp_path, end_of_text=60)
     back = from_huggingface(str(tmp_path))
     state = back.state_dict()
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert (back.config.tie_embeddings, back.config.block_size) == (model.config.tie_embeddings, 16)
-    tokens = torch.randint(61, (2, 16))
-    torch.testing.assert_close(back(tokens), model(tokens), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@torch.inference_mode()
-def test_their_model_gives_our_logits(shape, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    model = random_gpt(**SHAPES[shape])
-    to_huggingface(model, tmp_path, end_of_text=60)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     tokens = torch.randint(61, (3, 16))
+    torch.testing.assert_close(back(tokens), model(tokens), atol=1e-5, rtol=1e-5)
+    theirs = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-4, rtol=0)
     assert theirs.config.eos_token_id == 60
 
@@ -202,8 +185,7 @@ def test_their_tokenizer_gives_our_ids(name, bpe, tmp_path):
     @given(text=TEXTS.filter(lambda text: END_OF_TEXT not in text))  # which theirs takes for the token
     def the_same(text):
         ids = ours.encode_ordinary(text)
-        assert theirs.encode(text).ids == ids == back.encode_ordinary(text)
-        assert theirs.decode(ids) == text
+        assert theirs.encode(text).ids == ids == back.encode_ordinary(text) and theirs.decode(ids) == text
 
     the_same()
     assert theirs.token_to_id(END_OF_TEXT) == ours.eot_token == back.eot_token
@@ -216,8 +198,7 @@ def test_auto_tokenizer_loads_it(bpe, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     text = "def f(x):\n    return {'a': 12345}  # naïve 😀"
     assert tokenizer(text)["input_ids"] == bpe.encode_ordinary(text)
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert tokenizer.eos_token_id == bpe.eot_token
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text and tokenizer.eos_token_id == bpe.eot_token
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The rules of data/prepare.py, split.py, encode.py and shards.py: text on disk as tokens, once and whole."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -99,8 +97,7 @@ def test_prepared_tokens_are_those_of_each_document_encoded_whole(tmp_path):
     for number, text in enumerate(texts):
         if number % 10 != 9:
             expected += [data.tokenizer.eot_token, *data.tokenizer.encode_ordinary(text)]
-    assert ids(data.train) == expected
-    assert data.tokenizer.n_vocab == 300
+    assert ids(data.train) == expected and data.tokenizer.n_vocab == 300
     assert (data.train.documents, data.val.documents) == (36, 4)
 
 
@@ -110,10 +107,8 @@ def test_one_long_text_is_split_at_a_line_near_the_last_tenth_and_encoded_as_who
     assert len(text) > 4 * LONGEST
     data = prepared(tmp_path, SHAKESPEARE, tokenizer="bpe")
     (train,), (val,) = documents(data, data.train), documents(data, data.val)
-    assert train + val == text
-    assert train.endswith("\n")
-    assert abs(len(val) - len(text) / 10) < 100
-    assert ids(data.train)[1:] == data.tokenizer.encode_ordinary(train)
+    assert train + val == text and train.endswith("\n")
+    assert abs(len(val) - len(text) / 10) < 100 and ids(data.train)[1:] == data.tokenizer.encode_ordinary(train)
 
 
 def test_invalid_utf8_is_counted_as_it_is_read(tmp_path):
@@ -136,8 +131,7 @@ def test_bpe_never_learns_from_held_out_text(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "make_tokenizer", spy)
     texts = [f"document {number} " * 20 for number in range(50)]
     data = prepared(tmp_path, write_jsonl(tmp_path / "a.jsonl", texts), tokenizer="bpe", val_fraction=0.1)
-    assert learnt == documents(data, data.train)
-    assert not set(learnt) & set(documents(data, data.val))
+    assert learnt == documents(data, data.train) and not set(learnt) & set(documents(data, data.val))
 
 
 # The split
@@ -181,8 +175,7 @@ def test_every_character_is_in_one_split_and_only_there(texts, fraction, longest
             if tails is not None and whole + tails == text:
                 whole, tails = whole + tails, next(val, None)
             rejoined.append(whole)
-        assert "".join(rejoined) == "".join(kept)
-        assert (heads, tails) == (None, None)
+        assert "".join(rejoined) == "".join(kept) and (heads, tails) == (None, None)
 
 
 def test_few_documents_lose_their_tails_at_a_line_or_else_a_word_or_else_anywhere():
@@ -197,8 +190,7 @@ def test_few_documents_lose_their_tails_at_a_line_or_else_a_word_or_else_anywher
 def test_a_tail_begins_where_it_should_in_a_document_of_many_pieces():
     text = "".join(f"line {number}\n" for number in range(2000))
     found = split_texts([text], 0.1, longest=50)
-    assert found["train"][0] + found["val"][0] == text
-    assert abs(len(found["val"][0]) - len(text) / 10) < 50
+    assert found["train"][0] + found["val"][0] == text and abs(len(found["val"][0]) - len(text) / 10) < 50
 
 
 # Shards
@@ -211,8 +203,7 @@ def test_a_tail_begins_where_it_should_in_a_document_of_many_pieces():
 def test_shards_read_as_one_long_array(sizes, bounds):
     whole = np.arange(sum(sizes), dtype=np.uint16)
     tokens = Tokens(np.split(whole, np.cumsum(sizes)[:-1]) if sizes else [], documents=1, text_bytes=1)
-    assert len(tokens) == len(whole)
-    assert tokens[slice(*bounds)].tolist() == whole[slice(*bounds)].tolist()
+    assert len(tokens) == len(whole) and tokens[slice(*bounds)].tolist() == whole[slice(*bounds)].tolist()
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
@@ -238,8 +229,7 @@ def test_many_shards_hold_the_same_tokens_as_one(tmp_path, text_file, monkeypatc
     one = prepared(tmp_path / "one", text_file)
     monkeypatch.setattr(shards, "SHARD_TOKENS", 600)
     many = prepared(tmp_path / "many", text_file)
-    assert len(list(many.directory.glob("train_*.bin"))) == 10
-    assert ids(many.train) == ids(one.train)
+    assert len(list(many.directory.glob("train_*.bin"))) == 10 and ids(many.train) == ids(one.train)
 
 
 # The cache
@@ -260,8 +250,7 @@ def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
     seen = {prepared(tmp_path, text_file, **change).directory for change in changes}
     text_file.write_text("other text\n" * 600)
     other = prepared(tmp_path, text_file)
-    assert len(seen | {other.directory}) == 4
-    assert documents(other, other.train)[0].startswith("other text")
+    assert len(seen | {other.directory}) == 4 and documents(other, other.train)[0].startswith("other text")
 
 
 def flipped(content: bytes) -> bytes:
@@ -293,8 +282,7 @@ def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, name, dama
         (whole.directory / name).write_bytes(content)
     log: list[str] = []
     again = prepared(tmp_path, text_file, log=log)
-    assert "damaged" in log[0] and str(whole.directory) in log[0]
-    assert ids(again.train) == expected
+    assert "damaged" in log[0] and str(whole.directory) in log[0] and ids(again.train) == expected
     assert cache_names(tmp_path) == [whole.directory.name]
 
 
@@ -441,5 +429,4 @@ def test_the_standard_library_is_ready_in_seconds_and_then_at_once(tmp_path):
     assert time.perf_counter() - start < 1  # about 0.04 s on a quiet machine
     assert second.directory == first.directory and second.tokenizer.n_vocab == 2048 and len(second.train) > 2_000_000
     share = second.val.text_bytes / (second.train.text_bytes + second.val.text_bytes)
-    assert 0.01 < share < 0.04
-    assert open_corpus(data).description == second.description
+    assert 0.01 < share < 0.04 and open_corpus(data).description == second.description
