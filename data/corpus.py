@@ -51,8 +51,6 @@ def open_corpus(config: DataConfig) -> Corpus:
     if config.source == "stdlib":
         root = Path(sysconfig.get_path("stdlib"))
         found = [file for file in files.walk(root, _TEST_FOLDERS) if file.suffix == ".py"]
-        if not found:
-            raise DataError(f"data=stdlib: {root} has no .py files: choose data.path=... with your own text.")
         name = f"stdlib of {platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
         return _of_text_files(name, found, sys.version)
     if config.source == "shakespeare":

@@ -68,7 +68,5 @@ def _results(where: str | None) -> AbstractContextManager[TextIO]:
         return nullcontext(sys.stdout)
     try:
         return Path(where).open("x", encoding="utf-8")
-    except FileExistsError:
-        raise SettingsError(f"results={where} exists already: give another name, or remove it first.") from None
     except OSError as error:
-        raise SettingsError(f"results={where} cannot be written ({error.strerror}).") from None
+        raise SettingsError(f"results={where} cannot be written ({error.strerror}): give another new name.") from None

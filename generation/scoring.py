@@ -39,24 +39,17 @@ class Scores:
 
 
 def score(
-    model: GPT,
-    tokenizer: tiktoken.Encoding,
-    tokens: Int[np.ndarray, " N"],
-    *,
-    stride: int,
-    autocast: torch.autocast,
-    batch_tokens: int | None = None,
+    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], *, stride: int, autocast: torch.autocast
 ) -> Scores:
     """Return the scores of every token except the first, with a progress bar.
 
     Windows of block_size tokens begin `stride` apart, and each scores only its last `stride` targets. So every token
     past the first window is predicted from at least block_size - stride others.
-    batch_tokens: tokens in one forward pass; a number that suits the device when None.
     """
     assert len(tokens) > 1 and 0 < stride <= model.config.block_size
     device = model.token_embedding.weight.device
     length = min(model.config.block_size, len(tokens) - 1)
-    batch = max(1, (batch_tokens or (131_072 if device.type == "cuda" else 16_384)) // length)
+    batch = max(1, (131_072 if device.type == "cuda" else 16_384) // length)  # windows in one forward pass
     nats = np.empty(len(tokens) - 1, dtype=np.float32)
     with tqdm(total=len(nats), desc="scoring", unit="token", unit_scale=True, disable=None) as bar:
         for starts, scored in _passes(len(nats), length, stride, batch):

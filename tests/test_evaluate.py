@@ -23,6 +23,7 @@ from evaluate import EvaluateConfig, TextConfig, evaluate
 from generation.scoring import Scores, compare, score
 from pages.surprise import write_surprise
 from runs.checkpoint import save_checkpoint
+from runs.metrics import Evaluation
 from train import train
 from training.config import TrainConfig
 
@@ -62,14 +63,12 @@ def test_every_token_is_scored_once_after_at_least_the_context_that_the_stride_l
     tokens = np.random.default_rng(size).integers(256, size=size)
     model = random_gpt(vocab_size=257)
     passes = list(generation.scoring._passes(size - 1, min(16, size - 1), stride, batch))
-    seen = []
-    for starts, scored in passes:
-        for start in starts:
-            length = min(16, size - 1)
-            assert start == 0 or length - scored >= 16 - stride
-            seen += range(start + length - scored, start + length)
-    assert seen == list(range(size - 1))
-    scores = score(model, BYTE, tokens, stride=stride, autocast=PLAIN, batch_tokens=batch)
+    seen, length = [], min(16, size - 1)
+    for start, scored in [(start, scored) for starts, scored in passes for start in starts]:
+        assert start == 0 or length - scored >= 16 - stride
+        seen += range(start + length - scored, start + length)
+    assert seen == list(range(size - 1)) and all(len(starts) <= batch for starts, _ in passes)
+    scores = score(model, BYTE, tokens, stride=stride, autocast=PLAIN)
     assert np.isfinite(scores.nats).all() and len(scores.nats) == size - 1
 
 
@@ -128,12 +127,16 @@ def test_a_text_too_short_for_a_standard_error_is_compared_without_one(text_sett
 # The command
 
 
+def both_figures(config: TrainConfig) -> tuple[Evaluation, dict[str, float]]:
+    """What evaluate.py measures of a run's best checkpoint with the trainer's windows, and what the trainer did."""
+    out = evaluate(EvaluateConfig(checkpoint=config.run_dir, stride=16, device="cpu"))[0].total
+    return out, json.loads((Path(config.run_dir) / "checkpoints/best/meta.json").read_text())["metrics"]
+
+
 def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config, capsys):
     train(train_config)
-    out = evaluate(EvaluateConfig(checkpoint=train_config.run_dir, stride=16, device="cpu"))[0].total
-    meta = json.loads((Path(train_config.run_dir) / "checkpoints/best/meta.json").read_text())
-    assert out.loss == pytest.approx(meta["metrics"]["val_loss"], rel=1e-5)
-    assert out.bpb == pytest.approx(meta["metrics"]["val_bpb"], rel=1e-5)
+    out, trained = both_figures(train_config)
+    assert (out.loss, out.bpb) == pytest.approx((trained["val_loss"], trained["val_bpb"]), rel=1e-5)
     shown = capsys.readouterr().out
     assert f"nats/token  {out.loss:.4f}" in shown and f"bits/byte   {out.bpb:.4f}" in shown
 
@@ -142,9 +145,8 @@ def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_
     origin = save(tmp_path / "origin", 1, train_bpe([text_file.read_text()], 280))
     model = replace(train_config.model, n_head=4)
     train(replace(train_config, model=model, init_from=str(origin), max_steps=1))
-    out = evaluate(EvaluateConfig(checkpoint=train_config.run_dir, stride=16, device="cpu"))[0].total
-    meta = json.loads((Path(train_config.run_dir) / "checkpoints/best/meta.json").read_text())
-    assert out.loss == pytest.approx(meta["metrics"]["val_loss"], rel=0.01)  # its last window begins earlier
+    out, trained = both_figures(train_config)
+    assert out.loss == pytest.approx(trained["val_loss"], rel=0.01)  # its last window begins earlier
 
 
 def test_a_checkpoint_that_no_run_wrote_has_no_validation_split(text_settings, capsys):
@@ -157,12 +159,11 @@ def test_a_validation_split_that_is_gone_or_changed_is_refused_in_a_sentence(tra
     train_config.tokenizer.name, train_config.tokenizer.vocab_size = "bpe", 270
     train_config.max_steps = train_config.eval_interval = 1
     train(train_config)
-    text_file.write_text("another text. " * 900)
-    with pytest.raises(DataError, match="no validation split to score"):
-        evaluate(EvaluateConfig(checkpoint=train_config.run_dir))
-    text_file.unlink()
-    with pytest.raises(DataError, match=r"does not exist.*give a text with data\.path"):
-        evaluate(EvaluateConfig(checkpoint=train_config.run_dir))
+    changes = {"no validation split to score": lambda: text_file.write_text("another text. " * 900)}
+    for message, change in (changes | {r"does not exist.*give a text with data\.path": text_file.unlink}).items():
+        change()
+        with pytest.raises(DataError, match=message):
+            evaluate(EvaluateConfig(checkpoint=train_config.run_dir))
 
 
 @pytest.mark.parametrize(

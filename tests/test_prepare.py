@@ -297,21 +297,12 @@ def test_what_dead_runs_left_is_removed_and_what_live_runs_write_is_not(tmp_path
     assert cache_names(tmp_path) == [alive, data.directory.name]
 
 
-def start(tmp_path: Path, file: Path, patch: str) -> subprocess.Popen:
-    """A process that prepares `file` after running `patch`, and prints its log."""
-    code = (
-        "import os, signal, sys, time\n"
-        "from data import prepare\n"
-        "from data.config import DataConfig, TokenizerConfig\n"
-        f"{patch}\n"
-        f"data = DataConfig(path={str(file)!r}, cache_dir={str(tmp_path / 'cache')!r})\n"
-        "ready = prepare.prepare(data, TokenizerConfig(name='byte'), log=lambda line: print(line, flush=True))\n"
-        "print('TOKENS', len(ready.train), flush=True)\n"
-    )
-    return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-
-
-WITH_ENCODING = """
+def start(tmp_path: Path, file: Path, *, before: str = "", after: str = "") -> subprocess.Popen:
+    """A process that prepares `file`, runs code before and after encoding, and prints its log."""
+    code = f"""
+import os, signal, sys, time
+from data import prepare
+from data.config import DataConfig, TokenizerConfig
 original = prepare.encode_splits
 def instead(*args, **settings):
     {before}
@@ -319,11 +310,15 @@ def instead(*args, **settings):
     {after}
     return summaries
 prepare.encode_splits = instead
+data = DataConfig(path={str(file)!r}, cache_dir={str(tmp_path / "cache")!r})
+ready = prepare.prepare(data, TokenizerConfig(name='byte'), log=lambda line: print(line, flush=True))
+print('TOKENS', len(ready.train), flush=True)
 """
+    return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_run_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_path, text_file):
-    process = start(tmp_path, text_file, WITH_ENCODING.format(before="", after="os.kill(os.getpid(), signal.SIGKILL)"))
+    process = start(tmp_path, text_file, after="os.kill(os.getpid(), signal.SIGKILL)")
     process.communicate(timeout=30)
     assert process.returncode < 0
     (left,) = cache_names(tmp_path)
@@ -335,7 +330,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_path, 
 
 
 def test_two_runs_that_start_at_once_prepare_once(tmp_path, text_file):
-    processes = [start(tmp_path, text_file, WITH_ENCODING.format(before="time.sleep(1.5)", after="")) for _ in range(2)]
+    processes = [start(tmp_path, text_file, before="time.sleep(1.5)") for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert sum("Preparing" in output for output in outputs) == sum("waiting" in output for output in outputs) == 1
@@ -359,10 +354,9 @@ def test_all_is_on_the_disk_before_it_is_taken_for_whole(tmp_path, text_file, mo
 
 
 def test_a_cache_folder_that_cannot_be_written_is_refused_by_name(tmp_path, text_file):
-    (tmp_path / "file").write_text("in the way")
-    data = DataConfig(path=str(text_file), cache_dir=str(tmp_path / "file" / "cache"))
+    (tmp_path / "cache").write_text("in the way")
     with pytest.raises(DataError, match=r"data\.cache_dir=.*cannot be written"):
-        prepare.prepare(data, TokenizerConfig(name="byte"), log=print)
+        prepared(tmp_path, text_file)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

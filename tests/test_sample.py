@@ -299,7 +299,7 @@ REFUSED = [
     ({"prompts": "{tmp}/number"}, "line 1 must look like"),
     ({"prompts": "{tmp}/list"}, "line 1 is not a JSON object"),
     ({"prompts": "{tmp}/taken"}, "has a field text"),
-    ({"prompts": "{tmp}/good", "results": "{tmp}/list"}, "exists already"),
+    ({"prompts": "{tmp}/good", "results": "{tmp}/list"}, "cannot be written (File exists): give another"),
     ({"results": "{tmp}/no/out"}, "cannot be written (No such file"),
     ({"device": "gpu"}, "device=gpu is not a device"),
     ({"checkpoint": "{tmp}/no"}, "does not exist"),
