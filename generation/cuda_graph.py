@@ -1,7 +1,5 @@
 """A sequence of GPU kernels launched as one: where each is small, launching them is most of their time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +7,12 @@ import torch
 
 
 class CapturedCall:
-    """Calls a function: the first time as it is, the second while capturing it as a CUDA graph, then by replaying that.
+    """Call a function: the first time as it is, the second while capturing it as a CUDA graph, then replay the graph.
 
-    The function takes no arguments. It reads and changes tensors in place, whose addresses the graph keeps; every
-    size and number that Python knows stays what it was when captured, and nothing in it may wait for the GPU. Its
-    result is the same tensors each time, which the next call overwrites. The first call is a rehearsal: libraries
-    allocate and load what they need at their first use, which may not happen during a capture.
+    The function takes no arguments and works in place on tensors, whose addresses the graph keeps. Every size and
+    number that Python knows stays what it was when captured, and nothing may wait for the GPU. The result is the
+    same tensors each time, which the next call overwrites. The first call is a rehearsal: libraries allocate and
+    load what they need at first use, which a capture does not allow.
 
     Source: Gray 2019, "Getting Started with CUDA Graphs"; PyTorch's notes on CUDA semantics, "CUDA Graphs".
     """
@@ -31,8 +29,7 @@ class CapturedCall:
             return self.function()
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            # Records the kernels and runs none. What other threads ask of the GPU meanwhile, such as NCCL's watchdog
-            # or a checkpoint on its way to the disk, is allowed.
+            # Record the kernels, run none. Other threads may use the GPU meanwhile: NCCL's watchdog, a checkpoint.
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.result = self.function()
         self.graph.replay()

@@ -1,4 +1,4 @@
-"""Decoding with the KV cache: texts are read once, then go on a token at a time.
+"""Decoding with the KV cache: texts are read once, then continued one token at a time.
 
 What a text sees once it is longer than block_size:
 
@@ -8,8 +8,6 @@ learned             there is no embedding for position block_size, so the text b
 
 Both depend on nothing but the text itself, so a batch of texts is decoded as each would be alone.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +25,10 @@ FEWEST_SLOTS = 128  # that a CUDA graph looks at
 
 
 class Decoder:
-    """A model that writes, and the batch of texts that it is writing: `read` begins one, `step` goes on.
+    """A model and the batch of texts that it writes: `read` begins a batch, `step` continues it.
 
-    Texts of different lengths are padded on the left, so that all end in the same slot of the cache. On a CPU
-    it holds copies of the weights as they were when it was made, for which it is worth keeping.
+    Texts of different lengths are padded on the left, so that all end in the same slot of the cache. On a CPU a
+    decoder holds a copy of the weights as they were when it was made: keep it to write several batches.
     """
 
     @torch.no_grad()
@@ -44,36 +42,38 @@ class Decoder:
         self.graphs: dict[int, CapturedCall] = {}  # by the number of slots that each looks at
 
     def read(self, texts: list[list[int]], room: int) -> Float[Tensor, "B V"]:
-        """Logits of the token after each text of 1 to block_size tokens; `room` more will be asked for."""
-        longest = max(map(len, texts))
-        assert min(map(len, texts)) > 0 and longest <= self.model.config.block_size
+        """Return the logits of the token after each text of 1 to block_size tokens, with room for `room` more."""
+        model, longest, shortest = self.model, max(map(len, texts)), min(map(len, texts))
+        assert shortest > 0 and longest <= model.config.block_size
         rows = [[0] * (longest - len(text)) + text for text in texts]
         tokens = torch.tensor(rows, device=self.device)  # (B, T)
         self.padding = torch.tensor([longest - len(text) for text in texts], device=self.device)  # (B,)
-        self.most_padding = longest - min(map(len, texts))
+        self.most_padding = longest - shortest
 
-        largest = self.window + self.window // 4 + 1 if self.slides else self.model.config.block_size
-        self.cache = self._make_cache(len(texts), max(longest, min(longest + room, largest)))
-        # The tokens behind the cache's slots, from which learned positions begin anew.
-        self.written = torch.zeros(len(texts), self.cache.size, dtype=torch.long, device=self.device)
+        largest = self.window + self.window // 4 + 1 if self.slides else model.config.block_size
+        size, attention = max(longest, min(longest + room, largest)), model.blocks[0].attention
+        shape = (len(model.blocks), len(texts), attention.kv_heads, size, attention.head_size)
+        self.cache = KVCache(*shape, device=self.device, dtype=model.token_embedding.weight.dtype)
+        # The tokens in the cache's slots, from which learned positions begin anew.
+        self.written = torch.zeros(len(texts), size, dtype=torch.long, device=self.device)
         self.written[:, :longest] = tokens
         self.graphs.clear()
 
         real = positions = None
         if self.most_padding:
-            slots = torch.arange(longest, device=self.device)
-            real = slots >= self.padding[:, None]  # (B, T)
-            positions = (slots - self.padding[:, None]).clamp(min=0)  # (B, T)
-        x = self.model.hidden(tokens, attention_mask=real, positions=positions, cache=self.cache)
-        return self.model.logits(x[:, -1])
+            positions = torch.arange(longest, device=self.device) - self.padding[:, None]  # (B, T)
+            real, positions = positions >= 0, positions.clamp(min=0)
+        x = model.hidden(tokens, attention_mask=real, positions=positions, cache=self.cache)
+        return model.logits(x[:, -1])
 
     def step(
         self, tokens: Int[Tensor, " B"], choose: Callable[[Float[Tensor, "B V"]], Any] = lambda logits: logits
     ) -> Any:
-        """What `choose` makes of the logits (B, V) after these tokens, which go to the end of each text.
+        """Append a token to each text; return what `choose` makes of the logits (B, V) that follow.
 
-        On a GPU the step and its `choose` are captured as one CUDA graph. So `choose` must be the same from one
-        `read` or `take` to the next, and work on tensors alone; the next step overwrites what it returns.
+        On a GPU the step and its `choose` are captured as a CUDA graph, one for each power of two of filled slots, so
+        that a short text is not read as a long one. `choose` must therefore be the same from one `read` or `take` to
+        the next, and work on tensors alone; the next step overwrites what it returns.
         """
         cache = self.cache
         if cache.length == cache.size:
@@ -84,7 +84,17 @@ class Decoder:
             self.written[:, cache.length] = tokens
         if not self.captures:
             return choose(self._plain_step(tokens))
-        result = self._captured_step(tokens, choose)
+
+        if not self.graphs:
+            self.tokens = torch.empty_like(tokens)
+            self.slot, self.position = (torch.empty(1, dtype=torch.long, device=self.device) for _ in range(2))
+        self.tokens.copy_(tokens)
+        self.slot.fill_(cache.length)
+        self.position.fill_(cache.position)
+        S = min(cache.size, max(FEWEST_SLOTS, 1 << cache.length.bit_length()))
+        if S not in self.graphs:
+            self.graphs[S] = CapturedCall(lambda: choose(self._fixed_step(S)))
+        result = self.graphs[S]()
         cache.advance(1)
         return result
 
@@ -101,20 +111,6 @@ class Decoder:
         x = self.packed.hidden(tokens[:, None], attention_mask=real, positions=positions, cache=cache)
         return self.packed.logits(x[:, -1])
 
-    def _captured_step(self, tokens: Int[Tensor, " B"], choose: Callable[[Float[Tensor, "B V"]], Any]) -> Any:
-        """step() as a CUDA graph, one for each power of two of filled slots: a short text is not read as a long one."""
-        length = self.cache.length
-        if not self.graphs:
-            self.tokens = torch.empty_like(tokens)
-            self.slot, self.position = (torch.empty(1, dtype=torch.long, device=self.device) for _ in range(2))
-        self.tokens.copy_(tokens)
-        self.slot.fill_(length)
-        self.position.fill_(self.cache.position)
-        S = min(self.cache.size, max(FEWEST_SLOTS, 1 << length.bit_length()))
-        if S not in self.graphs:
-            self.graphs[S] = CapturedCall(lambda: choose(self._fixed_step(S)))
-        return self.graphs[S]()
-
     def _fixed_step(self, S: int) -> Float[Tensor, "B V"]:
         """step() in tensors that keep size and address: a mask hides those of S slots that are empty or out of sight.
 
@@ -129,7 +125,7 @@ class Decoder:
         return self.packed.logits(x[:, -1])
 
     def take(self, rows: list[int]) -> None:
-        """Go on with these texts alone, in this order; one that comes several times goes on in several ways."""
+        """Continue these texts alone, in this order; one that comes several times is continued in several ways."""
         index = torch.tensor(rows, device=self.device)
         self.cache = self.cache.take(index)
         self.padding, self.written = self.padding[index], self.written[index]
@@ -137,14 +133,8 @@ class Decoder:
 
     def _begin_anew(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """step() where the longest text has used up the learned positions; a shorter one keeps all it has."""
-        most = self.model.config.block_size
-        texts = []
+        most, texts = self.model.config.block_size, []
         for written, padding, token in zip(*(t.tolist() for t in (self.written, self.padding, tokens)), strict=True):
             text = [*written[padding:], token]
             texts.append(text if len(text) <= most else text[-max(1, most // 2) :])
         return self.read(texts, room=most)
-
-    def _make_cache(self, B: int, size: int) -> KVCache:
-        attention, dtype = self.model.blocks[0].attention, self.model.token_embedding.weight.dtype
-        n_layer, Hkv, D = len(self.model.blocks), attention.kv_heads, attention.head_size
-        return KVCache(n_layer, B, Hkv, size, D, device=self.device, dtype=dtype)

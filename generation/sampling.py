@@ -1,16 +1,8 @@
 """From logits to tokens: the controls, the draw, and the loop that feeds each token back.
 
-The controls change the logits in this order, each a function of its own:
-
-1. forbid               ids that are no tokens get no probability
-2. penalize_repetition  what the text already has becomes less likely
-3. temperature          divides the logits; 0 takes the likeliest token and skips the rest
-4. keep_top_k, keep_top_p, keep_min_p   each drops tokens from what the one before it left
-
-It is the order of Hugging Face's `generate`.
+The controls change the logits in the order of Hugging Face's `generate`: ids that are not allowed, repetition
+penalty, temperature (0 takes the likeliest token and skips the rest), top_k, top_p, min_p.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from typing import NamedTuple
@@ -25,62 +17,46 @@ from generation.decoder import Decoder
 DRAWS = 256  # uniform numbers that a sample's generator makes at a time
 
 
-def forbid(logits: Float[Tensor, "B V"], allowed: Bool[Tensor, " V"]) -> Float[Tensor, "B V"]:
-    """No probability for the ids that are not allowed."""
-    return logits.masked_fill(~allowed, -torch.inf)
-
-
 def penalize_repetition(
     logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"], penalty: float
 ) -> Float[Tensor, "B V"]:
-    """Less of what the text already has (Keskar et al. 2019, CTRL, section 4.1).
+    """Make tokens that the text already has less likely (Keskar et al. 2019, CTRL, section 4.1).
 
-    A negative logit is multiplied, as dividing it would make the token likelier.
+    A negative logit is multiplied, because dividing it would make the token likelier.
     """
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def keep_top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
-    """The k likeliest tokens (Fan et al. 2018), and any that tie with the last of them; all when k ≥ V."""
-    if k >= logits.shape[-1]:
-        return logits
-    kth_best = logits.topk(k).values[:, -1:]
-    return logits.masked_fill(logits < kth_best, -torch.inf)
-
-
-def keep_top_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
-    """The nucleus: the fewest likeliest tokens whose probabilities reach p (Holtzman et al. 2020, section 3.1)."""
-    descending, order = logits.sort(descending=True)
-    probabilities = descending.softmax(-1)
-    beyond = probabilities.cumsum(-1) - probabilities >= p  # what came before already reaches p
-    beyond[:, 0] = False
-    return logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
-
-
-def keep_min_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
-    """The tokens at least p times as probable as the likeliest (Nguyen et al. 2024, eq. 1)."""
-    probabilities = logits.softmax(-1)
-    return logits.masked_fill(probabilities < p * probabilities.amax(-1, keepdim=True), -torch.inf)
-
-
 def apply_controls(logits: Float[Tensor, "B V"], controls: Controls) -> Float[Tensor, "B V"]:
-    """Temperature (not 0) and filters, in the order above."""
+    """Divide by the temperature, which is not 0, then let each filter drop tokens from what the one before it left.
+
+    top_k: keep the k likeliest tokens (Fan et al. 2018), and any that tie with the last of them.
+    top_p: keep the nucleus, the fewest likeliest tokens whose probabilities reach p (Holtzman et al. 2020).
+    min_p: keep tokens at least min_p times as probable as the likeliest (Nguyen et al. 2024, eq. 1).
+    """
     if controls.temperature != 1:
         logits = logits / controls.temperature
-    if controls.top_k is not None:
-        logits = keep_top_k(logits, controls.top_k)
+    if controls.top_k is not None and controls.top_k < logits.shape[-1]:
+        kth_best = logits.topk(controls.top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < kth_best, -torch.inf)
     if controls.top_p < 1:
-        logits = keep_top_p(logits, controls.top_p)
+        descending, order = logits.sort(descending=True)
+        probabilities = descending.softmax(-1)
+        beyond = probabilities.cumsum(-1) - probabilities >= controls.top_p  # what came before already reaches p
+        beyond[:, 0] = False
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
     if controls.min_p > 0:
-        logits = keep_min_p(logits, controls.min_p)
+        probabilities = logits.softmax(-1)
+        least = controls.min_p * probabilities.amax(-1, keepdim=True)
+        logits = logits.masked_fill(probabilities < least, -torch.inf)
     return logits
 
 
 def draw(logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B 1"]) -> Int[Tensor, " B"]:
-    """The token at which the summed probabilities pass each row's uniform number in [0, 1).
+    """Return the token at which the summed probabilities pass each row's uniform number in [0, 1).
 
-    One number a token, whatever the vocabulary, drawn by the row's own generator: nothing else in the
-    batch has a say. A token of probability 0 is never where the sum passes a number below it.
+    One number per token, whatever the vocabulary, from the row's own generator: a sample does not depend on
+    the rest of the batch. A token of probability 0 is never drawn.
     """
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     summed = logits.softmax(-1).cumsum(-1, dtype=wide)
@@ -88,7 +64,7 @@ def draw(logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B 1"]) -> Int[Ten
 
 
 class Sampler:
-    """Chooses a token for each sample, by numbers from that sample's own generator."""
+    """Choose a token for each sample, by numbers from that sample's own generator."""
 
     def __init__(
         self,
@@ -110,7 +86,7 @@ class Sampler:
                 self.seen[sample, prompt] = True
 
     def draw_numbers(self) -> None:
-        """Every sample's uniform number for the next choose(), which like a CUDA graph finds it where the last was."""
+        """Put every sample's uniform number for the next choose() where a CUDA graph found the last."""
         if self.drawn % DRAWS == 0:
             numbers = [torch.rand(DRAWS, generator=generator) for generator in self.generators]
             self.numbers = torch.stack(numbers, dim=1).unsqueeze(-1).to(self.uniform.device)  # (DRAWS, B, 1)
@@ -118,8 +94,8 @@ class Sampler:
         self.drawn += 1
 
     def choose(self, logits: Float[Tensor, "B V"]) -> tuple[Int[Tensor, " B"], Float[Tensor, "B V"]]:
-        """The next token of each sample, and the model's own logits of the ids allowed."""
-        own = logits.float() if self.allowed is None else forbid(logits.float(), self.allowed)
+        """Return the next token of each sample, and the model's own logits of the allowed ids."""
+        own = logits.float() if self.allowed is None else logits.float().masked_fill(~self.allowed, -torch.inf)
         logits = own
         if self.seen is not None:
             logits = penalize_repetition(logits, self.seen, self.controls.repetition_penalty)
@@ -161,16 +137,14 @@ def generate(
 ) -> Iterator[list[Drawn]]:
     """Yield the next token of every unfinished sample, max_new_tokens times.
 
-    decoder: that of the model, which may have written other texts before.
-
-    prompts: one for each sample, of at least one token; of a prompt longer than block_size its tail counts.
-        Equal prompts are read once.
+    decoder: of a model in eval mode; it may have written other texts before.
+    prompts: one for each sample, of at least one token; only the last block_size tokens count. Equal prompts are
+        read once.
     seeds: one for each sample; its draws depend on nothing else.
     allowed: False for ids that must never be drawn.
-    finished: samples that need no more tokens; the caller adds to it as it goes.
+    finished: samples that need no more tokens; the caller may add to it between two tokens.
 
-    Its model is expected in eval mode; generation/decoder.py says what it sees of a long text. Raises
-    FloatingPointError when the first logits are not finite.
+    Raises FloatingPointError when the first logits are not finite.
     """
     prompts = [prompt[-decoder.model.config.block_size :] for prompt in prompts]
     distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
@@ -185,24 +159,19 @@ def generate(
     sampler = Sampler(prompts, seeds, controls or Controls(), allowed, logits)
 
     tokens, own = sampler.choose(logits)  # (B,), (B, V)
-    for _ in range(max_new_tokens - 1):
-        yield _drawn(samples, tokens, own if logprobs else None, finished)
+    for left in reversed(range(max_new_tokens)):
+        nats = [None] * len(samples)
+        if logprobs:
+            nats = own.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
+        drawn = map(Drawn, samples, tokens.tolist(), nats)
+        yield [each for each in drawn if each.sample not in finished]
         rows = [row for row, sample in enumerate(samples) if sample not in finished]
-        if not rows:
+        if not rows or not left:
             return
-        # To capture the step anew for a smaller batch takes longer than a few finished samples.
+        # Capturing the step anew for a smaller batch takes longer than a few finished samples.
         if len(rows) <= len(samples) // 2 if decoder.captures else len(rows) < len(samples):
             samples, tokens = [samples[row] for row in rows], tokens[rows]
             decoder.take(rows)
             sampler.take(rows)
         sampler.draw_numbers()
         tokens, own = decoder.step(tokens, sampler.choose)
-    yield _drawn(samples, tokens, own if logprobs else None, finished)
-
-
-def _drawn(
-    samples: list[int], tokens: Int[Tensor, " B"], own: Float[Tensor, "B V"] | None, finished: Set[int]
-) -> list[Drawn]:
-    nats = [None] * len(samples) if own is None else own.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
-    drawn = map(Drawn, samples, tokens.tolist(), nats)
-    return [each for each in drawn if each.sample not in finished]

@@ -1,7 +1,5 @@
 """The settings of a model: its attention and the GPT around it, checked when made."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from errors import SettingsError, at_least, fraction, one_of, positive
@@ -73,9 +71,6 @@ class AttentionConfig:
                 f"attention=flex has no dropout, but model.attention_dropout={self.attention_dropout}: "
                 "set model.attention_dropout=0, or choose attention=sdpa."
             )
-        self._check_heads()
-
-    def _check_heads(self) -> None:
         if self.head_size is None and self.n_embd % self.n_head:
             raise SettingsError(
                 f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}: "

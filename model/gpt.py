@@ -1,7 +1,5 @@
 """The GPT: token embedding, a stack of blocks (attention, then MLP), final norm, language-model head."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import cast
@@ -17,17 +15,22 @@ from model.kv_cache import KVCache
 from model.masks import padding_mask
 from model.packed import together
 
+Tokens = Int[Tensor, "B T"]
+Padding = Shaped[Tensor, "B S"] | None
+Positions = Int[Tensor, "B T"] | Int[Tensor, " T"] | None
+Stream = Float[Tensor, "B T C"]
+Mask = Bool[Tensor, "B 1 1 S"] | None
+Rotation = Float[Tensor, "... T half 2"] | None
+Cache = KVCache | None
+
 
 class GPT(nn.Module):
-    """Decoder-only transformer (Radford et al. 2019; pre-norm residual blocks).
-
-    `forward` returns logits; the loss is the trainer's business.
-    """
+    """Decoder-only transformer (Radford et al. 2019; pre-norm residual blocks)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         if config.vocab_size is None:
-            raise ValueError("vocab_size=null: a GPT needs to know how many token ids its tokenizer has.")
+            raise ValueError("vocab_size=null: a GPT needs the tokenizer's number of token ids.")
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
         if config.position == "learned":
@@ -41,88 +44,70 @@ class GPT(nn.Module):
         self.initialize()
 
     def forward(
-        self,
-        tokens: Int[Tensor, "B T"],
-        *,
-        attention_mask: Shaped[Tensor, "B S"] | None = None,
-        positions: Int[Tensor, "B T"] | Int[Tensor, " T"] | None = None,
-        cache: KVCache | None = None,
+        self, tokens: Tokens, *, attention_mask: Padding = None, positions: Positions = None, cache: Cache = None
     ) -> Float[Tensor, "B T V"]:
-        """Logits of the token that follows each position.
+        """Return the logits of the token that follows each position.
 
         attention_mask: 1 = real, 0 = padding, over all S keys (S = T without a cache, the cached
             positions and the new ones with it).
         positions: absolute positions; by default they count on from what the cache holds.
         cache: keys and values of earlier tokens; this pass appends its own and advances it.
+
+        Raises ValueError for more positions than position=learned has embeddings.
         """
         return self.logits(self.hidden(tokens, attention_mask=attention_mask, positions=positions, cache=cache))
 
     def hidden(
-        self,
-        tokens: Int[Tensor, "B T"],
-        *,
-        attention_mask: Shaped[Tensor, "B S"] | None = None,
-        positions: Int[Tensor, "B T"] | Int[Tensor, " T"] | None = None,
-        cache: KVCache | None = None,
-    ) -> Float[Tensor, "B T C"]:
-        """The residual stream after the last block: forward() up to the logits, for who needs few of them."""
+        self, tokens: Tokens, *, attention_mask: Padding = None, positions: Positions = None, cache: Cache = None
+    ) -> Stream:
+        """Return the residual stream after the last block, as forward(), for callers that need only a few logits."""
         mask = None if attention_mask is None else padding_mask(attention_mask)
+        past = 0 if cache is None else cache.position
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.config.position == "learned":
-            x = x + self.embed_positions(tokens, positions, cache)
+            if positions is None:
+                end, most = past + tokens.size(1), self.config.block_size
+                if end > most:
+                    raise ValueError(
+                        f"{end} positions do not fit the {most} learned position embeddings: "
+                        "shorten the text, or train with position=rope."
+                    )
+                positions = torch.arange(past, end, device=tokens.device)
+            x = x + self.position_embedding(positions)
         x = self.dropout(x)
-        rotation = self.blocks[0].attention.rotation(x, positions, 0 if cache is None else cache.position)
+        rotation = self.blocks[0].attention.rotation(x, positions, past)
         for layer, block in enumerate(self.blocks):
-            x = block(x, mask=mask, positions=positions, rotation=rotation, cache=cache, layer=layer)
+            x = block(x, mask=mask, rotation=rotation, cache=cache, layer=layer)
         if cache is not None:
             cache.advance(tokens.size(1))
         return x
 
-    def logits(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... V"]:
-        """What the residual stream says about the next token."""
+    def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
+        """Return the logits of the residual stream x."""
         return self.cap(self.lm_head(self.final_norm(x)))
 
-    def cap(self, logits: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
-        """Logits kept within ± logit_softcap, where there is one."""
-        if (cap := self.config.logit_softcap) is not None:
-            logits = cap * torch.tanh(logits / cap)
-        return logits
-
-    def embed_positions(
-        self,
-        tokens: Int[Tensor, "B T"],
-        positions: Int[Tensor, "B T"] | Int[Tensor, " T"] | None,
-        cache: KVCache | None,
-    ) -> Float[Tensor, "B T C"] | Float[Tensor, "T C"]:
-        """The learned embedding of each position; ValueError when there are more positions than were learned."""
-        if positions is None:
-            past = 0 if cache is None else cache.position
-            if past + tokens.size(1) > self.config.block_size:
-                raise ValueError(
-                    f"{past + tokens.size(1)} positions do not fit the {self.config.block_size} learned position "
-                    "embeddings: shorten the text, or train with position=rope."
-                )
-            positions = torch.arange(past, past + tokens.size(1), device=tokens.device)
-        return self.position_embedding(positions)
+    def cap(self, logits: Float[Tensor, "*lead V"]) -> Float[Tensor, "*lead V"]:
+        """Return the logits squashed into ± logit_softcap, where it is set."""
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Draw the weights afresh from torch's generator.
+        """Draw the weights from torch's generator.
 
         zero_init=false is GPT-2's scheme: N(0, 0.02), and 0.02 / √(2 n_layer) where a layer writes to
         the residual stream. zero_init=true draws weights at unit gain, N(0, 1/fan_in), and starts those
         output projections and an untied lm_head at zero: the residual stream begins as the embedding alone.
         """
-        config = self.config
         for name, module in self.named_modules():
             writes_residual = name.endswith(("o_proj", "down_proj"))
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
             elif isinstance(module, nn.Linear) and module.weight is not self.token_embedding.weight:
-                if config.zero_init:
+                if self.config.zero_init:
                     std = 0.0 if writes_residual or module is self.lm_head else module.in_features**-0.5
                 else:
-                    std = 0.02 / math.sqrt(2 * config.n_layer) if writes_residual else 0.02
+                    std = 0.02 / math.sqrt(2 * self.config.n_layer) if writes_residual else 0.02
                 nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
@@ -140,19 +125,10 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self,
-        x: Float[Tensor, "B T C"],
-        *,
-        mask: Bool[Tensor, "B 1 1 S"] | None = None,
-        positions: Int[Tensor, "B T"] | Int[Tensor, " T"] | None = None,
-        rotation: Float[Tensor, "... T half 2"] | None = None,
-        cache: KVCache | None = None,
-        layer: int = 0,
-    ) -> Float[Tensor, "B T C"]:
-        """Return x plus what its attention and its MLP add; the other arguments are the attention's."""
-        y = self.attention(
-            self.attention_norm(x), mask=mask, positions=positions, rotation=rotation, cache=cache, layer=layer
-        )
+        self, x: Stream, *, mask: Mask = None, rotation: Rotation = None, cache: Cache = None, layer: int = 0
+    ) -> Stream:
+        """Return x plus what attention and MLP add; the other arguments are the attention's."""
+        y = self.attention(self.attention_norm(x), mask=mask, rotation=rotation, cache=cache, layer=layer)
         x = x + self.dropout(y)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
@@ -173,7 +149,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.inner, config.n_embd, bias=config.bias)
         self.activation = ACTIVATIONS[config.mlp]
 
-    def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
+    def forward(self, x: Stream) -> Stream:
         return self.down_proj(self.activation(self.up_proj(x)))
 
 
@@ -186,7 +162,7 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(config.n_embd, config.inner, bias=config.bias)
         self.down_proj = nn.Linear(config.inner, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
+    def forward(self, x: Stream) -> Stream:
         gate, up = together(x, self.gate_proj, self.up_proj)
         return self.down_proj(F.silu(gate) * up)
 
@@ -198,7 +174,7 @@ def make_norm(config: GPTConfig) -> nn.Module:
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:
-    """The weights under their plain names; an lm_head tied to the embedding is left out."""
+    """Return the weights under their plain names, without an lm_head tied to the embedding."""
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_embeddings:
         del weights["lm_head.weight"]
@@ -206,7 +182,7 @@ def plain_weights(model: GPT) -> dict[str, Tensor]:
 
 
 def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
-    """Copy weights that `plain_weights` gave into a model; RuntimeError when they do not fit it."""
+    """Copy the weights of `plain_weights` into a model; RuntimeError when they do not fit."""
     if model.config.tie_embeddings:
         weights = weights | {"lm_head.weight": weights["token_embedding.weight"]}
     model.load_state_dict(weights)

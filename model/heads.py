@@ -1,7 +1,5 @@
 """What the heads of a model attend to: their weights, and figures that tell heads apart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,8 +46,7 @@ def for_each_layer(
     results: list[Result] = []
 
     def visit(attention: CausalSelfAttention, args: tuple, kwargs: dict) -> None:
-        weights = attention.weights(*args, mask=kwargs["mask"], positions=kwargs["positions"])
-        results.append(function(weights))
+        results.append(function(attention.weights(*args, mask=kwargs["mask"])))
 
     was_training = model.training
     model.eval()
@@ -97,10 +94,7 @@ def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
 
 
 def head_similarity(weights: Float[Tensor, "B H T S"]) -> float | None:
-    """Return 1 minus the Jensen–Shannon divergence in bits, the mean over pairs of heads and queries.
-
-    None for one head.
-    """
+    """Return 1 minus the Jensen–Shannon divergence in bits, the mean over pairs of heads and queries; None for one."""
     H = weights.size(1)
     if H == 1:
         return None

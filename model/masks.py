@@ -5,8 +5,6 @@ position S - T + t: with T = S that is the usual lower triangle, with T = 1 (one
 the whole row. Aligned at the other corner, a cached token would see nothing but key 0.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 
 import torch
@@ -22,12 +20,8 @@ def causal_mask(T: int, S: int, device: Device = None) -> Bool[Tensor, "{T} {S}"
 
 
 def sliding_window_mask(T: int, S: int, window: int, device: Device = None) -> Bool[Tensor, "{T} {S}"]:
-    """Show each query itself and the `window` - 1 positions before it (Beltagy et al. 2020).
-
-    Raises ValueError for a window below 1.
-    """
-    if window < 1:
-        raise ValueError(f"window={window} must be at least 1: a position sees itself.")
+    """Show each query itself and the `window` - 1 positions before it (Beltagy et al. 2020)."""
+    assert window > 0, "a position sees itself"
     return causal_mask(T, S, device).triu(S - T - window + 1)
 
 
@@ -65,8 +59,7 @@ def causal_with(
 def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
     """Return True where the mask is True or 1.
 
-    Raises ValueError for a number other than 0 and 1: an additive mask of 0 and −∞ means the opposite,
-    and would be misread silently.
+    Raises ValueError for a number other than 0 and 1: an additive mask of 0 and −∞ means the opposite.
     """
     if mask.dtype == torch.bool:
         return mask
@@ -82,12 +75,11 @@ def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
 
 def check_broadcast(name: str, tensor: Shaped[Tensor, " ..."], shape: tuple[int, ...]) -> None:
     """Raise ValueError unless the tensor broadcasts to `shape`, (…, H, T, S)."""
-    given = tensor.shape
     # Compared from the last axis: a missing leading axis broadcasts.
-    fits = all(a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False))
-    if not fits or len(given) > len(shape):
+    fits = all(a in (1, b) for a, b in zip(reversed(tensor.shape), reversed(shape), strict=False))
+    if not fits or tensor.ndim > len(shape):
         raise ValueError(
-            f"{name} {tuple(given)} does not broadcast to (…, H, T, S) = {tuple(shape)}; "
+            f"{name} {tuple(tensor.shape)} does not broadcast to (…, H, T, S) = {tuple(shape)}; "
             "a (B, S) padding mask goes through padding_mask() first."
         )
 

@@ -1,10 +1,7 @@
 """Linear layers for decoding, where the input is one row or a few and time goes into reading the weights.
 
-`packed(model)` is a copy of a model for that: what reads the same input is one product, and on a CPU each product's
-weights are laid out so that all threads read them.
+In `packed(model)` layers that read the same input are one product, and on a CPU all threads read its weights.
 """
-
-from __future__ import annotations
 
 import copy as copies
 import mmap
@@ -24,19 +21,21 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def packed(model: Module) -> Module:
-    """A copy of a model for decoding, in eval mode, with the weights as they are now; the model is left as it is.
+    """Return a copy of a model for decoding, in eval mode, with its present weights; the model is left as it is.
 
-    It shares with the model whatever is no linear layer, and all weights where these are more than COPIED.
+    The two share whatever is no linear layer, and all weights where these are more than COPIED.
     """
-    copy = sum(parameter.numel() for parameter in model.parameters()) <= COPIED
-    twin = _packed(model, copy)
+    twin = _packed(model, copy=sum(parameter.numel() for parameter in model.parameters()) <= COPIED)
     assert isinstance(twin, type(model))
     return twin
 
 
 def _packed(module: nn.Module, copy: bool) -> nn.Module:
-    if isinstance(module, nn.Linear) and (panels := panels_for(module, copy)):
-        return PackedLinear(module.weight.detach(), module.bias, panels, copy)
+    if isinstance(module, nn.Linear):
+        weight, panels = module.weight, torch.get_num_threads()
+        pays = weight.numel() >= LARGE and (copy or len(weight) % panels == 0)
+        if pays and weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkl.is_available():
+            return PackedLinear(weight.detach(), module.bias, panels, copy)
     if isinstance(module, nn.RMSNorm) and module.weight.is_cpu and module.weight.dtype == torch.float32:
         return PackedRMSNorm(module)
     if isinstance(module, nn.Dropout):
@@ -63,11 +62,10 @@ class Joined(nn.Module):
     def __init__(self, layers: list[nn.Linear]) -> None:
         super().__init__()
         self.sizes = [layer.out_features for layer in layers]
-        bias = layers[0].bias is not None
-        joined = nn.Linear(layers[0].in_features, sum(self.sizes), bias=bias, device="meta")
-        joined.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False)
-        if bias:
-            joined.bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in layers]), requires_grad=False)
+        joined = nn.Linear(layers[0].in_features, sum(self.sizes), bias=layers[0].bias is not None, device="meta")
+        for name, _ in list(joined.named_parameters()):
+            whole = torch.cat([layer.get_parameter(name).detach() for layer in layers])
+            setattr(joined, name, nn.Parameter(whole, requires_grad=False))
         self.product = _packed(joined, copy=True).forward
 
     def forward(self, x: Float[Tensor, "... C"]) -> tuple[Float[Tensor, "... _"], ...]:
@@ -75,18 +73,10 @@ class Joined(nn.Module):
 
 
 def together(x: Float[Tensor, "... C"], *layers: Callable[[Tensor], Any]) -> tuple[Float[Tensor, "... _"], ...]:
-    """What each of these linear layers makes of x: one product where packed() has joined them."""
+    """Return what each of these linear layers makes of x: one product where packed() has joined them."""
     if layers[0] == layers[-1]:
         return layers[0](x)
     return tuple([layer(x) for layer in layers])
-
-
-def panels_for(layer: nn.Linear, copy: bool) -> int:
-    """Return the number of panels to cut the layer's weights into, 0 where that gains nothing."""
-    weight, panels = layer.weight, torch.get_num_threads()
-    if weight.dtype != torch.float32 or not weight.is_cpu or not torch.backends.mkl.is_available():
-        return 0
-    return 0 if weight.numel() < LARGE or (len(weight) % panels and not copy) else panels
 
 
 class PackedLinear(nn.Module):
@@ -94,9 +84,8 @@ class PackedLinear(nn.Module):
 
     Its time is that of reading the weights, which MKL does on a single core, and slowly. Cut into as many panels
     as there are threads, (panels, C, N / panels), they are read by all. One row is then, in each panel, the sum of
-    its C rows weighted by x: an embedding bag, whose kernel fetches ahead. Several rows are a batch of products.
-
-    copy: whether the panels may be a copy, each in one piece; without, one row is a batch of products too.
+    its C rows weighted by x: an embedding bag, whose kernel fetches ahead. Several rows, or one without a copy, are
+    a batch of products.
     """
 
     def __init__(self, weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None, panels: int, copy: bool) -> None:
@@ -144,7 +133,7 @@ DIRECT = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, PackedLinear, Pack
 
 
 def in_large_pages(tensor: Float[Tensor, " *any"]) -> Float[Tensor, " *any"]:
-    """A copy in pages of 2 MB where Linux has them: with small ones a third of the reading is looking pages up."""
+    """Copy to pages of 2 MB, where Linux has them: with small ones a third of reading is looking pages up."""
     memory = mmap.mmap(-1, tensor.nbytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

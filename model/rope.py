@@ -6,8 +6,6 @@ ones hardly move and tell far from near. A product of a query at m and a key at 
 alone, because turning both by the same angle changes no product (Su et al. 2021, RoFormer, eq. 34).
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch
@@ -23,15 +21,13 @@ class RotaryEmbedding(nn.Module):
     base · factor^(D/(D-2)), which slows the last plane by the factor and leaves the first as it was
     (bloc97 2023; Peng et al. 2023, YaRN, eq. 16).
 
-    Angles, sines and cosines are float32 whatever the model is cast to: bfloat16 cannot count past 256.
+    Angles, sines and cosines are float32 in a model of any type: bfloat16 cannot count past 256.
     """
 
     def __init__(self, head_size: int, theta: float = 10_000.0, scaling: str = "none", factor: float = 1.0):
         super().__init__()
-        if head_size % 2:
-            raise ValueError(f"RoPE turns pairs of channels, but head_size D={head_size} is odd.")
-        if scaling not in ("none", "linear", "ntk"):
-            raise ValueError(f"rope scaling {scaling!r} is not known: choose none, linear or ntk.")
+        assert head_size % 2 == 0, f"RoPE turns pairs of channels, but D={head_size} is odd"
+        assert scaling in ("none", "linear", "ntk"), f"{scaling!r} is not known: choose none, linear or ntk"
         self.head_size = head_size
         if scaling == "ntk" and head_size > 2:  # a single plane has θ = 1 whatever the base
             theta = theta * factor ** (head_size / (head_size - 2))
@@ -41,36 +37,25 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, x: Float[Tensor, "... H T D"], positions: Int[Tensor, "... T"] | None = None
     ) -> Float[Tensor, "... H T D"]:
-        """x turned by its positions, 0 … T-1 when none are given.
-
-        Raises ValueError when D or the positions do not fit x.
-        """
-        if x.ndim < 3 or x.shape[-1] != self.head_size:
-            raise ValueError(f"RoPE expects (…, H, T, D) with D={self.head_size}, but x is {tuple(x.shape)}.")
+        """Turn x by its positions, 0 … T-1 by default; ValueError when they do not fit x."""
         return rotate(x, self.rotation(x[..., 0, :, :], positions))
 
     def rotation(
         self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None = None, start: int = 0
     ) -> Float[Tensor, "... T half 2"]:
-        """(cos, sin) of every plane for x's `positions`, or for start … start+T-1: made once for q and k.
+        """Return (cos, sin) of every plane for x's `positions`, or for start … start+T-1: made once for q and k.
 
-        Raises ValueError when the positions do not fit x.
+        Raises ValueError when the positions are neither (T,) nor (…, T).
         """
-        T = x.shape[-2]
-        if positions is not None:
-            return self._rotation_at(x, positions)
-        if torch.compiler.is_compiling() or type(x) is not Tensor:  # a trace, or a fake tensor: keep nothing
-            return self._rotation_at(x, torch.arange(start, start + T, device=x.device))
-        size = max(1024, 1 << (start + T - 1).bit_length())  # grows by doubling
-        return _table(size, self.head_size, self.theta, self.stretch, x.device)[start : start + T]
-
-    def _rotation_at(
-        self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"]
-    ) -> Float[Tensor, "... T half 2"]:
-        given, lead = positions.shape, x.shape[:-1]
-        whole = len(given) == len(lead) and all(n in (1, m) for n, m in zip(given, lead, strict=True))
-        if given[-1:] != lead[-1:] or not (whole or len(given) == 1):
-            raise ValueError(f"positions {tuple(given)} must be (T,) or (…, T), as x is (…, T, C) = {tuple(x.shape)}.")
+        lead = x.shape[:-1]  # (…, T)
+        if positions is None:
+            end = start + lead[-1]
+            if not torch.compiler.is_compiling() and type(x) is Tensor:  # no trace, no fake tensor
+                size = max(1024, 1 << (end - 1).bit_length())  # grows by doubling
+                return _table(size, self.head_size, self.theta, self.stretch, x.device)[start:end]
+            positions = torch.arange(start, end, device=x.device)
+        if positions.shape != lead and positions.shape != lead[-1:]:
+            raise ValueError(f"positions {tuple(positions.shape)} must be (T,) or (…, T) for x {tuple(x.shape)}.")
         rotation = _cos_sin(positions, self.head_size, self.theta, self.stretch)
         # The same for every head: (…, T, D/2, 2) -> (…, 1, T, D/2, 2)
         return rotation if positions.ndim == 1 else rotation.unsqueeze(-4)
@@ -87,33 +72,25 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
         (a, b), (cos, sin) = pairs.unbind(-1), rotation.unbind(-1)
         turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
     else:  # a + ib times cos + i·sin: the same four products in one pass, 5 to 10 times faster in eager mode
-        turned = torch.view_as_real(_as_complex(pairs) * torch.view_as_complex(rotation))
+        try:
+            points = torch.view_as_complex(pairs)
+        except RuntimeError:  # pairs that do not lie next to each other in memory
+            points = torch.view_as_complex(pairs.contiguous())
+        turned = torch.view_as_real(points * torch.view_as_complex(rotation))
     turned = turned.flatten(-2)  # (…, H, T, D/2, 2) -> (…, H, T, D)
     return turned if turned.dtype == x.dtype else turned.to(x.dtype)
 
 
-def _as_complex(pairs: Float[Tensor, "... 2"]) -> Tensor:
-    try:
-        return torch.view_as_complex(pairs)
-    except RuntimeError:  # pairs that do not lie next to each other in memory
-        return torch.view_as_complex(pairs.contiguous())
-
-
-def _cos_sin(
-    positions: Int[Tensor, " ..."], head_size: int, theta: float, stretch: float
-) -> Float[Tensor, "... half 2"]:
-    plane = torch.arange(0, head_size, 2, dtype=torch.float32, device=positions.device)  # 2i
-    frequency = theta ** (-plane / head_size)
+def _cos_sin(positions: Int[Tensor, "*lead"], D: int, theta: float, stretch: float) -> Float[Tensor, "*lead half 2"]:
+    plane = torch.arange(0, D, 2, dtype=torch.float32, device=positions.device)  # 2i
+    frequency = theta ** (-plane / D)
     angle = positions.to(torch.float32).unsqueeze(-1) / stretch * frequency
     return torch.stack((angle.cos(), angle.sin()), -1)
 
 
 @lru_cache(maxsize=16)
-def _table(
-    size: int, head_size: int, theta: float, stretch: float, device: torch.device
-) -> Float[Tensor, "size half 2"]:
-    # Kept here and not in a buffer: all layers share it, a cast to bfloat16 or a move does not touch it,
-    # and a model built on the meta device has nothing to fill in. A table first needed inside
-    # inference_mode must still serve training afterwards.
+def _table(size: int, D: int, theta: float, stretch: float, device: torch.device) -> Float[Tensor, "{size} half 2"]:
+    # Not a buffer: all layers share it, a cast to bfloat16 or a move does not touch it, and a model built on the
+    # meta device has nothing to fill in. A table first needed in inference mode must serve training afterwards.
     with torch.inference_mode(False):
-        return _cos_sin(torch.arange(size, device=device), head_size, theta, stretch)
+        return _cos_sin(torch.arange(size, device=device), D, theta, stretch)

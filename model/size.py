@@ -1,7 +1,5 @@
 """What a model costs: its parameters by part, its arithmetic."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

@@ -1,7 +1,5 @@
 """From logits to tokens: the controls, the draw, and what a sample may depend on."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -11,18 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from generation.decoder import Decoder
-from generation.sampling import (
-    DRAWS,
-    Controls,
-    apply_controls,
-    draw,
-    forbid,
-    generate,
-    keep_min_p,
-    keep_top_k,
-    keep_top_p,
-    penalize_repetition,
-)
+from generation.sampling import DRAWS, Controls, apply_controls, draw, generate, penalize_repetition
 
 
 def tokens_of(model, prompts, seeds, *, new=30, decoder=Decoder, finished=frozenset(), **controls) -> list[list[int]]:
@@ -50,16 +37,16 @@ def test_each_filter_keeps_exactly_the_tokens_its_definition_names(seed, k, p, m
     probabilities = logits[0].double().softmax(-1).tolist()
     likeliest = sorted(range(30), key=lambda token: -probabilities[token])
 
-    def kept(filtered):
-        return set(filtered[0].isfinite().nonzero().flatten().tolist())
+    def kept(**control):
+        return set(apply_controls(logits, Controls(**control))[0].isfinite().nonzero().flatten().tolist())
 
-    assert kept(keep_top_k(logits, k)) == set(likeliest[:k])
+    assert kept(top_k=k) == set(likeliest[:k])
     sums = [sum(probabilities[token] for token in likeliest[:n]) for n in range(30)]  # before each token
     if min(abs(total - p) for total in sums) > 1e-5:  # else rounding decides
-        assert kept(keep_top_p(logits, p)) == {likeliest[n] for n in range(30) if n == 0 or sums[n] < p}
+        assert kept(top_p=p) == {likeliest[n] for n in range(30) if n == 0 or sums[n] < p}
     floor = m * max(probabilities)
     if min(abs(probability - floor) for probability in probabilities) > 1e-7:
-        assert kept(keep_min_p(logits, m)) == {token for token in range(30) if probabilities[token] >= floor}
+        assert kept(min_p=m) == {token for token in range(30) if probabilities[token] >= floor}
 
 
 @settings(max_examples=200, deadline=None)
@@ -94,9 +81,9 @@ def test_the_controls_in_their_order_equal_hugging_faces_processors(seed, temper
 
 def at_edge(logits: torch.Tensor, k: int, p: float, m: float) -> bool:
     """Whether a sum of probabilities lies so near p, or a probability so near m's floor, that rounding decides."""
-    probabilities = keep_top_k(logits, k).double().softmax(-1).sort(descending=True).values
-    sums = probabilities.cumsum(-1)
-    nucleus = keep_top_p(keep_top_k(logits, k).double(), p).softmax(-1)
+    likeliest = apply_controls(logits, Controls(top_k=k)).double()
+    sums = likeliest.softmax(-1).sort(descending=True).values.cumsum(-1)
+    nucleus = apply_controls(likeliest, Controls(top_p=p)).softmax(-1)
     near_floor = (nucleus - m * nucleus.amax(-1, keepdim=True)).abs().min() < 1e-6
     return bool((sums - p).abs().min() < 1e-6 or near_floor)
 
@@ -112,7 +99,6 @@ def test_the_controls_are_pure():
     logits = random_logits(0)
     before, seen = logits.clone(), torch.ones(3, 30, dtype=torch.bool)
     for changed in (
-        forbid(logits, torch.arange(30) < 9),
         penalize_repetition(logits, seen, 2.0),
         apply_controls(logits, Controls(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1)),
     ):
@@ -134,7 +120,7 @@ def test_a_token_without_probability_is_never_drawn(seed, u):
     logits = random_logits(seed, V=1000)
     allowed = torch.rand(1000, generator=torch.Generator().manual_seed(seed)) < 0.01
     allowed[seed % 1000] = True
-    assert allowed[draw(forbid(logits, allowed), torch.full((3, 1), u))].all()
+    assert allowed[draw(logits.masked_fill(~allowed, -torch.inf), torch.full((3, 1), u))].all()
 
 
 def test_tokens_come_as_often_as_they_are_probable():

@@ -1,7 +1,5 @@
 """The GPT: its shapes, its sizes, what may influence what."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The figures of the heads: known weights give known numbers, and every form of attention has them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

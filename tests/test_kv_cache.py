@@ -1,5 +1,7 @@
 """The KV cache: filled by the layers, moved by the caller."""
 
+import re
+
 import pytest
 import torch
 
@@ -82,27 +84,28 @@ def test_a_text_outgrows_its_cache_as_a_window_over_what_is_left(position):
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("act", "message"),
+    ("k", "v"),
     [
-        (lambda c: KVCache(1, 2, 3, 0, 4), r"\(1, 2, 3, 0, 4\) has no room"),
-        (
-            lambda c: c.write(0, *torch.zeros(2, 2, 3, 5, 4).unbind()),
-            r"too short: 5 of its 8.*\(2, 3, 5, 4\).*10 long",
-        ),
-        (lambda c: c.write(0, *torch.zeros(2, 2, 2, 1, 4).unbind()), r"\(2, 3, 8, 4\), k is \(2, 2, 1, 4\)"),
-        (lambda c: c.write(0, *torch.zeros(2, 1, 3, 1, 4).unbind()), r"k is \(1, 3, 1, 4\)"),
-        (lambda c: c.write(0, *torch.zeros(2, 3, 1, 4).unbind()), r"k is \(3, 1, 4\)"),
-        (lambda c: c.write(0, torch.zeros(2, 3, 1, 4), torch.zeros(2, 3, 2, 4)), r"v is \(2, 3, 2, 4\)"),
-        (
-            lambda c: c.write(0, *torch.zeros(2, 2, 3, 1, 4).bfloat16().unbind()),
-            "make the cache with dtype=torch.bfloat16",
-        ),
-        (lambda c: c.write(0, *torch.zeros(2, 2, 3, 1, 4, requires_grad=True).unbind()), "torch.no_grad"),
-        (lambda c: c.advance(4), "cannot advance by 4: 5 of size=8"),
-        (lambda c: c.drop_oldest(6), "cannot drop 6: 5 of size=8"),
+        (torch.zeros(2, 3, 5, 4), None),  # 3 slots are left
+        (torch.zeros(2, 2, 1, 4), None),
+        (torch.zeros(1, 3, 1, 4), None),
+        (torch.zeros(3, 1, 4), None),
+        (torch.zeros(2, 3, 1, 4), torch.zeros(2, 3, 2, 4)),
+        (torch.zeros(2, 3, 1, 4).bfloat16(), None),
+        (torch.zeros(2, 3, 1, 4, requires_grad=True), None),
     ],
 )
-def test_what_does_not_fit_is_a_value_error_that_names_the_shapes(act, message):
+def test_what_does_not_fit_is_a_value_error_that_names_the_shapes_and_changes_nothing(k, v):
     cache, _, _ = filled(5)
-    with pytest.raises(ValueError, match=message):
-        act(cache)
+    before = cache.keys.clone()
+    v = k if v is None else v
+    shapes = f"k {tuple(k.shape)} and v {tuple(v.shape)} do not fit a cache of (2, 3, 8, 4) with 5 slots filled"
+    with pytest.raises(ValueError, match=re.escape(shapes) + r".*torch\.float32, made under torch\.no_grad"):
+        cache.write(0, k, v)
+    assert torch.equal(cache.keys, before)
+
+
+@pytest.mark.parametrize("act", [lambda cache: cache.advance(4), lambda cache: cache.drop_oldest(6)])
+def test_neither_more_than_is_free_is_filled_nor_more_than_is_filled_dropped(act):
+    with pytest.raises(AssertionError):
+        act(filled(5)[0])

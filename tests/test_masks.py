@@ -24,11 +24,6 @@ def test_query_t_sees_the_window_of_keys_that_ends_at_its_own_position_from_the_
     assert mask.tolist() == wanted
 
 
-def test_a_window_of_no_positions_is_an_error():
-    with pytest.raises(ValueError, match="window=0 must be at least 1"):
-        sliding_window_mask(3, 3, 0)
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_padding_is_the_same_for_every_head_and_query():
     mask = padding_mask(torch.tensor([[1, 1], [1, 0], [1, 0]]))

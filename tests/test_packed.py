@@ -1,7 +1,5 @@
 """The copy of a model that decodes: the same function in fewer, larger products, and nothing of the model changed."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The annotations of model/ can be read, and are checked while the tests run."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

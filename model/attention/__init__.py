@@ -10,8 +10,6 @@ check.py       python -m model.attention.check: does all of it work on your mach
 Next door: model/masks.py, model/rope.py, model/kv_cache.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from model.attention.functional import ATTENTION_FUNCTIONS

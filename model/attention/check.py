@@ -1,15 +1,12 @@
-"""Does attention work on this machine? `python -m model.attention.check` prints a table of tests.
+"""Does attention work on this machine? `python -m model.attention.check` prints a table; exit status 1 on a failure.
 
-Every form is tested as a layer, in float32 and bfloat16, on the GPU if there is one. Exit status 1 when a check
-fails. n/a marks a check that a form cannot take; the reason is below the table.
+Every form is tested as a layer, in float32 and bfloat16, on the GPU if there is one. n/a marks a check that a form
+cannot take; the reason is below the table.
 """
-
-from __future__ import annotations
 
 import copy
 import sys
 import time
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -92,25 +89,14 @@ def eval_determinism(layer: CausalSelfAttention, x: Tensor) -> Pairs:
     return [(once, once if torch.equal(once, twice) else once * torch.nan)]
 
 
-CHECKS: dict[str, Callable[[CausalSelfAttention, Tensor], Pairs]] = {
-    "value+grad": value_and_gradient,
-    "future": future_leak,
-    "padding": padding_leak,
-    "cache": cache,
-    "rope": rope_relativity,
-    "eval": eval_determinism,
-}
-
-
-def worst(pairs: Pairs, dtype: torch.dtype) -> float:
-    """Return the largest error as a share of what is allowed: above 1, or NaN, fails."""
-    absolute, relative = TOLERANCE[dtype]
-    shares = ((a.double() - b.double()).abs() / (absolute + relative * b.double().abs()) for a, b in pairs)
-    return torch.stack([share.max() for share in shares]).max().item()  # a maximum over NaN is NaN
+CHECKS = {
+    "value+grad": value_and_gradient, "future": future_leak, "padding": padding_leak,
+    "cache": cache, "rope": rope_relativity, "eval": eval_determinism,
+}  # fmt: skip
 
 
 def run(check: str, form: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Run one cell of the table."""
+    """Run one cell of the table: its number is the largest error as a share of what is allowed."""
     if (form, check) in NOT_APPLICABLE:
         return "n/a"
     torch.manual_seed(0)
@@ -118,7 +104,10 @@ def run(check: str, form: str, device: torch.device, dtype: torch.dtype) -> str:
     config = AttentionConfig(attention=form, n_embd=C, n_head=H, n_kv_head=HKV, attention_dropout=dropout)
     layer = make_attention(config).to(device, dtype).eval()
     with torch.no_grad():
-        share = worst(CHECKS[check](layer, torch.randn(B, T, C, device=device, dtype=dtype)), dtype)
+        pairs = CHECKS[check](layer, torch.randn(B, T, C, device=device, dtype=dtype))
+    absolute, relative = TOLERANCE[dtype]
+    shares = [((a.double() - b.double()).abs() / (absolute + relative * b.double().abs())).max() for a, b in pairs]
+    share = torch.stack(shares).max().item()  # NaN where any is: that fails too
     return f"ok {share:.2f}" if share <= 1 else f"FAIL {share:.2g}"
 
 

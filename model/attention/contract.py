@@ -19,8 +19,6 @@ It raises ValueError, naming the shapes, when the arguments do not fit together.
 their mathematics; obeys_contract() does the rest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -34,6 +32,7 @@ Query = Float[Tensor, "*lead H T D"]
 Key = Float[Tensor, "*lead Hkv S D"]
 Value = Float[Tensor, "*lead Hkv S Dv"]
 Output = Float[Tensor, "*lead H T Dv"]
+Stream = Float[Tensor, "*lead T C"]
 # What broadcasts to (…, H, T, S): full rank or, where it is the same for all, fewer axes.
 Overlay = Shaped[Tensor, "*#lead #H #T #S"] | Shaped[Tensor, "#T #S"] | Shaped[Tensor, "#S"] | Shaped[Tensor, ""]
 Mask = Overlay | None
@@ -46,17 +45,9 @@ class AttentionFunction(Protocol):
     """The contract above as a type."""
 
     def __call__(
-        self,
-        q: Query,
-        k: Key,
-        v: Value,
-        *,
-        mask: Mask = None,
-        bias: Bias = None,
-        is_causal: bool = False,
-        dropout_p: float = 0.0,
-        scale: float | None = None,
-    ) -> Output: ...
+        self, q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
+        dropout_p: float = 0.0, scale: float | None = None,
+    ) -> Output: ...  # fmt: skip
 
 
 Mathematics = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, float], Tensor]
@@ -71,20 +62,12 @@ def obeys_contract(compute: Mathematics) -> AttentionFunction:
     """
 
     def attend(
-        q: Query,
-        k: Key,
-        v: Value,
-        *,
-        mask: Mask = None,
-        bias: Bias = None,
-        is_causal: bool = False,
-        dropout_p: float = 0.0,
-        scale: float | None = None,
-    ) -> Output:
+        q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
+        dropout_p: float = 0.0, scale: float | None = None,
+    ) -> Output:  # fmt: skip
         check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
         allowed, has_keys = allowed_keys(q, k, mask, is_causal)
-        H, D = q.shape[-3], q.shape[-1]
-        scale = 1 / math.sqrt(D) if scale is None else scale
+        H, scale = q.shape[-3], 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         y = compute(q, repeat_heads(k, H), repeat_heads(v, H), allowed, bias, scale, dropout_p)
         return zero_empty_rows(y, has_keys)
 
@@ -114,10 +97,7 @@ def check_arguments(
         raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1): 1 would drop every weight of q {tuple(qs)}.")
     if mask is not None:
         if is_causal:
-            raise ValueError(
-                f"mask {tuple(mask.shape)} together with is_causal=True: pass one mask, "
-                "model.masks.combine(mask, causal_mask(T, S))."
-            )
+            raise ValueError(f"mask {tuple(mask.shape)} together with is_causal=True: combine() them first.")
         check_broadcast("mask", mask, (*qs[:-1], ks[-2]))
     if bias is not None:
         check_broadcast("bias", bias, (*qs[:-1], ks[-2]))
@@ -152,19 +132,3 @@ def zero_empty_rows(y: Output, has_keys: Allowed) -> Output:
 def repeat_heads(x: Float[Tensor, "*lead Hkv S D"], H: int) -> Float[Tensor, "*lead {H} S D"]:
     """Give every query head its own copy of the key/value head it shares (Ainslie et al. 2023)."""
     return x if x.shape[-3] == H else x.repeat_interleave(H // x.shape[-3], dim=-3)
-
-
-def fold(t: Shaped[Tensor, " ..."]) -> Shaped[Tensor, "B H T D"]:
-    """Fold or add leading axes: torch's kernels are fused for exactly four."""
-    if t.ndim == 4:
-        return t
-    return t.flatten(0, -4) if t.ndim > 4 else t.reshape((1,) * (4 - t.ndim) + t.shape)
-
-
-def fold_overlay(overlay: Overlay, q: Query, S: int) -> Shaped[Tensor, " B #H #T {S}"]:
-    """Fold a mask or bias like q, with B, H or T of 1 where it is the same for all."""
-    if overlay.shape[-1] != S:  # the kernels broadcast every axis but the last
-        overlay = overlay.expand(*overlay.shape[:-1], S).contiguous()
-    if q.ndim > 4 and overlay.ndim > 3:  # several leading axes become one only when all are there
-        overlay = overlay.expand(*q.shape[:-3], *overlay.shape[-3:])
-    return fold(overlay)

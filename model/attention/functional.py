@@ -8,8 +8,6 @@ its keys and values, and joined mask and causality into `allowed`.
 FlashAttention). `sdpa` is the fast choice: `fused`, or `bmm` for short texts on a CPU.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
@@ -28,12 +26,11 @@ from model.attention.contract import (
     Key,
     Mask,
     Output,
+    Overlay,
     Query,
     Value,
     allowed_keys,
     check_arguments,
-    fold,
-    fold_overlay,
     obeys_contract,
     repeat_heads,
     zero_empty_rows,
@@ -124,16 +121,9 @@ def loop(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float,
 
 
 def sdpa(
-    q: Query,
-    k: Key,
-    v: Value,
-    *,
-    mask: Mask = None,
-    bias: Bias = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Output:
+    q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
+    dropout_p: float = 0.0, scale: float | None = None,
+) -> Output:  # fmt: skip
     """The same by the fastest means: torch's fused kernels, or `bmm` for short texts on a CPU.
 
     There the kernels save no time, in bf16 they take several times as long, and the matrix they avoid is small.
@@ -143,16 +133,9 @@ def sdpa(
 
 
 def fused(
-    q: Query,
-    k: Key,
-    v: Value,
-    *,
-    mask: Mask = None,
-    bias: Bias = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Output:
+    q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
+    dropout_p: float = 0.0, scale: float | None = None,
+) -> Output:  # fmt: skip
     """The same by torch's fused kernels, called so that they are correct and make no (T, S) matrix if avoidable."""
     check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
     T, S = q.shape[-2], k.shape[-2]
@@ -179,34 +162,40 @@ def fused(
         scale = 1 / math.sqrt(D) if scale is None else scale
         q, k, v = (F.pad(t, (0, max(D, Dv) - t.shape[-1])) for t in (q, k, v))
 
-    y = F.scaled_dot_product_attention(
-        fold(q), fold(k), fold(v), mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped
-    )
+    q4, k4, v4 = fold(q), fold(k), fold(v)
+    y = F.scaled_dot_product_attention(q4, k4, v4, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
     if q.ndim != 4:
         y = y.reshape(*q.shape[:-1], y.shape[-1])  # (B, H, T, Dv) -> (…, H, T, Dv)
     return zero_empty_rows(y[..., :Dv] if Dv < D else y, has_keys)
 
 
+def fold(t: Shaped[Tensor, " ..."]) -> Shaped[Tensor, "B H T D"]:
+    """Fold or add leading axes: torch's kernels are fused for exactly four."""
+    if t.ndim == 4:
+        return t
+    return t.flatten(0, -4) if t.ndim > 4 else t.reshape((1,) * (4 - t.ndim) + t.shape)
+
+
+def fold_overlay(overlay: Overlay, q: Query, S: int) -> Shaped[Tensor, " B #H #T {S}"]:
+    """Fold a mask or bias like q, with B, H or T of 1 where it is the same for all."""
+    if overlay.shape[-1] != S:  # the kernels broadcast every axis but the last
+        overlay = overlay.expand(*overlay.shape[:-1], S).contiguous()
+    if q.ndim > 4 and overlay.ndim > 3:  # several leading axes become one only when all are there
+        overlay = overlay.expand(*q.shape[:-3], *overlay.shape[-3:])
+    return fold(overlay)
+
+
 def flex(
-    q: Query,
-    k: Key,
-    v: Value,
-    *,
-    mask: Mask = None,
-    bias: Bias = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Output:
+    q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
+    dropout_p: float = 0.0, scale: float | None = None,
+) -> Output:  # fmt: skip
     """The same by flex_attention (Dong et al. 2024): a kernel compiled for the mask, which skips hidden blocks.
 
     Raises ValueError also for what flex_attention lacks: dropout anywhere, gradients on the CPU.
     """
     check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
     if dropout_p > 0:
-        raise ValueError(
-            f"attention=flex has no dropout, but dropout_p={dropout_p}: set attention_dropout=0, or choose sdpa."
-        )
+        raise ValueError(f"attention=flex has no dropout, but dropout_p={dropout_p}: choose sdpa, or no dropout.")
     if q.is_cpu and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise ValueError("attention=flex computes gradients on CUDA only: choose sdpa to train on the CPU.")
     if q.shape[-2] == 1:  # decoding: nothing to skip, and a kernel would be compiled for every S
@@ -217,7 +206,7 @@ def flex(
         allowed, has_keys = allowed_keys(q, k, mask, is_causal)
     if allowed is not None:
         block_mask = _dense_block_mask(fold_overlay(allowed, q, S).expand(-1, -1, T, -1))
-    elif is_causal and T > 1:
+    elif is_causal:
         block_mask = _causal_block_mask(T, S, q.device)
     if bias is not None:
         added = fold_overlay(bias, q, S).expand(math.prod(q.shape[:-3]), q.shape[-3], T, S)
@@ -250,15 +239,9 @@ def _dense_block_mask(allowed: Bool[Tensor, "B H T S"]) -> BlockMask:
 
 
 def attention_weights(
-    q: Query,
-    k: Key,
-    *,
-    mask: Mask = None,
-    bias: Bias = None,
-    is_causal: bool = False,
-    scale: float | None = None,
+    q: Query, k: Key, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False, scale: float | None = None,
     attend: AttentionFunction = matmul,
-) -> Float[Tensor, "*lead H T S"]:
+) -> Float[Tensor, "*lead H T S"]:  # fmt: skip
     """Return the weights of any attention function, for pictures.
 
     Attention returns weights @ v, so with the identity matrix for v it returns the weights.

@@ -3,17 +3,14 @@
 CausalSelfAttention is what every trainable form has in common, MultiHeadAttention the form a GPT uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from model.attention.contract import AttentionFunction
+from model.attention.contract import AttentionFunction, Bias, Key, Output, Query, Stream, Value
 from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights, matmul
 from model.attention.variants import ATTENTION_VARIANTS
 from model.config import AttentionConfig
@@ -24,47 +21,46 @@ from model.rope import RotaryEmbedding, rotate
 
 NORM_EPS = 1e-6
 
+LayerMask = Shaped[Tensor, "..."] | None
+Positions = Int[Tensor, "*#lead T"] | Int[Tensor, " T"] | None
+Rotation = Float[Tensor, "... T half 2"] | None
+
 
 class CausalSelfAttention(nn.Module):
     """A layer in which every position gathers from itself and the positions before it.
 
     Its children say how queries, keys and values come about (`project`) and what becomes of the result
-    (`merge`); the rest, mask, window, cache, ALiBi, dropout, is the same for all and is here.
+    (`merge`). Mask, window, cache, ALiBi and dropout are the same for all and are here.
     """
 
-    def __init__(
-        self,
-        config: AttentionConfig,
-        n_head: int,
-        head_size: int,
-        attend: AttentionFunction,
-        kv_heads: int | None = None,
-    ):
+    def __init__(self, config: AttentionConfig, n_head: int, kv_heads: int, head_size: int, attend: AttentionFunction):
         super().__init__()
-        self.n_head, self.kv_heads, self.head_size = n_head, kv_heads or n_head, head_size
+        self.n_head, self.kv_heads, self.head_size = n_head, kv_heads, head_size
         self.attend = attend
-        self.rope = make_rope(config, head_size)
+        self.rope = None
+        if config.position == "rope":
+            self.rope = RotaryEmbedding(head_size, config.rope_theta, config.rope_scaling, config.rope_scaling_factor)
         self.dropout = config.attention_dropout
         self.window = config.attention_window
         self.alibi = config.position == "alibi"
 
     def forward(
         self,
-        x: Float[Tensor, "... T C"],
+        x: Stream,
         *,
-        mask: Shaped[Tensor, " ..."] | None = None,
-        positions: Int[Tensor, "... T"] | None = None,
-        rotation: Float[Tensor, "... T half 2"] | None = None,
+        mask: LayerMask = None,
+        positions: Positions = None,
+        rotation: Rotation = None,
         cache: KVCache | None = None,
         layer: int = 0,
-    ) -> Float[Tensor, "... T C"]:
+    ) -> Stream:
         """Mix x over the past, in any number of leading dimensions.
 
         mask: broadcasts to (…, H, T, S), with S = T plus the length of the cache, and says what may be
             attended; causality and window hold in any case.
         positions: turn RoPE; by default they follow on from the cache, or from 0.
         rotation: that of these positions, where the caller has made it for all layers.
-        cache: keys and values of earlier tokens, for an x of (B, T, C). Its own are written at `layer`; the
+        cache: keys and values of earlier tokens, for an x of (B, T, C). The new ones are written at `layer`; the
             caller advances the cache after the last layer.
 
         Raises ValueError, naming the shapes, when mask, positions or cache do not fit x.
@@ -78,51 +74,36 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.write(layer, k, v)  # (…, Hkv, T, D) -> (…, Hkv, S, D)
             slot = cache.slot
-        k, v, overlay = self._overlay(q, k, v, mask, slot)
-        y = self.attend(q, k, v, **overlay, dropout_p=self.dropout if self.training else 0.0)
-        return self.merge(y)
+        k, v, mask, is_causal, bias = self._overlay(q, k, v, mask, slot)
+        dropout_p = self.dropout if self.training else 0.0
+        return self.merge(self.attend(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p))
 
-    def weights(
-        self,
-        x: Float[Tensor, "... T C"],
-        *,
-        mask: Shaped[Tensor, " ..."] | None = None,
-        positions: Int[Tensor, "... T"] | None = None,
-    ) -> Float[Tensor, "... H T T"]:
+    def weights(self, x: Stream, *, mask: LayerMask = None, positions: Positions = None) -> Float[Tensor, "... H T T"]:
         """Return the weights of forward(x) without dropout, for pictures and statistics."""
         q, k, v = self.project(x)
         if (rotation := self.rotation(x, positions, 0)) is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        k, _, overlay = self._overlay(q, k, v, mask)
+        k, _, mask, is_causal, bias = self._overlay(q, k, v, mask)
         # All forms but the variants have matmul's weights, and fused kernels are not made for values of width S.
         attend = self.attend if self.attend in ATTENTION_VARIANTS.values() else matmul
-        return attention_weights(q, k, **overlay, attend=attend)
+        return attention_weights(q, k, mask=mask, bias=bias, is_causal=is_causal, attend=attend)
 
-    def rotation(
-        self, x: Float[Tensor, "... T C"], positions: Int[Tensor, "... T"] | None, start: int
-    ) -> Float[Tensor, "... T half 2"] | None:
+    def rotation(self, x: Stream, positions: Positions, start: int) -> Rotation:
         """Return RoPE's rotation of x's `positions`, or of start … start+T-1; None without RoPE."""
         return None if self.rope is None else self.rope.rotation(x, positions, start)
 
-    def project(
-        self, x: Float[Tensor, "... T C"]
-    ) -> tuple[Float[Tensor, "... H T D"], Float[Tensor, "... Hkv T D"], Float[Tensor, "... Hkv T D"]]:
+    def project(self, x: Stream) -> tuple[Query, Key, Value]:
         """Return the queries, keys and values of x, not yet rotated."""
         raise NotImplementedError
 
-    def merge(self, y: Float[Tensor, "... H T D"]) -> Float[Tensor, "... T C"]:
+    def merge(self, y: Output) -> Stream:
         """Return what the heads gathered as a change to the residual stream."""
         raise NotImplementedError
 
     def _overlay(
-        self,
-        q: Float[Tensor, "... H T D"],
-        k: Float[Tensor, "... Hkv S D"],
-        v: Float[Tensor, "... Hkv S D"],
-        mask: Shaped[Tensor, " ..."] | None,
-        slot: Int[Tensor, " 1"] | None = None,
-    ) -> tuple[Float[Tensor, "... Hkv reach D"], Float[Tensor, "... Hkv reach D"], Overlay]:
-        """Return the keys and values in reach, and what to lay over their scores."""
+        self, q: Query, k: Key, v: Value, mask: LayerMask, slot: Int[Tensor, " 1"] | None = None
+    ) -> tuple[Float[Tensor, "... Hkv reach D"], Float[Tensor, "... Hkv reach Dv"], LayerMask, bool, Bias]:
+        """Return the keys and values in reach, and the mask, is_causal and bias to lay over their scores."""
         T, S = q.shape[-2], k.shape[-2]
         if mask is not None:
             check_broadcast("mask", mask, (*q.shape[:-1], S))
@@ -133,7 +114,7 @@ class CausalSelfAttention(nn.Module):
                 mask = combine(mask, back < self.window)
             if self.alibi:
                 bias = -alibi_slopes(self.n_head, q.device)[:, None, None] * back
-            return k, v, {"mask": mask, "is_causal": False, "bias": bias}
+            return k, v, mask, False, bias
         reach = S if self.window is None else min(S, self.window + T - 1)
         if reach < S:  # the first query does not see further back, so neither does any other
             k, v = k[..., -reach:, :], v[..., -reach:, :]
@@ -142,28 +123,21 @@ class CausalSelfAttention(nn.Module):
         if self.alibi:
             bias = alibi_bias(self.n_head, T, reach, q.device)
         mask, is_causal = causal_with(mask, T, reach, self.window, q.device)
-        return k, v, {"mask": mask, "is_causal": is_causal, "bias": bias}
-
-
-class Overlay(TypedDict):
-    """What is laid over the scores, as arguments of an attention function."""
-
-    mask: Bool[Tensor, " ..."] | None
-    is_causal: bool
-    bias: Float[Tensor, "H T S"] | None
+        return k, v, mask, is_causal, bias
 
 
 class MultiHeadAttention(CausalSelfAttention):
     """H heads that each attend in a subspace of D channels, C / H by default (Vaswani et al. 2017, section 3.2.2).
 
     With fewer key/value heads than query heads several queries share one: multi-query (Shazeer 2019) and
-    grouped-query attention (Ainslie et al. 2023). QK-norm keeps the scores bounded (Henry et al. 2020).
+    grouped-query attention (Ainslie et al. 2023). QK-norm keeps the scores bounded and training stable (Dehghani
+    et al. 2023, ViT-22B; Henry et al. 2020 did it first, with an L2 norm and a learned scale).
     """
 
     def __init__(self, config: AttentionConfig, attend: AttentionFunction | None = None):
         C, D = config.n_embd, config.head_channels
         attend = attend or (ATTENTION_FUNCTIONS | ATTENTION_VARIANTS)[config.attention]
-        super().__init__(config, config.n_head, D, attend, config.kv_heads)
+        super().__init__(config, config.n_head, config.kv_heads, D, attend)
         self.q_proj = nn.Linear(C, config.n_head * D, bias=config.qkv_bias)
         self.k_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
         self.v_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
@@ -171,9 +145,7 @@ class MultiHeadAttention(CausalSelfAttention):
         self.q_norm = nn.RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
 
-    def project(
-        self, x: Float[Tensor, "... T C"]
-    ) -> tuple[Float[Tensor, "... H T D"], Float[Tensor, "... Hkv T D"], Float[Tensor, "... Hkv T D"]]:
+    def project(self, x: Stream) -> tuple[Query, Key, Value]:
         # (…, T, n·D) -> (…, T, n, D) -> (…, n, T, D): one product for all n heads, its channels cut into heads
         heads = (*x.shape[:-1], -1, self.head_size)
         q, k, v = [y.view(heads).transpose(-3, -2) for y in self.products(x)]
@@ -181,24 +153,17 @@ class MultiHeadAttention(CausalSelfAttention):
             q, k = _normalise(self.q_norm, q), _normalise(self.k_norm, k)
         return q, k, v
 
-    def products(self, x: Float[Tensor, "... T C"]) -> tuple[Float[Tensor, "... T _"], ...]:
+    def products(self, x: Stream) -> tuple[Float[Tensor, "*lead T _"], ...]:
         """Return x times the weights of all queries, of all keys and of all values."""
         return together(x, self.q_proj, self.k_proj, self.v_proj)
 
-    def merge(self, y: Float[Tensor, "... H T D"]) -> Float[Tensor, "... T C"]:
+    def merge(self, y: Output) -> Stream:
         joined = y.transpose(-3, -2).flatten(-2)  # (…, H, T, D) -> (…, T, H, D) -> (…, T, H·D)
         return self.o_proj(joined)  # (…, T, H·D) -> (…, T, C)
 
 
-def _normalise(norm: Callable[[Tensor], Tensor], x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+def _normalise(norm: Callable[[Tensor], Tensor], x: Query) -> Query:
     if isinstance(norm, nn.RMSNorm) and x.dtype != norm.weight.dtype:
         # Under autocast x is half precision and the weight is not: torch's fused kernel wants them alike.
         return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
     return norm(x)
-
-
-def make_rope(config: AttentionConfig, head_size: int) -> RotaryEmbedding | None:
-    """Return the rotation of one head, or None when the settings ask for none."""
-    if config.position != "rope":
-        return None
-    return RotaryEmbedding(head_size, config.rope_theta, config.rope_scaling, config.rope_scaling_factor)

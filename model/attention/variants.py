@@ -4,8 +4,6 @@ A variant is a function here and its name in model.config.ATTENTION_VARIANTS. Th
 the tests of every form then hold for it (docs/attention.md).
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 
