@@ -12,7 +12,6 @@ from pathlib import Path
 
 from errors import CheckpointError, SettingsError
 from generation.config import SampleConfig
-from schema import from_arguments
 from settings import run_command
 
 
@@ -44,18 +43,13 @@ def sample(config: SampleConfig) -> None:
             tokens = encode_prompt(checkpoint.tokenizer, prompt)
             draw_attention_map(checkpoint.model, checkpoint.tokenizer, tokens, Path(config.attention_map))
         elif config.interactive:
-            converse(checkpoint, config, change)
+            converse(checkpoint, config)
         elif records or config.results:
             write_results(checkpoint, config, records or [{"prompt": prompt}])
         else:
             print_samples(Decoder(checkpoint.model), checkpoint.tokenizer, config, prompt)
     except FloatingPointError as error:
         raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error}): take an earlier one.") from None
-
-
-def change(config: SampleConfig, name: str, text: str) -> SampleConfig:
-    """Return the settings with one of them given as on the command line."""
-    return from_arguments(SampleConfig, [f"{name}={text}"], config)
 
 
 def main() -> None:

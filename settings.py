@@ -204,11 +204,11 @@ def complete(cfg: DictConfig, model_of: Callable[[str], GPTConfig]) -> DictConfi
     from hydra.core.config_store import ConfigStore
     from hydra.core.hydra_config import HydraConfig
 
-    from runs.directory import OUTPUTS, find_run, saved_settings
+    from runs.directory import find_run, saved_settings
 
     place = {name: cfg[name] for name in ("run_dir", "resume", "init_from")}
     typed = HydraConfig.get().overrides.task
-    run = find_run(cfg.resume, [Path(cfg.run_dir)] if cfg.run_dir else OUTPUTS) if cfg.resume else None
+    run = find_run(cfg.resume, cfg.run_dir) if cfg.resume else None
     brought: dict[str, Any] = {}
     if run is not None:
         brought = saved_settings(run)

@@ -1,7 +1,6 @@
 """Samples on the screen as they are drawn, and prompts typed one after the other."""
 
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -12,6 +11,7 @@ from generation.config import SampleConfig
 from generation.decoder import Decoder
 from generation.text import complete, encode_prompt
 from runs.checkpoint import Checkpoint
+from schema import from_arguments
 
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
 Ctrl-C stops the text, Ctrl-D ends the session.
@@ -25,8 +25,6 @@ FIXED = (
 )
 PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-
-Change = Callable[[SampleConfig, str, str], SampleConfig]
 
 
 def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
@@ -76,11 +74,8 @@ def visible(text: str) -> str:
     return text.translate(PICTURES)
 
 
-def converse(checkpoint: Checkpoint, config: SampleConfig, change: Change) -> None:
-    """Ask for a line and continue it, until the end of the input.
-
-    change: returns the settings with one, given by its name, set to a value as typed.
-    """
+def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
+    """Ask for a line and continue it, until the end of the input."""
     with suppress(ImportError):  # a Python may be built without it
         import readline  # noqa: F401  (the arrow keys recall earlier lines)
     decoder, text = Decoder(checkpoint.model), ""
@@ -95,13 +90,13 @@ def converse(checkpoint: Checkpoint, config: SampleConfig, change: Change) -> No
             print()
             continue
         if line.startswith("/") and not line.startswith("//"):
-            config = _obey(line[1:], config, change)
+            config = _obey(line[1:], config)
         else:
             prompt = line.removeprefix("/") if line else text
             text = prompt + print_samples(decoder, checkpoint.tokenizer, config, prompt)
 
 
-def _obey(order: str, config: SampleConfig, change: Change) -> SampleConfig:
+def _obey(order: str, config: SampleConfig) -> SampleConfig:
     """Do what a line that began with a slash asks; return the settings after it."""
     name, _, value = order.replace("=", " ", 1).partition(" ")
     changeable = {key: now for key, now in asdict(config).items() if key not in FIXED}
@@ -113,7 +108,7 @@ def _obey(order: str, config: SampleConfig, change: Change) -> SampleConfig:
         print(f"{name} {changeable[name]}")
     else:
         try:
-            return change(config, name, value.strip())
+            return from_arguments(SampleConfig, [f"{name}={value.strip()}"], config)
         except SettingsError as error:
             print(error)
     return config

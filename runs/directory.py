@@ -3,7 +3,7 @@
 import logging
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
@@ -68,13 +68,13 @@ def refuse_used(directory: Path) -> None:
         )
 
 
-def find_run(where: str, folders: Sequence[Path] = OUTPUTS) -> Path | None:
-    """Return the run directory that resume=`where` means; for auto the newest unfinished one below `folders`, or None.
+def find_run(where: str, run_dir: str | None) -> Path | None:
+    """Return the run directory that resume=`where` means; for auto the newest unfinished one of run_dir, or None.
 
     Raises SettingsError when the directory holds no run, or the run is still going on.
     """
     if where == "auto":
-        for run in runs_by_age(folders):
+        for run in runs_by_age([Path(run_dir)] if run_dir else OUTPUTS):
             with suppress(CheckpointError):  # it has none that can be read
                 if not is_locked(run) and not _newest(run, read_meta)["progress"]["finished"]:
                     return run

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobStatus
 from omegaconf import IntegerNode, OmegaConf
 
 from errors import SettingsError, first_line
@@ -43,13 +43,21 @@ class Search(Grid):
         Raises SettingsError for what cannot be searched, before any job runs, and when all jobs failed.
         """
         self.check()
+        from optuna.trial import TrialState
+
         space, fixed = self.read_space(arguments)
         with self.keeping_folder():
             study = self.open_study([*self.params, *arguments])
             for trials in self.batches(study, space):
                 jobs = [[*fixed, *settings_of(trial)] for trial in trials]
                 for trial, result in zip(trials, self.launch(jobs, trials[0].number), strict=True):
-                    tell(study, trial.number, result)
+                    assert result.hydra_cfg is not None
+                    bpb = (read_summary(Path(result.hydra_cfg.hydra.runtime.output_dir)) or {}).get("val_bpb")
+                    if result.status == JobStatus.COMPLETED and bpb is not None:
+                        study.tell(trial.number, bpb)
+                    else:  # from pruned trials the sampler learns to look elsewhere, from failed ones nothing
+                        is_mistake = isinstance(result._return_value, SettingsError)  # training that diverged is one
+                        study.tell(trial.number, state=TrialState.PRUNED if is_mistake else TrialState.FAIL)
             self.conclude(study, fixed)
 
     def check(self) -> None:
@@ -163,16 +171,3 @@ def settings_of(trial: Trial | FrozenTrial) -> list[str]:
             value = min(max(float(f"{value:.4g}"), known.low), known.high)
         settings.append(f"{name}={value}")
     return settings
-
-
-def tell(study: Study, number: int, result: JobReturn) -> None:
-    """Record what became of a trial: its best validation bits per byte, or that it failed."""
-    from optuna.trial import TrialState
-
-    assert result.hydra_cfg is not None
-    summary = read_summary(Path(result.hydra_cfg.hydra.runtime.output_dir)) or {}
-    if result.status == JobStatus.COMPLETED and summary.get("val_bpb") is not None:
-        study.tell(number, summary["val_bpb"])
-    else:  # from pruned trials the sampler learns to look elsewhere, from failed ones nothing
-        is_mistake = isinstance(result._return_value, SettingsError)  # training that diverged is one too
-        study.tell(number, state=TrialState.PRUNED if is_mistake else TrialState.FAIL)

@@ -116,6 +116,7 @@ MISTAKES = {
     "train.py +experiment=ladder": "many runs are asked for, and one would be made: add -m",
     "train.py attention=simple model.n_embd=33 model.head_size=32": "model.n_embd=33, the one head of attention=simple",
     "train.py seed=1,2": "add --multirun",
+    "train.py hydra/sweeper=optuna seed=1": "one would be made: add -m",
     "train.py data.path=it's": "cannot read the override",
     "train.py seed=1 -m sample_prompt=it's": "cannot read the override",
     "train.py hydra.run.dir=a": "write run_dir=a",
@@ -158,6 +159,7 @@ MISTAKES = {
     "evaluate.py data=x": "data: ",
     "evaluate.py stride=0": "stride=0 must be at least 1",
     "export.py": "to=FOLDER is needed",
+    "sample.py": "there is no run under outputs/ yet: train one with `python train.py`",
 }
 
 
@@ -169,13 +171,6 @@ def test_a_mistake_ends_in_one_sentence_and_status_1(command, tmp_path):
     assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
     assert MISTAKES[command] in lines[0]
     assert not list(tmp_path.iterdir())
-
-
-def test_sample_without_a_run_says_what_to_do(tmp_path):
-    result = run_here("sample.py", cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert "python train.py" in result.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 # Help
@@ -194,10 +189,12 @@ def test_help_lists_every_setting_with_its_default_and_meaning(script, tmp_path)
     assert ("gpt2_xl" in shown and "+experiment" in shown and "-m" in shown) == (script == "train.py")
 
 
-def test_help_shows_defaults_as_they_are_typed(tmp_path):
+def test_help_shows_defaults_as_they_are_typed_and_hydras_own_flags_work(tmp_path):
     shown = run_here("train.py", "--help", cwd=tmp_path).stdout
     for setting in ("max_steps=null", "dry_run=false", "optimizer.lr=0.02", "tokenizer.name=bpe", 'sample_prompt=""'):
         assert f"  {setting} " in shown
+    shown = run_here("train.py", "--cfg", "job", "model=small", cwd=tmp_path)
+    assert shown.returncode == 0 and "n_embd: 512" in shown.stdout and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("script", SCHEMAS)
@@ -208,11 +205,6 @@ print(json.dumps([name for name in ('torch', 'hydra') if name in sys.modules]))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert time.perf_counter() - started < 3, "on a busy machine; torch alone would add more than a second"
     assert json.loads(result.stdout.splitlines()[-1]) == (["hydra"] if script == "train.py" else [])
-
-
-def test_hydras_own_flags_work(tmp_path):
-    shown = run_here("train.py", "--cfg", "job", "model=small", cwd=tmp_path)
-    assert shown.returncode == 0 and "n_embd: 512" in shown.stdout and not list(tmp_path.iterdir())
 
 
 # Runs

@@ -1,11 +1,11 @@
 """Sweeps side by side and elsewhere: jobs share the data's cache and nothing else, and fail one by one."""
 
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,9 @@ from runs.summary import device_of_job, read_job
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent
-INSTALLED = {
-    name: bool(importlib.util.find_spec(f"hydra_plugins.hydra_{name}_launcher")) for name in ("joblib", "submitit")
-}
-needs_joblib = pytest.mark.skipif(not INSTALLED["joblib"], reason='needs pip install -e ".[parallel]"')
-needs_submitit = pytest.mark.skipif(not INSTALLED["submitit"], reason='needs pip install -e ".[slurm]"')
+has_joblib, has_submitit = (bool(find_spec(f"hydra_plugins.hydra_{name}_launcher")) for name in ("joblib", "submitit"))
+needs_joblib = pytest.mark.skipif(not has_joblib, reason='needs pip install -e ".[parallel]"')
+needs_submitit = pytest.mark.skipif(not has_submitit, reason='needs pip install -e ".[slurm]"')
 
 
 def command(*arguments: str) -> list[str]:

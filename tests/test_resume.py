@@ -123,7 +123,7 @@ def test_a_run_stopped_at_its_last_step_is_finished_when_it_was_evaluated(config
     assert meta["computed_on"]["tinygpt"] == training.__version__
     assert last.with_name("best").readlink() == Path(f"step_{config.max_steps}")
     assert final_files(config.run_dir)[0] == weights
-    assert find_run("auto", (tmp_path / "outputs",)) is None
+    assert find_run("auto", str(tmp_path / "outputs")) is None
 
 
 def test_a_run_without_warning_goes_on_from_its_checkpoint_without_gaps_or_repeats(config, tmp_path, monkeypatch):
@@ -249,12 +249,12 @@ def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config,
         else:
             train(replace(config, run_dir=str(outputs / name)))
         os.utime(outputs / name / "checkpoints", (age, age))
-    assert find_run("auto", (outputs,)) == outputs / "second"
+    assert find_run("auto", str(outputs)) == outputs / "second"
     with lock_run(outputs / "second"):
-        assert find_run("auto", (outputs,)) == outputs / "first"
+        assert find_run("auto", str(outputs)) == outputs / "first"
         with pytest.raises(SettingsError, match="still going on"):
             train(replace(config, resume=str(outputs / "second")))
-    assert find_run("auto", (tmp_path / "nothing",)) is None
+    assert find_run("auto", str(tmp_path / "nothing")) is None
 
 
 def test_processes_that_ask_at_once_whether_a_run_is_locked_do_not_lock_it_for_each_other(tmp_path):

@@ -32,7 +32,8 @@ from generation.text import Detokenizer, allowed_ids, complete, complete_text, e
 from model.config import GPTConfig
 from model.gpt import GPT
 from runs.checkpoint import link_checkpoint, save_checkpoint
-from sample import change, sample
+from sample import sample
+from schema import from_arguments
 from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
@@ -253,11 +254,9 @@ def test_settings_can_be_changed_on_the_fly_and_a_bad_value_changes_nothing(say,
 
 
 def test_a_change_is_read_as_on_the_command_line():
-    config = SampleConfig()
-    assert change(config, "stop", '["\\n\\n", x]').stop == ["\n\n", "x"]
-    assert change(change(config, "top_k", "5"), "top_k", "null").top_k is None
+    assert from_arguments(SampleConfig, ["top_k=null"], SampleConfig(top_k=5, seed=3)) == SampleConfig(seed=3)
     with pytest.raises(SettingsError, match="top_k: Value 'many' of type 'str' could not be"):
-        change(config, "top_k", "many")
+        from_arguments(SampleConfig, ["top_k=many"], SampleConfig())
 
 
 def test_the_lowest_temperature_is_that_of_the_likeliest_token(say):

@@ -17,7 +17,7 @@ from data.tokenizer import read_tokenizer
 from errors import SettingsError
 from model.config import ONE_HEAD, GPTConfig
 from model.gpt import GPT, load_weights
-from runs.checkpoint import OUTPUTS, Meta, remove_unfinished
+from runs.checkpoint import Meta, remove_unfinished
 from runs.directory import check_settings, find_run, make_run_directory, newest_intact, occupy, refuse_used, tidy
 from training.config import TrainConfig
 from training.device import choose_compile, choose_device, choose_precision, keep_freed_memory, memory_errors
@@ -90,8 +90,7 @@ def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, Meta] | tuple[
 
     Raises SettingsError when another run is at work there, or a run has left checkpoints in a new run's directory.
     """
-    folders = [Path(config.run_dir)] if config.run_dir else OUTPUTS
-    if run := find_run(config.resume, folders) if config.resume else None:
+    if run := find_run(config.resume, config.run_dir) if config.resume else None:
         return newest_intact(run)
     if config.run_dir:
         refuse_used(Path(config.run_dir))
