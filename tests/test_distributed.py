@@ -200,9 +200,10 @@ FileSystem.create_stream = full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_cannot_write_its_shards_keeps_the_old_checkpoint_on_all(text_file, tmp_path, rank):
     whole, failing = (job(name, 2, "fsdp", 4) for name in ("whole", "failing"))
-    output = run_ranks(tmp_path, whole, failing | {"patch": FULL_DISK.format(rank=rank, step=12)})
+    run_ranks(tmp_path, whole, failing | {"patch": FULL_DISK.format(rank=rank, step=12)})
     assert figures(tmp_path / "whole") == figures(tmp_path / "failing")
-    (message,) = [line for line in output.splitlines() if "could not be written" in line]
+    told = (tmp_path / "failing/train.log").read_text().splitlines()
+    (message,) = [line for line in told if "could not be written" in line]
     assert "step 12" in message and f"No space left on device, on rank {rank}" in message and "bytes" in message
     assert "training goes on" in message and message.endswith("step_10.")
     checkpoints = tmp_path / "failing/checkpoints"

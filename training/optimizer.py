@@ -71,7 +71,10 @@ class AdamW:
         found_inf = skip.float()
         for group in self.param_groups:
             pairs = [(parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None]
-            states = [self._state(parameter) for parameter, _ in pairs]
+            for parameter in (parameter for parameter, _ in pairs if parameter not in self.state):
+                zeros = {kind: torch.zeros_like(parameter) for kind in ("exp_avg", "exp_avg_sq")}
+                self.state[parameter] = {"step": torch.zeros((), device=parameter.device), **zeros}
+            states = [self.state[parameter] for parameter, _ in pairs]
             weights, gradients = [local(weight) for weight, _ in pairs], [local(gradient) for _, gradient in pairs]
             means, squares = ([local(state[kind]) for state in states] for kind in ("exp_avg", "exp_avg_sq"))
             steps = [state["step"] for state in states]
@@ -79,12 +82,6 @@ class AdamW:
             rates = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
             self._move(weights, gradients, means, squares, [], steps, **rates, found_inf=found_inf)
             torch._foreach_sub_(steps, [found_inf] * len(steps))
-
-    def _state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        if parameter not in self.state:
-            means = {kind: torch.zeros_like(parameter) for kind in ("exp_avg", "exp_avg_sq")}
-            self.state[parameter] = {"step": torch.zeros((), device=parameter.device), **means}
-        return self.state[parameter]
 
 
 class Muon:
@@ -105,9 +102,11 @@ class Muon:
             by_shape: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
+                    if parameter not in self.state:
+                        self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
                     by_shape[parameter.shape].append((parameter, local(parameter.grad)))
             for (m, n), pairs in by_shape.items():
-                momenta = [local(self._momentum(parameter)) for parameter, _ in pairs]
+                momenta = [local(self.state[parameter]["momentum_buffer"]) for parameter, _ in pairs]
                 # A skipped step moves the momentum towards itself.
                 gradients = [torch.where(skip, mean, grad) for mean, (_, grad) in zip(momenta, pairs, strict=True)]
                 torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
@@ -118,11 +117,6 @@ class Muon:
                 if group["weight_decay"]:
                     torch._foreach_mul_(weights, 1 - moves * group["lr"] * group["weight_decay"])
                 torch._foreach_sub_(weights, updates.unbind())
-
-    def _momentum(self, parameter: nn.Parameter) -> Tensor:
-        if parameter not in self.state:
-            self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
-        return self.state[parameter]["momentum_buffer"]
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:

@@ -55,7 +55,14 @@ def start_run(config: TrainConfig) -> Run:
     if checkpoint and meta:
         check_settings(asdict(config), meta, data=data.directory.name)
 
-    model = make_model(config, device, pretrained, checkpoint)
+    torch.manual_seed(config.seed)
+    remedy = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
+    with memory_errors(f"the model's weights are more than the memory of {device} holds", remedy):
+        model = GPT(config.model).to(device)
+    if pretrained:
+        copy_weights(pretrained, model)
+    if checkpoint:
+        load_weights(model, load_file(checkpoint / "model.safetensors"))
     forward = spread(model, config.distributed, device, compiled=choose_compile(config.compile, device))
     directory, occupation = enter_directory(config, ranks, checkpoint, meta)
     own = encoding is not None
@@ -118,20 +125,3 @@ def enter_directory(
                 "you may write to."
             ) from error
     return ranks.from_first(directory), occupation
-
-
-def make_model(config: TrainConfig, device: torch.device, pretrained: GPT | None, checkpoint: Path | None) -> GPT:
-    """Return the model on its device: with fresh weights, torch seeded, or those of another or a checkpoint.
-
-    Raises SettingsError where its memory is not enough for them.
-    """
-    torch.manual_seed(config.seed)
-    n_embd, n_layer = config.model.n_embd, config.model.n_layer
-    remedy = f"lower model.n_embd={n_embd} or model.n_layer={n_layer}"
-    with memory_errors(f"the model's weights are more than the memory of {device} holds", remedy):
-        model = GPT(config.model).to(device)
-    if pretrained:
-        copy_weights(pretrained, model)
-    if checkpoint:
-        load_weights(model, load_file(checkpoint / "model.safetensors"))
-    return model
