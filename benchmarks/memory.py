@@ -3,7 +3,7 @@
     python benchmarks/memory.py
 
 Each figure is a process's peak (Linux's VmHWM; on a GPU what torch allocated, in one process) above what it held
-before the model was built, over two of train.py's steps in float32. Beside it is what training/memory.py
+before the model was built, over two of train.py's steps in float32. Beside it is what training/plan.py
 predicts without allocating anything. Every row differs from the first in one number.
 """
 
