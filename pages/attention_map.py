@@ -1,7 +1,6 @@
 """Pictures of attention: what every head of every layer looks at, as HTML or PNG."""
 
 import base64
-import html
 import math
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from errors import SettingsError
 from model.gpt import GPT
 from model.heads import HeadStatistics, attention_maps, brightness
-from pages.template import fill_page, script_value
+from pages.template import fill_page
 
 LONGEST = {".html": 128, ".png": 40}
 """Tokens that are still readable in each kind of picture."""
@@ -37,8 +36,7 @@ def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, prompt: list[in
         triangles = (shares.numpy()[..., rows, columns] * 65535).round().astype("<u2")  # causal: the rest is 0
         data = {"layers": layers, "heads": heads, "tokens": labels, "brightest": brightest, "note": note}
         data["weights"] = base64.b64encode(triangles.tobytes()).decode()
-        title = html.escape("".join(texts)[:80])
-        path.write_text(fill_page("attention_map.html", TITLE=title, DATA=script_value(data)), encoding="utf-8")
+        path.write_text(fill_page("attention_map.html", "".join(texts)[:80], data), encoding="utf-8")
     kept = "" if len(tokens) == len(prompt) else f", the last {len(tokens)} of {len(prompt)} tokens"
     print(f"{path}: every layer and head{kept}")
 

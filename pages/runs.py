@@ -1,11 +1,10 @@
 """The report of a sweep: one page that opens offline, with every curve, heatmaps, the compute frontier and a table."""
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pages.template import fill_page, script_value
+from pages.template import fill_page
 from runs.metrics import read_metrics
 from runs.summary import NUMBERS, is_number
 
@@ -15,8 +14,7 @@ POINTS = 160
 
 def runs_page(sweep: Path, swept: list[str], runs: list[dict[str, Any]]) -> str:
     """Return the page of a sweep's runs, best first, each as describe_run() gives it; `swept`: the varied settings."""
-    title = "/".join(sweep.resolve().parts[-2:])
-    return fill_page("runs.html", TITLE=html.escape(title), DATA=script_value({"settings": swept, "runs": runs}))
+    return fill_page("runs.html", "/".join(sweep.resolve().parts[-2:]), {"settings": swept, "runs": runs})
 
 
 def describe_run(name: str, directory: Path, settings: dict[str, str], summary: dict[str, Any]) -> dict[str, Any]:

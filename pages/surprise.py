@@ -28,7 +28,7 @@ def write_surprise(
         summary += f" Shown here are the first {shown:,} tokens."
     page = fill_page(
         "surprise.html",
-        TITLE=html.escape(title),
+        title,
         SUMMARY=html.escape(summary),
         TINTS="\n".join(f".b{n} {{ background: rgba(255, 90, 0, {n / DARKEST:.2f}) }}" for n in range(DARKEST + 1)),
         LEGEND=" ".join(f'<i class="b{n}">&nbsp;{n}&nbsp;</i>' for n in range(DARKEST + 1)),

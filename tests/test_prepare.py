@@ -196,10 +196,7 @@ def test_a_tail_begins_where_it_should_in_a_document_of_many_pieces():
 # Shards
 
 
-@given(
-    sizes=st.lists(st.integers(1, 5), max_size=6),
-    bounds=st.tuples(st.integers(-3, 35), st.integers(-3, 35)),
-)
+@given(sizes=st.lists(st.integers(1, 5), max_size=6), bounds=st.tuples(st.integers(-3, 35), st.integers(-3, 35)))
 def test_shards_read_as_one_long_array(sizes, bounds):
     whole = np.arange(sum(sizes), dtype=np.uint16)
     tokens = Tokens(np.split(whole, np.cumsum(sizes)[:-1]) if sizes else [], documents=1, text_bytes=1)
