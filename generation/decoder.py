@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from generation.cuda_graph import CapturedCall
 from model.gpt import GPT
 from model.kv_cache import KVCache
 from model.packed import packed
@@ -45,8 +44,7 @@ class Decoder:
         """Return the logits of the token after each text of 1 to block_size tokens, with room for `room` more."""
         model, longest, shortest = self.model, max(map(len, texts)), min(map(len, texts))
         assert shortest > 0 and longest <= model.config.block_size
-        rows = [[0] * (longest - len(text)) + text for text in texts]
-        tokens = torch.tensor(rows, device=self.device)  # (B, T)
+        tokens = torch.tensor([[0] * (longest - len(text)) + text for text in texts], device=self.device)  # (B, T)
         self.padding = torch.tensor([longest - len(text) for text in texts], device=self.device)  # (B,)
         self.most_padding = longest - shortest
 
@@ -138,3 +136,32 @@ class Decoder:
             text = [*written[padding:], token]
             texts.append(text if len(text) <= most else text[-max(1, most // 2) :])
         return self.read(texts, room=most)
+
+
+class CapturedCall:
+    """Call a function: the first time as it is, the second while capturing it as a CUDA graph, then replay the graph.
+
+    A graph launches its kernels as one: where each is small, launching them is most of their time.
+    The function takes no arguments and works in place on tensors, whose addresses the graph keeps. Every size and
+    number that Python knows stays what it was when captured, and nothing may wait for the GPU. The result is the
+    same tensors each time, which the next call overwrites. The first call is a rehearsal: libraries allocate and
+    load what they need at first use, which a capture does not allow.
+
+    Source: Gray 2019, "Getting Started with CUDA Graphs"; PyTorch's notes on CUDA semantics, "CUDA Graphs".
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function, self.rehearsed = function, False
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> Any:
+        if not self.rehearsed:
+            self.rehearsed = True
+            return self.function()
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            # Record the kernels, run none. Other threads may use the GPU meanwhile: NCCL's watchdog, a checkpoint.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.result = self.function()
+        self.graph.replay()
+        return self.result

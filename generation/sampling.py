@@ -16,10 +16,11 @@ from generation.decoder import Decoder
 
 DRAWS = 256  # uniform numbers that a sample's generator makes at a time
 
+Logits = Float[Tensor, "B V"]
+Allowed = Bool[Tensor, " V"] | None
 
-def penalize_repetition(
-    logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"], penalty: float
-) -> Float[Tensor, "B V"]:
+
+def penalize_repetition(logits: Logits, seen: Bool[Tensor, "B V"], penalty: float) -> Logits:
     """Make tokens that the text already has less likely (Keskar et al. 2019, CTRL, section 4.1).
 
     A negative logit is multiplied, because dividing it would make the token likelier.
@@ -27,7 +28,7 @@ def penalize_repetition(
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def apply_controls(logits: Float[Tensor, "B V"], controls: Controls) -> Float[Tensor, "B V"]:
+def apply_controls(logits: Logits, controls: Controls) -> Logits:
     """Divide by the temperature, which is not 0, then let each filter drop tokens from what the one before it left.
 
     top_k: keep the k likeliest tokens (Fan et al. 2018), and any that tie with the last of them.
@@ -52,7 +53,7 @@ def apply_controls(logits: Float[Tensor, "B V"], controls: Controls) -> Float[Te
     return logits
 
 
-def draw(logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B 1"]) -> Int[Tensor, " B"]:
+def draw(logits: Logits, uniform: Float[Tensor, "B 1"]) -> Int[Tensor, " B"]:
     """Return the token at which the summed probabilities pass each row's uniform number in [0, 1).
 
     One number per token, whatever the vocabulary, from the row's own generator: a sample does not depend on
@@ -67,12 +68,7 @@ class Sampler:
     """Choose a token for each sample, by numbers from that sample's own generator."""
 
     def __init__(
-        self,
-        prompts: list[list[int]],
-        seeds: list[int],
-        controls: Controls,
-        allowed: Bool[Tensor, " V"] | None,
-        like: Float[Tensor, "B V"],
+        self, prompts: list[list[int]], seeds: list[int], controls: Controls, allowed: Allowed, like: Logits
     ) -> None:
         self.controls, self.allowed = controls, allowed
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -93,7 +89,7 @@ class Sampler:
         self.uniform.copy_(self.numbers[self.drawn % DRAWS])
         self.drawn += 1
 
-    def choose(self, logits: Float[Tensor, "B V"]) -> tuple[Int[Tensor, " B"], Float[Tensor, "B V"]]:
+    def choose(self, logits: Logits) -> tuple[Int[Tensor, " B"], Logits]:
         """Return the next token of each sample, and the model's own logits of the allowed ids."""
         own = logits.float() if self.allowed is None else logits.float().masked_fill(~self.allowed, -torch.inf)
         logits = own
@@ -131,7 +127,7 @@ def generate(
     max_new_tokens: int,
     seeds: list[int],
     controls: Controls | None = None,
-    allowed: Bool[Tensor, " V"] | None = None,
+    allowed: Allowed = None,
     logprobs: bool = False,
     finished: Set[int] = frozenset(),
 ) -> Iterator[list[Drawn]]:

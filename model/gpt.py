@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from model.attention import make_attention
+from model.attention.layer import Rotation
 from model.config import GPTConfig
 from model.kv_cache import KVCache
 from model.masks import padding_mask
@@ -20,7 +21,6 @@ Padding = Shaped[Tensor, "B S"] | None
 Positions = Int[Tensor, "B T"] | Int[Tensor, " T"] | None
 Stream = Float[Tensor, "B T C"]
 Mask = Bool[Tensor, "B 1 1 S"] | None
-Rotation = Float[Tensor, "... T half 2"] | None
 Cache = KVCache | None
 
 
@@ -68,10 +68,8 @@ class GPT(nn.Module):
             if positions is None:
                 end, most = past + tokens.size(1), self.config.block_size
                 if end > most:
-                    raise ValueError(
-                        f"{end} positions do not fit the {most} learned position embeddings: "
-                        "shorten the text, or train with position=rope."
-                    )
+                    remedy = "shorten the text, or train with position=rope"
+                    raise ValueError(f"{end} positions do not fit the {most} learned embeddings: {remedy}.")
                 positions = torch.arange(past, end, device=tokens.device)
             x = x + self.position_embedding(positions)
         x = self.dropout(x)
@@ -83,12 +81,8 @@ class GPT(nn.Module):
         return x
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
-        """Return the logits of the residual stream x."""
-        return self.cap(self.lm_head(self.final_norm(x)))
-
-    def cap(self, logits: Float[Tensor, "*lead V"]) -> Float[Tensor, "*lead V"]:
-        """Return the logits squashed into ± logit_softcap, where it is set."""
-        cap = self.config.logit_softcap
+        """Return the logits of the residual stream x, squashed into ± logit_softcap where that is set."""
+        logits, cap = self.lm_head(self.final_norm(x)), self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @torch.no_grad()

@@ -32,12 +32,7 @@ class KVCache:
         self.layers = list(zip(self.keys, self.values, strict=True))
         self.length = self.start = self.first = 0
         self.slot: Int[Tensor, " 1"] | None = None
-        self.sight = size
-
-    @property
-    def size(self) -> int:
-        """Number of slots."""
-        return self.keys.shape[-2]
+        self.size = self.sight = size  # slots in all, and those that a fixed step sees
 
     @property
     def position(self) -> int:

@@ -26,12 +26,8 @@ def sliding_window_mask(T: int, S: int, window: int, device: Device = None) -> B
 
 
 def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S"]:
-    """Shape a tokenizer's mask, 1 for a token and 0 for padding, for every head and query.
-
-    Raises ValueError when it is not (B, S).
-    """
-    if attention_mask.ndim != 2:
-        raise ValueError(f"attention_mask must be (B, S), one row per text, but is {tuple(attention_mask.shape)}.")
+    """Shape a tokenizer's mask, 1 for a token and 0 for padding, for every head and query."""
+    assert attention_mask.ndim == 2, f"must be (B, S), one row per text, but is {tuple(attention_mask.shape)}"
     return as_bool(attention_mask)[:, None, None, :]
 
 

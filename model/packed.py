@@ -6,7 +6,7 @@ In `packed(model)` layers that read the same input are one product, and on a CPU
 import copy as copies
 import mmap
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +25,7 @@ def packed(model: Module) -> Module:
 
     The two share whatever is no linear layer, and all weights where these are more than COPIED.
     """
-    twin = _packed(model, copy=sum(parameter.numel() for parameter in model.parameters()) <= COPIED)
-    assert isinstance(twin, type(model))
-    return twin
+    return cast(Module, _packed(model, copy=sum(weights.numel() for weights in model.parameters()) <= COPIED))
 
 
 def _packed(module: nn.Module, copy: bool) -> nn.Module:
@@ -96,7 +94,11 @@ class PackedLinear(nn.Module):
         self.stacked = padded.unflatten(0, (panels, -1)).mT  # (panels, C, N / panels)
         self.table: Tensor | None = None
         if copy:
-            self.stacked = in_large_pages(self.stacked)
+            memory = mmap.mmap(-1, self.stacked.nbytes)
+            if hasattr(mmap, "MADV_HUGEPAGE"):  # with pages below 2 MB a third of reading is looking pages up
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            pages = torch.frombuffer(memory, dtype=weight.dtype).view(self.stacked.shape)
+            self.stacked = pages.copy_(self.stacked)
             self.table = self.stacked.flatten(0, 1)  # (panels · C, N / panels)
             self.index = torch.arange(len(self.table))
             self.offsets = torch.arange(0, len(self.table), self.in_features)
@@ -130,11 +132,3 @@ class PackedRMSNorm(nn.Module):
 
 
 DIRECT = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, PackedLinear, PackedRMSNorm, Joined)
-
-
-def in_large_pages(tensor: Float[Tensor, " *any"]) -> Float[Tensor, " *any"]:
-    """Copy to pages of 2 MB, where Linux has them: with small ones a third of reading is looking pages up."""
-    memory = mmap.mmap(-1, tensor.nbytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)

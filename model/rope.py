@@ -60,9 +60,6 @@ class RotaryEmbedding(nn.Module):
         # The same for every head: (…, T, D/2, 2) -> (…, 1, T, D/2, 2)
         return rotation if positions.ndim == 1 else rotation.unsqueeze(-4)
 
-    def extra_repr(self) -> str:
-        return f"head_size={self.head_size}, theta={self.theta:g}, stretch={self.stretch:g}"
-
 
 def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"]) -> Float[Tensor, "... H T D"]:
     """Turn every pair of channels of x: (a, b) -> (a cos - b sin, a sin + b cos), in float32 or wider."""

@@ -17,8 +17,7 @@ from test_generate import tokens_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import generation.decoder
-from generation.cuda_graph import CapturedCall
-from generation.decoder import Decoder
+from generation.decoder import CapturedCall, Decoder
 from generation.sampling import Controls, Sampler
 from model.config import ATTENTION_FORMS
 

@@ -155,25 +155,6 @@ def test_the_seed_decides():
     assert len(greedy) == 1
 
 
-@pytest.mark.parametrize("position", ["rope", "learned"])
-@pytest.mark.parametrize("temperature", [0, 0.8])
-def test_the_same_seed_gives_the_same_text_with_and_without_the_cache(position, temperature):
-    from test_decode import uncached
-
-    class Uncached(Decoder):
-        def read(self, texts, room):
-            self.texts = texts
-            return uncached(self.model, self.texts)
-
-        def step(self, tokens, choose):
-            self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
-            return choose(uncached(self.model, self.texts))
-
-    model = random_gpt(position=position, block_size=8)
-    cached = tokens_of(model, [[1, 2], [3]], [5, 6], temperature=temperature)
-    assert tokens_of(model, [[1, 2], [3]], [5, 6], temperature=temperature, decoder=Uncached) == cached
-
-
 def test_a_finished_sample_is_not_drawn_again_and_the_others_go_on_as_they_would():
     model, prompts, seeds = random_gpt(block_size=8), [[1], [2, 3], [4]], [1, 2, 3]
     whole = tokens_of(model, prompts, seeds)

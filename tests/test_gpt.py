@@ -44,16 +44,6 @@ def test_every_parameter_gets_a_gradient(settings):
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
-def test_padding_on_the_left_changes_no_real_position_when_positions_say_where_they_are():
-    model = random_gpt()
-    tokens = torch.randint(61, (1, 6))
-    padded = torch.cat([torch.randint(61, (1, 3)), tokens], dim=1)
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]])
-    positions = torch.tensor([[0, 0, 0, 0, 1, 2, 3, 4, 5]])
-    logits = model(padded, attention_mask=mask, positions=positions)
-    torch.testing.assert_close(logits[:, 3:], model(tokens), rtol=1e-4, atol=1e-5)
-
-
 def test_the_parameters_of_gpt2_are_those_of_the_published_model():
     with torch.device("meta"):
         model = GPT(
@@ -136,6 +126,7 @@ def test_a_model_without_a_vocabulary_is_refused():
         ({"mlp": "relu"}, "mlp=relu is not known"),
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"attention_dropout": -0.1}, "attention_dropout=-0.1"),
+        ({"attention": "flex", "attention_dropout": 0.1}, "flex has no dropout, but model.attention_dropout=0.1"),
         ({"n_layer": 0}, "n_layer=0"),
         ({"attention_window": 0}, "attention_window=0"),
         ({"rope_theta": 0.0}, "rope_theta=0.0"),

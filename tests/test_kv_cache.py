@@ -5,8 +5,6 @@ import re
 import pytest
 import torch
 
-from model.attention import make_attention
-from model.config import AttentionConfig
 from model.kv_cache import KVCache
 
 
@@ -65,21 +63,6 @@ def test_rows_can_be_taken_several_times_or_not_at_all():
     new = torch.randn(3, 3, 1, 4)
     assert torch.equal(taken.write(0, new, new)[0][..., :4, :], k[0][[1, 1, 0]])
     assert torch.equal(cache.keys[0, ..., 4:, :], torch.zeros(2, 3, 4, 4))  # a copy: the first cache is untouched
-
-
-@pytest.mark.parametrize("position", ["rope", "alibi", "none"])
-@torch.no_grad()
-def test_a_text_outgrows_its_cache_as_a_window_over_what_is_left(position):
-    """After dropping, one layer sees what it would see of the kept tokens alone, at their own positions."""
-    layer = make_attention(AttentionConfig(n_embd=16, n_head=4, position=position))
-    x, cache = torch.randn(1, 9, 16), KVCache(1, 1, 4, 6, 4)
-    layer(x[:, :6], cache=cache)
-    cache.advance(6)
-    cache.drop_oldest(4)
-    for t in range(6, 9):
-        y = layer(x[:, t : t + 1], cache=cache)
-        cache.advance(1)
-        torch.testing.assert_close(y, layer(x[:, 4 : t + 1], positions=torch.arange(4, t + 1))[:, -1:])
 
 
 @pytest.mark.usefixtures("unchecked")

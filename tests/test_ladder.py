@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from model.attention import make_attention
-from model.attention.functional import ATTENTION_FUNCTIONS, matmul
+from model.attention.functional import matmul
 from model.attention.ladder import (
     average_loop,
     average_rows,
     average_softmax,
     average_triangle,
-    head_by_head,
     simple_attention,
 )
 from model.config import AttentionConfig
@@ -112,14 +111,6 @@ def test_stacked_heads_compute_each_head_from_its_own_rows():
         future = torch.ones(8, 8).triu(1).bool()
         heads.append(torch.softmax((q @ k.mT / 2).masked_fill(future, -torch.inf), -1) @ v)
     torch.testing.assert_close(attention(x), attention.o_proj(torch.cat(heads, -1)))
-
-
-def test_head_by_head_is_attention():
-    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 7)
-    for arguments in ({"is_causal": True}, {"mask": torch.rand(4, 5, 6) > 0.3}, {"bias": torch.randn(2, 4, 5, 6)}):
-        torch.testing.assert_close(
-            head_by_head(q, k, v, **arguments), ATTENTION_FUNCTIONS["loop"](q, k, v, **arguments)
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["simple", "single_head", "stacked"])

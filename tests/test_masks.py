@@ -29,7 +29,7 @@ def test_padding_is_the_same_for_every_head_and_query():
     mask = padding_mask(torch.tensor([[1, 1], [1, 0], [1, 0]]))
     assert mask.shape == (3, 1, 1, 2)
     assert mask.expand(3, 8, 2, 2)[1, 5].tolist() == [[True, False], [True, False]]
-    with pytest.raises(ValueError, match=r"\(B, S\).*\(3,\)"):
+    with pytest.raises(AssertionError, match=r"\(B, S\).*\(3,\)"):
         padding_mask(torch.ones(3))
 
 

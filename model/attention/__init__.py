@@ -19,13 +19,9 @@ from model.attention.layer import CausalSelfAttention, MultiHeadAttention
 from model.attention.variants import ATTENTION_VARIANTS
 from model.config import AttentionConfig
 
-ATTENTION_LAYERS: dict[str, Callable[[AttentionConfig], CausalSelfAttention]] = {
-    "average": Averaging,
-    "simple": SimpleAttention,
-    "single_head": SingleHead,
-    "stacked": StackedHeads,
-    **dict.fromkeys(ATTENTION_FUNCTIONS | ATTENTION_VARIANTS, MultiHeadAttention),
-}
+RUNGS = dict(average=Averaging, simple=SimpleAttention, single_head=SingleHead, stacked=StackedHeads)
+ATTENTION_LAYERS: dict[str, Callable[[AttentionConfig], CausalSelfAttention]]
+ATTENTION_LAYERS = {**RUNGS, **dict.fromkeys(ATTENTION_FUNCTIONS | ATTENTION_VARIANTS, MultiHeadAttention)}
 
 
 def make_attention(config: AttentionConfig) -> CausalSelfAttention:

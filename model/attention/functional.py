@@ -141,15 +141,13 @@ def fused(
     T, S = q.shape[-2], k.shape[-2]
     has_keys = None
     if mask is None and bias is None and (not is_causal or T in (1, S)):
-        if T == 1:  # a single query is the last one: it sees every key
-            is_causal = False
+        is_causal = is_causal and T > 1  # a single query is the last one: it sees every key
     else:  # a chunk (1 < T < S) too: the kernels' own is_causal aligns the first query with the first key
         allowed, has_keys = allowed_keys(q, k, mask, is_causal)
+        mask, is_causal = allowed, False
         if bias is not None:
             mask = bias.to(q.dtype) if allowed is None else torch.where(allowed, bias.to(q.dtype), -torch.inf)
-        else:
-            mask = allowed
-        mask, is_causal = None if mask is None else fold_overlay(mask, q, S), False
+        mask = None if mask is None else fold_overlay(mask, q, S)
 
     grouped = q.shape[-3] != k.shape[-3]
     # Shared key heads need no copy on the CPU and in FlashAttention, which takes half precision and no mask.

@@ -37,11 +37,9 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         self.n_head, self.kv_heads, self.head_size = n_head, kv_heads, head_size
         self.attend = attend
-        self.rope = None
-        if config.position == "rope":
-            self.rope = RotaryEmbedding(head_size, config.rope_theta, config.rope_scaling, config.rope_scaling_factor)
-        self.dropout = config.attention_dropout
-        self.window = config.attention_window
+        rope = (head_size, config.rope_theta, config.rope_scaling, config.rope_scaling_factor)
+        self.rope = RotaryEmbedding(*rope) if config.position == "rope" else None
+        self.dropout, self.window = config.attention_dropout, config.attention_window
         self.alibi = config.position == "alibi"
 
     def forward(
@@ -70,11 +68,9 @@ class CausalSelfAttention(nn.Module):
             rotation = self.rotation(x, positions, 0 if cache is None else cache.position)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        slot = None
         if cache is not None:
             k, v = cache.write(layer, k, v)  # (…, Hkv, T, D) -> (…, Hkv, S, D)
-            slot = cache.slot
-        k, v, mask, is_causal, bias = self._overlay(q, k, v, mask, slot)
+        k, v, mask, is_causal, bias = self._overlay(q, k, v, mask, None if cache is None else cache.slot)
         dropout_p = self.dropout if self.training else 0.0
         return self.merge(self.attend(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p))
 
