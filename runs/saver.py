@@ -8,10 +8,12 @@ import logging
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 from tiktoken import Encoding
 from torch import Tensor
+from torch.cuda import Event
 
 from data.files import UNFINISHED, remove
 from errors import CheckpointError, first_line
@@ -57,7 +59,7 @@ class Saver:
         """Wait until the tensors last given to save() may change."""
         self._copied.wait()
 
-    def _copy(self, tensors: Tensors, ready: torch.cuda.Event | None) -> Tensors:
+    def _copy(self, tensors: Tensors, ready: Event | None) -> Tensors:
         """Copy tensors to memory that is kept for the next copy: allocating it takes longer than copying."""
         stream = torch.cuda.Stream(next(iter(tensors.values())).device) if ready else None
         with torch.cuda.stream(stream):  # beside what the device computes meanwhile
@@ -72,7 +74,7 @@ class Saver:
         return {name: self._copies[name] for name in tensors}
 
     def _write(
-        self, weights: Tensors, optimizers: Tensors | None, ready: torch.cuda.Event | None, meta: Meta, coding: Encoding
+        self, weights: Tensors, optimizers: Tensors | None, ready: Event | None, meta: Meta, tokenizer: Encoding
     ) -> None:
         step, tensors = meta["step"], weights | (optimizers or {})
         try:
@@ -81,9 +83,10 @@ class Saver:
             finally:
                 self._copied.set()
             saved = {name: copies[name] for name in weights}
-            state = {"optimizers": {name: copies[name] for name in optimizers or {}}}
-            place, moved = self.checkpoints / f"step_{step}", self.shards(step)
-            write_checkpoint(place, saved, moved if optimizers is None else state, meta, coding)
+            state: dict[str, Any] | Path = {"optimizers": {name: copies[name] for name in optimizers or {}}}
+            if optimizers is None:
+                state = self.shards(step)
+            write_checkpoint(self.checkpoints / f"step_{step}", saved, state, meta, tokenizer)
             self.link(step, meta["progress"]["best_step"])
             remove_checkpoints(self.checkpoints, keep=self.keep)
             self.failure = None
