@@ -12,16 +12,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from errors import CheckpointError, SettingsError
-from runs.checkpoint import (
-    OUTPUTS,
-    Meta,
-    checkpoints_by_step,
-    first_intact,
-    put_back,
-    read_meta,
-    runs_by_age,
-    verify_checkpoint,
-)
+from runs.checkpoint import Meta, checkpoints_by_step, first_intact, put_back, read_meta, runs_by_age, verify_checkpoint
 from runs.formatting import flat, hydra_quoted
 
 T = TypeVar("T")
@@ -74,7 +65,7 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
     Raises SettingsError when the directory holds no run, or the run is still going on.
     """
     if where == "auto":
-        for run in runs_by_age([Path(run_dir)] if run_dir else OUTPUTS):
+        for run in runs_by_age([Path(run_dir)]) if run_dir else runs_by_age():
             with suppress(CheckpointError):  # it has none that can be read
                 if not is_locked(run) and not _newest(run, read_meta)["progress"]["finished"]:
                     return run
