@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from errors import SettingsError
-from model.config import GPTConfig
 from runs.formatting import RANGES, literal
 from runs.summary import begin_job, device_of_job, fail_job, has_checkpoints
 from schema import Schema, explain_value, from_arguments, help_text, refuse_flags, to_settings
@@ -62,7 +61,7 @@ def run_command(schema: type[Schema], about: str | None, function: Callable[[Sch
 
 
 def run_train_command(
-    about: str | None, function: Callable[[TrainConfig], Any], model_of: Callable[[str], GPTConfig]
+    about: str | None, function: Callable[[TrainConfig], Any], model_of: Callable[[str], dict[str, Any]]
 ) -> None:
     """As run_command(), for train.py, with Hydra's groups and sweeps.
 
@@ -159,7 +158,7 @@ def refuse_folders(arguments: list[str]) -> None:
             raise SettingsError(f"{name}={typed[name]} is for a single run: {remedy}.")
 
 
-def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: Callable[[str], GPTConfig]) -> Any:
+def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: Callable[[str], dict[str, Any]]) -> Any:
     """Call the command's function for one job of a sweep, in the job's folder; log and raise what ends it.
 
     A job whose folder has checkpoints continues: the sweep goes on, or Slurm queued the job again.
@@ -195,7 +194,7 @@ def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: C
         raise
 
 
-def complete(cfg: DictConfig, model_of: Callable[[str], GPTConfig]) -> DictConfig:
+def complete(cfg: DictConfig, model_of: Callable[[str], dict[str, Any]]) -> DictConfig:
     """Return the settings: defaults < what the resumed run or init_from's model brings < what was asked for.
 
     cfg: the settings without those of a run or model. Asked for is what is typed, or set by an option that is.
@@ -219,7 +218,7 @@ def complete(cfg: DictConfig, model_of: Callable[[str], GPTConfig]) -> DictConfi
             for override in typed:  # an experiment's tokenizer applies only to new weights
                 if override.lstrip("+").startswith(("tokenizer=", "tokenizer.")):
                     raise SettingsError(f"init_from={cfg.init_from} has its own tokenizer: leave out {override}.")
-            brought = {"model": asdict(model_of(cfg.init_from))}
+            brought = {"model": model_of(cfg.init_from)}
     # A group's option that is typed, as optimizer=adamw, replaces all that is brought of the group.
     known = {setting.name for setting in fields(TrainConfig)} - {o.lstrip("+").partition("=")[0] for o in typed}
     brought = {name: value for name, value in brought.items() if name in known}

@@ -4,13 +4,13 @@ As in  python train.py model=small data.path=notes.txt max_steps=2000
 """
 
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from settings import run_train_command
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from model.config import GPTConfig
     from runs.metrics import Evaluation
     from training.run import Run
 
@@ -88,11 +88,11 @@ def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
     return result, sample
 
 
-def model_of(init_from: str) -> "GPTConfig":
+def model_of(init_from: str) -> dict[str, Any]:
     """Return the settings of the model that init_from names."""
     from training.pretrained import origin_config
 
-    return origin_config(init_from)
+    return asdict(origin_config(init_from))
 
 
 def train_or_plan(config: TrainConfig) -> float | None:
