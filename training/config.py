@@ -6,13 +6,6 @@ from data.config import DataConfig, TokenizerConfig
 from errors import SettingsError, at_least, fraction, one_of, positive
 from model.config import ATTENTION_FORMS, GPTConfig
 
-OPTIMIZERS = ("muon", "adamw")
-SCHEDULES = ("warmup_stable_decay", "cosine", "constant")
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-SWITCHES = ("auto", "on", "off")
-DISTRIBUTED = ("ddp", "fsdp")
-WANDB_MODES = ("disabled", "offline", "online")
-
 
 @dataclass(kw_only=True)
 class OptimizerConfig:
@@ -36,7 +29,7 @@ class OptimizerConfig:
     """Decoupled weight decay, per unit of learning rate, on matrices and embeddings."""
 
     def __post_init__(self) -> None:
-        one_of("optimizer.name", self.name, OPTIMIZERS)
+        one_of("optimizer.name", self.name, ("muon", "adamw"))
         for name in ("lr", "embedding_lr", "lm_head_lr"):
             positive(f"optimizer.{name}", getattr(self, name))
         for name in ("momentum", "beta1", "beta2"):
@@ -58,7 +51,7 @@ class ScheduleConfig:
     """Factor at the last step."""
 
     def __post_init__(self) -> None:
-        one_of("schedule.name", self.name, SCHEDULES)
+        one_of("schedule.name", self.name, ("warmup_stable_decay", "cosine", "constant"))
         at_least("schedule.warmup_steps", self.warmup_steps, 0)
         fraction("schedule.decay_fraction", self.decay_fraction)
         fraction("schedule.final_factor", self.final_factor)
@@ -78,7 +71,7 @@ class WandbConfig:
     """The group that a sweep's runs are shown under; the sweep's folder when null."""
 
     def __post_init__(self) -> None:
-        one_of("wandb.mode", self.mode, WANDB_MODES)
+        one_of("wandb.mode", self.mode, ("disabled", "offline", "online"))
         if not self.project or len(self.project) > 128 or set(self.project) & set("/\\#?%:"):
             raise SettingsError(f"wandb.project={self.project} must be 1 to 128 characters, none of them / \\ # ? % :.")
 
@@ -175,9 +168,9 @@ class TrainConfig:
                 given = f"attention={self.attention} and model.attention={self.model.attention}"
                 raise SettingsError(f"{given} are both given: choose one.")
             self.model, self.attention = replace(self.model, attention=self.attention), None
-        one_of("precision", self.precision, PRECISIONS)
-        one_of("compile", self.compile, SWITCHES)
-        one_of("distributed", self.distributed, DISTRIBUTED)
+        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        one_of("compile", self.compile, ("auto", "on", "off"))
+        one_of("distributed", self.distributed, ("ddp", "fsdp"))
         intervals = ("log_interval", "eval_interval", "checkpoint_interval")
         for name in (*intervals, "batch_size", "eval_batch_size", "max_steps", "max_skipped_steps", "keep_checkpoints"):
             at_least(name, getattr(self, name), 1)
@@ -191,17 +184,10 @@ class TrainConfig:
             raise SettingsError(f"resume={self.resume} and init_from={self.init_from} are both given: choose one.")
         at_least("micro_batch_size", size := self.micro_batch_size, 1)
         if size and self.batch_size % size:
-            raise SettingsError(
-                f"micro_batch_size={size} does not divide batch_size={self.batch_size}: "
-                "every forward pass of a step takes the same number of windows."
-            )
+            why = "every forward pass of a step takes the same number of windows"
+            raise SettingsError(f"micro_batch_size={size} does not divide batch_size={self.batch_size}: {why}.")
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step learns from."""
         return self.batch_size * self.model.block_size
-
-    @property
-    def eval_windows(self) -> int:
-        """Windows in one forward pass of an evaluation, with the default resolved."""
-        return self.eval_batch_size or max(1, 4_096 // self.model.block_size)

@@ -4,8 +4,6 @@ The optimizers are our own because constructing any of torch.optim's imports tor
 long as importing torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from functools import partial
@@ -33,15 +31,13 @@ class Group(TypedDict):
 State = dict[nn.Parameter, dict[str, Tensor]]
 
 
-def make_optimizers(model: GPT, config: OptimizerConfig) -> list[Muon | AdamW]:
+def make_optimizers(model: GPT, config: OptimizerConfig) -> "list[Muon | AdamW]":
     """Return one AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest."""
     embedding_lr = config.embedding_lr or config.lr
     rates = (config.lr, embedding_lr, config.lm_head_lr or config.lr, embedding_lr)
     decays = (config.weight_decay, config.weight_decay, config.weight_decay, 0.0)
-    blocks, *others = (
-        Group(params=params, peak_lr=lr, lr=lr, weight_decay=decay)
-        for params, lr, decay in zip(split_parameters(model), rates, decays, strict=True)
-    )
+    kinds = zip(split_parameters(model), rates, decays, strict=True)
+    blocks, *others = (Group(params=params, peak_lr=lr, lr=lr, weight_decay=decay) for params, lr, decay in kinds)
     others = [group for group in others if group["params"]]
     if config.name == "muon":
         return [Muon([blocks], config.momentum), AdamW(others, config.beta1, config.beta2)]

@@ -130,8 +130,7 @@ def plan_run(config: TrainConfig) -> str:
 
     Raises SettingsError for an unknown plan.device, a batch that does not divide, and text that cannot be had.
     """
-    name = config.plan.device
-    if name is not None:
+    if (name := config.plan.device) is not None:
         one_of("plan.device", name, DEVICES)
     windows_each(config, config.plan.devices if name else 1)
     _, encoding = load_origin(config)
@@ -208,10 +207,9 @@ def _cluster(config: TrainConfig, flops: float, device: Device) -> list[str]:
     lines = [str(memory), f"plan        {each}; compute {compute:.3g} s a step"]
     for how, (held, sent) in ways.items():
         fits = "fits" if held < 0.9 * device.memory else f"does NOT fit {si(device.memory)}B"
-        lines.append(
-            f"{how:12}{si(held)}B a GPU, {fits}; sends {si(sent)}B a step, {sent / speed:.3g} s over the {way} "
-            f"({sent / speed / compute:.0%} of compute); {_length(config, max(compute, sent / speed))}"
-        )
+        seconds = sent / speed
+        sends = f"sends {si(sent)}B a step, {seconds:.3g} s over the {way} ({seconds / compute:.0%} of compute)"
+        lines.append(f"{how:12}{si(held)}B a GPU, {fits}; {sends}; {_length(config, max(compute, seconds))}")
     return [
         *lines,
         f"assumed     {UTILISATION:.0%} of {si(device.flops)}FLOP/s, {si(device.link)}B/s to the GPUs of a machine "

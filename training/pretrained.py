@@ -70,10 +70,8 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
         elif free and (name != "vocab_size" or value is not None):
             settings[name] = value
     if differing:
-        raise SettingsError(
-            f"its model is not the one asked for: {', '.join(differing)}: leave these settings out to continue with "
-            "its weights, or leave out init_from."
-        )
+        remedy = "leave these settings out to continue with its weights, or leave out init_from"
+        raise SettingsError(f"its model is not the one asked for: {', '.join(differing)}: {remedy}.")
     return GPTConfig(**settings)
 
 
@@ -85,15 +83,13 @@ def copy_weights(pretrained: GPT, model: GPT) -> None:
     changes the others' probabilities little (Hewitt 2021).
     """
     weights, fresh = pretrained.state_dict(), model.state_dict()
-    vocab_size = model.config.vocab_size
-    assert vocab_size is not None
     if model.config.position == "learned":
         name = "position_embedding.weight"
         known = weights[name][: model.config.block_size]
         weights[name] = torch.cat((known, fresh[name][len(known) :].to(known)))
     for name in ("token_embedding.weight", "lm_head.weight"):
-        known = weights[name][:vocab_size]
-        new = weights[name].mean(0, keepdim=True).expand(vocab_size - len(known), -1)
+        known = weights[name][: len(fresh[name])]
+        new = weights[name].mean(0, keepdim=True).expand(len(fresh[name]) - len(known), -1)
         weights[name] = torch.cat((known, new))
     model.load_state_dict(weights)
 

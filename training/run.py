@@ -35,7 +35,6 @@ from training.optimizer import load_optimizer_state, make_optimizers, optimizer_
 
 log = logging.getLogger("tinygpt")
 
-
 DEFAULT_STEPS = 600
 
 
@@ -102,10 +101,9 @@ class Run:
         words = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
         lost = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
         if self.ranks.together and lost:
-            raise SettingsError(
-                f"another process ended during step {self.progress.step + 1}, so this one cannot go on: see what it "
-                f"says above, if anything, then start all again with {hydra_quoted('resume', self.directory)}."
-            ) from None
+            problem = f"another process ended during step {self.progress.step + 1}, so this one cannot go on"
+            again = f"then start all again with {hydra_quoted('resume', self.directory)}"
+            raise SettingsError(f"{problem}: see what it says above, if anything, {again}.") from None
 
     @property
     def seconds(self) -> float:
@@ -160,8 +158,7 @@ class Run:
                 "scaler": self.scaler.state_dict(),
                 "config": asdict(self.config),
             }
-            state = None if self.is_sharded else optimizers
-            self.saver.save(weights, state, meta, self.data.tokenizer)
+            self.saver.save(weights, None if self.is_sharded else optimizers, meta, self.data.tokenizer)
         if self.is_sharded:
             self.saver.wait()
             self.saver.failure = self.ranks.from_first(self.saver.failure)  # which decides whether all save again
@@ -169,20 +166,17 @@ class Run:
     def check_numbers(self, *, finished: bool = False) -> None:
         """Read the count of skipped steps; SettingsError after too many in a row, or at an end that is not finite."""
         progress, config = self.progress, self.config
-        progress.skipped, in_a_row = map(int, self.skipped.tolist())
-        progress.skipped_in_a_row = in_a_row
-        if in_a_row >= config.max_skipped_steps:
+        progress.skipped, progress.skipped_in_a_row = self.skipped.tolist()
+        if (in_a_row := progress.skipped_in_a_row) >= config.max_skipped_steps:
             first = progress.step - in_a_row + 1
             what = f"loss or gradient was not finite in {in_a_row} steps in a row, first in step {first}"
         elif finished and not math.isfinite(loss := progress.metrics["val_loss"]):
             what = f"the validation loss is {loss} at the end"
         else:
             return
-        raise SettingsError(
-            f"{what}: lower optimizer.lr={config.optimizer.lr}, set grad_clip=1.0 (it is {config.grad_clip}) or "
-            f"precision=fp32 (it is {config.precision}); the weights of the steps before are in "
-            f"{self.directory / 'checkpoints'}."
-        )
+        others = f"set grad_clip=1.0 (it is {config.grad_clip}) or precision=fp32 (it is {config.precision})"
+        kept = f"the weights of the steps before are in {self.directory / 'checkpoints'}"
+        raise SettingsError(f"{what}: lower optimizer.lr={config.optimizer.lr}, {others}; {kept}.")
 
     def _computed_on(self) -> dict[str, Any]:
         """What the last bits of the result depend on besides the settings."""

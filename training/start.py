@@ -47,11 +47,10 @@ def start_run(config: TrainConfig) -> Run:
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info)
     check_split(data.train, config.model.block_size, "training")
     check_split(data.val, config.model.block_size, "validation")
-    if (asked := config.model.vocab_size) and asked < data.tokenizer.n_vocab:
-        raise SettingsError(
-            f"model.vocab_size={asked} is less than the tokenizer's {data.tokenizer.n_vocab}: leave it null."
-        )
-    config.model.vocab_size = asked or data.tokenizer.n_vocab
+    asked, known = config.model.vocab_size, data.tokenizer.n_vocab
+    if asked and asked < known:
+        raise SettingsError(f"model.vocab_size={asked} is less than the tokenizer's {known}: leave it null.")
+    config.model.vocab_size = asked or known
     if checkpoint and meta:
         check_settings(asdict(config), meta, data=data.directory.name)
 
@@ -74,14 +73,13 @@ def start_run(config: TrainConfig) -> Run:
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Raise SettingsError for what cannot train on this machine, say what is ignored, and choose exact kernels."""
-    model, idle = config.model, []
+    model = config.model
     if model.attention == "flex" and device.type != "cuda":
         raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
     if model.attention in ONE_HEAD:
         given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
-        idle = [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]
-    if idle:
-        log.warning("attention=%s has one head, of width n_embd: %s is ignored.", model.attention, ", ".join(idle))
+        if idle := [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]:
+            log.warning("attention=%s has one head, of width n_embd: %s is ignored.", model.attention, ", ".join(idle))
     windows_each(config, ranks.size)
     if config.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -120,8 +118,6 @@ def enter_directory(
                 unfinished.write_text(yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True), "utf-8")
         except OSError as error:
             occupation.close()
-            raise SettingsError(
-                f"run_dir={directory} cannot be written ({error.strerror}): choose a folder on a disk with room that "
-                "you may write to."
-            ) from error
+            remedy = "choose a folder on a disk with room that you may write to"
+            raise SettingsError(f"run_dir={directory} cannot be written ({error.strerror}): {remedy}.") from error
     return ranks.from_first(directory), occupation

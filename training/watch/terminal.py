@@ -35,24 +35,19 @@ class Terminal:
             log.info("%s", describe(run))
         self.warned = (progress.step, progress.skipped)
         bar = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
+        form = bar if run.max_steps else "{n_fmt} steps [{elapsed}{postfix}]"
+        off = parent_process() is not None or None  # None: no bar unless on a terminal
         self.shown = ExitStack()
-        self.bar = tqdm(
-            total=run.max_steps,
-            initial=progress.step,
-            unit="step",
-            disable=parent_process() is not None or None,  # None: no bar unless on a terminal
-            bar_format=bar if run.max_steps else "{n_fmt} steps [{elapsed}{postfix}]",
-        )
+        self.bar = tqdm(total=run.max_steps, initial=progress.step, unit="step", disable=off, bar_format=form)
         self.shown.callback(self.bar.close)
         loggers = [one for one in (logging.root, log) if any(type(h) is logging.StreamHandler for h in one.handlers)]
         self.shown.enter_context(logging_redirect_tqdm(loggers))  # lines go above the bar instead of through it
 
     def stepped(self, run: Run, row: Row) -> None:
         step, skipped = run.progress.step, run.progress.skipped
-        steps, new = step - self.warned[0], skipped - self.warned[1]
-        if new:
-            why = "because loss or gradient was not finite"
-            log.warning("step %d: %d of the last %d steps changed nothing, %s", step, new, steps, why)
+        if new := skipped - self.warned[1]:
+            text = "step %d: %d of the last %d steps changed nothing, because loss or gradient was not finite"
+            log.warning(text, step, new, step - self.warned[0])
         self.warned = (step, skipped)
         self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s", refresh=False)
         self.bar.update(step - self.bar.n)
@@ -78,7 +73,7 @@ class Terminal:
 
 def describe(run: Run) -> str:
     """Say what is about to happen, in a few lines."""
-    config, data = run.config, run.data
+    config, model, data = run.config, run.config.model, run.data
     total = sum(parameter.numel() for parameter in run.model.parameters())
     matrices, *_ = split_parameters(run.model)
     epochs = f", {run.max_steps * config.tokens_per_step / len(data.train):.2f} epochs" if run.max_steps else ""
@@ -89,10 +84,9 @@ def describe(run: Run) -> str:
         f"text      {data.description}\n"
         f"tokens    {len(data.train):,} for training, {len(data.val):,} for validation, "
         f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids\n"
-        f"model     {total:,} parameters, {sum(m.numel() for m in matrices):,} of them in "
-        f"{config.model.n_layer} blocks of {heads} head{'s' * (heads > 1)} ({config.model.attention}), "
-        f"{config.model.n_embd} wide\n"
-        f"run       {length} of {config.batch_size} × {config.model.block_size} tokens{epochs}, "
+        f"model     {total:,} parameters, {sum(m.numel() for m in matrices):,} of them in {model.n_layer} blocks of "
+        f"{heads} head{'s' * (heads > 1)} ({model.attention}), {model.n_embd} wide\n"
+        f"run       {length} of {config.batch_size} × {model.block_size} tokens{epochs}, "
         f"on {run.device}{processes} in {run.precision}\n"
         f"output    {run.directory}"
     )
@@ -133,9 +127,7 @@ def plot_losses(rows: list[dict], columns: int) -> str:
         cells[row // 4][column // 2] = ord("●")
     end = f"{last:,}"
     legend = next((text for text in ("steps, ● validation", "steps", "") if len(text) < width - len(end)), "")
-    lines = [
-        f"{label:>{margin}} │{''.join(map(chr, row)).rstrip(chr(BLANK))}"
-        for label, row in zip(labels, cells, strict=True)
-    ]
+    drawn = ["".join(map(chr, row)).rstrip(chr(BLANK)) for row in cells]
+    lines = [f"{label:>{margin}} │{row}" for label, row in zip(labels, drawn, strict=True)]
     lines += [f"{'':{margin}} └{'─' * width}", f"{'':{margin}}  0{legend:^{width - 1 - len(end)}}{end}", ""]
     return "\n".join(lines)

@@ -23,9 +23,8 @@ def check_wandb_key() -> None:
         problem = "finds no API key"
     except wandb.Error as error:
         problem = f"cannot log in ({first_line(error)})"
-    raise SettingsError(
-        f"wandb.mode=online {problem}: run `wandb login` once, set WANDB_API_KEY, or choose wandb.mode=offline."
-    )
+    remedy = "run `wandb login` once, set WANDB_API_KEY, or choose wandb.mode=offline"
+    raise SettingsError(f"wandb.mode=online {problem}: {remedy}.")
 
 
 class Wandb:
