@@ -106,8 +106,7 @@ class TrainConfig:
     run_dir: str | None = None
     """Folder for everything the run writes; a new one under outputs/ when null."""
     resume: str | None = None
-    """Continue the run in this directory; auto continues the newest unfinished run (of run_dir, if given), or begins
-    a new one."""
+    """Continue the run in this directory; auto: the newest unfinished run (of run_dir, if given), else a new one."""
     allow_changes: bool = False
     """Resume even if settings that change the result differ from those the run began with."""
     init_from: str | None = None

@@ -13,24 +13,19 @@ from model.gpt import GPT
 from runs.metrics import Evaluation
 from training.distributed import Ranks
 
+ALONE = Ranks()
 MEASURED_TOKENS = 512  # enough to tell heads apart, for a hundredth of an evaluation's time
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    tokens: Tokens,
-    block_size: int,
-    batch_size: int,
-    autocast: torch.autocast,
-    ranks: Ranks | None = None,
+    model: nn.Module, tokens: Tokens, block_size: int, batch_size: int, autocast: torch.autocast, ranks: Ranks = ALONE
 ) -> Evaluation:
     """Score every token of a split once, in windows of block_size; the same figures every time.
 
     With several ranks each scores a share of the batches, and all return the figures of their sum. The model
     stays in its mode (train or eval).
     """
-    ranks = ranks or Ranks()
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()

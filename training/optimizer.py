@@ -1,7 +1,6 @@
 """How weights move: parameter groups, Muon with AdamW beside it, and learning-rate schedules.
 
-The optimizers are our own because constructing any of torch.optim's imports torch's compiler, which takes as
-long as importing torch.
+The optimizers are our own: constructing any of torch.optim's imports torch's compiler, which doubles torch's import.
 """
 
 import math
@@ -23,8 +22,7 @@ class Group(TypedDict):
 
     params: list[nn.Parameter]
     peak_lr: float
-    lr: float
-    """The rate of the next step, set by set_learning_rate."""
+    lr: float  # the rate of the next step, set by set_learning_rate
     weight_decay: float
 
 

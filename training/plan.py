@@ -58,8 +58,7 @@ class Memory:
 
     weights: int
     gradients: int
-    optimizer: int
-    """Between steps."""
+    optimizer: int  # between steps
     activations: int
     """What the fullest moment of a step adds to these: activations and temporary tensors."""
 

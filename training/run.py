@@ -47,8 +47,7 @@ class Run:
 
     config: TrainConfig
     device: torch.device
-    dtype: torch.dtype
-    """Of the forward pass's products."""
+    dtype: torch.dtype  # of the forward pass's products
     data: PreparedData
     model: GPT
     forward: nn.Module
@@ -60,8 +59,7 @@ class Run:
     own_tokenizer: bool = False
     """Whether the tokenizer came with the weights that the run began with, instead of from config.tokenizer."""
     progress: Progress = field(default_factory=Progress)
-    rows: list[Row] = field(default_factory=list)
-    """The lines of metrics.jsonl, on the first rank."""
+    rows: list[Row] = field(default_factory=list)  # the lines of metrics.jsonl, on the first rank
     saved: tuple[int, int, bool] | None = None
     """What the latest checkpoint holds: its step, the step of the latest evaluation, whether the run was finished."""
     stop: int = 0

@@ -101,9 +101,8 @@ def print_losses(rows: list[dict], stream: TextIO | None = None) -> None:
 
 def plot_losses(rows: list[dict], columns: int) -> str:
     """The plot in at most `columns` columns: training loss as a line, evaluations as ●; "" where there is none."""
-    train, val = (
-        [p for p in zip(*series(rows, name), strict=True) if math.isfinite(p[1])] for name in ("loss", "val_loss")
-    )
+    measured = (zip(*series(rows, name), strict=True) for name in ("loss", "val_loss"))
+    train, val = ([(step, loss) for step, loss in points if math.isfinite(loss)] for points in measured)
     if not train + val or columns < 20:
         return ""
     losses = [loss for _, loss in train + val]

@@ -55,8 +55,7 @@ class Plots:
     """Draws a run's pictures into its directory."""
 
     name = "drawing"
-    next_picture = -math.inf
-    """When loss.png may be drawn again, by time.perf_counter()."""
+    next_picture = -math.inf  # when loss.png may be drawn again, by time.perf_counter()
 
     def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
         if time.perf_counter() >= self.next_picture and run.progress.step != run.max_steps:  # it is drawn at the end
@@ -152,8 +151,7 @@ class Watchers:
     def stepped(self, **measured: float) -> None:
         """Report the step just taken: its loss, lr and grad_norm; its speed is that of all since the report before."""
         step, now = self.run.progress.step, time.perf_counter()
-        since, then = self.measured
-        self.measured = (step, now)
+        (since, then), self.measured = self.measured, (step, now)
         measured["tokens_per_s"] = (step - since) * self.run.config.tokens_per_step / (now - then)
         self.tell("stepped", self._row(**measured))
 
