@@ -67,11 +67,10 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def _of_text_files(name: str, found: list[Path], kind: str, *, refuse_binary: bool = False) -> Corpus:
-    packed = any(file.suffix == ".gz" for file in found)
     return Corpus(
         description=f"{name}: {_count(found)}",
         fingerprint=files.fingerprint(found, kind),
-        size=None if packed else sum(file.stat().st_size for file in found),
+        size=None if any(file.suffix == ".gz" for file in found) else sum(file.stat().st_size for file in found),
         documents=lambda: (pieces(files.text_blocks(file, refuse_binary=refuse_binary)) for file in found),
     )
 
@@ -130,11 +129,9 @@ def _text_of(record: dict[str, Any], field: str, where: str) -> str:
 def _open_hf(config: DataConfig) -> Corpus:
     assert config.name, "DataConfig requires it"
     local = Path(config.name).expanduser()
-    settings = ("hf", config.name, config.subset or "", config.split, config.text_field)
-    if local.is_dir():
-        mark = files.fingerprint(files.walk(local), *settings)
-    else:  # a new revision on the hub goes unnoticed: asking for it would need the network at every start
-        mark = hashlib.sha256("\0".join(settings).encode()).hexdigest()[:16]
+    # A new revision on the hub goes unnoticed: asking for it would need the network at every start.
+    found = files.walk(local) if local.is_dir() else []
+    mark = files.fingerprint(found, "hf", config.name, config.subset or "", config.split, config.text_field)
     name = str(local) if config.name.startswith("~") else config.name
     description = f"field {config.text_field} of dataset {config.name}, split {config.split}"
     return Corpus(description, mark, None, lambda: (pieces([text]) for text in _dataset_texts(config, name)))

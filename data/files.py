@@ -16,9 +16,7 @@ from typing import Any, BinaryIO
 
 from errors import DataError
 
-UNFINISHED = ".unfinished"
-"""The ending of a name that something is being written under."""
-
+UNFINISHED = ".unfinished"  # the ending of a name that something is being written under
 _BLOCK = 1 << 18  # bytes read at a time
 _BINARY_PROBE = 8192  # a NUL byte this early means a file is not text
 
@@ -73,8 +71,7 @@ def reading(file: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             yield stream
     except (OSError, EOFError, zlib.error) as error:
-        remedy = "give an undamaged copy or leave it out of data.path"
-        raise DataError(f"data.path: {file} cannot be read ({error}): {remedy}.") from error
+        raise DataError(f"data.path: {file} cannot be read ({error}): mend it or leave it out.") from error
 
 
 def text_blocks(file: Path, *, refuse_binary: bool) -> Iterator[str]:

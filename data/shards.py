@@ -22,6 +22,7 @@ VERIFIED_BYTES = 500_000_000
 """A split up to this size is compared with its checksums when opened, in at most 0.4 seconds. Of a larger one only
 the sizes are compared."""
 
+_FILE = "{split}_{number:05d}.bin"
 _CHUNK = 1 << 20  # characters that a thread encodes at a time
 
 
@@ -71,7 +72,7 @@ class ShardWriter:
                 counts.append(0)
                 checksums.append(0)
             part, tokens = np.split(tokens, [SHARD_TOKENS - counts[-1]])
-            with (self._directory / _name(self._split, len(counts) - 1)).open("ab") as file:
+            with (self._directory / _FILE.format(split=self._split, number=len(counts) - 1)).open("ab") as file:
                 file.write(part.data)
             checksums[-1] = zlib.crc32(part.data, checksums[-1])
             counts[-1] += len(part)
@@ -82,7 +83,7 @@ def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str,
     shards = []
     verified = sum(summary["shards"]) * dtype.itemsize <= VERIFIED_BYTES
     for number, (count, checksum) in enumerate(zip(summary["shards"], summary["crc32"], strict=True)):
-        path = directory / _name(split, number)
+        path = directory / _FILE.format(split=split, number=number)
         size = path.stat().st_size if path.is_file() else 0
         if size != count * dtype.itemsize or not count:
             raise ValueError(f"{path.name} has {size:,} bytes instead of {count * dtype.itemsize:,}")
@@ -99,10 +100,6 @@ def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str,
 def token_dtype(n_vocab: int) -> np.dtype:
     """Return the smallest of uint16 and uint32, little-endian, that holds ids below `n_vocab`."""
     return np.dtype("<u2" if n_vocab <= 1 << 16 else "<u4")
-
-
-def _name(split: str, number: int) -> str:
-    return f"{split}_{number:05d}.bin"
 
 
 class _Chunk(NamedTuple):

@@ -8,7 +8,7 @@ from data.corpus import Corpus, Document
 
 SPLITS = ("train", "val")
 
-_NEAR = 1000  # a tail grows by at most so many characters to begin where a line does
+_NEAR = 1000  # a tail grows by at most so many characters to begin where a line, or else a word, does
 
 
 class SplitPiece(NamedTuple):
@@ -51,20 +51,12 @@ def _with_tail(document: Document, length: int, tail: int) -> Iterator[SplitPiec
     for text in document:
         if split == "train" and length - tail < position + len(text):
             near = max(length - tail - position, 0)
-            cut = _line_start(text, near, earliest=near - min(_NEAR, tail // 2))
-            if cut:
+            earliest = max(near - min(_NEAR, tail // 2), 0)
+            line, word = (text.rfind(mark, earliest, near) + 1 for mark in ("\n", " "))
+            if cut := line or word or near:
                 yield SplitPiece("train", begins, text[:cut])
             split, begins, text, position = "val", True, text[cut:], position + cut
         if text:
             yield SplitPiece(split, begins, text)
             begins = False
         position += len(text)
-
-
-def _line_start(text: str, near: int, earliest: int) -> int:
-    """Return the last place from `earliest` to `near` where a line, or else a word, begins; else `near`."""
-    for mark in ("\n", " "):
-        found = text.rfind(mark, max(earliest, 0), near)
-        if found >= 0:
-            return found + 1
-    return near

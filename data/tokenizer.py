@@ -25,9 +25,7 @@ BPE_PATTERN = (
     r"|[^\r\n\p{L}\p{N}]?+\p{L}++"
     r"|\p{N}{1,3}+"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*+"
-    r"|\s*[\r\n]+"
-    r"|\s+(?!\S)"
-    r"|\s+"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # With nothing to merge the pattern sets only the speed: 64 characters at a time is 5x one at a time.
 BYTE_PATTERN = r"(?s:.){1,64}"
@@ -97,7 +95,8 @@ def token_bytes(encoding: tiktoken.Encoding) -> np.ndarray:
 
 def encode_text(encoding: tiktoken.Encoding, text: str) -> np.ndarray:
     """Return the ordinary tokens of any text, uint32 [T]. A literal <|endoftext|> in it is text like any other."""
-    return _encode(encoding, pieces([replace_surrogates(text)]))
+    parts = [encoding.encode_to_numpy(piece, disallowed_special=()) for piece in pieces([replace_surrogates(text)])]
+    return np.concatenate([np.zeros(0, dtype=np.uint32), *parts])
 
 
 def encode_documents(encoding: tiktoken.Encoding, texts: list[str], *, continued: bool = False) -> np.ndarray:
@@ -109,15 +108,10 @@ def encode_documents(encoding: tiktoken.Encoding, texts: list[str], *, continued
     """
     if any(END_OF_TEXT in text for text in texts):
         special = np.array([encoding.eot_token], dtype=np.uint32)
-        parts = [part for text in texts for part in (special, _encode(encoding, [text]))]
+        parts = [part for text in texts for part in (special, encoding.encode_to_numpy(text, disallowed_special=()))]
         return np.concatenate(parts[1:] if continued else parts)
     joined = END_OF_TEXT.join(texts if continued else ["", *texts])
     return encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
-
-
-def _encode(encoding: tiktoken.Encoding, texts: Iterable[str]) -> np.ndarray:
-    parts = [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
-    return np.concatenate([np.zeros(0, dtype=np.uint32), *parts])
 
 
 def save_tokenizer(encoding: tiktoken.Encoding, path: str | Path) -> None:

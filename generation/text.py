@@ -122,8 +122,7 @@ class Detokenizer:
     def __init__(self, tokenizer: tiktoken.Encoding, stop: tuple[str, ...] = ()) -> None:
         self.tokenizer, self.stop = tokenizer, stop
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.pending = ""
-        self.stopped = False
+        self.pending, self.stopped = "", False
 
     def feed(self, token: int) -> str:
         """Return the text that one more token makes certain; sets `stopped` when a stop string ends it."""

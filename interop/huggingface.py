@@ -77,8 +77,7 @@ GPT2 = Target(
         "attention.o_proj": "attn.c_proj", "up_proj": "c_fc", "down_proj": "c_proj",
     },
 )  # fmt: skip
-TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}
-"""By their model_type."""
+TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}  # by their model_type
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")  # may be missing from their config.json
@@ -153,7 +152,16 @@ def from_huggingface(where: str) -> GPT:
             if Path(file).name != file:
                 raise HuggingFaceError(f"{index} names a file elsewhere ({file}).")
             weights |= {name: tensor.float() for name, tensor in load_file(folder / file).items()}
-        load_weights(model, _to_ours(weights, model))
+        shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+        ours: dict[str, Tensor] = {}
+        for theirs, names in _names_in_theirs(model).items():
+            if theirs not in weights:
+                theirs = theirs.removeprefix("transformer.")  # GPT2Model, without a head, has none
+            for name, part in zip(names, weights[theirs].chunk(len(names), dim=-1), strict=True):
+                ours[name] = _change_layout(name, part, model, back=True)
+                if ours[name].shape != shapes[name]:
+                    raise ValueError(f"{theirs} does not have the size that config.json says, {shapes[name]}")
+        load_weights(model, ours)
     return model.eval()
 
 
@@ -218,22 +226,6 @@ def find_folder(where: str) -> Path:
         ) from error
 
 
-# Weights
-
-
-def _to_ours(theirs: dict[str, Tensor], model: GPT) -> dict[str, Tensor]:
-    """Return their weights as ours, for `model`. Raises ValueError when they do not have its shapes."""
-    ours = {}
-    for their_name, names in _names_in_theirs(model).items():
-        if their_name not in theirs:
-            their_name = their_name.removeprefix("transformer.")  # GPT2Model, without a head, has none
-        for name, tensor in zip(names, theirs[their_name].chunk(len(names), dim=-1), strict=True):
-            ours[name] = _change_layout(name, tensor, model, back=True)
-            if ours[name].shape != (expected := model.state_dict()[name].shape):
-                raise ValueError(f"{their_name} does not have the size that config.json says, {tuple(expected)}")
-    return ours
-
-
 def _names_in_theirs(model: GPT) -> dict[str, list[str]]:
     """Return for each of their weights which of ours it holds side by side: one, or GPT-2's three projections."""
     names: dict[str, list[str]] = {}
@@ -260,9 +252,6 @@ def _change_layout(name: str, tensor: Tensor, model: GPT, *, back: bool = False)
     half = attention.head_size // 2
     pairs = (2, half) if back else (half, 2)
     return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
-
-
-# Settings
 
 
 def _their_config(model: GPT, kind: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A tiktoken Encoding as Hugging Face's tokenizer.json, and back."""
 
-import functools
 import json
 from itertools import count
 from pathlib import Path
@@ -10,10 +9,6 @@ import tiktoken
 
 from data.tokenizer import END_OF_TEXT
 from errors import HuggingFaceError
-
-# Where their regex engine (Oniguruma) reads a word of tiktoken's patterns otherwise, and what it reads the same: a +
-# after {1,3} repeats instead of forbidding to give back, but nothing that follows could take back what it matched.
-REGEX_WORDS = (("}+", "}"), (r"(?s:.)", r"[\s\S]"))
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # ByteLevel's own
 
@@ -25,7 +20,16 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     """
     letters = _byte_letters()
     ranks = {"".join(letters[byte] for byte in token): rank for token, rank in encoding._mergeable_ranks.items()}
-    pattern = functools.reduce(lambda pattern, word: pattern.replace(*word), REGEX_WORDS, encoding._pat_str)
+    # tiktoken joins any two neighbours that make a token, that of lowest rank first. Theirs joins listed pairs, the
+    # first in the list first. So each token's pairs are listed, in order of its rank.
+    merges: list[tuple[str, str]] = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        known = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
+        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    # What their regex engine (Oniguruma) would read otherwise: a + after {1,3} repeats there instead of forbidding to
+    # give back, but nothing that follows could take back what it matched.
+    pattern = encoding._pat_str.replace("}+", "}").replace(r"(?s:.)", r"[\s\S]")
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     special = [
         {"id": token, "content": text, "special": True} | plain
@@ -42,28 +46,13 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
             "type": "BPE",
             "ignore_merges": True,  # as in tiktoken, a piece that is a token is not taken apart
             "vocab": dict(sorted(ranks.items(), key=lambda item: item[1])),
-            "merges": _merges(ranks),
+            "merges": merges,
         },
     }
-    kind = "PreTrainedTokenizerFast"
-    settings: dict[str, Any] = {"tokenizer_class": kind, "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
-    settings |= {"model_max_length": block_size, "clean_up_tokenization_spaces": False}
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size}
+    settings |= {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "clean_up_tokenization_spaces": False}
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def _merges(ranks: dict[str, int]) -> list[tuple[str, str]]:
-    """Return the pairs that may be joined, first the most urgent.
-
-    tiktoken joins any two neighbours that make a token, that of lowest rank first. Theirs joins listed pairs, the
-    first in the list first. So each token's pairs are listed, in order of its rank.
-    """
-    merges = []
-    for token in sorted(ranks, key=ranks.__getitem__):
-        halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
-        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-    return merges
 
 
 def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:

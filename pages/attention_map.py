@@ -15,8 +15,7 @@ from model.gpt import GPT
 from model.heads import HeadStatistics, attention_maps, brightness
 from pages.template import fill_page
 
-LONGEST = {".html": 128, ".png": 40}
-"""Tokens that are still readable in each kind of picture."""
+LONGEST = {".html": 128, ".png": 40}  # tokens that are still readable in each kind of picture
 
 
 def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, prompt: list[int], path: Path) -> None:

@@ -8,8 +8,7 @@ from pages.template import fill_page
 from runs.metrics import read_metrics
 from runs.summary import NUMBERS, is_number
 
-POINTS = 160
-"""Points of a curve: as many as a screen shows of one among many."""
+POINTS = 160  # of a curve: as many as a screen shows of one among many
 
 
 def runs_page(sweep: Path, swept: list[str], runs: list[dict[str, Any]]) -> str:
@@ -28,14 +27,8 @@ def describe_run(name: str, directory: Path, settings: dict[str, str], summary: 
         points = [(row.get("tokens"), row.get("seconds"), row.get(name)) for row in rows]
         return thin([point for point in points if all(map(is_number, point))])
 
-    return {
-        "name": name,
-        "status": summary["status"],
-        "reason": summary["reason"],
-        "settings": settings,
-        "curves": {name: curve(name) for name in ("loss", "val_bpb")},
-        **{number: summary[number] for number in NUMBERS},
-    }
+    known = {field: summary[field] for field in ("status", "reason", *NUMBERS)}
+    return {"name": name, "settings": settings, "curves": {key: curve(key) for key in ("loss", "val_bpb")}} | known
 
 
 def thin(points: Sequence[tuple[Any, ...]]) -> list[tuple[float, ...]]:

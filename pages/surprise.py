@@ -26,29 +26,24 @@ def write_surprise(
     shown = min(len(bits), MOST_TOKENS)
     if shown < len(bits):
         summary += f" Shown here are the first {shown:,} tokens."
+    elements, text, total = [], "", 0.0  # one for each token, or for all tokens that make one character together
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for number, (token, own) in enumerate(zip(tokens[1 : shown + 1].tolist(), bits[:shown].tolist(), strict=True), 1):
+        text += decoder.decode(tokenizer.decode_single_token_bytes(token), final=number == shown)
+        total += own
+        if not decoder.getstate()[0]:  # no character has begun
+            tint = min(round(total), DARKEST) if total == total else DARKEST  # NaN is the worst
+            elements.append(f'<i class="b{tint}" title="{total:.1f} bits">{html.escape(text)}</i>')
+            text, total = "", 0.0
     page = fill_page(
         "surprise.html",
         title,
         SUMMARY=html.escape(summary),
         TINTS="\n".join(f".b{n} {{ background: rgba(255, 90, 0, {n / DARKEST:.2f}) }}" for n in range(DARKEST + 1)),
         LEGEND=" ".join(f'<i class="b{n}">&nbsp;{n}&nbsp;</i>' for n in range(DARKEST + 1)),
-        TEXT="".join(_tinted(tokenizer, tokens[1 : shown + 1].tolist(), bits[:shown].tolist())),
+        TEXT="".join(elements),
     )
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"html={path} cannot be written ({error.strerror}): give another place.") from None
-
-
-def _tinted(tokenizer: tiktoken.Encoding, tokens: list[int], bits: list[float]) -> list[str]:
-    """Return one element for each token, or for all tokens that make one character together."""
-    elements, shown, total = [], "", 0.0
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    for number, (token, own) in enumerate(zip(tokens, bits, strict=True), start=1):
-        shown += decoder.decode(tokenizer.decode_single_token_bytes(token), final=number == len(tokens))
-        total += own
-        if not decoder.getstate()[0]:  # no character has begun
-            tint = min(round(total), DARKEST) if total == total else DARKEST  # NaN is the worst
-            elements.append(f'<i class="b{tint}" title="{total:.1f} bits">{html.escape(shown)}</i>')
-            shown, total = "", 0.0
-    return elements
