@@ -70,7 +70,7 @@ class Scripted(GPT):
         super().__init__(GPTConfig(n_layer=1, n_head=1, n_embd=2, block_size=100, vocab_size=257))
         self.script = iter(script)
 
-    def cap(self, logits):
+    def logits(self, x):
         return torch.nn.functional.one_hot(torch.tensor([next(self.script)]), 257).float() * 100
 
 
