@@ -4,8 +4,6 @@ python evaluate.py                             # the newest run, on its validati
 python evaluate.py data.path=notes.txt against=outputs/DATE/TIME-xxxx html=surprise.html
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +45,7 @@ class EvaluateConfig:
         at_least("stride", self.stride, 1, "or null for an eighth of block_size")
 
 
-def evaluate(config: EvaluateConfig) -> list[Scores]:
+def evaluate(config: EvaluateConfig) -> "list[Scores]":
     """Print and return the figures of one checkpoint, or of two side by side."""
     import torch
 

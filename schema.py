@@ -50,10 +50,9 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
 
 def to_settings(cfg: DictConfig, schema: type[Schema]) -> Schema:
     """Return the checked `schema` object that a config stands for; SettingsError where it cannot."""
-    known = set(setting_names(schema))
-    for key in flat(OmegaConf.to_container(cfg)):  # type: ignore[arg-type]
-        if key not in known:  # +key=value slips past Hydra
-            raise SettingsError(unknown_setting(key, schema))
+    given: Any = OmegaConf.to_container(cfg)
+    if unknown := flat(given).keys() - set(setting_names(schema)):  # +key=value slips past Hydra
+        raise SettingsError(unknown_setting(min(unknown), schema))
     try:
         return OmegaConf.to_object(cfg)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
@@ -95,9 +94,8 @@ def unknown_setting(name: str, schema: type) -> str:
 def explain_value(error: OmegaConfBaseException, schema: type) -> str:
     """Return the sentence for a name or value that OmegaConf refuses."""
     name = error.full_key or str(error.key)
-    if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
-        return unknown_setting(name, schema)
-    return f"{name}: {first_line(error)}."
+    is_unknown = isinstance(error, (ConfigKeyError, ConfigAttributeError))
+    return unknown_setting(name, schema) if is_unknown else f"{name}: {first_line(error)}."
 
 
 def refuse_flags(schema: type, arguments: list[str], *, others: bool = False) -> None:

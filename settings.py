@@ -27,6 +27,7 @@ from runs.summary import begin_job, device_of_job, fail_job, has_checkpoints
 from schema import Schema, explain_value, from_arguments, help_text, refuse_flags, to_settings
 from training.config import TrainConfig
 
+ModelOf = Callable[[str], dict[str, Any]]
 log = logging.getLogger("tinygpt")
 CONF = Path(__file__).resolve().parent / "conf"
 CONSOLE = logging.StreamHandler()
@@ -60,9 +61,7 @@ def run_command(schema: type[Schema], about: str | None, function: Callable[[Sch
         function(from_arguments(schema, arguments))
 
 
-def run_train_command(
-    about: str | None, function: Callable[[TrainConfig], Any], model_of: Callable[[str], dict[str, Any]]
-) -> None:
+def run_train_command(about: str | None, function: Callable[[TrainConfig], Any], model_of: ModelOf) -> None:
     """As run_command(), for train.py, with Hydra's groups and sweeps.
 
     model_of: returns the settings of the model that init_from names.
@@ -158,7 +157,7 @@ def refuse_folders(arguments: list[str]) -> None:
             raise SettingsError(f"{name}={typed[name]} is for a single run: {remedy}.")
 
 
-def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: Callable[[str], dict[str, Any]]) -> Any:
+def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: ModelOf) -> Any:
     """Call the command's function for one job of a sweep, in the job's folder; log and raise what ends it.
 
     A job whose folder has checkpoints continues: the sweep goes on, or Slurm queued the job again.
@@ -194,7 +193,7 @@ def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: C
         raise
 
 
-def complete(cfg: DictConfig, model_of: Callable[[str], dict[str, Any]]) -> DictConfig:
+def complete(cfg: DictConfig, model_of: ModelOf) -> DictConfig:
     """Return the settings: defaults < what the resumed run or init_from's model brings < what was asked for.
 
     cfg: the settings without those of a run or model. Asked for is what is typed, or set by an option that is.
@@ -205,20 +204,17 @@ def complete(cfg: DictConfig, model_of: Callable[[str], dict[str, Any]]) -> Dict
 
     from runs.directory import find_run, saved_settings
 
-    place = {name: cfg[name] for name in ("run_dir", "resume", "init_from")}
+    place = {"run_dir": cfg.run_dir, "resume": None, "init_from": cfg.init_from}
     typed = HydraConfig.get().overrides.task
-    run = find_run(cfg.resume, cfg.run_dir) if cfg.resume else None
     brought: dict[str, Any] = {}
-    if run is not None:
+    if cfg.resume and (run := find_run(cfg.resume, cfg.run_dir)):
         brought = saved_settings(run)
-        place |= {"run_dir": str(run), "resume": str(run)} | ({"init_from": None} if cfg.resume == "auto" else {})
-    else:
-        place["resume"] = None
-        if cfg.init_from:
-            for override in typed:  # an experiment's tokenizer applies only to new weights
-                if override.lstrip("+").startswith(("tokenizer=", "tokenizer.")):
-                    raise SettingsError(f"init_from={cfg.init_from} has its own tokenizer: leave out {override}.")
-            brought = {"model": model_of(cfg.init_from)}
+        place = {"run_dir": str(run), "resume": str(run), "init_from": None if cfg.resume == "auto" else cfg.init_from}
+    elif cfg.init_from:
+        for override in typed:  # an experiment's tokenizer applies only to new weights
+            if override.lstrip("+").startswith(("tokenizer=", "tokenizer.")):
+                raise SettingsError(f"init_from={cfg.init_from} has its own tokenizer: leave out {override}.")
+        brought = {"model": model_of(cfg.init_from)}
     # A group's option that is typed, as optimizer=adamw, replaces all that is brought of the group.
     known = {setting.name for setting in fields(TrainConfig)} - {o.lstrip("+").partition("=")[0] for o in typed}
     brought = {name: value for name, value in brought.items() if name in known}
@@ -252,10 +248,8 @@ def explain(error: BaseException, schema: type) -> str | None:
         group, _, option = (error.missing_cfg_file or "").rpartition("/")
         return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
     if isinstance(error, OverrideParseException):
-        remedy = (
-            "write NAME=VALUE, and put a value that has spaces, commas, brackets or quotes in both kinds of quotes, "
-            "as in 'data.path=\"notes (1).txt\"'"
-        )
+        quoted = "put a value that has spaces, commas, brackets or quotes in both kinds of quotes"
+        remedy = f"write NAME=VALUE, and {quoted}, as in 'data.path=\"notes (1).txt\"'"
         if re.search(r"=\s*\w+\(", error.override):
             remedy = f"ranges are {RANGES}"
         return f"cannot read the override {error.override!r}: {remedy}."

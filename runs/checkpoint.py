@@ -182,10 +182,7 @@ def runs_by_age(folders: Sequence[Path] = OUTPUTS) -> list[Path]:
 
 
 def read_meta(path: Path) -> Meta:
-    """A checkpoint's meta.json, proven to be what was written.
-
-    Raises CheckpointError when it is missing or damaged, or was written in another format.
-    """
+    """Return a checkpoint's meta.json; CheckpointError when it is missing, damaged or of another format."""
     if not (path / "meta.json").is_file():
         remedy = "give a run directory or one of its checkpoints/step_N"
         raise CheckpointError(f"checkpoint={path} is not a checkpoint (it has no meta.json): {remedy}.")
@@ -201,10 +198,7 @@ def read_meta(path: Path) -> Meta:
 
 
 def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> Meta:
-    """Compare the named files of a checkpoint, or all, with their checksums, and return its meta.json.
-
-    Raises CheckpointError when a file is missing or not what was written.
-    """
+    """Return a checkpoint's meta.json; CheckpointError unless the named files, or all, match their checksums."""
     meta = read_meta(path)
     with readable(path):
         for name in names or meta["files"]:
@@ -216,10 +210,7 @@ def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> Meta:
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read the checkpoint directory `path`, except the state that only resuming needs.
-
-    Raises CheckpointError when it is not a checkpoint, is damaged, or was written in another format.
-    """
+    """Read a checkpoint, but for what only resuming needs; CheckpointError when it is unusable."""
     meta = verify_checkpoint(path, ("model.safetensors", "tokenizer.json"))
     with readable(path):
         model = GPT(GPTConfig(**meta["config"]["model"]))
@@ -277,10 +268,9 @@ def find_checkpoints(where: str | None, outputs: Sequence[Path] = OUTPUTS) -> li
     None for the newest run.
     """
     if where is None:
-        trained = [run for run in runs_by_age(outputs) if checkpoints_by_step(run / "checkpoints")]
-        if not trained:
+        where = next((str(run) for run in runs_by_age(outputs) if checkpoints_by_step(run / "checkpoints")), None)
+        if where is None:
             raise CheckpointError("there is no run under outputs/ yet: train one with `python train.py`.")
-        where = str(trained[0])
     path = Path(where)
     if not path.exists():
         raise CheckpointError(f"checkpoint={where} does not exist: give a run directory or a checkpoint in it.")

@@ -16,7 +16,6 @@ from runs.checkpoint import Meta, checkpoints_by_step, first_intact, put_back, r
 from runs.formatting import flat, hydra_quoted
 
 T = TypeVar("T")
-
 log = logging.getLogger("tinygpt")
 
 LOGS = ("metrics.jsonl", "train.log")
@@ -53,10 +52,8 @@ def refuse_used(directory: Path) -> None:
     """Raise SettingsError when a run is at work in a directory or has left checkpoints there."""
     refuse_locked(directory)
     if checkpoints_by_step(directory / "checkpoints"):
-        raise SettingsError(
-            f"run_dir={directory} already holds a run: choose another, remove it first, or go on with it by "
-            f"{hydra_quoted('resume', directory)}."
-        )
+        remedy = f"choose another, remove it first, or go on with it by {hydra_quoted('resume', directory)}"
+        raise SettingsError(f"run_dir={directory} already holds a run: {remedy}.")
 
 
 def find_run(where: str, run_dir: str | None) -> Path | None:
@@ -78,10 +75,7 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
 
 
 def newest_intact(run: Path) -> tuple[Path, Meta]:
-    """Return the latest checkpoint that is intact to the byte, and its meta.json.
-
-    Logs which damaged ones it passes over; CheckpointError when none is left.
-    """
+    """Return the latest checkpoint intact to the byte, and its meta.json; log damaged ones; CheckpointError if none."""
     return _newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
 
 
@@ -105,11 +99,9 @@ def check_settings(settings: dict[str, Any], saved: Meta, *, data: str) -> None:
     data: a name for the tokens that changes with the text, compared with the one that was saved.
     """
     now, before = flat(settings), flat(saved["config"])
-    changed = [
-        f"{name}={now.get(name)} (was {before.get(name)})"
-        for name in sorted(now.keys() | before.keys())
-        if now.get(name) != before.get(name) and not any(f"{name}.".startswith(f"{free}.") for free in FREE)
-    ]
+    differing = [name for name in sorted(now.keys() | before.keys()) if now.get(name) != before.get(name)]
+    bound = [name for name in differing if not f"{name}.".startswith(tuple(f"{free}." for free in FREE))]
+    changed = [f"{name}={now.get(name)} (was {before.get(name)})" for name in bound]
     changed += ["the text has changed"] * (data != saved["data"])
     sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
     if changed and not settings["allow_changes"]:
@@ -119,10 +111,7 @@ def check_settings(settings: dict[str, Any], saved: Meta, *, data: str) -> None:
 
 
 def tidy(run: Path, saved: Meta) -> None:
-    """Take out of a run's directory what happened after the checkpoint that it goes on from.
-
-    Later checkpoints, which are damaged, are renamed.
-    """
+    """Take out of a run's directory what came after the checkpoint it goes on from; rename later, damaged ones."""
     for checkpoint in checkpoints_by_step(run / "checkpoints"):
         if int(checkpoint.name.removeprefix("step_")) > saved["step"]:
             checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))

@@ -36,10 +36,7 @@ class Evaluation:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl, none where it cannot be read.
-
-    A line that is not a whole row, as a crash or a full disk leaves one, is passed over.
-    """
+    """Return the rows of a metrics.jsonl, but for lines that a crash or a full disk cut; none if it is unreadable."""
     rows = []
     try:
         lines = path.read_bytes().splitlines()

@@ -21,7 +21,6 @@ from runs.checkpoint import WRITE_ERRORS, Meta, link_checkpoint, remove_checkpoi
 from runs.formatting import hydra_quoted
 
 log = logging.getLogger("tinygpt")
-
 Tensors = dict[str, Tensor]
 
 
@@ -117,16 +116,13 @@ class Saver:
         """Wait until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
 
     def finish(self) -> None:
         """Wait for the run's final checkpoint; CheckpointError when it could not be written."""
         self.wait()
         if self.failure:
-            raise CheckpointError(
-                f"{self.failure}; make room, then go on from {self._last()} with "
-                f"{hydra_quoted('resume', self.checkpoints.parent)}."
-            )
+            again = hydra_quoted("resume", self.checkpoints.parent)
+            raise CheckpointError(f"{self.failure}; make room, then go on from {self._last()} with {again}.")
 
     def _last(self) -> str:
         last = self.checkpoints / "last"

@@ -13,10 +13,8 @@ from errors import SettingsError, first_line
 from runs.metrics import finite
 
 log = logging.getLogger("tinygpt")
-
 NAME, JOB = "summary.json", "job.json"
-DONE = ("finished",)
-STATUSES = ("running", "stopped", "failed", *DONE)
+STATUSES = ("running", "stopped", "failed", "finished")
 NUMBERS = ["seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb"]
 NUMBERS += ["val_loss", "val_bpb"]
 NOTHING_KNOWN: dict[str, Any] = {"status": "running", "reason": None, "device": None, **dict.fromkeys(NUMBERS)}
@@ -87,11 +85,9 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
     if summary or has_checkpoints(folder):
         if record is None or sorted(record.overrides) != sorted(overrides):
             before = f"`{' '.join(record.overrides)}`" if record else "unknown settings (no job.json)"
-            raise SettingsError(
-                f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`: remove it, or give the sweep "
-                "another folder by hydra.sweep.dir=FOLDER."
-            )
-        if summary and summary["status"] in DONE:
+            remedy = "remove it, or give the sweep another folder by hydra.sweep.dir=FOLDER"
+            raise SettingsError(f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`: {remedy}.")
+        if summary and summary["status"] == "finished":
             log.info("job %d is finished already: %s bits/byte", number, summary["val_bpb"])
             return float("inf") if summary["val_loss"] is None else summary["val_loss"]
     JobRecord(number, overrides).write(folder)

@@ -44,8 +44,7 @@ def free_memory(error: BaseException | None) -> None:
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch and torch.cuda.is_available():
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):  # no glibc, whose allocator would keep it
         ctypes.CDLL(None).malloc_trim(0)

@@ -86,10 +86,9 @@ class Grid(Sweeper):
         except Exception as error:
             if self.launcher_name == "basic":
                 raise
-            raise SettingsError(
-                f"hydra/launcher={self.launcher_name} gave up ({first_line(error)}): change the settings of "
-                f"hydra.launcher; the same command with {hydra_quoted('hydra.sweep.dir', self.folder)} goes on."
-            ) from error
+            problem = f"hydra/launcher={self.launcher_name} gave up ({first_line(error)})"
+            again = f"the same command with {hydra_quoted('hydra.sweep.dir', self.folder)} goes on"
+            raise SettingsError(f"{problem}: change the settings of hydra.launcher; {again}.") from error
 
     @contextmanager
     def keeping_folder(self) -> Iterator[None]:
@@ -124,8 +123,8 @@ class Grid(Sweeper):
 
 def assignments(override: Override) -> list[str]:
     """Return an override once for each of its values; SettingsError for an interval."""
-    if override.is_sweep_override() and not override.is_discrete_sweep():
+    if not override.is_sweep_override():
+        return [f"{override.get_key_element()}={override.get_value_element_as_str()}"]
+    if not override.is_discrete_sweep():
         raise SettingsError(f"{override.input_line} needs hydra/sweeper=optuna; else list values, as in 1,2,3.")
-    is_sweep = override.is_sweep_override()
-    values = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
-    return [f"{override.get_key_element()}={value}" for value in values]
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]

@@ -84,18 +84,14 @@ def swept_settings(jobs: list[Job]) -> list[str]:
 
 
 def rank(jobs: list[Job]) -> list[Row]:
-    """Return the jobs: the finished by bits per byte, then those under way or stopped, then the failed.
-
-    Finished ones that differ in their seed alone share a row.
-    """
+    """Return rows of jobs: finished by bits per byte, those of other seeds in one, then under way, then failed."""
     rows: dict[Any, Row] = {}
     for job in jobs:
         alike = tuple(sorted((key, value) for key, value in job.settings.items() if key != "seed"))
         rows.setdefault((alike, job.status == "finished" or job.name), []).append(job)
 
     def place(row: Row) -> tuple[bool, bool, float]:
-        status = row[0].status
-        return status == "failed", status != "finished", mean(row, "val_bpb") or float("inf")
+        return row[0].status == "failed", row[0].status != "finished", mean(row, "val_bpb") or float("inf")
 
     return sorted(rows.values(), key=place)
 
