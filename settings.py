@@ -253,6 +253,10 @@ def explain(error: BaseException, schema: type) -> str | None:
         if re.search(r"=\s*\w+\(", error.override):
             remedy = f"ranges are {RANGES}"
         return f"cannot read the override {error.override!r}: {remedy}."
+    if isinstance(error, ValueError) and str(error).startswith("Config group override"):  # it does not say which
+        pairs = [argument.lstrip("+~").partition("=")[::2] for argument in sys.argv[1:]]
+        wrong = [f"{g}={o}" for g, o in pairs if (CONF / g).is_dir() and not (CONF / g / f"{o}.yaml").exists()]
+        return f"{' '.join(wrong)} does not exist: a group takes the name of an option, which --help lists."
     return " ".join(str(error).split()) if isinstance(error, HydraException) else None
 
 

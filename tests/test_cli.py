@@ -107,6 +107,7 @@ MISTAKES = {
     "train.py max_steps=1.5": "max_steps: Value '1.5' of type 'float' could not",
     "train.py model.qk_norm=maybe": "model.qk_norm: Value 'maybe' is not a valid bool",
     "train.py model=huge": "model=huge does not exist: choose model from gpt2",
+    "train.py model=3 data=stdlib": "error: model=3 does not exist: a group takes the name of an option",
     "train.py attention=fast": "attention=fast is not known: choose one of sdpa",
     "train.py attention=sdpa model.attention=loop": "attention=sdpa and model.attention=loop are both given",
     "train.py +experiment=nope": "experiment=nope does not exist: choose experiment from",
