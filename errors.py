@@ -1,6 +1,6 @@
 """Mistakes a person can make, and the checks of settings that find them.
 
-Each message names the setting as typed, its value and the remedy.
+Each message names the setting as typed, its value and the remedy. Checks of numbers let None pass: a default.
 """
 
 import math
@@ -26,9 +26,6 @@ class HuggingFaceError(SettingsError):
 def first_line(error: BaseException) -> str:
     """Return the first line of a library's message, without the pages that may follow."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-# Checks of one setting; those of numbers let None pass, which stands for a default.
 
 
 def one_of(name: str, value: str | None, known: Collection[str]) -> None:

@@ -35,13 +35,11 @@ from model.gpt import GPT, load_weights, plain_weights
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
-Meta = dict[str, Any]
-"""What meta.json says."""
+Meta = dict[str, Any]  # what meta.json says
 
 FORMAT_VERSION = 3
 OUTPUTS = (Path("outputs"), Path("multirun"))
-REPLACED = ".replaced"
-"""How the name of a checkpoint ends while another of the same step takes its place."""
+REPLACED = ".replaced"  # how a checkpoint's name ends while another of the same step takes its place
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what a full disk raises, depending on who writes
 
 
@@ -233,8 +231,8 @@ def readable(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        problem = f"checkpoint={path} is damaged or incomplete ({first_line(error)})"
-        raise CheckpointError(f"{problem}: use another of the run's checkpoints.") from error
+        remedy = "use another of the run's checkpoints"
+        raise CheckpointError(f"checkpoint={path} is damaged or incomplete ({first_line(error)}): {remedy}.") from error
 
 
 def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Checkpoint:

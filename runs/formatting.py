@@ -7,11 +7,6 @@ from typing import Any
 RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
 
 
-def shell_quoted(setting: str, path: object) -> str:
-    """Return SETTING=PATH with the quotes that a shell needs, for sample.py, evaluate.py and export.py."""
-    return shlex.quote(f"{setting}={path}")
-
-
 def hydra_quoted(setting: str, path: object) -> str:
     """Return SETTING=PATH with the quotes that a shell and Hydra need, for train.py."""
     plain = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", str(path), re.ASCII)

@@ -99,11 +99,9 @@ class Saver:
             free = f"{shutil.disk_usage(self.checkpoints).free:,}"
         except OSError:
             free = "an unknown number"
-        self.failure = (
-            f"the checkpoint of step {step} could not be written to {self.checkpoints / f'step_{step}'} "
-            f"({getattr(error, 'strerror', None) or first_line(error)}): it needs "
-            f"{sum(tensor.nbytes for tensor in tensors):,} bytes and {free} are free there"
-        )
+        what, why = self.checkpoints / f"step_{step}", getattr(error, "strerror", None) or first_line(error)
+        room = f"it needs {sum(tensor.nbytes for tensor in tensors):,} bytes and {free} are free there"
+        self.failure = f"the checkpoint of step {step} could not be written to {what} ({why}): {room}"
         log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last())
 
     def link(self, step: int, best_step: int) -> None:

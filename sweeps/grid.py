@@ -23,8 +23,7 @@ from runs.directory import lock_run
 from runs.formatting import hydra_quoted, quote
 from sweeps.leaderboard import write_leaderboard
 
-# The launchers that need an extra, and its name.
-EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 
 
 def jobs_at_once() -> int:

@@ -19,8 +19,7 @@ from runs.summary import JOB, NOTHING_KNOWN, NUMBERS, is_number, read_job, read_
 
 log = logging.getLogger("tinygpt")
 
-# The columns of figures: each one's name in summary.json, and how it is shown.
-MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {
+MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {  # columns: the name in summary.json, how it is shown
     "parameters": ("parameters", lambda number: si(number, 3, "")),
     "tokens": ("tokens", lambda number: si(number, 3, "")),
     "tokens/s": ("tokens_per_s", "{:,.0f}".format),

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import shlex
 import sys
 from contextlib import ExitStack
 from multiprocessing import parent_process
@@ -11,7 +12,7 @@ from typing import TextIO
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from runs.formatting import hydra_quoted, shell_quoted
+from runs.formatting import hydra_quoted
 from runs.metrics import Evaluation, Row, series
 from training.optimizer import split_parameters
 from training.run import Run
@@ -65,10 +66,10 @@ class Terminal:
             print_losses(run.rows)
             log.info("\nbest validation loss %.4f nats/token", run.progress.best_loss or math.nan)
             log.info("curves    %s", run.directory / "loss.png")
-            log.info("sample    python sample.py %s", shell_quoted("checkpoint", run.directory))
+            log.info("sample    python sample.py %s", shlex.quote(f"checkpoint={run.directory}"))
         elif isinstance(error, SystemExit):
-            again = hydra_quoted("resume", run.directory)
-            log.info("stopped after step %d; to go on:  python train.py %s", run.progress.step, again)
+            again = f"python train.py {hydra_quoted('resume', run.directory)}"
+            log.info("stopped after step %d; to continue:  %s", run.progress.step, again)
 
 
 def describe(run: Run) -> str:
