@@ -156,9 +156,8 @@ def generate(
 
     tokens, own = sampler.choose(logits)  # (B,), (B, V)
     for left in reversed(range(max_new_tokens)):
-        nats = [None] * len(samples)
-        if logprobs:
-            nats = own.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
+        own_nats = own.log_softmax(-1).gather(-1, tokens[:, None])[:, 0] if logprobs else None
+        nats = [None] * len(samples) if own_nats is None else own_nats.tolist()
         drawn = map(Drawn, samples, tokens.tolist(), nats)
         yield [each for each in drawn if each.sample not in finished]
         rows = [row for row, sample in enumerate(samples) if sample not in finished]
