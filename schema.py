@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Schema = TypeVar("Schema", bound="DataclassInstance")
+MISSING_MARK = "\ue000"  # stands for the text ???, which OmegaConf takes for a value that is missing
 
 
 def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
@@ -40,12 +41,14 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
         try:
             if str not in kinds and text[:1] == "[":
                 value = yaml.load(text, yaml.BaseLoader)  # which makes strings only
-            OmegaConf.update(cfg, name, literal(value))
+            OmegaConf.update(cfg, name, MISSING_MARK if text == "???" else literal(value))
         except yaml.YAMLError as error:
             raise SettingsError(f"{name}={text} cannot be read as a list ({first_line(error)}).") from None
         except OmegaConfBaseException as error:
             raise SettingsError(explain_value(error, schema)) from error
-    return to_settings(cfg, schema)
+    settings = to_settings(cfg, schema)
+    vars(settings).update({name: "???" for name, value in vars(settings).items() if value == MISSING_MARK})
+    return settings
 
 
 def to_settings(cfg: DictConfig, schema: type[Schema]) -> Schema:
@@ -100,11 +103,10 @@ def explain_value(error: OmegaConfBaseException, schema: type) -> str:
 
 def refuse_flags(schema: type, arguments: list[str], *, others: bool = False) -> None:
     """Raise SettingsError for a setting typed as a flag, and unless `others` are Hydra's for any other flag."""
-    for argument in arguments:
-        name, _, value = argument.lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        if argument.startswith("-") and name in setting_names(schema):
-            raise SettingsError(f"settings are typed without dashes: write {name}={value or 'VALUE'}.")
+    for argument, following in pairwise([*arguments, "VALUE"]):
+        typed, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and (name := typed.replace("-", "_")) in setting_names(schema):
+            raise SettingsError(f"settings are typed without dashes: write {name}={value if equals else following}.")
         if argument.startswith("-") and not others:
             raise SettingsError(f"there is no flag {argument}: settings are typed NAME=VALUE; --help lists them.")
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
-"""A line of metrics.jsonl: `step`, `tokens` and `seconds` so far, and what was measured."""
+Row = dict[str, Any]  # a line of metrics.jsonl: `step`, `tokens` and `seconds` so far, and what was measured
 
 
 @dataclass(frozen=True)

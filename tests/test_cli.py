@@ -72,6 +72,7 @@ def test_a_short_name_selects_the_attention():
 
 PROMPTS = ["Hello, world", "def read(self", "it's", "a=b", "'", 'say "hi" and "ho"', "a\nb\n", "C:\\new\\", 'a\\"b']
 PROMPTS += ["x\\\n", "${x}", "\\${x}", "${", "$5", "日本 😀", "", "  two", "null", "true", "1e3", "[a", "[a]", "--x"]
+PROMPTS += ["???"]
 
 
 def test_a_prompt_is_what_was_typed():
@@ -123,12 +124,12 @@ MISTAKES = {
     "train.py hydra.run.dir=a": "write run_dir=a",
     "train.py seed=1,2 -m run_dir=a": "run_dir=a is for a single run",
     "train.py -m resume=auto": "resume=auto is for a single run",
-    "train.py --batch_size 4": "write batch_size=VALUE",
+    "train.py --batch_size 4": "write batch_size=4",
     "train.py --batch_size=4": "write batch_size=4",
-    "train.py --model.n-head 4 seed=1": "write model.n_head=VALUE",
+    "train.py --model.n-head 4 seed=1": "write model.n_head=4",
     "sample.py --top-k=4": "write top_k=4",
-    "evaluate.py --data.path notes.txt": "write data.path=VALUE",
-    "export.py --to folder": "write to=VALUE",
+    "evaluate.py --data.path notes.txt": "write data.path=notes.txt",
+    "export.py --to folder": "write to=folder",
     "export.py --verbose": "there is no flag --verbose",
     "train.py model.dropout=2": "model.dropout=2.0 must be at least 0 and below 1",
     "train.py data.val_fraction=0.6": "data.val_fraction=0.6 must be above 0 and at most 0.5",
