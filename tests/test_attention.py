@@ -66,7 +66,7 @@ def calls(draw):
 
 
 def value_and_gradients(attend, q, k, v, arguments, dtype):
-    q, k, v = (t.to(dtype).requires_grad_() for t in (q, k, v))
+    q, k, v = (t.detach().to(dtype).requires_grad_() for t in (q, k, v))
     if "bias" in arguments:
         arguments = {**arguments, "bias": arguments["bias"].to(dtype)}
     y = attend(q, k, v, **arguments)
@@ -162,6 +162,27 @@ def test_scores_of_a_tenth_and_two_tenths_weigh_0_4750_and_0_5250(attend):
 def test_huge_scores_do_not_overflow(attend):
     q, k, v = scores_as_input([1e4, 1e4, -1e4])
     torch.testing.assert_close(attend(q, k, v, scale=1.0).flatten(), torch.tensor([0.5, 0.5, 0.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@settings(max_examples=12, deadline=None)
+@given(call=calls(), D=st.sampled_from([16, 64, 256]))
+def test_scores_as_large_as_half_precision_holds_stay_finite_and_near_float64(dtype, D, call):
+    """fp16 ends at 65,504. No score here is beyond 2^15, and all are exact; unscaled, the largest are √D times that."""
+    (q, k, v), top = (t.to(dtype).double() for t in call[:3]), 2.0**15
+    q = q.sign()[..., :1].expand(*q.shape[:-1], D) * top / math.sqrt(D)
+    k = (2 * k).round().clamp(-2, 2)[..., :1].expand(*k.shape[:-1], D) / 2  # five kinds of keys, so that many tie
+    arguments = {name: value for name, value in call[3].items() if name in ("mask", "is_causal")}
+    torch.testing.assert_close(
+        flex(*(t.to(dtype) for t in (q, k, v)), **arguments).double(), loop(q, k, v, **arguments), rtol=2e-2, atol=2e-2
+    )
+    for name, attend in (TRAINING | ATTENTION_VARIANTS).items():
+        reference = value_and_gradients(
+            attend if name in ATTENTION_VARIANTS else loop, q, k, v, arguments, torch.float64
+        )
+        for got, wanted in zip(value_and_gradients(attend, q, k, v, arguments, dtype), reference, strict=True):
+            near = 2e-2 * max(1, top / D, wanted.abs().max().item())  # the keys' gradients are sums of scaled queries
+            torch.testing.assert_close(got.double(), wanted, rtol=2e-2, atol=near, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @each(TRAINING)

@@ -121,3 +121,8 @@ def test_every_rung_with_scores_rotates_when_the_position_is_rope(form):
     assert not torch.allclose(turned(x), plain(x), atol=1e-3)
     torch.testing.assert_close(turned(x, positions=torch.arange(8) + 30), turned(x), rtol=1e-4, atol=1e-5)
     assert torch.equal(plain(x, positions=torch.arange(8) + 30), plain(x))
+
+
+def test_scores_of_half_precision_do_not_overflow_before_they_are_scaled():
+    x = 50 * torch.randn(2, 5, 64).sign()  # of its products with itself, 160,000, fp16 holds the eighth part only
+    torch.testing.assert_close(simple_attention(x.half()).float(), simple_attention(x))

@@ -2,7 +2,8 @@
 
 Read `matmul`. `einsum`, `bmm` and `loop` spell the same differently; `loop` in float64 is the reference for
 all others. They are the mathematics alone: obeys_contract() has checked the arguments, given every query head
-its keys and values, and joined mask and causality into `allowed`.
+its keys and values, and joined mask and causality into `allowed`. They scale the queries, not the product:
+fp16 ends at 65,504, which the products of large queries and keys pass √D times sooner than the scaled scores.
 
 `fused` and `flex` call torch's kernels, which never write the (T, S) matrix to memory (Dao et al. 2022,
 FlashAttention). `sdpa` is the fast choice: `fused`, or `bmm` for short texts on a CPU.
@@ -42,12 +43,12 @@ SHORT = 256  # up to this many queries and keys `bmm` beats the fused kernels of
 @obeys_contract
 def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), one step per line."""
-    # How well does each key answer each query? One dot product for every pair.
-    scores = q @ k.transpose(-2, -1)  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
-
     # A dot product of D independent terms of variance 1 has variance D. The scale, 1/√D, brings it back
     # to 1; without that the softmax would soon saturate on one key, where its gradient vanishes.
-    scores = scores * scale
+    q = q * scale
+
+    # How well does each key answer each query? One dot product for every pair.
+    scores = q @ k.transpose(-2, -1)  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
 
     # What is known about a pair besides its content, such as ALiBi's distance penalty.
     if bias is not None:
@@ -71,7 +72,7 @@ def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
 @obeys_contract
 def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same in index notation: it names the axes that are summed and those that stay."""
-    scores = torch.einsum("...td,...sd->...ts", q, k) * scale
+    scores = torch.einsum("...td,...sd->...ts", q * scale, k)
     if bias is not None:
         scores = scores + bias
     if allowed is not None:
@@ -109,7 +110,7 @@ def loop(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float,
 
     rows = [v.new_zeros(*q.shape[:-2], 0, v.shape[-1])]  # so that T = 0 has a shape too
     for t in range(q.shape[-2]):
-        scores = (q[..., t : t + 1, :] * k).sum(-1) * scale  # (…, H, S)
+        scores = (q[..., t : t + 1, :] * scale * k).sum(-1)  # (…, H, S)
         if bias is not None:
             scores = scores + bias[..., t, :]
         if allowed is not None:

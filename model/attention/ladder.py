@@ -73,7 +73,7 @@ class Averaging(CausalSelfAttention):
 
 def simple_attention(x: Stream) -> Stream:
     """Every position gathers from all that resemble it: the inputs are their own queries, keys and values."""
-    scores = x @ x.transpose(-2, -1) / math.sqrt(x.shape[-1])  # (…, T, C) @ (…, C, T) -> (…, T, T)
+    scores = x / math.sqrt(x.shape[-1]) @ x.transpose(-2, -1)  # (…, T, C) @ (…, C, T) -> (…, T, T)
     return torch.softmax(scores, dim=-1) @ x  # (…, T, T) @ (…, T, C) -> (…, T, C)
 
 

@@ -15,7 +15,7 @@ from model.attention.functional import softmax_dtype
 @obeys_contract
 def softmax1(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """Softmax with 1 added to its denominator: a head may give its weight to nothing (Miller 2023)."""
-    scores = q @ k.transpose(-2, -1) * scale  # (…, H, T, S)
+    scores = q * scale @ k.transpose(-2, -1)  # (…, H, T, S)
     if bias is not None:
         scores = scores + bias
     if allowed is not None:
