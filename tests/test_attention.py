@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import config
@@ -353,6 +354,14 @@ Q, K, V = (2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8)
 def test_bad_input_is_a_value_error_that_names_the_shapes(attend, shapes, arguments, message):
     with pytest.raises(ValueError, match=message):
         attend(*(torch.randn(s) for s in shapes), **arguments)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_flex_keeps_no_mask_of_a_predictor_s_fake_tensors():
+    q = torch.randn(1, 2, 11, 8)
+    with FakeTensorMode() as fakes, torch.no_grad():
+        flex(*[fakes.from_tensor(q)] * 3, is_causal=True)
+    torch.testing.assert_close(flex(q, q, q, is_causal=True), matmul(q, q, q, is_causal=True))
 
 
 def test_flex_says_what_it_lacks():

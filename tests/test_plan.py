@@ -133,6 +133,30 @@ def test_dry_run_trains_nothing_and_reports_about_the_time_that_the_run_then_tak
     assert 0.2 < predicted * 60 / last["seconds"] < 5  # a shared machine; a wrong unit or batch size is further off
 
 
+@pytest.mark.parametrize("settings", [{}, {"position": "alibi"}, {"attention_window": 8}, {"n_kv_head": 1}], ids=str)
+def test_flex_is_planned_for_a_gpu_as_the_fused_kernel_it_is_there(train_config, settings):
+    model = replace(train_config.model, vocab_size=257, block_size=512, **settings)
+    flex, fused, matmul = (
+        predict_memory(replace(train_config, model=replace(model, attention=form)), 4, on_gpu=True).activations
+        for form in ("flex", "sdpa", "matmul")
+    )
+    assert flex == fused and matmul > fused + 4 * 2 * 512**2  # bytes of one layer's scores
+
+
+def test_dry_run_plans_flex_for_a_gpu_and_refuses_it_where_the_run_would(train_config):
+    train_config.model.attention = "flex"
+    with pytest.raises(SettingsError, match="attention=flex trains on CUDA only, not on cpu"):
+        plan_run(train_config)
+    assert "a GPU, fits" in plan_run(replace(train_config, plan=PlanConfig(device="h100")))
+
+
+def test_dropout_in_a_gpu_s_kernel_takes_no_memory(train_config):
+    model = replace(train_config.model, vocab_size=257, block_size=512)
+    dropped = replace(train_config, model=replace(model, attention_dropout=0.1))
+    without = predict_memory(replace(train_config, model=model), 4, on_gpu=True)
+    assert predict_memory(dropped, 4, on_gpu=True) == without != predict_memory(dropped, 4)
+
+
 def test_a_budget_of_time_is_said_in_steps(train_config, monkeypatch):
     monkeypatch.setattr(plan, "seconds_per_step", lambda *arguments: (0.5, 8))
     assert "60.0 s for 120 steps" in plan_run(replace(train_config, max_steps=None, max_minutes=1.0))

@@ -17,14 +17,17 @@ from data.prepare import PreparedData, prepare
 from data.shards import Tokens
 from data.tokenizer import make_tokenizer
 from errors import one_of
+from model.attention.functional import flex, fused, sdpa
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
 from runs.formatting import duration, si
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, free_memory, keep_freed_memory
+from training.distributed import Ranks
 from training.optimizer import optimizer_state
 from training.pretrained import load_origin
 from training.run import Run, steps_to_take, windows_each
+from training.start import check_machine
 from training.step import take_step
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training; published GPT-2 runs report 40%.
@@ -95,10 +98,13 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
-def predict_memory(config: TrainConfig, micro_batch_size: int, precision: torch.dtype = torch.float32) -> Memory:
+def predict_memory(
+    config: TrainConfig, micro_batch_size: int, precision: torch.dtype = torch.float32, *, on_gpu: bool = False
+) -> Memory:
     """Return the memory that a run of `config`, whose model.vocab_size is set, will need, without allocating it.
 
-    The tensors have shapes but no data, so the largest model takes seconds on the smallest machine.
+    The tensors have shapes but no data, so the largest model takes seconds on the smallest machine. They are those of
+    a CPU; with on_gpu sdpa and flex are counted as the kernels that they are there, which keep no scores.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # half a second that most runs do not need
 
@@ -107,6 +113,9 @@ def predict_memory(config: TrainConfig, micro_batch_size: int, precision: torch.
     live = LiveBytes()
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         run = trial_run(few, torch.device("cpu"), precision)
+        for attention in (block.attention for block in run.model.blocks if on_gpu):
+            if attention.attend in (sdpa, flex):  # a CPU's `fused` writes the scores where there is dropout
+                attention.attend, attention.dropout = fused, 0.0
         weights = sum(parameter.nbytes for parameter in run.model.parameters())
         take_step(run, 0)  # makes the optimizer's state
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
@@ -127,11 +136,13 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
 def plan_run(config: TrainConfig) -> str:
     """Return the report of dry_run=true.
 
-    Raises SettingsError for an unknown plan.device, a batch that does not divide, and text that cannot be had.
+    Raises SettingsError for an unknown plan.device, what the run would refuse, and text that cannot be had.
     """
-    if (name := config.plan.device) is not None:
+    if (name := config.plan.device) is None:
+        check_machine(config, choose_device(config.device), Ranks())
+    else:
         one_of("plan.device", name, DEVICES)
-    windows_each(config, config.plan.devices if name else 1)
+        windows_each(config, config.plan.devices)
     _, encoding = load_origin(config)
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=lambda _: None)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
@@ -155,7 +166,7 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
     keep_freed_memory(device)
     precision = choose_precision(config.precision, device)
     micro = config.micro_batch_size or config.batch_size
-    memory, free = predict_memory(config, micro, precision), free_memory(device)
+    memory, free = predict_memory(config, micro, precision, on_gpu=device.type == "cuda"), free_memory(device)
     copy = memory.weights + memory.optimizer
     lines = [str(memory), f"            and {si(copy)}B in main memory while a checkpoint is written"]
     if device.type == "cpu":
@@ -191,7 +202,8 @@ def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtyp
 def _cluster(config: TrainConfig, flops: float, device: Device) -> list[str]:
     devices, windows = config.plan.devices, config.batch_size // config.plan.devices
     micro = config.micro_batch_size or windows
-    memory = predict_memory(config, micro, torch.float32 if config.precision == "fp32" else torch.bfloat16)
+    precision = torch.float32 if config.precision == "fp32" else torch.bfloat16
+    memory = predict_memory(config, micro, precision, on_gpu=True)
     state = memory.weights + memory.gradients + memory.optimizer
     block = memory.weights // config.model.n_layer
     compute = windows * config.model.block_size * flops / (device.flops * UTILISATION)
