@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from errors import HuggingFaceError, first_line
 from model.attention import MultiHeadAttention
 from model.attention.layer import NORM_EPS
 from model.config import ATTENTION_FUNCTIONS, GPTConfig
-from model.gpt import GPT, load_weights, plain_weights
+from model.gpt import GPT, load_weights, plain_weights, save_file
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,9 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
         theirs: torch.cat([_change_layout(name, ours[name], model) for name in names], dim=-1).cpu().contiguous()
         for theirs, names in _names_in_theirs(model).items()
     }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    for file, content in (("config.json", config), ("generation_config.json", ends)):
+    save_file(weights, folder / "model.safetensors")
+    # The padding is not in config.json: there it would keep the embedding of the token that ends texts from training.
+    for file, content in (("config.json", config), ("generation_config.json", ends | {"pad_token_id": end_of_text})):
         (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return TARGETS[kind].name
 

@@ -50,7 +50,9 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
         },
     }
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size}
-    settings |= {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "clean_up_tokenization_spaces": False}
+    # Texts of a batch are padded on the left, where they do not part a prompt from what is written after it.
+    settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT) | {"padding_side": "left"}
+    settings |= {"clean_up_tokenization_spaces": False}
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
@@ -180,3 +182,12 @@ def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
     if model.config.tie_embeddings:
         weights = weights | {"lm_head.weight": weights["token_embedding.weight"]}
     model.load_state_dict(weights)
+
+
+def save_file(weights: dict[str, Tensor], file: Path) -> None:
+    """Write a safetensors file, readable as the umask says; the library would make it the owner's alone."""
+    file.touch()
+    mode = file.stat().st_mode
+    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    if file.stat().st_mode != mode:  # some file systems have one mode for all, and refuse to change it
+        file.chmod(mode)

@@ -24,14 +24,14 @@ from typing import Any, TypeVar
 import tiktoken
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from data.files import UNFINISHED, remove, replacing
 from data.tokenizer import read_tokenizer, save_tokenizer
 from errors import CheckpointError, first_line
 from model.config import GPTConfig
-from model.gpt import GPT, load_weights, plain_weights
+from model.gpt import GPT, load_weights, plain_weights, save_file
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr

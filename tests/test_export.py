@@ -1,5 +1,7 @@
 """python export.py: a checkpoint to Hugging Face and back, as a person types it."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,36 @@ def test_auto_classes_load_it_and_write_what_we_write(tmp_path):
     while len(text) < len(written):
         text.append(int(checkpoint.model(torch.tensor([text]))[0, -1].argmax()))
     assert written == text
+
+
+THEIRS = {
+    "qwen3": {},
+    "llama": {"qk_norm": False},
+    "gpt2": dict(position="learned", norm="layernorm", qk_norm=False, bias=True, qkv_bias=True, mlp="gelu_tanh"),
+}
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_a_batched_pipeline_pads_and_writes_what_it_writes_for_each_text_alone(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    save(tmp_path / "step_1", block_size=64, **THEIRS[kind])
+    export(ExportConfig(checkpoint=str(tmp_path / "step_1"), to=str(tmp_path / "theirs")))
+    write = transformers.pipeline("text-generation", model=str(tmp_path / "theirs"), device="cpu")
+    assert write.model.config.model_type == kind and write.model.config.pad_token_id is None
+    texts, settings = ["a", "the cat sat on", "x" * 30], dict(max_new_tokens=12, do_sample=False)
+    assert write(texts, batch_size=3, **settings) == [write(text, **settings) for text in texts]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o027], ids=oct)
+def test_checkpoints_and_exports_are_readable_as_the_umask_says(umask, tmp_path):
+    before = os.umask(umask)
+    try:
+        save(tmp_path / "step_1")
+        export(ExportConfig(checkpoint=str(tmp_path / "step_1"), to=str(tmp_path / "theirs")))
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 9 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~umask}
 
 
 REFUSED = [
