@@ -5,12 +5,14 @@ python evaluate.py data.path=notes.txt against=outputs/DATE/TIME-xxxx html=surpr
 """
 
 import os
+import sys
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from errors import SettingsError, at_least
-from settings import run_command
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
     from generation.scoring import Scores
@@ -97,8 +99,15 @@ def evaluate(config: EvaluateConfig) -> "list[Scores]":
 
 
 def main() -> None:
+    from settings import run_command  # not in every environment that imports this file by mistake: see below
+
     run_command(EvaluateConfig, __doc__, evaluate)
 
 
 if __name__ == "__main__":
     main()
+else:  # In this folder `import evaluate`, as in lm_eval's tasks, finds this file. It means the installed package.
+    elsewhere = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parent]
+    if (spec := PathFinder.find_spec(__name__, elsewhere)) and spec.loader:
+        sys.modules[__name__] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[__name__])

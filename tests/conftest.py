@@ -30,6 +30,9 @@ from model.gpt import GPT
 from settings import CONF, register_schema
 from training.config import ScheduleConfig, TrainConfig
 
+with mock.patch("sys.path", [str(CONF.parent)]):  # ours, also where Hugging Face's package of that name is installed
+    importlib.import_module("evaluate")
+
 register_schema()
 PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 

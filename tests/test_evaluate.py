@@ -3,7 +3,10 @@
 import html
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from generation.scoring import Scores, compare, score
 from pages.surprise import write_surprise
 from runs.checkpoint import save_checkpoint
 from runs.metrics import Evaluation
+from settings import CONF
 from train import train
 from training.config import TrainConfig
 
@@ -226,3 +230,18 @@ def test_a_token_is_tinted_by_its_own_surprise(text_settings, tmp_path, text_fil
     assert first[2] == f"{bits:.1f}" and int(first[1]) == min(12, round(float(bits)))
     logits = random_gpt(seed=1, vocab_size=257)(torch.tensor([[256]]))
     assert scores.nats[0] == pytest.approx(F.cross_entropy(logits[0], torch.tensor([ord("t")])).item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_whoever_imports_evaluate_in_the_root_gets_the_installed_package(installed, tmp_path):
+    """As lm_eval's tasks do, in an environment that may have nothing that this project needs."""
+    (tmp_path / "evaluate").mkdir()
+    if installed:
+        (tmp_path / "evaluate" / "__init__.py").write_text("from evaluate.loading import load")
+        (tmp_path / "evaluate" / "loading.py").write_text("load = 'theirs'")
+    code = "import sys, evaluate; print(getattr(evaluate, 'load', 'ours'), 'hydra' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CONF.parent, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["theirs" if installed else "ours", "False"], done.stderr
