@@ -206,9 +206,8 @@ def flex(
     if allowed is not None:
         block_mask = _dense_block_mask(fold_overlay(allowed, q, S).expand(-1, -1, T, -1))
     elif is_causal:
-        remembered = type(q) is Tensor  # a fake tensor's mask has no data
-        make = _causal_block_mask if remembered else _causal_block_mask.__wrapped__
-        block_mask = make(T, S, q.device)
+        made = _causal_block_mask if type(q) is Tensor else _causal_block_mask.__wrapped__  # a fake mask has no data
+        block_mask = made(T, S, q.device)
     if bias is not None:
         added = fold_overlay(bias, q, S).expand(math.prod(q.shape[:-3]), q.shape[-3], T, S)
         score_mod = lambda score, b, h, t, s: score + added[b, h, t, s]  # noqa: E731
