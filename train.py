@@ -24,6 +24,7 @@ def train(config: TrainConfig) -> float:
     that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
     # Torch takes a second to import: --help and shell completion do without it.
+    from training.compiling import uncompiled
     from training.device import fast_products
     from training.optimizer import schedule_factor, set_learning_rate
     from training.start import start_run
@@ -42,7 +43,8 @@ def train(config: TrainConfig) -> float:
             done = run.share_done()
             finished = done >= 1
             if (finished or progress.step % config.eval_interval == 0) and progress.step > progress.evaluated:
-                watchers.evaluated(*evaluate_run(run))
+                with uncompiled(run.compiled):
+                    watchers.evaluated(*evaluate_run(run))
             due = progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step
             if finished or (due and progress.step):
                 run.save(finished=finished)

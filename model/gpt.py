@@ -15,6 +15,7 @@ from model.attention import make_attention
 from model.attention.layer import Rotation
 from model.config import GPTConfig
 from model.kv_cache import KVCache
+from model.loss import chunk_nats_and_slope, summed_nats
 from model.masks import padding_mask
 from model.packed import together
 
@@ -43,12 +44,22 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
+        self.nats_and_slope = chunk_nats_and_slope  # which training may compile
         self.initialize()
 
     def forward(
-        self, tokens: Tokens, *, attention_mask: Padding = None, positions: Positions = None, cache: Cache = None
-    ) -> Float[Tensor, "B T V"]:
-        """Return the logits of the token that follows each position.
+        self,
+        tokens: Tokens,
+        targets: Tokens | None = None,
+        *,
+        attention_mask: Padding = None,
+        positions: Positions = None,
+        cache: Cache = None,
+    ) -> Float[Tensor, "B T V"] | Float[Tensor, ""]:
+        """Return the logits of the token that follows each position; with `targets` the loss they are wanted for.
+
+        targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are not -1; no
+            tensor holds the logits of them all.
 
         attention_mask: 1 = real, 0 = padding, over all S keys (S = T without a cache, the cached
             positions and the new ones with it).
@@ -57,7 +68,11 @@ class GPT(nn.Module):
 
         Raises ValueError for more positions than position=learned has embeddings.
         """
-        return self.logits(self.hidden(tokens, attention_mask=attention_mask, positions=positions, cache=cache))
+        x = self.hidden(tokens, attention_mask=attention_mask, positions=positions, cache=cache)
+        if targets is None:
+            return self.logits(x)
+        x, weight = self.final_norm(x), self.lm_head.weight
+        return summed_nats(x, weight, targets, self.config.logit_softcap, self.nats_and_slope)
 
     def hidden(
         self, tokens: Tokens, *, attention_mask: Padding = None, positions: Positions = None, cache: Cache = None

@@ -25,10 +25,10 @@ def test_every_parameter_is_in_one_group(name, settings):
     assert sorted(map(id, moved)) == sorted(map(id, model.parameters()))
 
 
-@pytest.mark.parametrize(("in_bf16", "error"), [(False, 1e-4), (True, 0.1)])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 0.02)])
 @pytest.mark.parametrize("shape", [(16, 16), (48, 16), (16, 48)])
-def test_orthogonalize_brings_singular_values_near_one_and_keeps_directions(shape, in_bf16, error, monkeypatch):
-    monkeypatch.setattr("training.optimizer.multiplies_bf16", lambda device: in_bf16)
+def test_orthogonalize_brings_singular_values_near_one_and_keeps_directions(shape, dtype, error, monkeypatch):
+    monkeypatch.setattr("training.optimizer.choose_precision", lambda name, device: dtype)
     torch.manual_seed(0)
     matrices = torch.randn(3, *shape)
     orthogonal = orthogonalize(matrices).float()

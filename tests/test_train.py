@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import run_here
 from hydra import compose, initialize_config_dir
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import training.start as start_module
 from errors import SettingsError
@@ -21,10 +23,11 @@ from runs.directory import lock_run
 from settings import CONF, to_settings
 from train import train
 from training.config import OptimizerConfig, TrainConfig
-from training.device import choose_precision, fast_products
+from training.device import choose_precision, fast_products, to_device
 from training.distributed import Ranks
 from training.evaluation import evaluate
 from training.optimizer import set_learning_rate
+from training.plan import trial_run
 from training.run import DEFAULT_STEPS, steps_to_take
 from training.start import start_run
 from training.step import dropout_seed, take_step
@@ -231,6 +234,47 @@ def test_auto_is_bf16_on_processors_that_multiply_it_and_nowhere_else(monkeypatc
     assert choose_precision("auto", CPU) == auto
     assert choose_precision("fp32", CPU) == torch.float32
     assert choose_precision("bf16", CPU) == torch.bfloat16
+
+
+@pytest.mark.parametrize(("native", "auto"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_gpus_that_only_emulate_bf16_take_fp16(monkeypatch, native, auto):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    assert choose_precision("auto", torch.device("cuda")) == auto
+
+
+def test_batches_go_to_a_gpu_from_pinned_memory_without_waiting(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: calls.append("pinned") or tensor)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *where, **how: calls.append((*where, how)))
+    to_device(np.zeros(3, dtype=np.int64), torch.device("cuda:1"))
+    assert calls == ["pinned", (torch.device("cuda:1"), {"non_blocking": True})]
+
+
+class Reads(TorchDispatchMode):
+    """Notes the operations that wait for a device, because Python needs their result."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.name().removeprefix("aten::") in {"_local_scalar_dense", "nonzero", "equal", "is_nonzero"}:
+            self.seen.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_nothing_in_a_step_reads_from_the_device(train_config, optimizer, monkeypatch):
+    config = replace(train_config, optimizer=OptimizerConfig(name=optimizer), batch_size=4, micro_batch_size=2)
+    config.model.vocab_size = 256
+    run = trial_run(config, CPU, torch.bfloat16)
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: pytest.fail("a tensor was read"))
+    with Reads() as reads:
+        take_step(run, 0)
+        loss, _ = take_step(run, 1)
+        assert not reads.seen
+        loss.item()
+    assert reads.seen  # so a read would have been noticed
 
 
 def test_fast_products_are_as_exact_as_torchs_own_and_end_with_the_run():

@@ -122,7 +122,7 @@ class TrainConfig:
     bf16 on CUDA devices and processors that have it, fp16 on CUDA devices that do not, and fp32 elsewhere. Weights and
     updates are float32; Muon's orthogonalisation, an approximation anyway, is bf16 wherever that is fast."""
     compile: str = "auto"
-    """torch.compile: auto, on or off. Automatically on for CUDA on Linux, where it is worth its compilation time."""
+    """torch.compile: auto, on or off. Automatically on for CUDA on Linux, for runs long enough to gain by it."""
     deterministic: bool = False
     """On CUDA, use only kernels that give the same bits every time; slower."""
     distributed: str = "ddp"

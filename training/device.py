@@ -3,13 +3,14 @@
 import ctypes
 import os
 import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from errors import SettingsError, first_line
 
@@ -37,16 +38,18 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of the forward pass's matrix products; weights and optimizer stay float32."""
-    if name == "auto" and device.type == "cuda":
-        name = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if name == "auto" and multiplies_bf16(device):
         name = "bf16"
+    if name == "auto" and device.type == "cuda":
+        name = "fp16"
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
 
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether bf16 products are faster than float32 ones; emulated ones are far slower."""
-    return device.type == "cuda" or (device.type == "cpu" and torch.cpu.get_capabilities().get("avx512_bf16", False))
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and torch.cpu.get_capabilities().get("avx512_bf16", False)
 
 
 @contextmanager
@@ -92,9 +95,10 @@ def keep_freed_memory(device: torch.device) -> None:
         libc.mallopt(top_pad, 64 << 20)
 
 
-def choose_compile(name: str, device: torch.device) -> bool:
-    """Return whether to torch.compile; auto means CUDA on Linux, where Triton works."""
-    return name == "on" or (name == "auto" and device.type == "cuda" and sys.platform == "linux")
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Return an array as a tensor on a device; to a GPU it is copied from pinned memory while the program goes on."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @contextmanager

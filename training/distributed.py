@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
+from training.compiling import compile_parts
 
 if TYPE_CHECKING:  # these take about as long to import as a third of torch, and only torchrun's processes need them
     from torch.distributed.fsdp import FSDPModule
@@ -87,18 +88,18 @@ _alive: list[nn.Module] = []
 def spread(model: GPT, how: str, device: torch.device, *, compiled: bool) -> nn.Module:
     """Return the model as this rank runs it: itself in a single process, with its gradients averaged (DDP), or, with
     how="fsdp", sharded in place and gathered one block at a time (FSDP2)."""
+    if compiled:
+        compile_parts(model)
     if dist.is_initialized() and how == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         for block in model.blocks:
-            if compiled:
-                block.compile()
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
-    forward = cast(nn.Module, torch.compile(model)) if compiled else model
+    forward: nn.Module = model
     if dist.is_initialized():
         devices = [device.index] if device.type == "cuda" else None
         # As views, the gradients exist once, in the buckets that are sent.

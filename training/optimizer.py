@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from model.gpt import GPT
 from training.config import OptimizerConfig, ScheduleConfig
-from training.device import multiplies_bf16
+from training.device import choose_precision
 from training.distributed import is_sharded, local, shard_like
 
 
@@ -116,11 +116,12 @@ class Muon:
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """Return roughly the nearest semi-orthogonal matrix to each of (N, m, n): singular values within 0.7…1.2.
 
-    A quintic Newton–Schulz iteration (Jordan et al. 2024), in bf16 where that is faster, which loses nothing
-    that matters, and in the given precision elsewhere.
+    A quintic Newton–Schulz iteration (Jordan et al. 2024), in bf16 where that is fast or, on older GPUs, fp16, which
+    loses nothing that matters, and in the given precision elsewhere.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16() if multiplies_bf16(matrices.device) else matrices
+    dtype = choose_precision("auto", matrices.device)
+    x = matrices if dtype == torch.float32 else matrices.to(dtype)
     if tall := x.size(-2) > x.size(-1):
         x = x.mT.contiguous()  # products into a transposed matrix take nearly twice as long
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)

@@ -29,7 +29,6 @@ from runs.metrics import Row
 from runs.saver import Saver
 from training import __version__
 from training.config import TrainConfig
-from training.device import choose_compile
 from training.distributed import Ranks, load_shards, save_shards, whole
 from training.optimizer import load_optimizer_state, make_optimizers, optimizer_state
 
@@ -51,11 +50,12 @@ class Run:
     data: PreparedData
     model: GPT
     forward: nn.Module
-    """The model, compiled where that pays, and copied to or cut up for the ranks."""
+    """The model, copied to or cut up for the ranks."""
     ranks: Ranks = field(default_factory=Ranks)
     directory: Path = Path()
     occupation: ExitStack = field(default_factory=ExitStack)
     """What ends with the run: the directory's lock and its train.log, on the first rank; the signals' handlers."""
+    compiled: bool = False
     own_tokenizer: bool = False
     """Whether the tokenizer came with the weights that the run began with, instead of from config.tokenizer."""
     progress: Progress = field(default_factory=Progress)
@@ -184,7 +184,7 @@ class Run:
             "processes": self.ranks.size,
             "micro_batch_size": self.micro_batch_size,
             "threads": torch.get_num_threads(),
-            "compiled": choose_compile(self.config.compile, self.device),
+            "compiled": self.compiled,
             "torch": torch.__version__,
             "tinygpt": __version__,
         }

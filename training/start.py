@@ -19,11 +19,12 @@ from model.config import ONE_HEAD, GPTConfig
 from model.gpt import GPT, load_weights
 from runs.checkpoint import Meta, remove_unfinished
 from runs.directory import check_settings, find_run, make_run_directory, newest_intact, occupy, refuse_used, tidy
+from training.compiling import choose_compile
 from training.config import TrainConfig
-from training.device import choose_compile, choose_device, choose_precision, keep_freed_memory, memory_errors
+from training.device import choose_device, choose_precision, keep_freed_memory, memory_errors
 from training.distributed import Ranks, join_ranks, spread
 from training.pretrained import copy_weights, load_origin
-from training.run import Run, windows_each
+from training.run import Run, steps_to_take, windows_each
 from training.watch.wandb import check_wandb_key
 
 log = logging.getLogger("tinygpt")
@@ -62,10 +63,11 @@ def start_run(config: TrainConfig) -> Run:
         copy_weights(pretrained, model)
     if checkpoint:
         load_weights(model, load_file(checkpoint / "model.safetensors"))
-    forward = spread(model, config.distributed, device, compiled=choose_compile(config.compile, device))
+    compiled = choose_compile(config, device, model, steps_to_take(config, model), ranks.size)
+    forward = spread(model, config.distributed, device, compiled=compiled)
     directory, occupation = enter_directory(config, ranks, checkpoint, meta)
     own = encoding is not None
-    run = Run(config, device, precision, data, model, forward, ranks, directory, occupation, own_tokenizer=own)
+    run = Run(config, device, precision, data, model, forward, ranks, directory, occupation, compiled, own)
     if checkpoint and meta:
         run.restore(checkpoint, meta)
     return run

@@ -4,10 +4,9 @@ import hashlib
 from contextlib import AbstractContextManager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from training.device import memory_errors
+from training.device import memory_errors, to_device
 from training.distributed import gradients_of, whole
 from training.run import Run
 
@@ -25,15 +24,13 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     end = (ranks.rank + 1) * share
     for first in range(end - share, end, run.micro_batch_size):
         last = first + run.micro_batch_size
-        windows = torch.from_numpy(run.batches.batch(step, first, last)).to(run.device)  # (B, T + 1)
+        windows = to_device(run.batches.batch(step, first, last), run.device)  # (B, T + 1)
         inputs, targets = windows[:, :-1], windows[:, 1:]
         torch.manual_seed(dropout_seed(config.seed, step, first))
         with gradients_of(run.forward, last=last == end):
             with run.autocast:
-                logits = run.forward(inputs)  # (B, T, V)
-            # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
-            nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-            loss = nats / config.tokens_per_step
+                # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
+                loss = run.forward(inputs, targets) / config.tokens_per_step
             # DDP and FSDP average over the ranks, but each rank's loss is already its share of the sum.
             run.scaler.scale(loss * ranks.size).backward()
         total_loss += loss.detach()
