@@ -45,6 +45,7 @@ class GPT(nn.Module):
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
         self.nats_and_slope = chunk_nats_and_slope  # which training may compile
+        self.largest_chunk: int | None = None  # see summed_nats
         self.initialize()
 
     def forward(
@@ -72,7 +73,7 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(x)
         x, weight = self.final_norm(x), self.lm_head.weight
-        return summed_nats(x, weight, targets, self.config.logit_softcap, self.nats_and_slope)
+        return summed_nats(x, weight, targets, self.config.logit_softcap, self.nats_and_slope, self.largest_chunk)
 
     def hidden(
         self, tokens: Tokens, *, attention_mask: Padding = None, positions: Positions = None, cache: Cache = None

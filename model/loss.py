@@ -11,7 +11,7 @@ from torch import Tensor
 UNSCORED = -1  # the target of a position that no loss counts
 LARGEST_CHUNK = {"cpu": 64 << 20}
 """Bytes of float32 logits at a time, of which several copies are alive at once; larger products no longer gain."""
-LARGEST_CHUNK_ELSEWHERE = 512 << 20
+LARGEST_CHUNK_ON_GPU = 512 << 20
 
 
 def summed_nats(
@@ -20,6 +20,7 @@ def summed_nats(
     targets: Int[Tensor, "*lead"],
     softcap: float | None = None,
     nats_and_slope: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    largest_chunk: int | None = None,
 ) -> Float[Tensor, ""]:
     """Return -Σ log p(target) in nats, with logits cap · tanh(x Wᵀ / cap), or x Wᵀ without a softcap.
 
@@ -29,11 +30,12 @@ def summed_nats(
     softmax in float32 at least.
 
     nats_and_slope: chunk_nats_and_slope, which training may compile.
+    largest_chunk: bytes of float32 logits at a time; by default what suits the device.
     """
     kind, tokens = x.device.type, targets.numel()
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    largest = LARGEST_CHUNK.get(kind, LARGEST_CHUNK_ELSEWHERE) // (4 * len(weight))
-    fewest = -(-tokens // max(1, largest))
+    most = (largest_chunk or LARGEST_CHUNK.get(kind, LARGEST_CHUNK_ON_GPU)) // (4 * len(weight))
+    fewest = -(-tokens // max(1, most))
     # Chunks of one size, where there is one, compile once.
     chunks = next((count for count in range(fewest, 2 * fewest) if tokens % count == 0), fewest)
     calls = (softcap, -(-tokens // chunks), dtype, nats_and_slope or chunk_nats_and_slope)

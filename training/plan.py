@@ -19,6 +19,7 @@ from data.tokenizer import make_tokenizer
 from errors import one_of
 from model.attention.functional import flex, fused, sdpa
 from model.gpt import GPT
+from model.loss import LARGEST_CHUNK_ON_GPU
 from model.size import count_parameters, flops_per_token, without_weights
 from runs.formatting import duration, si
 from training.config import TrainConfig
@@ -104,7 +105,7 @@ def predict_memory(
     """Return the memory that a run of `config`, whose model.vocab_size is set, will need, without allocating it.
 
     The tensors have shapes but no data, so the largest model takes seconds on the smallest machine. They are those of
-    a CPU; with on_gpu sdpa and flex are counted as the kernels that they are there, which keep no scores.
+    a CPU; with on_gpu the loss and sdpa and flex are counted as they are there, where no kernel keeps scores.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # half a second that most runs do not need
 
@@ -113,6 +114,7 @@ def predict_memory(
     live = LiveBytes()
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         run = trial_run(few, torch.device("cpu"), precision)
+        run.model.largest_chunk = LARGEST_CHUNK_ON_GPU if on_gpu else None
         for attention in (block.attention for block in run.model.blocks if on_gpu):
             if attention.attend in (sdpa, flex):  # a CPU's `fused` writes the scores where there is dropout
                 attention.attend, attention.dropout = fused, 0.0
