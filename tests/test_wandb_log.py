@@ -27,14 +27,16 @@ def config(train_config):
     return replace(train_config, eval_interval=5, checkpoint_interval=5, max_steps=10)
 
 
-def records(path: Path) -> Iterator[wandb_internal_pb2.Record]:
-    """What wandb wrote into a file: LevelDB's log format after a header of 7 bytes."""
-    content, at, whole = path.read_bytes(), 7, b""
+def records(content: bytes) -> Iterator[wandb_internal_pb2.Record]:
+    """The whole records of a file that wandb is perhaps writing still: LevelDB's log format, after 7 bytes."""
+    at, whole = 7, b""
     while at + 7 <= len(content):
         if (left := 32_768 - at % 32_768) < 7:  # the end of a block is left empty
             at += left
             continue
         size, kind = struct.unpack_from("<HB", content, at + 4)
+        if at + 7 + size > len(content):
+            return
         whole += content[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # a record in one piece, or its last piece
@@ -49,11 +51,21 @@ def kinds(run_dir: str | Path, kind: str) -> list:
     found = []
     for path in sorted(Path(run_dir).glob("wandb/offline-run-*/*.wandb")):
         deadline = time.monotonic() + 30
-        while not any(record.HasField("exit") for record in records(path)):
+        while not any(record.HasField("exit") for record in records(path.read_bytes())):
             assert time.monotonic() < deadline, f"{path} was never finished"
             time.sleep(0.05)
-        found += [getattr(record, kind) for record in records(path) if record.HasField(kind)]
+        found += [getattr(record, kind) for record in records(path.read_bytes()) if record.HasField(kind)]
     return found
+
+
+def test_of_a_file_that_is_being_written_only_whole_records_are_read():
+    record = wandb_internal_pb2.Record(num=7, uuid="x" * 40).SerializeToString()
+    half = len(record) // 2
+    pieces = [(2, record[:half]), (4, record[half:]), (1, record)]
+    content = b"header." + b"".join(struct.pack("<IHB", 0, len(piece), kind) + piece for kind, piece in pieces)
+    found = [[each.num for each in records(content[:end])] for end in range(len(content) + 1)]
+    first = 7 + 7 + half + 7 + len(record) - half
+    assert found == [[]] * first + [[7]] * (len(content) - first) + [[7, 7]]
 
 
 def history(run_dir: str | Path) -> list[dict]:
