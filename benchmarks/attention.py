@@ -2,7 +2,7 @@
 
     python benchmarks/attention.py [--picture docs/images/attention_memory.png]
 
-Overhead: our sdpa against a direct call of torch's function. Time: one forward and backward pass of each form,
+Overhead: our sdpa beside a direct call of torch's function. Time: one forward and backward pass of each form,
 also with two key/value heads for eight query heads (GQA). Memory: the most that a forward and backward pass adds
 to its inputs, each measured in its own process. All in turns; on a GPU also flex, and greater lengths.
 """
@@ -65,9 +65,9 @@ def overhead(rounds: int) -> None:
         with torch.no_grad():
             seconds = paired.interleave(programs, rounds, warm_ups=2)
         milliseconds = (f"{1e3 * statistics.median(seconds[name]):.4f}" for name in ("torch", "ours"))
-        ratio = paired.spread(paired.over(seconds["ours"], seconds["torch"]), ".3f")
+        ratio = paired.ratio(seconds["torch"], seconds["ours"])
         rows.append([f"{batch} × {H} × {T} × {D}", *milliseconds, ratio])
-    paired.table(["B × H × T × D", "torch, ms", "`sdpa`, ms", "ours / torch's"], rows)
+    paired.table(["B × H × T × D", "torch, ms", "`sdpa`, ms", "torch's / ours"], rows)
 
 
 def speed(precision: torch.dtype, rounds: int) -> None:

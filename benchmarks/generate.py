@@ -2,14 +2,16 @@
 
     python benchmarks/generate.py PATH_OF_A_NANOGPT_CHECKOUT
 
-The programs take turns on every shape, at batch 1 unless --batch says more. "GPT-2's shape" is exactly the others'
-model, "default" the same sizes with our default settings (rope, swiglu, rmsnorm, QK-norm). On a GPU Hugging Face
-uses a static cache and is compiled. The floor is the time to read every weight once per token: a sum over as
-many bytes.
+The programs take turns on every shape, at batch 1 unless --batch says more. A text ends where the context does, so that
+all programs attend to the same tokens: to all that came before. A short text is written several times in a row.
+"GPT-2's shape" is exactly the others' model, "default" the same sizes with our default settings (rope, swiglu, rmsnorm,
+QK-norm). On a GPU Hugging Face uses a static cache and is compiled. The floor is the time to read every weight once per
+token: a sum over as many bytes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +25,7 @@ from generation.sampling import Controls, generate
 from model.config import GPTConfig
 from model.gpt import GPT
 
-SHAPES = {  # n_layer, n_head, n_embd, block_size, vocab_size
+SHAPES = {  # n_layer, n_head, n_embd, block_size, vocab_size; a text begins with one token
     "4 × 128, T = 64": (4, 4, 128, 64, 65),
     "6 × 384, T = 256": (6, 6, 384, 256, 65),
     "12 × 768, T = 1024": (12, 12, 768, 1024, 50304),
@@ -33,6 +35,7 @@ GPT2_SHAPE = dict(
     tie_embeddings=True, zero_init=False,
 )  # fmt: skip
 TOKENS = 200
+"""In a text, where they fit into block_size."""
 TEMPERATURE = 0.8
 
 
@@ -52,69 +55,72 @@ def speed(shape: str, checkout: Path | None, batch: int, rounds: int) -> None:
     """Measure one shape and print its table."""
     n_layer, n_head, n_embd, block_size, vocab_size = SHAPES[shape]
     sizes = dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=block_size, vocab_size=vocab_size)
+    new = min(TOKENS, block_size - 1)
+    texts = math.ceil(TOKENS / new)
     programs: dict[str, Callable[[], object]] = {}
     if checkout:
-        programs["nanoGPT"] = theirs(checkout, sizes, batch)
+        programs["nanoGPT"] = theirs(checkout, sizes, batch, new)
     if find_spec("transformers"):
-        programs["Hugging Face"] = hugging_face(*SHAPES[shape], batch)
+        programs["Hugging Face"] = hugging_face(sizes, batch, new)
     peers = list(programs)
-    programs["ours, GPT-2's shape"] = ours(sizes | GPT2_SHAPE, batch)
-    programs["ours, default"] = ours(sizes | dict(zero_init=False), batch)
-    measured = {name: paired.timed(program) for name, program in programs.items()}
-    tenth = paired.timed(floor(sizes | GPT2_SHAPE))
-    measured["floor"] = lambda: 10 * tenth()
+    programs["ours, GPT-2's shape"] = ours(sizes | GPT2_SHAPE, batch, new)
+    programs["ours, default"] = ours(sizes | dict(zero_init=False), batch, new)
+    measured = {name: paired.timed(program, texts) for name, program in programs.items()}
+    tenth = paired.timed(floor(sizes | GPT2_SHAPE, new // 10))
+    measured["floor"] = lambda: new / (new // 10) * tenth()
     with torch.no_grad():
         seconds = paired.interleave(measured, rounds)
-    print(f"{shape}: {TOKENS} new tokens, batch {batch}, float32\n")
+    in_a_row = f", {texts} in a row" if texts > 1 else ""
+    print(f"{shape}: texts of {1 + new} tokens, {new} of them new{in_a_row}, batch {batch}, float32\n")
     rows = []
     for name, taken in seconds.items():
-        rate = paired.spread([batch * TOKENS / one for one in taken], ",.0f")
-        ratios = (paired.spread(paired.over(seconds[peer], taken), ".2f", "×") for peer in peers)
+        rate = paired.spread([batch * new / one for one in taken], ",.0f")
+        ratios = (paired.ratio(seconds[peer], taken) for peer in peers)
         rows.append([name, rate, *ratios])
     paired.table(["", "tokens/s", *(f"of {peer}" for peer in peers)], rows)
 
 
-def ours(settings: dict, batch: int) -> Callable[[], None]:
+def ours(settings: dict, batch: int, new: int) -> Callable[[], None]:
     decoder = Decoder(GPT(GPTConfig(**settings)).to(paired.device()).eval())
     controls, seeds = Controls(temperature=TEMPERATURE), list(range(batch))
 
     def run() -> None:
-        for _ in generate(decoder, [[0]] * batch, max_new_tokens=TOKENS, seeds=seeds, controls=controls):
+        for _ in generate(decoder, [[0]] * batch, max_new_tokens=new, seeds=seeds, controls=controls):
             pass
 
     return run
 
 
-def theirs(checkout: Path, sizes: dict[str, int], batch: int) -> Callable[[], object]:
+def theirs(checkout: Path, sizes: dict[str, int], batch: int, new: int) -> Callable[[], object]:
     module = nanogpt.load(checkout)
     model = module.GPT(module.GPTConfig(**sizes, dropout=0.0)).to(paired.device()).eval()
     start = torch.zeros(batch, 1, dtype=torch.long, device=paired.device())
-    return lambda: model.generate(start, TOKENS, temperature=TEMPERATURE)
+    return lambda: model.generate(start, new, temperature=TEMPERATURE)
 
 
-def hugging_face(n_layer: int, n_head: int, n_embd: int, block_size: int, vocab_size: int, batch: int):
+def hugging_face(sizes: dict[str, int], batch: int, new: int) -> Callable[[], object]:
     import transformers
 
     transformers.logging.set_verbosity_error()
+    settings = {"n_positions" if name == "block_size" else name: size for name, size in sizes.items()}
     config = transformers.GPT2Config(
-        n_layer=n_layer, n_head=n_head, n_embd=n_embd, n_positions=max(block_size, TOKENS + 1), vocab_size=vocab_size,
-        activation_function="gelu", bos_token_id=0, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        **settings, activation_function="gelu", bos_token_id=0, eos_token_id=None, pad_token_id=0
+    )
     model = transformers.GPT2LMHeadModel(config).to(paired.device()).eval()
     start = torch.zeros(batch, 1, dtype=torch.long, device=paired.device())
     return lambda: model.generate(
-        start, attention_mask=torch.ones_like(start), max_new_tokens=TOKENS, do_sample=True, temperature=TEMPERATURE,
+        start, attention_mask=torch.ones_like(start), max_new_tokens=new, do_sample=True, temperature=TEMPERATURE,
         top_k=0, cache_implementation="static" if torch.cuda.is_available() else None,
     )  # fmt: skip
 
 
-def floor(settings: dict) -> Callable[[], None]:
-    """A tenth of the tokens' reading."""
+def floor(settings: dict, tokens: int) -> Callable[[], None]:
+    """Every weight read once for each token."""
     size = sum(parameter.numel() for parameter in GPT(GPTConfig(**settings)).parameters())
     weights = torch.ones(size, device=paired.device())
 
     def run() -> None:
-        for _ in range(TOKENS // 10):
+        for _ in range(tokens):
             weights.sum()
 
     return run

@@ -4,7 +4,7 @@
 
 Each figure is a process's peak (Linux's VmHWM; on a GPU what torch allocated, in one process) above what it held
 before the model was built, over two of train.py's steps in float32. Beside it is what training/plan.py
-predicts without allocating anything. Every row differs from the first in one number.
+predicts without allocating anything. Every row differs from the first of its form in one number.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Shape:
 GPU_BASE = Shape(512, 8, 512)
 
 
-def shapes(base: Shape) -> list[Shape]:
-    """The base, and each of its numbers doubled twice."""
-    doubled = [replace(base, **{name: factor * getattr(base, name)}) for name in "TBC" for factor in (2, 4)]
+def shapes(base: Shape, form: str) -> list[Shape]:
+    """The base, and its numbers doubled twice; for `matmul` the length alone, with which it differs from `sdpa`."""
+    names = "T" if form == "matmul" else "TBC"
+    doubled = [replace(base, **{name: factor * getattr(base, name)}) for name in names for factor in (2, 4)]
     return [base, *doubled]
 
 
@@ -59,7 +60,7 @@ def main() -> None:
 def compare(base: Shape, rounds: int) -> None:
     """Print measured and predicted memory of every shape and form."""
     one = in_this_process if paired.device().type == "cuda" else child
-    programs = {(form, shape): partial(one, form, shape) for shape in shapes(base) for form in FORMS}
+    programs = {(form, shape): partial(one, form, shape) for form in FORMS for shape in shapes(base, form)}
     measured = paired.interleave(programs, rounds, warm_ups=0)
     rows = []
     for (form, shape), megabytes in measured.items():

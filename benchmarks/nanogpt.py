@@ -19,6 +19,14 @@ RECIPE = [
     "--lr_decay_iters=2000", "--dropout=0.0",
 ]  # fmt: skip
 
+# What of its settings an optimizer's recipe is: those of RECIPE, and others for a short run (README.md has the trials).
+ADAMW = dict(
+    learning_rate=1e-3, min_lr=1e-4, beta2=0.99, warmup_iters=100, batch_size=12, max_iters=2000, eval_interval=250
+)
+TUNED_ADAMW = dict(
+    learning_rate=8e-3, min_lr=0.0, beta2=0.99, warmup_iters=100, batch_size=12, max_iters=1000, eval_interval=1000
+)
+
 
 def checkout(text: str) -> Path:
     """The folder of a checkout, from the command line."""

@@ -1,4 +1,6 @@
-"""What the benchmarks share: programs that take turns, medians with their spread, tables, and the machine in a line.
+"""What the benchmarks share: programs that take turns, medians with their spread, ratios, tables, and the machine.
+
+README.md's method is decided here: which statistics a ratio has, and which tables say that they break the rules.
 
 Importing this puts the checkout on the path, so that `model`, `data` and `training` can be imported after it.
 """
@@ -26,6 +28,22 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 T = TypeVar("T")
+ENOUGH_ROUNDS = 5
+QUIET = 0.2
+"""Cores that may be busy before the start."""
+WIDEST = 0.25
+"""Of a median: how far apart its least and its most may be."""
+PATIENCE = 60
+"""Seconds to wait for a quiet machine."""
+_load = 0.0  # cores that were busy before the start, for the tables
+
+
+class Figure(str):
+    """A cell of a table, which knows what of the method it breaks."""
+
+    __slots__ = ("rounds", "wide")
+    rounds: int
+    wide: bool
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,7 +52,7 @@ class Parser(argparse.ArgumentParser):
     rounds: how many by default; None for a script that times nothing.
     """
 
-    def __init__(self, description: str, rounds: int | None = 5) -> None:
+    def __init__(self, description: str, rounds: int | None = ENOUGH_ROUNDS) -> None:
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         if rounds is not None:
             self.add_argument("--rounds", type=count, default=rounds, help=f"rounds of measurement ({rounds})")
@@ -64,14 +82,41 @@ def device() -> torch.device:
 
 
 def header(*packages: str) -> None:
-    """Print the command line and what the figures depend on beside it."""
+    """Wait for a quiet machine; print the command line and what the figures depend on beside it."""
+    global _load
+    _load = settled_load()
     script = Path(sys.argv[0]).name
     print(f"`python benchmarks/{shlex.join([script, *sys.argv[1:]])}`\n")
-    print(machine(*packages) + "\n", flush=True)
+    print(machine(*packages) + f", load {_load:.1f} at the start\n", flush=True)
+
+
+def settled_load() -> float:
+    """The load, once it is as low as the method asks, or after PATIENCE."""
+    load, end = busy_cores(), time.monotonic() + PATIENCE
+    if load >= QUIET:
+        print(f"{load:.1f} cores are busy: waiting up to {PATIENCE} s for a quiet machine", file=sys.stderr)
+    while load >= QUIET and time.monotonic() < end:
+        load = busy_cores()
+    return load
+
+
+def busy_cores(seconds: float = 5) -> float:
+    """Cores that were busy in the next seconds. Not the system's load average, which still counts our last table."""
+    if not Path("/proc/stat").exists():
+        return os.getloadavg()[0]
+    before = busy_ticks()
+    time.sleep(seconds)
+    return (busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+def busy_ticks() -> int:
+    """Of all cores, since the machine was started; "steal" is what another machine on the same processor took."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return user + nice + system + irq + softirq + steal
 
 
 def machine(*packages: str) -> str:
-    """Processor, GPU, threads, versions, the commit, and how busy the machine was before we began."""
+    """Processor, GPU, threads, versions and the commit."""
     parts = [processor(), f"torch threads {torch.get_num_threads()}"]
     if torch.cuda.is_available():
         parts.insert(0, torch.cuda.get_device_name())
@@ -80,13 +125,15 @@ def machine(*packages: str) -> str:
         parts += [f"{package} {version(package)}" for package in packages]
     except PackageNotFoundError as error:
         sys.exit(f"error: {error.name} is not installed: run  pip install -e '.[dev]'")
-    commit = subprocess.run(
-        ["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
+    commit = git("rev-parse", "--short", "HEAD")
     if commit.returncode == 0:
-        parts.append(f"commit {commit.stdout.strip()}")
-    parts.append(f"load {os.getloadavg()[0]:.1f} at the start")
+        changes = git("diff", "--quiet", "HEAD").returncode
+        parts.append(f"commit {commit.stdout.strip()}{' + changes' if changes else ''}")
     return ", ".join(parts)
+
+
+def git(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False)
 
 
 def processor() -> str:
@@ -137,25 +184,59 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def over(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """first / second, round by round: what the machine did in a round is in both and cancels."""
-    return [a / b for a, b in zip(first, second, strict=True)]
+def ratio(first: Sequence[float], second: Sequence[float], unit: str = "×") -> Figure:
+    """Both statistics of first / second, the smaller one in bold: no more than that may be claimed.
+
+    The ratio of the medians, which the table's other columns divide to; and the median of the rounds' ratios, with
+    the least and the most: what the machine did in a round is in both figures and cancels.
+    """
+    rounds = [a / b for a, b in zip(first, second, strict=True)]
+    if first is second:
+        return figure("1", rounds)
+    medians = statistics.median(first) / statistics.median(second)
+    whole, by_round = f"{medians:.2f}{unit}", spread(rounds, ".2f", unit)
+    if medians <= statistics.median(rounds):
+        return figure(f"**{whole}**, {by_round}", rounds)
+    median, *least_to_most = by_round.split(" ", 1)
+    return figure(" ".join([f"{whole}, **{median}**", *least_to_most]), rounds)
 
 
-def spread(values: Iterable[float], form: str = ".2f", unit: str = "") -> str:
+def spread(values: Iterable[float], form: str = ".2f", unit: str = "") -> Figure:
     """The median, and in brackets the least and the most."""
     values = sorted(values)
     median = f"{statistics.median(values):{form}}{unit}"
-    return median if len(values) == 1 else f"{median} ({values[0]:{form}} to {values[-1]:{form}})"
+    return figure(median if len(values) == 1 else f"{median} ({values[0]:{form}} to {values[-1]:{form}})", values)
+
+
+def figure(text: str, values: Sequence[float]) -> Figure:
+    made = Figure(text)
+    made.rounds, made.wide = len(values), max(values) - min(values) > WIDEST * abs(statistics.median(values))
+    return made
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a Markdown table; the first column names, the others are figures."""
+    """Print a Markdown table, and below it what of the method it breaks.
+
+    The first column names, the others are figures.
+    """
+    rows = [list(row) for row in rows]
     print("| " + " | ".join(heads) + " |")
     print("|---|" + "---:|" * (len(heads) - 1))
     for row in rows:
-        print("| " + " | ".join(row) + " |", flush=True)
-    print()
+        print("| " + " | ".join(row) + " |")
+    print(breaches(rows) + "\n", flush=True)
+
+
+def breaches(rows: list[list[str]]) -> str:
+    """What of the method a table breaks, in a line; nothing where it keeps it."""
+    figures = [(row[0], cell) for row in rows for cell in row if isinstance(cell, Figure)]
+    wide = "; ".join(dict.fromkeys(name for name, cell in figures if cell.wide))
+    noise = [f"load {_load:.1f} at the start"] if _load >= QUIET else []
+    noise += [f"brackets wider than a quarter in rows: {wide}"] if wide else []
+    said = [f"Not a quiet machine: {'; '.join(noise)}."] if noise else []
+    fewest = min((cell.rounds for _, cell in figures), default=ENOUGH_ROUNDS)
+    said += [f"Fewer rounds than {ENOUGH_ROUNDS}: {fewest}."] if fewest < ENOUGH_ROUNDS else []
+    return "".join(f"\n{line}" for line in (" ".join(said),) if line)
 
 
 def run(command: Sequence[str | Path], **settings) -> subprocess.CompletedProcess:

@@ -3,8 +3,8 @@
     python benchmarks/scaling.py
 
 First table: layers, width, length and batch, each doubled twice from a base, in turns, with AdamW. The work is
-model FLOPs: 6 per multiplied weight and token, plus attention's. "time / work" is the growth of the time over the
-growth of the work: 1 is ideal, below 1 the larger step uses the machine better. Second table: train.py under
+model FLOPs: 6 per multiplied weight and token, plus attention's. "work / time" is the growth of the work over the
+growth of the time: 1 is ideal, above 1 the larger step uses the machine better. Second table: train.py under
 torchrun with one and two processes (DDP) and the same global batch, whole processes in turns.
 """
 
@@ -56,12 +56,12 @@ def growth(base: throughput.Shape, rounds: int) -> None:
     print(f"base: {base}\n")
     rows = []
     for name, taken in seconds.items():
-        grown = paired.over(taken, seconds["base"])
         share = work[name] / work["base"]
-        ratio = paired.spread([one / share for one in grown], ".2f")
+        grown = statistics.median(taken) / statistics.median(seconds["base"])
+        ratio = paired.ratio([share * one for one in seconds["base"]], taken)
         step = paired.spread([1e3 * one for one in taken], ".1f")
-        rows.append([name, step, f"{share:.2f}×", f"{statistics.median(grown):.2f}×", ratio])
-    paired.table(["", "a step, ms", "work", "time", "time / work"], rows)
+        rows.append([name, step, f"{share:.2f}×", f"{grown:.2f}×", ratio])
+    paired.table(["", "a step, ms", "work", "time", "work / time"], rows)
 
 
 def steps(config, number: int) -> Callable[[], float]:
@@ -92,10 +92,7 @@ def processes(rounds: int) -> None:
         speeds = paired.interleave(programs, rounds)
     alone = list(speeds.values())[1]
     print(f"4 × 128, T = 128, global batch 16, {'GPUs' if gpus else 'CPU, gloo'}\n")
-    rows = [
-        [name, paired.spread(speed, ",.0f"), paired.spread(paired.over(speed, alone), ".2f", "×")]
-        for name, speed in speeds.items()
-    ]
+    rows = [[name, paired.spread(speed, ",.0f"), paired.ratio(speed, alone)] for name, speed in speeds.items()]
     paired.table(["", "tokens/s", f"of 1 process, threads: {half}"], rows)
 
 

@@ -27,6 +27,8 @@ from pathlib import Path
 import nanogpt
 import paired
 
+SAME_TEXT = "`train.py +experiment=shakespeare_cpu`, first step"
+PEER = "nanoGPT's train.py, first iteration"
 PATIENCE = 300
 """Seconds after which a process that shows nothing is given up."""
 
@@ -48,14 +50,21 @@ def main() -> None:
         programs = {
             "`train.py --help`": help_shown,
             "`train.py`, first step": first_step(folder, [cache]),
-            "`train.py +experiment=shakespeare_cpu`, first step": first_step(folder, [*shakespeare, cache]),
+            SAME_TEXT: first_step(folder, [*shakespeare, cache]),
             "`sample.py`, first character": first_character(folder / "warm-0"),
         }
         if arguments.nanogpt:
-            programs["nanoGPT's train.py, first iteration"] = first_iteration(arguments.nanogpt, folder, text)
+            programs[PEER] = first_iteration(arguments.nanogpt, folder, text)
         seconds = paired.interleave(programs, arguments.rounds)
-        rows = [[name, paired.spread(taken, ".2f")] for name, taken in seconds.items()]
-        paired.table(["from the start of the process to", "seconds"], rows)
+        rows = [
+            [
+                name,
+                paired.spread(taken, ".2f"),
+                paired.ratio(seconds[PEER], taken) if name in (PEER, SAME_TEXT) and PEER in seconds else "",
+            ]
+            for name, taken in seconds.items()
+        ]
+        paired.table(["from the start of the process to", "seconds", "nanoGPT's / this"], rows)
         imports([*shakespeare, cache, "max_steps=1", f"run_dir={folder / 'imports'}"])
 
 

@@ -148,7 +148,7 @@ def throughput(shape: Shape, checkout: Path | None, rounds: int, precisions: tup
         rate = [tokens / one for one in taken]
         parts = ({part: statistics.median(one.parts[part] for one in measured[name]) for part in PARTS}).values()
         used = statistics.median(rate) * flops_per_token(without_weights(configs[name][0].model)) / flops
-        ratio = paired.spread(paired.over(seconds[first], taken), ".2f", "×")
+        ratio = paired.ratio(seconds[first], taken)
         step = f"{1e3 * statistics.median(taken):.1f}"
         rows.append(
             [name, paired.spread(rate, ",.0f"), ratio, step, *(f"{1e3 * part:.1f}" for part in parts), f"{used:.0%}"]

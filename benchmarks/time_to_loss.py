@@ -2,14 +2,14 @@
 
     python benchmarks/time_to_loss.py PATH_OF_A_NANOGPT_CHECKOUT PATH_OF_TINY_SHAKESPEARE
 
-Whole processes take turns: nanoGPT's train.py with its README's CPU recipe (its prepare.py ran before and does
-not count), and our `train.py +experiment=shakespeare_cpu` with an empty cache, so preparing the text counts.
-Whole process: from starting Python to its end. Training alone: without evaluations; an iteration before which
-nanoGPT evaluates counts as its median one. Loss: nats per byte over the whole validation split, the last 10%
-of the text (ours begins at a line), in windows of block_size; nanoGPT's best checkpoint is scored with its own
-model. nanoGPT's seed is fixed, ours takes --seeds in turn. "float32" is ours with precision=fp32; "torch's usual
-products" disables everything that train.py does on processors with bf16 products: bf16 itself, also in Muon, and
-oneDNN for float32.
+Whole processes take turns. Two rows are a whole recipe: nanoGPT's train.py as its README runs it on a CPU, and our
+`train.py +experiment=shakespeare_cpu`. The rows between tell recipe and code apart: nanoGPT's code with an AdamW tuned
+for a short run (benchmarks/README.md has the trials), and our code in nanoGPT's shape and float32 with either AdamW.
+Whole process: from starting Python to its end; nanoGPT's prepare.py ran before and does not count, ours prepares the
+text anew. Training alone: without evaluations; an iteration before which nanoGPT evaluates counts as its median one.
+Loss: nats per byte over the whole validation split, the last 10% of the text (ours begins at a line), in windows of
+block_size, of the best checkpoint; nanoGPT's is scored with its own model. nanoGPT's seed is fixed, ours takes --seeds
+in turn.
 """
 
 from __future__ import annotations
@@ -34,15 +34,10 @@ import torch.nn.functional as F
 
 ENOUGH = 10_000  # bytes, so that a tenth of them is several windows
 EXPERIMENT = ["+experiment=shakespeare_cpu", "device=cpu"]
-USUAL_PRODUCTS = f"""
-import runpy, sys
-sys.path.insert(0, {str(paired.ROOT)!r})
-import training.device
-assert callable(training.device.multiplies_bf16)
-training.device.multiplies_bf16 = lambda device: False
-sys.argv[0] = {str(paired.ROOT / "train.py")!r}
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+NANOGPT_SHAPE = [
+    "model=gpt2", "model.mlp=gelu", "model.bias=false", "model.qkv_bias=false", "optimizer=adamw", "schedule=cosine",
+    "precision=fp32",
+]  # fmt: skip
 
 
 @dataclass
@@ -51,6 +46,9 @@ class Run:
     """Seconds of the process."""
     training: float
     """Seconds of its iterations alone."""
+    steps: int
+    tokens: int
+    """Of all steps."""
     loss: float
     """Nats a byte."""
 
@@ -68,48 +66,67 @@ def main() -> None:
         parser.error(f"{arguments.text} is not ASCII, so nanoGPT's characters are not bytes: give tiny Shakespeare")
 
     paired.header()
-    train = [sys.executable, paired.ROOT / "train.py"]
     with tempfile.TemporaryDirectory() as name:
         folder, text = Path(name), arguments.text.resolve()
         copy = nanogpt.copy_with_data(arguments.nanogpt, folder, text)
+        module, seeds = nanogpt.load(copy), arguments.seeds
+        as_theirs, tuned = in_nanogpts_shape(nanogpt.ADAMW), in_nanogpts_shape(nanogpt.TUNED_ADAMW)
         programs = {
-            "nanoGPT": theirs(copy, nanogpt.load(copy)),
-            "ours": ours(train, text, folder / "ours", arguments.seeds),
-            "ours, float32": ours([*train, "precision=fp32"], text, folder / "fp32", arguments.seeds),
-            "ours, float32, torch's usual products": ours(
-                [sys.executable, "-c", USUAL_PRODUCTS], text, folder / "usual", arguments.seeds
-            ),
+            "nanoGPT, its README's recipe": theirs(copy, module, {}),
+            "nanoGPT, tuned AdamW": theirs(copy, module, nanogpt.TUNED_ADAMW),
+            "ours, nanoGPT's shape and recipe": ours(as_theirs, text, folder / "as_theirs", seeds),
+            "ours, nanoGPT's shape, tuned AdamW": ours(tuned, text, folder / "tuned", seeds),
+            "ours, `shakespeare_cpu`": ours([], text, folder / "ours", seeds),
         }
         report(paired.interleave(programs, arguments.rounds, warm_ups=0))
+
+
+def in_nanogpts_shape(adamw: dict[str, float]) -> list[str]:
+    """Our settings for its model and for a recipe in its own settings."""
+    steps, lr = adamw["max_iters"], adamw["learning_rate"]
+    return [
+        *NANOGPT_SHAPE, f"batch_size={adamw['batch_size']}", f"max_steps={steps}", f"checkpoint_interval={steps}",
+        f"eval_interval={adamw['eval_interval']}", f"optimizer.lr={lr}", f"optimizer.beta2={adamw['beta2']}",
+        f"schedule.warmup_steps={adamw['warmup_iters']}", f"schedule.final_factor={adamw['min_lr'] / lr}",
+    ]  # fmt: skip
 
 
 def report(runs: dict[str, list[Run]]) -> None:
     """Print the table of all programs' runs."""
     whole = {name: [run.whole for run in of] for name, of in runs.items()}
     training = {name: [run.training for run in of] for name, of in runs.items()}
+    first = next(iter(runs))
     rows = (
         [
             name,
+            f"{of[-1].steps:,}",
+            f"{of[-1].tokens:,}",
+            paired.spread([run.loss for run in of], ".4f"),
             paired.spread(whole[name], ".1f"),
             paired.spread(training[name], ".1f"),
-            paired.spread([run.loss for run in of], ".4f"),
-            paired.spread(paired.over(whole["nanoGPT"], whole[name]), ".2f"),
-            paired.spread(paired.over(training["nanoGPT"], training[name]), ".2f"),
+            paired.ratio(whole[first], whole[name]),
+            paired.ratio(training[first], training[name]),
         ]
         for name, of in runs.items()
     )
-    heads = ["", "whole process, s", "training alone, s", "loss, nats a byte"]
-    paired.table([*heads, "nanoGPT's whole / this", "nanoGPT's training / this"], rows)
+    heads = ["", "steps", "tokens", "loss, nats a byte", "whole process, s", "training alone, s"]
+    paired.table([*heads, "first row's whole / this", "first row's training / this"], rows)
 
 
-def theirs(copy: Path, module) -> Callable[[], Run]:
-    """nanoGPT's whole training; its checkpoint is scored outside of the time."""
+def theirs(copy: Path, module, adamw: dict[str, float]) -> Callable[[], Run]:
+    """nanoGPT's whole training, with these of its settings changed; its checkpoint is scored outside of the time."""
+    overrides = [f"--{name}={value}" for name, value in adamw.items()]
+    if adamw:
+        overrides.append(f"--lr_decay_iters={adamw['max_iters']}")
 
     def program() -> Run:
         started = time.perf_counter()
-        output = paired.run(nanogpt.command(copy / "out"), cwd=copy, env=nanogpt.environment()).stdout
+        command = [*nanogpt.command(copy / "out"), *overrides]
+        output = paired.run(command, cwd=copy, env=nanogpt.environment()).stdout
         whole = time.perf_counter() - started
-        return Run(whole, iterations_seconds(output), score(copy, module))
+        steps = len(re.findall(r"^iter \d+:", output, re.M))
+        each = re.search(r"tokens per iteration will be: ([\d,]+)", output)[1].replace(",", "")
+        return Run(whole, iterations_seconds(output), steps, steps * int(each), score(copy, module))
 
     return program
 
@@ -145,20 +162,21 @@ def score(copy: Path, module) -> float:
     return nats / (len(tokens) - 1)
 
 
-def ours(command: list, text: Path, folder: Path, seeds: int) -> Callable[[], Run]:
+def ours(changes: list[str], text: Path, folder: Path, seeds: int) -> Callable[[], Run]:
     """Our whole training with the next seed, the text prepared anew."""
+    command = [sys.executable, paired.ROOT / "train.py", *EXPERIMENT, *changes]
     numbers = count()
 
     def program() -> Run:
         number = next(numbers)
         run = folder / str(number)
-        settings = [*EXPERIMENT, f"data.path={text}", f"data.cache_dir={run / 'cache'}", f"run_dir={run}"]
+        settings = [f"data.path={text}", f"data.cache_dir={run / 'cache'}", f"run_dir={run}"]
         started = time.perf_counter()
         paired.run([*command, *settings, f"seed={number % seeds + 1}"], cwd=paired.ROOT)
         whole = time.perf_counter() - started
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         bits = min(row["val_bpb"] for row in rows if "val_bpb" in row)
-        return Run(whole, training_seconds(rows), bits * math.log(2))
+        return Run(whole, training_seconds(rows), rows[-1]["step"], rows[-1]["tokens"], bits * math.log(2))
 
     return program
 

@@ -104,7 +104,7 @@ def report(what: str, size: int, seconds: dict[str, list[float]], of: dict[str, 
     rows = []
     for name, taken in seconds.items():
         rate = paired.spread([size / 1e6 / one for one in taken], ".1f")
-        rows.append([name, rate, paired.spread(paired.over(seconds[of[name]], taken), ".2f", "×")])
+        rows.append([name, rate, paired.ratio(seconds[of[name]], taken)])
     paired.table(["", "MB/s", "of tiktoken's"], rows)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import runpy
 import sys
 import threading
+import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -16,10 +18,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from test_export import save
 
 from generation.decoder import Decoder
 from runs.checkpoint import load_checkpoint
+from schema import to_settings
+from settings import CONF
+from training.config import TrainConfig
 from training.plan import predict_memory
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -30,6 +36,7 @@ COMMANDS = [name for name in SCRIPTS if name not in ("paired", "nanogpt")]
 @pytest.fixture(autouse=True)
 def beside_the_benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr("paired.busy_cores", lambda: 0.0)  # which takes seconds, and minutes where it is not so
 
 
 def started(name: str, *arguments: str, monkeypatch) -> None:
@@ -102,11 +109,89 @@ def test_rounds_begin_with_another_program_each_time_and_warm_ups_are_not_return
     assert results == {"a": [4, 9, 11], "b": [5, 7, 12], "c": [6, 8, 10]}
 
 
-def test_ratios_are_taken_round_by_round():
+@pytest.mark.parametrize(
+    ("first", "second", "printed"),
+    [
+        ([2.0, 40.0, 6.0], [1.0, 10.0, 6.0], "**1.00×**, 2.00× (1.00 to 4.00)"),  # 6 / 6; 2, 4 and 1
+        ([10.0, 20.0, 30.0], [10.0, 5.0, 20.0], "2.00×, **1.50×** (1.00 to 4.00)"),  # 20 / 10; 1, 4 and 1.5
+        ([3.0], [2.0], "**1.50×**, 1.50×"),
+    ],
+)
+def test_a_ratio_is_both_statistics_and_the_smaller_one_may_be_claimed(first, second, printed):
     import paired
 
-    assert paired.over([2.0, 40.0, 6.0], [1.0, 10.0, 6.0]) == [2.0, 4.0, 1.0]
-    assert paired.spread([2.0, 4.0, 1.0], ".1f", "×") == "2.0× (1.0 to 4.0)"
+    assert paired.ratio(first, second) == printed
+    assert paired.ratio(first, first) == "1"
+
+
+@pytest.mark.parametrize(
+    ("load", "values", "line"),
+    [
+        (0.1, {"a": [10.0, 10.0, 10.0, 10.0, 12.5], "b": [1.0] * 5}, ""),
+        (0.2, {"a": [1.0] * 5}, "Not a quiet machine: load 0.2 at the start."),
+        (
+            0.0,
+            {"a": [10.0, 10.0, 10.0, 10.0, 12.6], "b": [1.0] * 5, "c": [2.0, 3.0, 3.0, 3.0, 3.0]},
+            "Not a quiet machine: brackets wider than a quarter in rows: a; c.",
+        ),
+        (
+            1.4,
+            {"a": [1.0, 3.0, 3.0, 3.0]},
+            "Not a quiet machine: load 1.4 at the start; brackets wider than a quarter in rows: a. "
+            "Fewer rounds than 5: 4.",
+        ),
+    ],
+)
+def test_a_table_that_breaks_the_method_says_so(load, values, line, monkeypatch, capsys):
+    import paired
+
+    monkeypatch.setattr(paired, "busy_cores", lambda: load)
+    monkeypatch.setattr(paired, "PATIENCE", 0)
+    paired.header()
+    paired.table(["", "s"], [[name, paired.spread(of)] for name, of in values.items()])
+    output = capsys.readouterr().out
+    assert f", load {load} at the start\n" in output
+    assert output.partition("|---|---:|\n")[2].partition("\n\n")[2].strip() == line
+
+
+def test_a_busy_machine_is_waited_for_but_not_for_ever(monkeypatch):
+    import paired
+
+    loads, now = [1.5, 0.9, 0.1], iter(range(0, 1000, 20))
+    monkeypatch.setattr(paired.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(paired, "busy_cores", lambda: loads.pop(0))
+    assert paired.settled_load() == 0.1
+    loads[:] = [2.0] * 100
+    assert paired.settled_load() == 2.0 and len(loads) > 90
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the load is read from /proc")
+def test_the_load_counts_a_core_that_works(monkeypatch):
+    import paired
+
+    monkeypatch.undo()
+    end = time.monotonic() + 2
+    worker = threading.Thread(target=lambda: [None for _ in iter(lambda: time.monotonic() < end, False)])
+    worker.start()
+    load = paired.busy_cores(1.0)
+    worker.join()
+    assert 0.5 < load < 1.1 * os.cpu_count()
+
+
+def test_changes_that_are_not_committed_are_beside_the_commit(monkeypatch, tmp_path):
+    import paired
+
+    monkeypatch.setattr(paired, "ROOT", tmp_path)
+    assert "commit" not in paired.machine()
+    paired.git("init", "-q")
+    (tmp_path / "a").write_text("1")
+    paired.git("add", "a")
+    paired.git("-c", "user.name=x", "-c", "user.email=x@y", "commit", "-qm", "one")
+    commit = paired.git("rev-parse", "--short", "HEAD").stdout.strip()
+    (tmp_path / "tables.md").touch()  # not tracked
+    assert paired.machine().endswith(f", commit {commit}")
+    (tmp_path / "a").write_text("2")
+    assert paired.machine().endswith(f", commit {commit} + changes")
 
 
 def test_a_command_that_fails_ends_in_a_sentence_with_its_last_words():
@@ -178,12 +263,36 @@ def test_nanogpts_checkpoint_is_scored_on_every_character_once(tmp_path, length)
 def test_time_to_loss_sets_every_run_against_that_of_nanogpt_in_its_round(capsys):
     from time_to_loss import Run, report
 
-    report({"nanoGPT": [Run(100, 80, 1.9), Run(200, 90, 1.9)], "ours": [Run(10, 5, 1.8), Run(10, 9, 1.85)]})
+    nanogpt = [Run(100, 80, 2001, 1_536_768, 1.9), Run(200, 90, 2001, 1_536_768, 1.9)]
+    report({"nanoGPT": nanogpt, "ours": [Run(10, 5, 124, 253_952, 1.8), Run(10, 9, 124, 253_952, 1.85)]})
     (table,) = tables(capsys.readouterr().out)
+    assert table[1][1:3] == ["2,001", "1,536,768"] and table[1][-2:] == ["1", "1"]
     assert table[2] == [
-        "ours", "10.0 (10.0 to 10.0)", "7.0 (5.0 to 9.0)", "1.8250 (1.8000 to 1.8500)", "15.00 (10.00 to 20.00)",
-        "13.00 (10.00 to 16.00)",
+        "ours", "124", "253,952", "1.8250 (1.8000 to 1.8500)", "10.0 (10.0 to 10.0)", "7.0 (5.0 to 9.0)",
+        "**15.00×**, 15.00× (10.00 to 20.00)", "**12.14×**, 13.00× (10.00 to 16.00)",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ADAMW", "TUNED_ADAMW"])
+def test_the_same_recipe_is_given_to_both_codes(name):
+    import nanogpt
+    from throughput import GPT2_SHAPE
+    from time_to_loss import EXPERIMENT, in_nanogpts_shape
+
+    recipe = getattr(nanogpt, name)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = to_settings(compose("train", [*EXPERIMENT, *in_nanogpts_shape(recipe), "run_dir=null"]), TrainConfig)
+    model, optimizer, schedule = config.model, config.optimizer, config.schedule
+    assert (config.batch_size, config.max_steps) == (recipe["batch_size"], recipe["max_iters"])
+    assert (optimizer.name, optimizer.lr, optimizer.beta2, optimizer.weight_decay) == (
+        "adamw", recipe["learning_rate"], recipe["beta2"], 0.1,
+    )  # fmt: skip
+    assert optimizer.embedding_lr is optimizer.lm_head_lr is None
+    assert (schedule.name, schedule.warmup_steps) == ("cosine", recipe["warmup_iters"])
+    assert schedule.final_factor * optimizer.lr == pytest.approx(recipe["min_lr"])
+    shape = [flag for flag in nanogpt.RECIPE if flag.startswith(("--n_", "--block"))]
+    assert shape == [f"--{key}={getattr(model, key)}" for key in ("block_size", "n_layer", "n_head", "n_embd")]
+    assert replace(model, **GPT2_SHAPE) == model and model.dropout == 0
 
 
 def test_throughput_prints_a_row_for_each_program_whose_parts_make_the_step(monkeypatch, capsys):
@@ -272,7 +381,7 @@ def test_measured_memory_is_beside_what_is_predicted(capsys, monkeypatch):
     predicted = predict_memory(memory.make_config("matmul", shape), shape.B).peak / 1e6
     assert 0.5 * predicted < measured < 2 * predicted
     monkeypatch.setattr(memory, "child", lambda form, shape: 12.0)
-    monkeypatch.setattr(memory, "shapes", lambda base: [base])
+    monkeypatch.setattr(memory, "shapes", lambda base, form: [base])
     memory.compare(memory.Shape(T=16, B=2, C=32), 1)
     (table,) = tables(capsys.readouterr().out)
     assert [row[0] for row in table] == ["attention", "`sdpa`", "`matmul`"]
