@@ -24,7 +24,7 @@ ADAMW = dict(
     learning_rate=1e-3, min_lr=1e-4, beta2=0.99, warmup_iters=100, batch_size=12, max_iters=2000, eval_interval=250
 )
 TUNED_ADAMW = dict(
-    learning_rate=8e-3, min_lr=0.0, beta2=0.99, warmup_iters=100, batch_size=12, max_iters=1000, eval_interval=1000
+    learning_rate=1.6e-2, min_lr=0.0, beta2=0.99, warmup_iters=100, batch_size=12, max_iters=1300, eval_interval=1300
 )
 
 

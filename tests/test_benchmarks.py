@@ -295,6 +295,22 @@ def test_the_same_recipe_is_given_to_both_codes(name):
     assert replace(model, **GPT2_SHAPE) == model and model.dropout == 0
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_startup_sets_only_the_same_text_against_nanogpt(beside, monkeypatch, capsys, tmp_path):
+    import startup
+
+    measured = {"`train.py --help`": [0.4, 0.4], startup.SAME_TEXT: [1.0, 2.0]} | (
+        {startup.PEER: [3.0, 3.0]} if beside else {}
+    )
+    monkeypatch.setattr(startup.paired, "run", lambda *_, **settings: None)
+    monkeypatch.setattr(startup.paired, "interleave", lambda programs, rounds: measured)
+    monkeypatch.setattr(startup, "imports", lambda settings: None)
+    started("startup", "--rounds", "2", monkeypatch=monkeypatch)
+    (table,) = tables(capsys.readouterr().out)
+    assert table[1] == ["`train.py --help`", "0.40 (0.40 to 0.40)", ""]
+    assert table[2][2] == ("**2.00×**, 2.25× (1.50 to 3.00)" if beside else "")
+
+
 def test_throughput_prints_a_row_for_each_program_whose_parts_make_the_step(monkeypatch, capsys):
     import throughput
 
