@@ -16,7 +16,11 @@ class DataError(SettingsError):
 
 
 class CheckpointError(SettingsError):
-    """A checkpoint that is missing, damaged or of another format."""
+    """A checkpoint that is missing or damaged."""
+
+
+class FormatError(CheckpointError):
+    """A checkpoint of another version of tinygpt, whole as far as this one can tell."""
 
 
 class HuggingFaceError(SettingsError):

@@ -194,9 +194,12 @@ def plain_weights(model: GPT) -> dict[str, Tensor]:
 
 
 def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
-    """Copy the weights of `plain_weights` into a model; RuntimeError when they do not fit."""
+    """Copy the weights of `plain_weights` into a model; ValueError, naming one, when they do not fit."""
     if model.config.tie_embeddings:
         weights = weights | {"lm_head.weight": weights["token_embedding.weight"]}
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if wrong := {item[0] for item in shapes.items() ^ {name: tensor.shape for name, tensor in weights.items()}.items()}:
+        raise ValueError(f"the weight {min(wrong)} is missing, or not what the settings ask for")
     model.load_state_dict(weights)
 
 

@@ -1,17 +1,46 @@
 """What a model costs: its parameters by part, its arithmetic."""
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
+from errors import SettingsError
 from model.config import GPTConfig
-from model.gpt import GPT
+from model.gpt import GPT, plain_weights
+
+
+class DrawNothing(TorchFunctionMode):
+    """Leaves out normal_(), for which torch's meta device would import 800 modules."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if function is nn.init.normal_ else function(*args, **kwargs)
 
 
 def without_weights(config: GPTConfig) -> GPT:
     """Make the model as shapes alone, on torch's meta device, where it takes no memory."""
-    with torch.device("meta"):
+    with torch.device("meta"), DrawNothing():
         return GPT(config)
+
+
+def count_weights(config: GPTConfig) -> tuple[int, int]:
+    """Return how many tensors plain_weights() would have, and numbers in them; of one block's shapes, so at once.
+
+    Raises SettingsError for a tensor that torch cannot count.
+    """
+    try:
+        weights = plain_weights(without_weights(replace(config, n_layer=1)))
+    except (RuntimeError, OverflowError, TypeError):
+        widths = [f"model.{name}={getattr(config, name)}" for name in ("n_embd", "vocab_size", "block_size")]
+        raise SettingsError(f"a weight would have more than 2^63 numbers: lower {' or '.join(widths)}.") from None
+    sizes = {name: tensor.numel() for name, tensor in weights.items()}
+    block = [size for name, size in sizes.items() if name.startswith("blocks.")]
+    others = config.n_layer - 1
+    return len(sizes) + others * len(block), sum(sizes.values()) + others * sum(block)
 
 
 def count_parameters(model: GPT) -> Counter[str]:

@@ -15,27 +15,32 @@ import hashlib
 import itertools
 import json
 import logging
+import math
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tiktoken
 import torch
-from safetensors import SafetensorError
+from omegaconf import OmegaConf
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from data.files import UNFINISHED, remove, replacing
 from data.tokenizer import read_tokenizer, save_tokenizer
-from errors import CheckpointError, first_line
+from errors import CheckpointError, FormatError, at_least, first_line
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights, save_file
+from model.size import count_weights
+from runs.formatting import literal
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
-Meta = dict[str, Any]  # what meta.json says
+Meta = dict[str, Any]  # what meta.json says, as MetaTypes has it
 
 FORMAT_VERSION = 3
 OUTPUTS = (Path("outputs"), Path("multirun"))
@@ -72,6 +77,28 @@ class Progress:
     skipped_in_a_row: int = 0
     finished: bool = False
     wandb_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("step", "seconds", "evaluated", "best_loss", "best_step", "skipped", "skipped_in_a_row"):
+            at_least(name, getattr(self, name), 0)
+
+
+@dataclass
+class MetaTypes:
+    """The types of what meta.json says and somebody reads; a run's own, as the last five are, are optional."""
+
+    step: int
+    config: dict[str, Any]
+    files: dict[str, Any]
+    metrics: dict[str, float]
+    progress: Progress = field(default_factory=Progress)
+    logs: dict[str, int] = field(default_factory=dict)
+    data: str = ""
+    own_tokenizer: bool = False
+    computed_on: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        at_least("step", self.step, 0)
 
 
 def save_checkpoint(
@@ -115,7 +142,7 @@ def write_checkpoint(
 
 def put_back(checkpoints: Path) -> None:
     """Move checkpoints that were set aside to their places again where these are empty; delete the others."""
-    for aside in checkpoints.glob(f".step_*{REPLACED}"):
+    for aside in set_aside(checkpoints):
         place = aside.with_name(aside.name[1:].removesuffix(REPLACED))
         if place.exists():
             remove(aside)
@@ -167,6 +194,11 @@ def remove_unfinished(checkpoints: Path) -> None:
         remove(leftover)
 
 
+def set_aside(checkpoints: Path) -> list[Path]:
+    """The step_N that were set aside: one is all there is where a run was killed while replacing its only one."""
+    return list(checkpoints.glob(f".step_*{REPLACED}"))
+
+
 def checkpoints_by_step(checkpoints: Path) -> list[Path]:
     """The step_N in a run's folder of checkpoints, the latest first."""
     numbered = [path for path in checkpoints.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
@@ -188,11 +220,23 @@ def read_meta(path: Path) -> Meta:
         meta = json.loads((path / "meta.json").read_bytes())
         version = meta["format_version"]
         if version != FORMAT_VERSION:
-            remedy = "update tinygpt" if version > FORMAT_VERSION else "use the tinygpt that wrote it"
-            raise CheckpointError(f"checkpoint={path} has format {version}, not {FORMAT_VERSION}: {remedy}.")
+            newer = version > FORMAT_VERSION
+            age, remedy = ("a newer", "update tinygpt") if newer else ("an older", "use the tinygpt that wrote it")
+            sentence = f"checkpoint={path} has format {version}, of {age} tinygpt (this one reads {FORMAT_VERSION})"
+            raise FormatError(f"{sentence}: {remedy}.")
         if meta["checksum"] != meta_checksum(meta):
             raise ValueError("meta.json is not what was written")
+        typed = {kind.name for kind in fields(MetaTypes)} & meta.keys()
+        checked = as_typed(MetaTypes, {name: meta[name] for name in typed})
+        meta |= {name: checked[name] for name in typed}
+        meta["config"]["model"] = as_typed(GPTConfig, meta["config"]["model"])
     return meta
+
+
+def as_typed(schema: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Return values as the fields of a dataclass, which checks them, with their types."""
+    checked: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), literal(values)))
+    return asdict(checked)
 
 
 def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> Meta:
@@ -211,16 +255,35 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     """Read a checkpoint, but for what only resuming needs; CheckpointError when it is unusable."""
     meta = verify_checkpoint(path, ("model.safetensors", "tokenizer.json"))
     with readable(path):
-        model = GPT(GPTConfig(**meta["config"]["model"]))
-        load_weights(model, load_file(path / "model.safetensors"))
+        model = GPT(config := GPTConfig(**meta["config"]["model"]))
+        load_weights(model, read_weights(path, config))
         tokenizer = read_tokenizer(path / "tokenizer.json")
+        if tokenizer.n_vocab > len(model.token_embedding.weight):
+            raise ValueError(f"tokenizer.json has {tokenizer.n_vocab:,} ids, more than the model")
     return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
+
+
+def read_weights(path: Path, config: GPTConfig) -> dict[str, Tensor]:
+    """Return a checkpoint's weights; CheckpointError, before they are read, when they are not those of `config`."""
+    with readable(path):
+        with safe_open(path / "model.safetensors", "pt") as file:
+            tensors = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118  (it is no dict)
+        found = len(tensors), sum(math.prod(tensor.get_shape()) for tensor in tensors)
+        if found != (asked := count_weights(config)):
+            has, wants = (f"{count:,} tensors of {numbers:,} numbers" for count, numbers in (found, asked))
+            raise ValueError(f"model.safetensors has {has}, where its settings ask for {wants}")
+        if others := {tensor.get_dtype() for tensor in tensors} - {"F32"}:
+            raise ValueError(f"model.safetensors has weights of type {min(others)}, not F32")
+        return load_file(path / "model.safetensors")
 
 
 def load_state(path: Path) -> dict[str, Any]:
     """Read a checkpoint's state.pt onto the CPU; CheckpointError when it is damaged or more than data."""
     with readable(path):
-        return torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        try:
+            return torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:  # whose message advises to run what is in the file
+            raise ValueError("state.pt is cut, or holds more than data") from None
 
 
 @contextmanager
@@ -248,6 +311,8 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
     for path, following in itertools.zip_longest(checkpoints, checkpoints[1:]):
         try:
             return read(path)
+        except FormatError:  # it is no worse than the others
+            raise
         except CheckpointError as error:
             problem = str(error).rpartition(": ")[0]  # what follows is the remedy
             if following:
@@ -274,6 +339,5 @@ def find_checkpoints(where: str | None, outputs: Sequence[Path] = OUTPUTS) -> li
         raise CheckpointError(f"checkpoint={where} does not exist: give a run directory or a checkpoint in it.")
     folder = path / "checkpoints"
     linked = [folder / name for name in ("best", "last") if (folder / name).exists()]
-    aside = folder.glob(f".step_*{REPLACED}")  # all there is where a run was killed while replacing its only one
-    found = [checkpoint.resolve() for checkpoint in (*linked, *checkpoints_by_step(folder), *aside)]
+    found = [checkpoint.resolve() for checkpoint in (*linked, *checkpoints_by_step(folder), *set_aside(folder))]
     return list(dict.fromkeys(found)) or [path.resolve()]

@@ -11,8 +11,17 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-from errors import CheckpointError, SettingsError
-from runs.checkpoint import Meta, checkpoints_by_step, first_intact, put_back, read_meta, runs_by_age, verify_checkpoint
+from errors import CheckpointError, FormatError, SettingsError
+from runs.checkpoint import (
+    Meta,
+    checkpoints_by_step,
+    first_intact,
+    put_back,
+    read_meta,
+    runs_by_age,
+    set_aside,
+    verify_checkpoint,
+)
 from runs.formatting import flat, hydra_quoted
 
 T = TypeVar("T")
@@ -36,21 +45,26 @@ FREE = (
 def make_run_directory(where: str | None) -> Path:
     """Make and return the run's directory; a new one under outputs/ for None.
 
-    Raises SettingsError when a run is at work or has left checkpoints in it, OSError when it cannot be written.
+    Raises OSError when it cannot be written.
     """
     if where is None:
         where = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(2)}"
         if Path(where).exists():  # another run began in this second
             return make_run_directory(None)
     directory = Path(where)
-    refuse_used(directory)
     (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 
 
-def refuse_used(directory: Path) -> None:
-    """Raise SettingsError when a run is at work in a directory or has left checkpoints there."""
-    refuse_locked(directory)
+def refuse_used(directory: Path, *, locked: bool = False) -> None:
+    """Raise SettingsError when a directory is a file, or a run is at work or has left checkpoints there.
+
+    locked: whether this process has the directory's lock.
+    """
+    if file := next((place for place in (directory, *directory.parents) if place.is_file()), None):
+        raise SettingsError(f"run_dir={directory} cannot be made, for {file} is a file: choose another folder.")
+    if not locked:
+        refuse_locked(directory)
     if checkpoints_by_step(directory / "checkpoints"):
         remedy = f"choose another, remove it first, or go on with it by {hydra_quoted('resume', directory)}"
         raise SettingsError(f"run_dir={directory} already holds a run: {remedy}.")
@@ -75,7 +89,11 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
 
 
 def newest_intact(run: Path) -> tuple[Path, Meta]:
-    """Return the latest checkpoint intact to the byte, and its meta.json; log damaged ones; CheckpointError if none."""
+    """Return the latest checkpoint intact to the byte, and its meta.json; log damaged ones; CheckpointError if none.
+
+    The run must be locked: what another process is writing there is neither whole nor damaged.
+    """
+    put_back(run / "checkpoints")
     return _newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
 
 
@@ -86,9 +104,11 @@ def saved_settings(run: Path) -> dict[str, Any]:
 
 
 def _newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:
-    put_back(run / "checkpoints")
+    folder = run / "checkpoints"
     try:
-        return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
+        return first_intact([*checkpoints_by_step(folder), *set_aside(folder)], read, say)
+    except FormatError:
+        raise
     except CheckpointError as error:
         raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.") from error
 
@@ -126,24 +146,17 @@ def log_sizes(run: Path) -> dict[str, int]:
     return {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
 
 
-def occupy(directory: Path) -> ExitStack:
-    """Lock a run's directory and write what is logged to its train.log, until the stack that is returned is closed.
-
-    Raises SettingsError when another process trains there.
-    """
-    with ExitStack() as stack:
-        stack.callback(lock_run(directory).release)
-        handler = logging.FileHandler(directory / "train.log", encoding="utf-8", errors="backslashreplace")
-        handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk ends no run
-        handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s"))
-        stack.callback(handler.close)
-        log.addHandler(handler)
-        stack.callback(log.removeHandler, handler)
-        if not log.isEnabledFor(logging.INFO):  # nobody has set up logging
-            stack.callback(log.setLevel, log.level)
-            log.setLevel(logging.INFO)
-        occupied = stack.pop_all()
-    return occupied
+def log_to(directory: Path, stack: ExitStack) -> None:
+    """Write what is logged to a run's train.log, until the stack is closed."""
+    handler = logging.FileHandler(directory / "train.log", encoding="utf-8", errors="backslashreplace")
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk ends no run
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s"))
+    stack.callback(handler.close)
+    log.addHandler(handler)
+    stack.callback(log.removeHandler, handler)
+    if not log.isEnabledFor(logging.INFO):  # nobody has set up logging
+        stack.callback(log.setLevel, log.level)
+        log.setLevel(logging.INFO)
 
 
 def lock_run(run: Path) -> FileLock:

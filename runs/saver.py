@@ -119,8 +119,9 @@ class Saver:
         """Wait for the run's final checkpoint; CheckpointError when it could not be written."""
         self.wait()
         if self.failure:
-            again = hydra_quoted("resume", self.checkpoints.parent)
-            raise CheckpointError(f"{self.failure}; make room, then go on from {self._last()} with {again}.")
+            again = f"go on from {self._last()} with {hydra_quoted('resume', self.checkpoints.parent)}"
+            remedy = again if (self.checkpoints / "last").is_symlink() else "start the run anew, for it has no other"
+            raise CheckpointError(f"{self.failure}; make room, then {remedy}.")
 
     def _last(self) -> str:
         last = self.checkpoints / "last"

@@ -165,6 +165,8 @@ def load_shards(folder: Path, parameters: dict[str, nn.Parameter]) -> dict[str, 
     for name, saved in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(saved, TensorStorageMetadata)
         like = parameters.get(name.rpartition(".")[0], torch.zeros(()))
+        if saved.size not in (like.shape, torch.Size()):
+            raise ValueError(f"the optimizer's {name} does not have its parameter's shape")
         tensors[name] = torch.zeros_like(like) if like.shape == saved.size else torch.zeros(saved.size)
     dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(folder)))
     return {name: tensor.detach() for name, tensor in tensors.items()}

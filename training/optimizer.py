@@ -54,6 +54,8 @@ def split_parameters(model: GPT) -> tuple[list[nn.Parameter], ...]:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), on torch's fused kernel."""
 
+    kinds = ("step", "exp_avg", "exp_avg_sq")
+
     def __init__(self, groups: list[Group], beta1: float, beta2: float) -> None:
         fixed = {"beta1": beta1, "beta2": beta2, "eps": 1e-10, "amsgrad": False, "maximize": False}
         self._move = partial(torch._fused_adamw_, **fixed)
@@ -84,6 +86,8 @@ class Muon:
     The update of an (m, n) matrix is scaled by √max(1, m/n). Matrices of one shape pass through Newton–Schulz
     as one batch, at a fraction of the cost of one at a time. The momentum of a sharded model is sharded too.
     """
+
+    kinds = ("momentum_buffer",)
 
     def __init__(self, groups: list[Group], momentum: float) -> None:
         self.param_groups, self.momentum, self.state = groups, momentum, State()
@@ -164,13 +168,18 @@ def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Ten
 
 
 def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], state: dict[str, Tensor]) -> None:
-    """Give the optimizers what `optimizer_state` returned, whole or sharded as the parameters are."""
+    """Give the optimizers what `optimizer_state` returned, whole or sharded as the parameters are.
+
+    Raises KeyError or ValueError when it is not that.
+    """
     owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    parameters = dict(model.named_parameters())
-    for key, tensor in state.items():
-        name, _, kind = key.rpartition(".")
-        parameter = parameters[name]
-        owners[id(parameter)].state.setdefault(parameter, {})[kind] = shard_like(tensor.to(parameter.device), parameter)
+    for name, parameter in model.named_parameters() if state else ():
+        optimizer = owners[id(parameter)]
+        for kind in optimizer.kinds:
+            tensor = state[f"{name}.{kind}"].to(parameter.device)
+            if tensor.shape != (() if kind == "step" else parameter.shape) or tensor.dtype != torch.float32:
+                raise ValueError(f"the optimizer's {kind} of {name} does not have its shape and type")
+            optimizer.state.setdefault(parameter, {})[kind] = shard_like(tensor, parameter)
 
 
 def schedule_factor(schedule: ScheduleConfig, step: int, progress: float) -> float:

@@ -54,7 +54,7 @@ class Run:
     ranks: Ranks = field(default_factory=Ranks)
     directory: Path = Path()
     occupation: ExitStack = field(default_factory=ExitStack)
-    """What ends with the run: the directory's lock and its train.log, on the first rank; the signals' handlers."""
+    """What ends with the run: the directory's lock and train.log, on the first rank; the signals' handlers."""
     compiled: bool = False
     own_tokenizer: bool = False
     """Whether the tokenizer came with the weights that the run began with, instead of from config.tokenizer."""
@@ -200,8 +200,9 @@ class Run:
         self.progress = replace(Progress(**meta["progress"]), finished=False)  # max_steps may have grown
         self.skipped = torch.tensor([self.progress.skipped, self.progress.skipped_in_a_row], device=self.device)
         self.saved = (self.progress.step, self.progress.evaluated, meta["progress"]["finished"])
-        if self.ranks.is_first:
-            self.saver.link(self.progress.step, self.progress.best_step)
+
+    def say_resumed(self, meta: Meta) -> None:
+        """Log where the run goes on, and what has changed that its last bits depend on."""
         log.info("resuming at step %d of %s", self.progress.step, self.directory)
         if (before := meta["computed_on"]) != (now := self._computed_on()):
             changes = [f"{name} {now[name]} (was {before.get(name)})" for name in now if now[name] != before.get(name)]

@@ -2,13 +2,13 @@
 
 import logging
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import yaml
-from safetensors.torch import load_file
 
 from data.batches import check_split
 from data.files import replacing
@@ -17,8 +17,17 @@ from data.tokenizer import read_tokenizer
 from errors import SettingsError
 from model.config import ONE_HEAD, GPTConfig
 from model.gpt import GPT, load_weights
-from runs.checkpoint import Meta, remove_unfinished
-from runs.directory import check_settings, find_run, make_run_directory, newest_intact, occupy, refuse_used, tidy
+from runs.checkpoint import Meta, read_weights, readable, remove_unfinished
+from runs.directory import (
+    check_settings,
+    find_run,
+    lock_run,
+    log_to,
+    make_run_directory,
+    newest_intact,
+    refuse_used,
+    tidy,
+)
 from training.compiling import choose_compile
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, keep_freed_memory, memory_errors
@@ -35,13 +44,21 @@ def start_run(config: TrainConfig) -> Run:
 
     Sets config.model.vocab_size to the tokenizer's where it is null, and seeds torch's generators.
     """
+    with ExitStack() as held:  # the directory's lock, freed where the run cannot begin
+        run = build_run(config, held)
+        run.occupation = held.pop_all()
+    return run
+
+
+def build_run(config: TrainConfig, held: ExitStack) -> Run:
+    """start_run(), with the lock and what else ends with the run in `held`."""
     ranks = join_ranks()
     log.disabled = not ranks.is_first
     device = choose_device(config.device, ranks.local_rank if ranks.together else None)
     keep_freed_memory(device)
     precision = choose_precision(config.precision, device)
     check_machine(config, device, ranks)
-    checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config) if ranks.is_first else (None, None))
+    checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config, held) if ranks.is_first else (None, None))
     pretrained, encoding = load_origin(config)
     if checkpoint and meta and meta["own_tokenizer"]:
         encoding = read_tokenizer(checkpoint / "tokenizer.json")
@@ -55,21 +72,28 @@ def start_run(config: TrainConfig) -> Run:
     if checkpoint and meta:
         check_settings(asdict(config), meta, data=data.directory.name)
 
+    weights = read_weights(checkpoint, config.model) if checkpoint else None
     torch.manual_seed(config.seed)
     remedy = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
     with memory_errors(f"the model's weights are more than the memory of {device} holds", remedy):
         model = GPT(config.model).to(device)
     if pretrained:
         copy_weights(pretrained, model)
-    if checkpoint:
-        load_weights(model, load_file(checkpoint / "model.safetensors"))
+    if checkpoint and weights:
+        with readable(checkpoint):
+            load_weights(model, weights)
     compiled = choose_compile(config, device, model, steps_to_take(config, model), ranks.size)
     forward = spread(model, config.distributed, device, compiled=compiled)
-    directory, occupation = enter_directory(config, ranks, checkpoint, meta)
+    directory = checkpoint.parent.parent if checkpoint else claim_directory(config, ranks, held)
     own = encoding is not None
-    run = Run(config, device, precision, data, model, forward, ranks, directory, occupation, compiled, own)
+    run = Run(config, device, precision, data, model, forward, ranks, directory, compiled=compiled, own_tokenizer=own)
     if checkpoint and meta:
-        run.restore(checkpoint, meta)
+        with readable(checkpoint):
+            run.restore(checkpoint, meta)
+    if ranks.is_first:
+        enter_directory(run, meta, held)
+    if meta:
+        run.say_resumed(meta)
     return run
 
 
@@ -92,34 +116,50 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
         check_wandb_key()
 
 
-def find_checkpoint_to_resume(config: TrainConfig) -> tuple[Path, Meta] | tuple[None, None]:
+def find_checkpoint_to_resume(config: TrainConfig, held: ExitStack) -> tuple[Path, Meta] | tuple[None, None]:
     """Return the checkpoint that config.resume goes on from, and its meta.json; None and None for a new run.
 
-    Raises SettingsError when another run is at work there, or a run has left checkpoints in a new run's directory.
+    The run is locked first, in `held`, so that no other process writes a later checkpoint meanwhile. Raises
+    SettingsError when another run is at work there, or a run has left checkpoints in a new run's directory.
     """
     if run := find_run(config.resume, config.run_dir) if config.resume else None:
-        return newest_intact(run)
+        with writable(run):
+            held.callback(lock_run(run).release)
+            return newest_intact(run)
     if config.run_dir:
         refuse_used(Path(config.run_dir))
     return None, None
 
 
-def enter_directory(
-    config: TrainConfig, ranks: Ranks, checkpoint: Path | None, meta: Meta | None
-) -> tuple[Path, ExitStack]:
-    """Return the run's directory, the same on all ranks, new or its checkpoint's; the first rank occupies it."""
-    directory, occupation = Path(config.run_dir or "outputs"), ExitStack()
+def claim_directory(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
+    """Return a new run's directory, the same on all ranks, made and locked by the first."""
+    directory = Path(config.run_dir or "outputs")
     if ranks.is_first:
-        try:
-            directory = checkpoint.parent.parent if checkpoint else make_run_directory(config.run_dir)
-            occupation = occupy(directory)
-            remove_unfinished(directory / "checkpoints")
-            if meta:
-                tidy(directory, meta)
-            with replacing(directory / "config.yaml") as unfinished:
-                unfinished.write_text(yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True), "utf-8")
-        except OSError as error:
-            occupation.close()
-            remedy = "choose a folder on a disk with room that you may write to"
-            raise SettingsError(f"run_dir={directory} cannot be written ({error.strerror}): {remedy}.") from error
-    return ranks.from_first(directory), occupation
+        with writable(directory):
+            directory = make_run_directory(config.run_dir)
+            held.callback(lock_run(directory).release)
+        refuse_used(directory, locked=True)  # another run may have begun and ended here since it was asked
+    return ranks.from_first(directory)
+
+
+def enter_directory(run: Run, meta: Meta | None, held: ExitStack) -> None:
+    """Make the run's locked directory ready: without what came after its checkpoint, with its settings and log."""
+    directory = run.directory
+    with writable(directory):
+        remove_unfinished(directory / "checkpoints")
+        if meta:
+            tidy(directory, meta)
+            run.saver.link(run.progress.step, run.progress.best_step)
+        with replacing(directory / "config.yaml") as unfinished:
+            unfinished.write_text(yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True), "utf-8")
+        log_to(directory, held)
+
+
+@contextmanager
+def writable(directory: Path) -> Iterator[None]:
+    """Turn what the system refuses in a run's directory into a SettingsError."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "choose a folder on a disk with room that you may write to"
+        raise SettingsError(f"run_dir={directory} cannot be written ({error.strerror}): {remedy}.") from error
