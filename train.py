@@ -39,6 +39,7 @@ def train(config: TrainConfig) -> float:
             if stop := int(run.ranks.largest(run.stop)):
                 run.save()
                 run.saver.finish()
+                run.ranks.from_first(None)  # waits: torchrun ends the others when a rank has ended
                 raise SystemExit(128 + stop)
             done = run.share_done()
             finished = done >= 1

@@ -16,9 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from errors import SettingsError
 from model.gpt import GPT
 from model.kv_cache import KVCache
 from model.packed import packed
+from model.size import memory_of
 
 FEWEST_SLOTS = 128  # that a CUDA graph looks at
 
@@ -39,6 +41,18 @@ class Decoder:
         self.window = min(config.block_size, config.attention_window or config.block_size)
         self.captures = self.device.type == "cuda"
         self.graphs: dict[int, CapturedCall] = {}  # by the number of slots that each looks at
+
+    def refuse_more(self, name: str, texts: int, room: int) -> None:
+        """Raise SettingsError, naming the setting that asks for so many texts at a time, when they cannot fit."""
+        weight, attention = self.model.token_embedding.weight, self.model.blocks[0].attention
+        slots = min(room, self.window)
+        keys_and_values = 2 * len(self.model.blocks) * attention.kv_heads * attention.head_size * slots
+        each = (keys_and_values + len(weight)) * weight.element_size()  # and logits
+        if (fit := memory_of(self.device) // each) < texts:
+            at_once = f"{texts:,} texts at a time need {texts * each / 1e9:,.1f} GB"
+            raise SettingsError(
+                f"{name}={texts} is more than {self.device} holds ({at_once}): set {name}={fit} or less."
+            )
 
     def read(self, texts: list[list[int]], room: int) -> Float[Tensor, "B V"]:
         """Return the logits of the token after each text of 1 to block_size tokens, with room for `room` more."""

@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -42,10 +43,11 @@ def read_prompts(where: str) -> list[dict[str, Any]]:
 def write_results(checkpoint: Checkpoint, config: SampleConfig, records: list[dict[str, Any]]) -> None:
     """Write each record, in order, with its text, why that ended, and if asked for its log-probabilities."""
     decoder, tokenizer, block_size = Decoder(checkpoint.model), checkpoint.tokenizer, checkpoint.model.config.block_size
-    jobs = [(record, number) for record in records for number in range(config.num_samples)]
-    with _results(config.results) as file, tqdm(total=len(jobs), unit="text", disable=None) as bar:
-        for first in range(0, len(jobs), config.batch_size):
-            batch = jobs[first : first + config.batch_size]
+    total = len(records) * config.num_samples
+    decoder.refuse_more("batch_size", min(total, config.batch_size), config.max_new_tokens)
+    jobs = ((record, number) for record in records for number in range(config.num_samples))
+    with _results(config.results) as file, tqdm(total=total, unit="text", disable=None) as bar:
+        while batch := list(islice(jobs, config.batch_size)):
             prompts = [encode_prompt(tokenizer, job["prompt"], config.special_tokens, block_size) for job, _ in batch]
             samples: list[list[Chunk]] = [[] for _ in batch]
             drawing = config.drawing() | {"seeds": [config.seed + number for _, number in batch]}

@@ -34,6 +34,7 @@ def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: Sample
     Ctrl-C ends an interactive one where it is.
     """
     tokens = encode_prompt(tokenizer, prompt, config.special_tokens, decoder.model.config.block_size)
+    decoder.refuse_more("num_samples", config.num_samples, config.max_new_tokens)
     terminal = sys.stdout.isatty()
 
     def show(text: str) -> None:

@@ -152,4 +152,4 @@ class GPTConfig(AttentionConfig):
 
 
 def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+    return ", ".join(str(n) for n in range(1, min(number, 1024) + 1) if number % n == 0)

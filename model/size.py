@@ -1,7 +1,10 @@
 """What a model costs: its parameters by part, its arithmetic."""
 
+import os
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +44,16 @@ def count_weights(config: GPTConfig) -> tuple[int, int]:
     block = [size for name, size in sizes.items() if name.startswith("blocks.")]
     others = config.n_layer - 1
     return len(sizes) + others * len(block), sum(sizes.values()) + others * sum(block)
+
+
+def memory_of(device: torch.device) -> int:
+    """Return the bytes of memory that a device has in all, used or not; for a CPU, RAM and swap."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    with suppress(OSError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return sum(int(lines[kind].split()[0]) * 1024 for kind in ("MemTotal", "SwapTotal"))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def count_parameters(model: GPT) -> Counter[str]:

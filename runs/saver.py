@@ -5,8 +5,10 @@ waits for it.
 """
 
 import logging
+import math
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ class Saver:
         self.checkpoints, self.keep = checkpoints, keep
         self.failure: str | None = None
         """Why the latest checkpoint could not be written."""
+        self._warned = False
         self._copies: dict[str, Tensor] = {}
         self._copied = threading.Event()
         self._copied.set()
@@ -40,17 +43,20 @@ class Saver:
         """Where the ranks of a sharded run put the optimizers' state of a checkpoint before it is written."""
         return self.checkpoints / f".step_{step}.shards{UNFINISHED}"
 
-    def save(self, weights: Tensors, optimizers: Tensors | None, meta: Meta, tokenizer: Encoding) -> None:
+    def save(
+        self, weights: Tensors, optimizers: Tensors | None, meta: Meta, tokenizer: Encoding, began: float, left: float
+    ) -> None:
         """Write checkpoints/step_N from the tensors as they are now, while training goes on.
 
         optimizers: None where the ranks have written `shards` already. Waits for the write before this one.
+        began: when the save did, by perf_counter(); the first that takes more than `left` seconds is reported.
         """
         self.wait()
         self._copied.clear()
         device = next(iter(weights.values())).device
         # What the device has yet to compute before the tensors are what they are now.
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-        content = (weights, optimizers, ready, meta, tokenizer)
+        content = (weights, optimizers, ready, meta, tokenizer, began, left)
         self._thread = threading.Thread(target=self._write, args=content, name="saver")
         self._thread.start()
 
@@ -73,7 +79,14 @@ class Saver:
         return {name: self._copies[name] for name in tensors}
 
     def _write(
-        self, weights: Tensors, optimizers: Tensors | None, ready: Event | None, meta: Meta, tokenizer: Encoding
+        self,
+        weights: Tensors,
+        optimizers: Tensors | None,
+        ready: Event | None,
+        meta: Meta,
+        tokenizer: Encoding,
+        began: float,
+        left: float,
     ) -> None:
         step, tensors = meta["step"], weights | (optimizers or {})
         try:
@@ -89,6 +102,11 @@ class Saver:
             self.link(step, meta["progress"]["best_step"])
             remove_checkpoints(self.checkpoints, keep=self.keep)
             self.failure = None
+            if (took := time.perf_counter() - began) > left and not self._warned:
+                self._warned = True
+                switch = f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={math.ceil(2 * (took + 30))}"
+                what = f"saving took {took:.1f} s, but torchrun leaves {left:.1f} s for it between SIGTERM and SIGKILL"
+                log.warning("%s: start torchrun with %s in its environment (see docs/scaling.md).", what, switch)
         except WRITE_ERRORS as error:
             self.fail(step, list(tensors.values()), error)
 

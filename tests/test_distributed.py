@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from test_resume import ROOT, rows, wait_for
 
 from runs.checkpoint import load_checkpoint, open_checkpoint, read_meta
+from training.distributed import shutdown_timeout
 
 # Runs jobs one after the other, each on ranks that are forked, which needs no second import of torch.
 RANKS = """
@@ -222,11 +223,11 @@ def test_a_rank_that_cannot_write_its_shards_keeps_the_old_checkpoint_on_all(tex
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
-def start_torchrun(folder: Path, text: Path, *overrides: str) -> subprocess.Popen:
+def start_torchrun(folder: Path, text: Path, *overrides: str, script: Path = ROOT / "train.py") -> subprocess.Popen:
     settings = f"""data.path={text} data.cache_dir={folder}/cache tokenizer=byte model.n_layer=1 model.n_embd=32
         model.block_size=16 sample_tokens=0 device=cpu log_interval=1 max_steps=1000000 eval_interval=1000000
         checkpoint_interval=20 run_dir=run"""
-    command = [*TORCHRUN, str(ROOT / "train.py"), *settings.split(), *overrides]
+    command = [*TORCHRUN, str(script), *settings.split(), *overrides]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -273,3 +274,56 @@ def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_f
 def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
     process = start_torchrun(tmp_path, text_file, "batch_size=7")
     assert messages(process) == ["error: batch_size=7 is not a multiple of the 2 processes: choose one that is."]
+
+
+SLOW_SAVES = """
+import time, train
+from runs import checkpoint
+original = checkpoint.save_file
+def slow(weights, path):
+    open("saving", "w").write("x")
+    time.sleep(3)
+    original(weights, path)
+checkpoint.save_file = slow
+train.main()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
+@pytest.mark.parametrize("everybody", [False, True])
+def test_a_slow_save_outlives_the_signal_of_one_rank_and_those_that_come_twice(
+    text_file, tmp_path, monkeypatch, everybody
+):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (script := tmp_path / "slow.py").write_text(SLOW_SAVES)
+    process = start_torchrun(tmp_path, text_file, "checkpoint_interval=1000000", script=script)
+    wait_for(tmp_path / "run/metrics.jsonl")
+    ranks = ranks_of(process)
+    os.kill(ranks[1], signal.SIGTERM)
+    wait_for(tmp_path / "saving")
+    if everybody:  # as Slurm does
+        for pid in (*ranks, process.pid):
+            os.kill(pid, signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    step = int(output.split("stopped after step ")[1].split(";")[0])
+    assert load_checkpoint(tmp_path / "run/checkpoints/last").meta["step"] == step, errors
+
+
+def test_a_save_that_torchrun_would_cut_off_is_reported_once(text_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "2")
+    (script := tmp_path / "slow.py").write_text(SLOW_SAVES)
+    process = start_torchrun(tmp_path, text_file, "max_steps=40", "eval_interval=40", script=script)
+    output, errors = process.communicate(timeout=100)
+    (told,) = re.findall(r"saving took (.*) s, but torchrun leaves (.*) s for it .*_TIMEOUT=(\d+) in its", output)
+    assert float(told[0]) >= 3 and float(told[1]) < 2 and int(told[2]) > 60, errors
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon")  # is not a reason to fail
+    assert shutdown_timeout() == 30
+
+
+def test_the_time_that_torchrun_leaves_is_read_from_its_flag(tmp_path):
+    child = "from training.distributed import shutdown_timeout; print(shutdown_timeout())"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    for flags in (["--shutdown-timeout=77"], ["--nnodes=1", "--shutdown_timeout", "77"]):
+        command = [sys.executable, "-c", parent, *flags, "train.py"]
+        assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout == "77.0\n"

@@ -42,11 +42,12 @@ class ScheduleConfig:
     """How the learning rate changes over the run, as a factor on every peak rate."""
 
     name: str = "warmup_stable_decay"
-    """warmup_stable_decay (constant, then linear down), cosine (Loshchilov & Hutter 2017) or constant."""
+    """warmup_stable_decay (constant, then linear down), cosine (Loshchilov & Hutter 2017) or constant, each after the
+    warm-up."""
     warmup_steps: int = 10
     """Steps over which the rate climbs linearly from 0."""
     decay_fraction: float = 0.7
-    """For warmup_stable_decay: share of the run, at its end, in which the rate falls."""
+    """For warmup_stable_decay: share of the run, at its end and after the warm-up, in which the rate falls."""
     final_factor: float = 0.0
     """Factor at the last step."""
 

@@ -5,7 +5,7 @@ What the ranks must agree on at every step travels between CPUs (gloo), so that 
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -69,6 +69,16 @@ def first_to_fail() -> bool:
     if not dist.is_initialized():
         return os.environ.get("RANK", "0") == "0"
     return dist.PrefixStore("tinygpt", dist.distributed_c10d._get_default_store()).add("failed", 1) == 1
+
+
+def shutdown_timeout() -> float:
+    """Return the seconds after which torchrun kills a process that it has sent SIGTERM."""
+    with suppress(OSError, ValueError):  # of Linux; torchrun gives its flag to no process
+        flags = Path(f"/proc/{os.getppid()}/cmdline").read_text().replace("_", "-").replace("=", "\0").split("\0")
+        return float(flags[flags.index("--shutdown-timeout") + 1])
+    with suppress(ValueError):
+        return float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+    return 30.0
 
 
 def join_ranks() -> Ranks:

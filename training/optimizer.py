@@ -185,16 +185,17 @@ def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], state: dict
 def schedule_factor(schedule: ScheduleConfig, step: int, progress: float) -> float:
     """Return the factor on the peak learning rates for the update after `step` finished updates.
 
-    The warm-up counts steps; the decay follows `progress`, the share of the run that is over, in [0, 1].
+    The warm-up counts steps; after it the decay follows `progress`, the share of the run that is over, in [0, 1].
     """
-    warmup = min(1.0, (step + 1) / (schedule.warmup_steps + 1))
-    if schedule.name == "cosine":
-        decay = 0.5 * (1 + math.cos(math.pi * progress))
-    elif schedule.name == "warmup_stable_decay" and schedule.decay_fraction > 0:
-        decay = min(1.0, (1 - progress) / schedule.decay_fraction)
-    else:
-        decay = 1.0
-    return warmup * (schedule.final_factor + (1 - schedule.final_factor) * decay)
+    if step < schedule.warmup_steps:
+        return (step + 1) / (schedule.warmup_steps + 1)
+    warmed = progress * schedule.warmup_steps / max(1, step)  # the share of the run that the warm-up took
+    left, decay = 1 - progress, 1.0
+    if schedule.name == "cosine" and warmed < 1:
+        decay = 0.5 * (1 - math.cos(math.pi * left / (1 - warmed)))
+    elif schedule.name == "warmup_stable_decay" and (falling := min(schedule.decay_fraction, 1 - warmed)) > 0:
+        decay = min(1.0, left / falling)
+    return schedule.final_factor + (1 - schedule.final_factor) * decay
 
 
 def set_learning_rate(optimizers: list[Muon | AdamW], factor: float) -> None:

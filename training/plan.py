@@ -20,7 +20,7 @@ from errors import one_of
 from model.attention.functional import flex, fused, sdpa
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
-from model.size import count_parameters, flops_per_token, without_weights
+from model.size import count_parameters, flops_per_token, memory_of, without_weights
 from runs.formatting import duration, si
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, free_memory, keep_freed_memory
@@ -28,12 +28,15 @@ from training.distributed import Ranks
 from training.optimizer import optimizer_state
 from training.pretrained import load_origin
 from training.run import Run, steps_to_take, windows_each
+from training.size import refuse_too_large
 from training.start import check_machine
 from training.step import take_step
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training; published GPT-2 runs report 40%.
 UTILISATION = 0.4
 DEVICES_A_MACHINE = 8
+# Blocks, and tokens in a micro-batch, up to which a prediction takes seconds.
+DEEPEST, LONGEST = 1_000, 100_000_000
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,16 @@ def plan_run(config: TrainConfig) -> str:
         check_machine(config, choose_device(config.device), Ranks())
     else:
         one_of("plan.device", name, DEVICES)
-        windows_each(config, config.plan.devices)
+    windows = windows_each(config, config.plan.devices if name else 1)
+    micro = config.micro_batch_size or windows
     _, encoding = load_origin(config)
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=lambda _: None)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
+    if config.model.n_layer > DEEPEST or micro * config.model.block_size > LONGEST:  # too slow to be tried
+        memory, count = (
+            (DEVICES[name].memory, config.plan.devices) if name else (memory_of(choose_device(config.device)), 1)
+        )
+        refuse_too_large(config, name or config.device, int(memory), count, windows)
     model = without_weights(config.model)
     flops, parts, size = flops_per_token(model), count_parameters(model), config.tokens_per_step
     config = replace(config, max_steps=(steps := steps_to_take(config, model)))

@@ -28,8 +28,8 @@ from runs.formatting import hydra_quoted
 from runs.metrics import Row
 from runs.saver import Saver
 from training import __version__
-from training.config import TrainConfig
-from training.distributed import Ranks, load_shards, save_shards, whole
+from training.config import ScheduleConfig, TrainConfig
+from training.distributed import Ranks, load_shards, save_shards, shutdown_timeout, whole
 from training.optimizer import load_optimizer_state, make_optimizers, optimizer_state
 
 log = logging.getLogger("tinygpt")
@@ -75,6 +75,7 @@ class Run:
         self.autocast = torch.autocast(kind, dtype=self.dtype, enabled=self.dtype != torch.float32)
         self.scaler = GradScaler(kind, enabled=self.dtype == torch.float16)  # elsewhere it does nothing
         self.optimizers = make_optimizers(self.model, config.optimizer)
+        self.timeout = shutdown_timeout() if self.ranks.together else math.inf
         self.saver = Saver(self.directory / "checkpoints", config.keep_checkpoints)
         # On the device: how many steps changed nothing, in total and in a row.
         self.skipped = torch.zeros(2, dtype=torch.int64, device=self.device)
@@ -86,6 +87,8 @@ class Run:
         return self
 
     def _remember(self, number: int, frame: object) -> None:
+        if self.stop and self.ranks.together:
+            return  # torchrun and Slurm both pass a signal on; SIGKILL is torchrun's to send
         if self.stop:
             os._exit(128 + number)  # a checkpoint that is being written then counts as absent
         self.stop = number
@@ -156,7 +159,9 @@ class Run:
                 "scaler": self.scaler.state_dict(),
                 "config": asdict(self.config),
             }
-            self.saver.save(weights, None if self.is_sharded else optimizers, meta, self.data.tokenizer)
+            left = self.timeout - progress.seconds / max(1, progress.step)  # when a step has been finished
+            optimizers_here = None if self.is_sharded else optimizers
+            self.saver.save(weights, optimizers_here, meta, self.data.tokenizer, self.started, left)
         if self.is_sharded:
             self.saver.wait()
             self.saver.failure = self.ranks.from_first(self.saver.failure)  # which decides whether all save again
@@ -210,11 +215,21 @@ class Run:
 
 
 def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
-    """max_steps, or fewer where max_flops would be passed; None where only max_minutes ends the run."""
-    if config.max_flops is None:
-        return config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
-    steps = max(1, round(config.max_flops / (flops_per_token(model) * config.tokens_per_step)))
-    return min(steps, config.max_steps or steps)
+    """max_steps, or fewer where max_flops would be passed; None where only max_minutes ends the run.
+
+    Raises SettingsError when the warm-up is longer.
+    """
+    steps = config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
+    if config.max_flops is not None:
+        most = max(1, round(config.max_flops / (flops_per_token(model) * config.tokens_per_step)))
+        steps = min(most, config.max_steps or most)
+    warmup = config.schedule.warmup_steps
+    if (
+        steps and warmup > steps and warmup != ScheduleConfig.warmup_steps
+    ):  # a first try may be shorter than the default
+        remedy = "lower it, or take more steps"
+        raise SettingsError(f"schedule.warmup_steps={warmup} is longer than the run of {steps} steps: {remedy}.")
+    return steps
 
 
 def windows_each(config: TrainConfig, processes: int) -> int:

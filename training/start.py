@@ -17,6 +17,7 @@ from data.tokenizer import read_tokenizer
 from errors import SettingsError
 from model.config import ONE_HEAD, GPTConfig
 from model.gpt import GPT, load_weights
+from model.size import memory_of
 from runs.checkpoint import Meta, read_weights, readable, remove_unfinished
 from runs.directory import (
     check_settings,
@@ -34,6 +35,7 @@ from training.device import choose_device, choose_precision, keep_freed_memory, 
 from training.distributed import Ranks, join_ranks, spread
 from training.pretrained import copy_weights, load_origin
 from training.run import Run, steps_to_take, windows_each
+from training.size import refuse_too_large
 from training.watch.wandb import check_wandb_key
 
 log = logging.getLogger("tinygpt")
@@ -59,6 +61,8 @@ def build_run(config: TrainConfig, held: ExitStack) -> Run:
     precision = choose_precision(config.precision, device)
     check_machine(config, device, ranks)
     checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config, held) if ranks.is_first else (None, None))
+    room = device.type, memory_of(device), ranks.size if config.distributed == "fsdp" else 1
+    refuse_too_large(config, *room, windows_each(config, ranks.size))
     pretrained, encoding = load_origin(config)
     if checkpoint and meta and meta["own_tokenizer"]:
         encoding = read_tokenizer(checkpoint / "tokenizer.json")
@@ -69,6 +73,7 @@ def build_run(config: TrainConfig, held: ExitStack) -> Run:
     if asked and asked < known:
         raise SettingsError(f"model.vocab_size={asked} is less than the tokenizer's {known}: leave it null.")
     config.model.vocab_size = asked or known
+    refuse_too_large(config, *room, windows_each(config, ranks.size))
     if checkpoint and meta:
         check_settings(asdict(config), meta, data=data.directory.name)
 

@@ -1,0 +1,35 @@
+"""The least that a run needs, counted before anything is built."""
+
+from dataclasses import replace
+
+from errors import SettingsError
+from model.size import count_weights
+from training.config import TrainConfig
+
+FEWEST_IDS = 257  # a vocabulary's, while the tokenizer is not known
+
+
+def refuse_too_large(config: TrainConfig, device: str, memory: int, shards: int, windows: int) -> None:
+    """Raise SettingsError for what cannot fit `memory` bytes, those of one `device`, however well it is done.
+
+    shards: the devices over which the weights and what belongs to them is cut up.
+    windows: those of a step that one device has.
+    """
+    model = config.model
+    ids = model.vocab_size or FEWEST_IDS
+    parameters = count_weights(replace(model, vocab_size=ids))[1]
+    # Weights, gradients, and the one state that Muon keeps of each, all float32; AdamW keeps two.
+    state = 12 * parameters // shards
+    has = f"{device} has {memory / 1e9:,.1f} GB"
+    if state > memory:
+        sizes = " or ".join(f"model.{name}={getattr(model, name)}" for name in ("n_layer", "n_embd", "vocab_size"))
+        needs = f"needs at least {state / 1e9:,.1f} GB to be trained"
+        raise SettingsError(f"a model of {parameters:,} parameters {needs}, and {has}: lower {sizes}.")
+    micro = config.micro_batch_size or windows
+    window = model.block_size * (8 + 4 * ids)  # its tokens and its logits
+    if (fit := (memory - state) // window) < micro:
+        name = "micro_batch_size" if config.micro_batch_size else "batch_size"
+        needs = f"{name}={getattr(config, name)} is {micro:,} windows of model.block_size={model.block_size} at a time"
+        smaller = next((number for number in range(fit, 0, -1) if windows % number == 0), None)
+        remedy = f"set micro_batch_size={smaller} or less" if smaller else "lower model.block_size"
+        raise SettingsError(f"{needs}, whose logits need {micro * window / 1e9:,.1f} GB, and {has}: {remedy}.")
