@@ -239,10 +239,15 @@ def as_typed(schema: type, values: dict[str, Any]) -> dict[str, Any]:
     return asdict(checked)
 
 
-def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> Meta:
-    """Return a checkpoint's meta.json; CheckpointError unless the named files, or all, match their checksums."""
+def verify_checkpoint(path: Path, names: Iterable[str] | None = None, *, resumable: bool = False) -> Meta:
+    """Return a checkpoint's meta.json; CheckpointError unless the named files, or all, match their checksums.
+
+    resumable: whether it has to say what a run goes on with.
+    """
     meta = read_meta(path)
     with readable(path):
+        if resumable and (missing := {kind.name for kind in fields(MetaTypes)} - meta.keys()):
+            raise ValueError(f"meta.json has no {min(missing)}")
         for name in names or meta["files"]:
             if path.resolve() not in (path / name).resolve().parents:
                 raise ValueError(f"{name} is outside the checkpoint")
@@ -255,8 +260,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     """Read a checkpoint, but for what only resuming needs; CheckpointError when it is unusable."""
     meta = verify_checkpoint(path, ("model.safetensors", "tokenizer.json"))
     with readable(path):
-        model = GPT(config := GPTConfig(**meta["config"]["model"]))
-        load_weights(model, read_weights(path, config))
+        weights = read_weights(path, config := GPTConfig(**meta["config"]["model"]))
+        load_weights(model := GPT(config), weights)
         tokenizer = read_tokenizer(path / "tokenizer.json")
         if tokenizer.n_vocab > len(model.token_embedding.weight):
             raise ValueError(f"tokenizer.json has {tokenizer.n_vocab:,} ids, more than the model")

@@ -94,7 +94,7 @@ def newest_intact(run: Path) -> tuple[Path, Meta]:
     The run must be locked: what another process is writing there is neither whole nor damaged.
     """
     put_back(run / "checkpoints")
-    return _newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
+    return _newest(run, lambda path: (path, verify_checkpoint(path, resumable=True)), log.warning)
 
 
 def saved_settings(run: Path) -> dict[str, Any]:

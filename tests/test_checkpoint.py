@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_gpt
+from safetensors.torch import load_file, save_file
 
 import data.files
 from data.config import TokenizerConfig
@@ -15,6 +16,7 @@ from data.tokenizer import make_tokenizer
 from errors import CheckpointError
 from runs import checkpoint as checkpoints
 from runs.checkpoint import (
+    describe_file,
     find_checkpoints,
     link_checkpoint,
     load_checkpoint,
@@ -122,14 +124,18 @@ def test_a_pickle_in_place_of_the_weights_or_the_tokenizer_runs_nothing(saved, t
             load_checkpoint(saved)
         (saved / name).write_bytes(original)
     torch.save(Payload(), saved / "state.pt")
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(CheckpointError, match=r"damaged .*more than data") as refused:
         load_state(saved)
+    assert "weights_only" not in str(refused.value)
     assert not (tmp_path / "ran").exists()
 
 
 def rewrite_meta(saved: Path, **changes) -> None:
     """What a forger would do: change meta.json and make its checksum fit."""
-    meta = json.loads((saved / "meta.json").read_text()) | changes
+    write_meta(saved, json.loads((saved / "meta.json").read_text()) | changes)
+
+
+def write_meta(saved: Path, meta: dict) -> None:
     (saved / "meta.json").write_text(json.dumps(meta | {"checksum": meta_checksum(meta)}))
 
 
@@ -169,6 +175,48 @@ def test_a_damaged_file_is_refused_in_a_sentence(saved, name, damage):
 def test_the_state_is_read_for_resuming_only(saved):
     (saved / "state.pt").unlink()
     assert load_checkpoint(saved).meta["step"] == 5
+
+
+FORGERIES = {
+    "missing": lambda weights: weights.pop("final_norm.weight"),
+    "extra": lambda weights: weights.update(extra=torch.zeros(3)),
+    "renamed": lambda weights: weights.update(extra=weights.pop("final_norm.weight")),
+    "short": lambda weights: weights.update({"lm_head.weight": torch.zeros(3, 32)}),
+    "turned": lambda weights: weights.update({"lm_head.weight": weights["lm_head.weight"].t().contiguous()}),
+    "integers": lambda weights: weights.update({"lm_head.weight": weights["lm_head.weight"].long()}),
+    "empty": dict.clear,
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_weights_that_are_not_those_of_the_settings_are_refused_naming_the_difference(saved, forgery):
+    weights = load_file(saved / "model.safetensors")
+    FORGERIES[forgery](weights)
+    save_file(weights, saved / "model.safetensors")
+    files = json.loads((saved / "meta.json").read_text())["files"]
+    rewrite_meta(saved, files=files | {"model.safetensors": describe_file(saved / "model.safetensors")})
+    reason = r"(model\.safetensors has |the weight lm_head|the weight extra|the weight final_norm)"
+    with pytest.raises(CheckpointError, match=rf"is damaged or incomplete \({reason}"):
+        load_checkpoint(saved)
+
+
+@pytest.mark.parametrize("changes", [{"n_layer": 10**9}, {"n_embd": 10**7}, {"vocab_size": 10**9}], ids=str)
+def test_sizes_that_the_weights_do_not_have_are_refused_before_anything_is_built(saved, monkeypatch, changes):
+    monkeypatch.setattr(checkpoints, "GPT", None)
+    meta = json.loads((saved / "meta.json").read_text())
+    meta["config"]["model"] |= changes
+    write_meta(saved, meta)
+    with pytest.raises(CheckpointError, match=r"tensors of .* numbers, where its settings ask for"):
+        load_checkpoint(saved)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(saved):
+    tokenizer = json.loads((saved / "tokenizer.json").read_text())
+    (saved / "tokenizer.json").write_text(json.dumps(tokenizer | {"special_tokens": {"<|endoftext|>": 10**12}}))
+    files = json.loads((saved / "meta.json").read_text())["files"]
+    rewrite_meta(saved, files=files | {"tokenizer.json": describe_file(saved / "tokenizer.json")})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        load_checkpoint(saved)
 
 
 def test_another_format_and_settings_of_another_version_are_refused(saved):

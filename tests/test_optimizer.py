@@ -142,6 +142,10 @@ def test_muon_and_adamw_resume_from_their_state():
         (dict(warmup_steps=9, decay_fraction=0.5, final_factor=0.1), {0: 0.1, 9: 1, 30: 1, 50: 1, 75: 0.55, 100: 0.1}),
         (dict(warmup_steps=0, decay_fraction=0.0), {0: 1, 100: 1}),
         (dict(name="cosine", warmup_steps=0, final_factor=0.2), {0: 1, 50: 0.6, 100: 0.2}),
+        # The decay begins where the warm-up has reached the peak.
+        (dict(name="cosine", warmup_steps=20, final_factor=0.2), {9: 10 / 21, 20: 1, 60: 0.6, 100: 0.2}),
+        (dict(warmup_steps=20, decay_fraction=1.0), {9: 10 / 21, 20: 1, 60: 0.5, 100: 0}),
+        (dict(warmup_steps=20, decay_fraction=0.9), {19: 20 / 21, 20: 1, 60: 0.5, 100: 0}),
         (dict(name="constant", warmup_steps=3), {0: 0.25, 3: 1, 100: 1}),
     ],
     ids=str,
@@ -150,6 +154,14 @@ def test_a_schedule_climbs_stays_and_falls_to_its_end(settings, factors):
     schedule = ScheduleConfig(**settings)
     found = {step: schedule_factor(schedule, step, step / 100) for step in factors}
     assert found == pytest.approx(factors)
+
+
+def test_a_decay_by_the_clock_begins_after_the_warm_up_and_never_climbs_again():
+    schedule = ScheduleConfig(name="cosine", warmup_steps=20)
+    paces = [step / 100 for step in range(20)] + [0.2 + (step - 20) ** 2 / 8_000 for step in range(20, 101)]
+    factors = [schedule_factor(schedule, step, share) for step, share in enumerate(paces)]
+    assert factors[20] == max(factors) == 1 and factors[100] == pytest.approx(0)
+    assert factors[20:] == sorted(factors[20:], reverse=True)
 
 
 def test_the_factor_scales_each_groups_own_peak():

@@ -19,13 +19,15 @@ import torch
 from conftest import run_here
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from safetensors.torch import load_file
+from test_checkpoint import rewrite_meta, write_meta
 
 import train as train_module
 import training
+import training.start
 import training.step
 from errors import CheckpointError, SettingsError
 from model.size import flops_per_token, without_weights
-from runs.checkpoint import load_checkpoint, open_checkpoint, read_meta, verify_checkpoint
+from runs.checkpoint import describe_file, load_checkpoint, open_checkpoint, read_meta, verify_checkpoint
 from runs.directory import find_run, is_locked, lock_run, saved_settings
 from runs.formatting import hydra_quoted
 from train import train
@@ -212,7 +214,7 @@ def test_a_checkpoint_that_a_kill_caught_while_it_was_replaced_is_found_again(co
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert not step_3.exists() and open_checkpoint(config.run_dir).meta["step"] == 3
-    assert saved_settings(Path(config.run_dir)) and step_3.is_dir()
+    assert saved_settings(Path(config.run_dir)) and not step_3.exists()  # only who has the lock moves anything
     train(replace(config, max_steps=8, resume=config.run_dir))
     assert sorted(path.name for path in step_3.parent.iterdir()) == ["best", "last", "step_5", "step_7", "step_8"]
 
@@ -255,6 +257,133 @@ def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config,
         with pytest.raises(SettingsError, match="still going on"):
             train(replace(config, resume=str(outputs / "second")))
     assert find_run("auto", str(tmp_path / "nothing")) is None
+
+
+def test_of_two_processes_that_resume_a_run_the_second_touches_nothing(config, tmp_path, monkeypatch):
+    stop_at(monkeypatch, 8)
+    with pytest.raises(SystemExit):
+        train(config)
+    monkeypatch.undo()
+    chosen, ended = tmp_path / "chosen", tmp_path / "ended"
+    if (child := os.fork()) == 0:  # chooses, and waits before it goes on
+        original = training.start.newest_intact
+
+        def choose(run: Path):
+            found = original(run)
+            chosen.write_text("x")
+            wait_for(ended)
+            return found
+
+        training.start.newest_intact = choose
+        try:
+            train(replace(config, resume=config.run_dir))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    wait_for(chosen)
+    with pytest.raises(SettingsError, match="still going on"):
+        train(replace(config, resume=config.run_dir))
+    ended.write_text("x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == list(range(1, 21))
+    assert not list(Path(config.run_dir).glob("checkpoints/damaged_*"))
+
+
+def test_a_run_directory_that_was_used_while_this_process_prepared_is_refused(config, monkeypatch):
+    prepare = training.start.prepare
+
+    def prepare_late(*arguments, **options):
+        monkeypatch.undo()
+        train(replace(config, max_steps=2))  # begins and ends meanwhile
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr("training.start.prepare", prepare_late)
+    with pytest.raises(SettingsError, match="already holds a run"):
+        train(config)
+    assert [row["step"] for row in rows(config.run_dir) if "loss" in row] == [1, 2]
+    assert not is_locked(Path(config.run_dir))
+
+
+def test_a_run_of_a_newer_tinygpt_is_neither_resumed_nor_changed(config):
+    train(replace(config, max_steps=8, checkpoint_interval=3))
+    rewrite_meta(Path(config.run_dir) / "checkpoints/step_8", format_version=4)
+    before = sorted(Path(config.run_dir).rglob("*"))
+    with pytest.raises(CheckpointError, match=r"format 4, of a newer tinygpt \(this one reads 3\): update tinygpt"):
+        train(replace(config, resume=config.run_dir))
+    assert sorted(Path(config.run_dir).rglob("*")) == before
+
+
+@pytest.mark.parametrize("place", ["text.txt", "text.txt/run"])
+def test_a_run_directory_that_is_a_file_is_refused_before_the_data(config, tmp_path, monkeypatch, place):
+    monkeypatch.setattr("training.start.prepare", crash)
+    with pytest.raises(SettingsError, match=rf"run_dir=.*{place} cannot be made, for .*text\.txt is a file"):
+        train(replace(config, run_dir=str(tmp_path / place)))
+
+
+def without(name: str) -> Callable[[dict], None]:
+    return lambda saved: saved.pop(name)
+
+
+STATE_FORGERIES = {
+    "missing": without("lm_head.weight.exp_avg"),
+    "short": lambda state: state.update({"lm_head.weight.exp_avg": torch.zeros(3)}),
+    "one for all": lambda state: state.update({"blocks.0.mlp.up_proj.weight.momentum_buffer": torch.zeros(())}),
+    "huge": lambda state: state.update({"lm_head.weight.exp_avg": torch.zeros(1).expand(10**12)}),
+    "integers": lambda state: state.update({"lm_head.weight.exp_avg": torch.zeros(257, 32, dtype=torch.int64)}),
+    "no tensor": lambda state: state.update({"lm_head.weight.exp_avg": "x"}),
+}
+META_FORGERIES = {
+    "step -5": {"step": -5},
+    "step 1e400": {"step": 10**400},
+    "step x": {"step": "x"},
+    "seconds nan": {"progress": {"seconds": float("nan")}},
+    "progress step": {"progress": {"step": -5}},
+    "progress list": {"progress": [1]},
+    "progress other": {"progress": {"nothing": 1}},
+    "logs": {"logs": {"metrics.jsonl": "x"}},
+    "logs list": {"logs": [3]},
+    "scaler": {"scaler": {"scale": []}},
+    "config": {"config": []},
+    "model": {"config": {"model": None}},
+    "n_layer": {"config": {"model": {"n_layer": 3}}},
+    "n_layer many": {"config": {"model": {"n_layer": 10**9}}},
+    "n_layer x": {"config": {"model": {"n_layer": [2]}}},
+    "n_embd": {"config": {"model": {"n_embd": 10**7}}},
+    "n_embd huge": {"config": {"model": {"n_embd": 10**30}}},
+    "vocab_size": {"config": {"model": {"vocab_size": 10**9}}},
+    "dropout": {"config": {"model": {"dropout": float("nan")}}},
+}
+
+
+@pytest.mark.parametrize("forgery", [*META_FORGERIES, *STATE_FORGERIES, "no progress", "more than data"])
+def test_a_forged_checkpoint_is_refused_in_a_sentence_and_the_run_stays_as_it_is(text_file, tmp_path, forgery):
+    # As by the command line, which takes its settings from the checkpoint.
+    settings = [*tiny(text_file), "max_steps=2", "run_dir=the_run", "precision=fp16"]
+    assert run_here("train.py", *settings, cwd=tmp_path).returncode == 0
+    last = (tmp_path / "the_run/checkpoints/last").resolve()
+    meta = read_meta(last)
+    if changes := META_FORGERIES.get(forgery):
+        meta = merged(meta, changes)
+    elif forgery == "no progress":
+        del meta["progress"]
+    else:
+        state = torch.load(last / "state.pt")
+        STATE_FORGERIES.get(forgery, lambda state: state.update(x=Path("x")))(state["optimizers"])
+        torch.save(state, last / "state.pt")
+        meta["files"]["state.pt"] = describe_file(last / "state.pt")
+    rewrite_meta(last, **meta) if "progress" in meta else write_meta(last, meta)
+    before = {path: path.stat().st_size for path in (tmp_path / "the_run").rglob("*")}
+    begun = time.monotonic()
+    refused = run_here("train.py", "resume=the_run", "max_steps=3", cwd=tmp_path)
+    assert time.monotonic() - begun < 10 and refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("error: ") and "weights_only" not in line, line
+    assert {path: path.stat().st_size for path in (tmp_path / "the_run").rglob("*")} == before
+
+
+def merged(one: dict, other: dict) -> dict:
+    both = {name: merged(one[name], v) if isinstance(v, dict) and name in one else v for name, v in other.items()}
+    return one | both
 
 
 def test_processes_that_ask_at_once_whether_a_run_is_locked_do_not_lock_it_for_each_other(tmp_path):
