@@ -85,7 +85,7 @@ class Progress:
 
 @dataclass
 class MetaTypes:
-    """The types of what meta.json says and somebody reads; a run's own, as the last five are, are optional."""
+    """The types of what meta.json says and somebody reads; a run's own, those with defaults, may be missing."""
 
     step: int
     config: dict[str, Any]
@@ -96,6 +96,7 @@ class MetaTypes:
     data: str = ""
     own_tokenizer: bool = False
     computed_on: dict[str, Any] = field(default_factory=dict)
+    scaler: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         at_least("step", self.step, 0)
@@ -248,6 +249,8 @@ def verify_checkpoint(path: Path, names: Iterable[str] | None = None, *, resumab
     with readable(path):
         if resumable and (missing := {kind.name for kind in fields(MetaTypes)} - meta.keys()):
             raise ValueError(f"meta.json has no {min(missing)}")
+        if resumable and meta["step"] != meta["progress"]["step"]:
+            raise ValueError(f"meta.json has the steps {meta['step']} and {meta['progress']['step']}")
         for name in names or meta["files"]:
             if path.resolve() not in (path / name).resolve().parents:
                 raise ValueError(f"{name} is outside the checkpoint")

@@ -110,7 +110,8 @@ def _newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = l
     except FormatError:
         raise
     except CheckpointError as error:
-        raise CheckpointError(f"resume={run} has no checkpoint that can be read: start the run anew.") from error
+        reason = str(error).rpartition(": ")[0] or "there is none"
+        raise CheckpointError(f"resume={run} has no checkpoint that can be read ({reason}): start anew.") from error
 
 
 def check_settings(settings: dict[str, Any], saved: Meta, *, data: str) -> None:

@@ -21,8 +21,10 @@ from model.size import count_parameters, flops_per_token, without_weights
 from settings import CONF, to_settings
 from train import train
 from training import plan
-from training.config import PlanConfig, TrainConfig
+from training.config import PlanConfig, ScheduleConfig, TrainConfig
 from training.plan import plan_run, predict_memory
+from training.run import steps_to_take
+from training.size import refuse_too_large
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -228,3 +230,41 @@ def test_a_model_or_a_batch_beyond_all_memory_is_refused(train_config, tmp_path)
     assert not (tmp_path / "run").exists()
     with pytest.raises(SettingsError, match="micro_batch_size=1000000000000 needs more memory than there is"):
         train(replace(train_config, batch_size=10**12))
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("model.n_layer=1000000", "lower model.n_layer=1000000 or model.n_embd"),
+        ("model.n_embd=10000000", "lower model.n_layer=4 or model.n_embd=10000000"),
+        ("model.vocab_size=1000000000", "or model.vocab_size=1000000000"),
+        ("batch_size=1000000000", "micro_batch_size="),
+        ("model.block_size=1000000000", "lower model.block_size"),
+    ],
+)
+def test_a_size_that_no_memory_holds_is_refused_at_once(text_file, tmp_path, setting, remedy, dry_run):
+    settings = f"data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte device=cpu run_dir=run {setting}"
+    done = run_here("train.py", *settings.split(), f"dry_run={str(dry_run).lower()}", cwd=tmp_path)
+    said = done.stderr or done.stdout.splitlines()[-1]  # a report is the answer where it takes no time
+    assert remedy in said and len(said.strip().splitlines()) == 1, said
+    assert (dry_run or done.returncode == 1) and not (tmp_path / "run").exists()
+
+
+def test_what_fits_is_not_refused_and_what_does_not_by_a_byte_is():
+    config = TrainConfig(model=GPTConfig(vocab_size=257), batch_size=16)
+    state = 12 * count_parameters(without_weights(config.model)).total()
+    window = 128 * (8 + 4 * 257)
+    refuse_too_large(config, "cpu", state + 16 * window, 1, 16)
+    with pytest.raises(SettingsError, match=r"batch_size=16 is 16 windows .*: set micro_batch_size=8 or less"):
+        refuse_too_large(config, "cpu", state + 16 * window - 1, 1, 16)
+    with pytest.raises(SettingsError, match=r"parameters needs at least .* lower model\.n_layer=4"):
+        refuse_too_large(config, "cpu", state - 1, 1, 16)
+    refuse_too_large(config, "cpu", state // 2 + 16 * window, 2, 16)  # in two shards
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    config = TrainConfig(schedule=ScheduleConfig(warmup_steps=21), max_steps=20)
+    with pytest.raises(SettingsError, match=r"schedule\.warmup_steps=21 is longer than the run of 20 steps"):
+        steps_to_take(config, without_weights(GPTConfig(vocab_size=257)))
+    assert steps_to_take(TrainConfig(max_steps=2), without_weights(GPTConfig(vocab_size=257))) == 2  # the default's 10

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import tiktoken
 import torch
-from conftest import random_gpt
+from conftest import random_gpt, run_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -337,6 +337,14 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_in_a_sentence(damage, run_d
     with pytest.raises(SettingsError, match=r"step_1.*(damaged|incomplete|format 99|not finite)") as refused:
         sample(SampleConfig(checkpoint=str(broken)))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("more", [(), ("batch_size=1000000000", "results=r.jsonl")], ids=["screen", "file"])
+def test_more_samples_than_memory_holds_are_refused_at_once(run_directory, tmp_path, more):
+    done = run_here("sample.py", f"checkpoint={run_directory}", "num_samples=1000000000", *more, cwd=tmp_path)
+    name = "batch_size" if more else "num_samples"
+    assert done.returncode == 1 and re.fullmatch(rf"error: {name}=1000000000 is more than .* or less\.\n", done.stderr)
+    assert not (tmp_path / "r.jsonl").exists()
 
 
 def test_of_a_run_whose_best_checkpoint_is_damaged_the_newest_intact_speaks(run_directory, tmp_path, capsys, caplog):

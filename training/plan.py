@@ -28,7 +28,7 @@ from training.distributed import Ranks
 from training.optimizer import optimizer_state
 from training.pretrained import load_origin
 from training.run import Run, steps_to_take, windows_each
-from training.size import refuse_too_large
+from training.size import model_sizes, refuse_too_large
 from training.start import check_machine
 from training.step import take_step
 
@@ -184,7 +184,9 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
         # At most 1.74 times was measured, with glibc and keep_freed_memory.
         lines.append("            counted is what tensors hold; the allocator may keep 1.8 times as much")
     if memory.peak > free:
-        return [*lines, f"            too much for the {si(free)}B free on {device}: lower micro_batch_size={micro}"]
+        fits = memory.peak - memory.activations <= free
+        remedy = f"micro_batch_size={micro}" if fits else model_sizes(config)
+        return [*lines, f"            too much for the {si(free)}B free on {device}: lower {remedy}"]
     with fast_products(device):
         seconds, windows = seconds_per_step(config, micro, device, precision)
     rate = config.tokens_per_step / seconds

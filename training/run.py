@@ -201,7 +201,10 @@ class Run:
         else:
             state = load_state(checkpoint)["optimizers"]
         load_optimizer_state(self.model, self.optimizers, state)
-        self.scaler.load_state_dict(meta["scaler"])
+        if (fresh := self.scaler.state_dict()) and (scaler := meta["scaler"]):  # a scaler without fp16 has no state
+            if {name: type(value) for name, value in scaler.items()} != {name: type(fresh[name]) for name in fresh}:
+                raise ValueError("meta.json has another scaler's state")
+            self.scaler.load_state_dict(scaler)
         self.progress = replace(Progress(**meta["progress"]), finished=False)  # max_steps may have grown
         self.skipped = torch.tensor([self.progress.skipped, self.progress.skipped_in_a_row], device=self.device)
         self.saved = (self.progress.step, self.progress.evaluated, meta["progress"]["finished"])

@@ -9,6 +9,12 @@ from training.config import TrainConfig
 FEWEST_IDS = 257  # a vocabulary's, while the tokenizer is not known
 
 
+def model_sizes(config: TrainConfig) -> str:
+    """Return the settings that make a model large, as a person would type them."""
+    sizes = {name: getattr(config.model, name) for name in ("n_layer", "n_embd", "vocab_size")}
+    return " or ".join(f"model.{name}={value}" for name, value in sizes.items() if value)
+
+
 def refuse_too_large(config: TrainConfig, device: str, memory: int, shards: int, windows: int) -> None:
     """Raise SettingsError for what cannot fit `memory` bytes, those of one `device`, however well it is done.
 
@@ -22,9 +28,8 @@ def refuse_too_large(config: TrainConfig, device: str, memory: int, shards: int,
     state = 12 * parameters // shards
     has = f"{device} has {memory / 1e9:,.1f} GB"
     if state > memory:
-        sizes = " or ".join(f"model.{name}={getattr(model, name)}" for name in ("n_layer", "n_embd", "vocab_size"))
         needs = f"needs at least {state / 1e9:,.1f} GB to be trained"
-        raise SettingsError(f"a model of {parameters:,} parameters {needs}, and {has}: lower {sizes}.")
+        raise SettingsError(f"a model of {parameters:,} parameters {needs}, and {has}: lower {model_sizes(config)}.")
     micro = config.micro_batch_size or windows
     window = model.block_size * (8 + 4 * ids)  # its tokens and its logits
     if (fit := (memory - state) // window) < micro:
