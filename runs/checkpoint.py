@@ -227,9 +227,8 @@ def read_meta(path: Path) -> Meta:
             raise FormatError(f"{sentence}: {remedy}.")
         if meta["checksum"] != meta_checksum(meta):
             raise ValueError("meta.json is not what was written")
-        typed = {kind.name for kind in fields(MetaTypes)} & meta.keys()
-        checked = as_typed(MetaTypes, {name: meta[name] for name in typed})
-        meta |= {name: checked[name] for name in typed}
+        known = {kind.name: meta[kind.name] for kind in fields(MetaTypes) if kind.name in meta}
+        meta |= {name: value for name, value in as_typed(MetaTypes, known).items() if name in known}
         meta["config"]["model"] = as_typed(GPTConfig, meta["config"]["model"])
     return meta
 
