@@ -12,7 +12,9 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
 from errors import SettingsError, at_least
+from runs.formatting import visible
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
     from generation.scoring import Scores
@@ -73,9 +75,9 @@ def evaluate(config: EvaluateConfig) -> "list[Scores]":
         scores.append(score(checkpoint.model, checkpoint.tokenizer, tokens, stride=stride, autocast=autocast))
 
     totals = [s.total for s in scores]
-    print(f"text        {description}; {totals[0].text_bytes:,} bytes are scored")
+    print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
     rows = {
-        "checkpoint": [os.path.relpath(c.path) for c in checkpoints],
+        "checkpoint": [visible(os.path.relpath(c.path)) for c in checkpoints],
         "tokens": [f"{total.tokens:,}" for total in totals],
         "nats/token": [f"{total.loss:.4f}" for total in totals],
         "perplexity": [f"{total.perplexity:,.2f}" for total in totals],
@@ -94,7 +96,7 @@ def evaluate(config: EvaluateConfig) -> "list[Scores]":
         summary = f"{description}. {totals[0].loss:.3f} nats a token, {totals[0].bpb:.3f} bits a byte."
         title = f"Surprise of {os.path.relpath(checkpoints[0].path)}"
         write_surprise(Path(config.html), checkpoints[0].tokenizer, texts[0], scores[0].nats, title, summary)
-        print(f"page        {config.html}")
+        print(f"page        {visible(config.html)}")
     return scores
 
 

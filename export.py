@@ -7,7 +7,9 @@ python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a 
 from dataclasses import dataclass
 from pathlib import Path
 
+import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
 from errors import SettingsError
+from runs.formatting import visible
 from settings import run_command
 from training.config import TrainConfig
 
@@ -42,20 +44,21 @@ def export(config: ExportConfig) -> None:
     folder = Path(config.to)
     if folder.exists():
         raise SettingsError(f"to={config.to} is there already: choose another folder, or remove it first.")
+    name, source = "checkpoint", config.import_from or ""
     try:
-        if where := config.import_from:
-            model, tokenizer = from_huggingface(where), read_tokenizer_json(find_folder(where))
-            settings = TrainConfig(model=model.config, init_from=f"hf:{where}")
+        if source:
+            model, tokenizer = from_huggingface(source), read_tokenizer_json(find_folder(source))
+            settings = TrainConfig(model=model.config, init_from=f"hf:{source}")
             save_checkpoint(folder, model=model, tokenizer=tokenizer, config=settings)
-            print(f"{where} is now {folder}, a checkpoint.")
-            return
-        checkpoint = open_checkpoint(config.checkpoint)
-        with replacing(folder) as unfinished:
-            name = to_huggingface(checkpoint.model, unfinished, checkpoint.tokenizer.eot_token)
-            save_tokenizer_json(checkpoint.tokenizer, unfinished, checkpoint.model.config.block_size)
-        print(f"{checkpoint.path} is now {folder}, a {name}.")
+        else:
+            checkpoint = open_checkpoint(config.checkpoint)
+            source = str(checkpoint.path)
+            with replacing(folder) as unfinished:
+                name = to_huggingface(checkpoint.model, unfinished, checkpoint.tokenizer.eot_token)
+                save_tokenizer_json(checkpoint.tokenizer, unfinished, checkpoint.model.config.block_size)
     except OSError as error:
         raise SettingsError(f"to={config.to} cannot be written ({error.strerror}): choose another folder.") from None
+    print(visible(f"{source} is now {folder}, a {name}."))
 
 
 def main() -> None:

@@ -5,13 +5,13 @@ python sample.py prompt="def read(self" temperature=0.5
 python sample.py checkpoint=outputs/DATE/TIME-xxxx interactive=true
 """
 
-import io
-import os
 import sys
 from pathlib import Path
 
+import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
 from errors import CheckpointError, SettingsError
 from generation.config import SampleConfig
+from runs.formatting import visible
 from settings import run_command
 
 
@@ -36,7 +36,7 @@ def sample(config: SampleConfig) -> None:
         raise SettingsError(f"prompt_file={config.prompt_file} cannot be read ({error.strerror}).") from None
     checkpoint = open_checkpoint(config.checkpoint, device)
     if sys.stderr.isatty():
-        print(f"{checkpoint.path}, step {checkpoint.meta['step']}", file=sys.stderr)
+        print(f"{visible(checkpoint.path)}, step {checkpoint.meta['step']}", file=sys.stderr)
 
     try:
         if config.attention_map:
@@ -53,13 +53,7 @@ def sample(config: SampleConfig) -> None:
 
 
 def main() -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    try:
-        run_command(SampleConfig, __doc__, sample)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    run_command(SampleConfig, __doc__, sample)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from console import INTERRUPTED, close_console, open_console, say
 from errors import SettingsError
-from runs.formatting import RANGES, literal
+from runs.formatting import RANGES, LogFormatter, literal, visible
 from runs.summary import begin_job, device_of_job, fail_job, has_checkpoints
 from schema import Schema, explain_value, from_arguments, help_text, refuse_flags, to_settings
 from training.config import TrainConfig
@@ -31,8 +32,9 @@ ModelOf = Callable[[str], dict[str, Any]]
 log = logging.getLogger("tinygpt")
 CONF = Path(__file__).resolve().parent / "conf"
 CONSOLE = logging.StreamHandler()
+CONSOLE.setFormatter(LogFormatter())
 # Why the system refuses a file or folder that a person has named.
-CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR)
 GROUPS = """Choose a group's option with GROUP=OPTION; conf/GROUP/OPTION.yaml is what it sets:
 
 {groups}
@@ -55,10 +57,11 @@ def run_command(schema: type[Schema], about: str | None, function: Callable[[Sch
     with mistakes_explained(schema):
         arguments = sys.argv[1:]
         if {"--help", "-h"} & set(arguments):
-            print(help_text(schema, about or ""))
+            print(help_text(schema, about or ""), flush=True)
             return
         refuse_flags(schema, arguments)
         function(from_arguments(schema, arguments))
+        sys.stdout.flush()
 
 
 def run_train_command(about: str | None, function: Callable[[TrainConfig], Any], model_of: ModelOf) -> None:
@@ -87,7 +90,7 @@ def run_train_command(about: str | None, function: Callable[[TrainConfig], Any],
     with mistakes_explained(TrainConfig):
         arguments = sys.argv[1:]
         if {"--help", "-h"} & set(arguments):
-            print(help_text(TrainConfig, about or "", GROUPS.format(groups=group_options())))
+            print(help_text(TrainConfig, about or "", GROUPS.format(groups=group_options())), flush=True)
             return
         refuse_flags(TrainConfig, arguments, others=True)
         refuse_folders(arguments)
@@ -120,10 +123,14 @@ def register_schema() -> None:
 def mistakes_explained(schema: type) -> Iterator[None]:
     """End the process with status 1 and one sentence when a person's mistake is raised within."""
     status = 0
+    open_console()
     try:
         yield
     except KeyboardInterrupt:
+        say(INTERRUPTED)
         status = 130
+    except BrokenPipeError:  # the reader of what is printed has seen enough
+        pass
     except SystemExit as exiting:
         status = exiting.code if isinstance(exiting.code, int) else 1
     except Exception as error:
@@ -133,15 +140,15 @@ def mistakes_explained(schema: type) -> Iterator[None]:
         # Of torchrun's processes the first to fail says why; before they have met, that is rank 0.
         distributed = sys.modules.get("training.distributed")
         if distributed.first_to_fail() if distributed else os.environ.get("RANK", "0") == "0":
-            print(f"error: {sentence}" if sentence else traceback.format_exc(), file=sys.stderr, flush=True)
+            say(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1
     if "RANK" in os.environ:
         # At once: an orderly shutdown can hang, for ranks that are gone or for its own threads, and everything worth
         # keeping is on the disk.
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        close_console()
         os._exit(status)
+    close_console()
     if status:
         sys.exit(status)
 
@@ -235,8 +242,8 @@ def explain(error: BaseException, schema: type) -> str | None:
     if isinstance(error, SettingsError):
         return str(error)
     if isinstance(error, OSError) and error.errno in CLOSED:
-        place = error.filename or "a file"
-        return f"{place} cannot be used ({error.strerror}): name a place that is yours to write to."
+        place = error.filename or "standard output or a file"
+        return f"{place} cannot be used ({error.strerror}): name a place with room that is yours to write to."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, OmegaConfBaseException):
             return explain_value(mistake, schema)
@@ -248,7 +255,7 @@ def explain(error: BaseException, schema: type) -> str | None:
         group, _, option = (error.missing_cfg_file or "").rpartition("/")
         return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
     if isinstance(error, OverrideParseException):
-        quoted = "put a value that has spaces, commas, brackets or quotes in both kinds of quotes"
+        quoted = "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes"
         remedy = f"write NAME=VALUE, and {quoted}, as in 'data.path=\"notes (1).txt\"'"
         if re.search(r"=\s*\w+\(", error.override):
             remedy = f"ranges are {RANGES}"

@@ -7,6 +7,8 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
+from runs.formatting import visible
 from settings import run_train_command
 from training.config import TrainConfig
 
@@ -103,7 +105,7 @@ def train_or_plan(config: TrainConfig) -> float | None:
     if config.dry_run:
         from training.plan import plan_run
 
-        print(plan_run(config))
+        print(visible(plan_run(config)), flush=True)
         return None
     return train(config)
 

@@ -11,6 +11,7 @@ from generation.config import SampleConfig
 from generation.decoder import Decoder
 from generation.text import complete, encode_prompt
 from runs.checkpoint import Checkpoint
+from runs.formatting import visible
 from schema import from_arguments
 
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
@@ -23,8 +24,6 @@ FIXED = (
     *("checkpoint", "prompt", "prompt_file", "prompts", "results", "interactive"),
     *("batch_size", "logprobs", "attention_map", "device"),
 )
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
@@ -70,11 +69,6 @@ def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: Sample
     return texts[0]
 
 
-def visible(text: str) -> str:
-    """Return the text with pictures for control characters except tab and line end: none can steer the terminal."""
-    return text.translate(PICTURES)
-
-
 def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
     """Ask for a line and continue it, until the end of the input."""
     with suppress(ImportError):  # a Python may be built without it
@@ -102,14 +96,14 @@ def _obey(order: str, config: SampleConfig) -> SampleConfig:
     name, _, value = order.replace("=", " ", 1).partition(" ")
     changeable = {key: now for key, now in asdict(config).items() if key not in FIXED}
     if name == "settings":
-        print("\n".join(f"{key} {now}" for key, now in changeable.items()))
+        print("\n".join(visible(f"{key} {now}") for key, now in changeable.items()))
     elif name not in changeable:
-        print(HELP if name == "help" else f"there is no /{name}: /help shows what there is.")
+        print(HELP if name == "help" else f"there is no /{visible(name)}: /help shows what there is.")
     elif not value.strip():
-        print(f"{name} {changeable[name]}")
+        print(visible(f"{name} {changeable[name]}"))
     else:
         try:
             return from_arguments(SampleConfig, [f"{name}={value.strip()}"], config)
         except SettingsError as error:
-            print(error)
+            print(visible(error))
     return config

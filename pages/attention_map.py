@@ -14,6 +14,7 @@ from errors import SettingsError
 from model.gpt import GPT
 from model.heads import HeadStatistics, attention_maps, brightness
 from pages.template import fill_page
+from runs.formatting import visible
 
 LONGEST = {".html": 128, ".png": 40}  # tokens that are still readable in each kind of picture
 
@@ -25,7 +26,7 @@ def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, prompt: list[in
     tokens = prompt[-min(LONGEST[path.suffix], model.config.block_size) :]
     texts = [tokenizer.decode_single_token_bytes(token).decode("utf-8", "replace") for token in tokens]
     maps = attention_maps(model, torch.tensor([tokens], device=model.token_embedding.weight.device))
-    labels = [visible(text) for text in texts]
+    labels = [label(text) for text in texts]
     if path.suffix == ".png":
         draw_heads(maps, path, tokens=labels)
     else:
@@ -37,12 +38,12 @@ def draw_attention_map(model: GPT, tokenizer: tiktoken.Encoding, prompt: list[in
         data["weights"] = base64.b64encode(triangles.tobytes()).decode()
         path.write_text(fill_page("attention_map.html", "".join(texts)[:80], data), encoding="utf-8")
     kept = "" if len(tokens) == len(prompt) else f", the last {len(tokens)} of {len(prompt)} tokens"
-    print(f"{path}: every layer and head{kept}")
+    print(visible(f"{path}: every layer and head{kept}"))
 
 
-def visible(label: str) -> str:
+def label(text: str) -> str:
     """Return a token with its white space made visible, at most 13 characters long."""
-    shown = label.replace(" ", "·").replace("\n", "⏎").replace("\t", "→").replace("\r", "␍") or "∅"
+    shown = text.replace(" ", "·").replace("\n", "⏎").replace("\t", "→").replace("\r", "␍") or "∅"
     shown = "".join(char if char.isprintable() else "\ufffd" for char in shown)
     return shown if len(shown) <= 13 else shown[:12] + "…"
 

@@ -22,7 +22,7 @@ from runs.checkpoint import (
     set_aside,
     verify_checkpoint,
 )
-from runs.formatting import flat, hydra_quoted
+from runs.formatting import LogFormatter, flat, hydra_quoted
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")
@@ -151,7 +151,7 @@ def log_to(directory: Path, stack: ExitStack) -> None:
     """Write what is logged to a run's train.log, until the stack is closed."""
     handler = logging.FileHandler(directory / "train.log", encoding="utf-8", errors="backslashreplace")
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk ends no run
-    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s"))
+    handler.setFormatter(LogFormatter("[%(asctime)s] %(message)s"))
     stack.callback(handler.close)
     log.addHandler(handler)
     stack.callback(log.removeHandler, handler)

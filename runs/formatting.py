@@ -1,10 +1,28 @@
 """Settings and numbers as text: quoted for Hydra, to be pasted into a shell, or as people read them."""
 
+import logging
 import re
 import shlex
 from typing import Any
 
 RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
+PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+# C1 controls; signs that turn the direction of writing, end lines or cannot be seen; halves of characters.
+UNSEEN = ("\x80-\x9f", "\u061c", "\u200b", "\u200e-\u200f", "\u2028-\u202e", "\u2060-\u206f", "\ufeff", "\ufff9-\ufffb")
+for first, last in ((each[0], each[-1]) for each in (*UNSEEN, "\ud800-\udfff")):
+    PICTURES |= dict.fromkeys(range(ord(first), ord(last) + 1), 0xFFFD)
+
+
+def visible(text: object) -> str:
+    """Return text as it may be printed: all that could steer a terminal, but tab and line end, as a sign of its own."""
+    return str(text).translate(PICTURES)
+
+
+class LogFormatter(logging.Formatter):
+    """Makes visible what is logged."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def hydra_quoted(setting: str, path: object) -> str:

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,9 +18,10 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from console import ending_signals
 from errors import SettingsError, first_line
 from runs.directory import lock_run
-from runs.formatting import hydra_quoted, quote
+from runs.formatting import hydra_quoted, quote, visible
 from sweeps.leaderboard import write_leaderboard
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
@@ -93,8 +94,8 @@ class Grid(Sweeper):
     def keeping_folder(self) -> Iterator[None]:
         """Lock the sweep's folder; whatever ends the sweep, write and print its leaderboard.
 
-        Ctrl-C and SIGTERM also print the command that continues it. Raises SettingsError when the folder cannot be
-        written or another sweep works in it.
+        Ctrl-C, SIGTERM and SIGHUP also print the command that continues it. Raises SettingsError when the folder
+        cannot be written or another sweep works in it.
         """
         if self.config.dry_run or os.environ.get("RANK", "0") != "0":
             yield
@@ -105,7 +106,8 @@ class Grid(Sweeper):
         except (OSError, SettingsError) as error:
             why = f"cannot be written ({error})" if isinstance(error, OSError) else "is in use by another sweep"
             raise SettingsError(f"hydra.sweep.dir={self.folder} {why}: name another folder.") from error
-        earlier = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        kinds = [kind for kind in ending_signals() if kind != signal.SIGINT]
+        earlier = [signal.signal(kind, lambda number, _: sys.exit(128 + number)) for kind in kinds]
         end = ""
         try:
             yield
@@ -115,9 +117,11 @@ class Grid(Sweeper):
             end = f"\nsweep     stopped; to go on:  {again}"
             raise
         finally:
-            signal.signal(signal.SIGTERM, earlier)
+            for kind, handler in zip(kinds, earlier, strict=True):
+                signal.signal(kind, handler)
             lock.release()
-            print(f"\n{write_leaderboard(self.folder)}{end}", flush=True)
+            with suppress(OSError):  # nobody reads it
+                print(visible(f"\n{write_leaderboard(self.folder)}{end}"), flush=True)
 
 
 def assignments(override: Override) -> list[str]:

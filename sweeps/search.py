@@ -18,7 +18,7 @@ from hydra.core.utils import JobStatus
 from omegaconf import IntegerNode, OmegaConf
 
 from errors import SettingsError, first_line
-from runs.formatting import RANGES
+from runs.formatting import RANGES, visible
 from runs.summary import read_summary
 from sweeps.grid import Grid, jobs_at_once
 
@@ -142,8 +142,8 @@ class Search(Grid):
         command = shlex.join(["python", "train.py", *fixed, *settings_of(best)])
         (self.folder / "best.txt").write_text(command + "\n", encoding="utf-8")
         print(f"\nsearch    {done} finished" + (f", {count - done} failed" if done < count else ""))
-        print(f"best      {best.value:.4f} bits/byte, run {best.number}: {self.folder / str(best.number)}")
-        print(f"again     {command}", flush=True)
+        print(f"best      {best.value:.4f} bits/byte, run {best.number}: {visible(self.folder / str(best.number))}")
+        print(visible(f"again     {command}"), flush=True)
 
 
 def open_study(folder: Path, seed: int = 0) -> Study:

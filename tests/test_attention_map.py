@@ -16,7 +16,7 @@ from errors import SettingsError
 from generation.text import encode_prompt
 from model.attention import ATTENTION_VARIANTS
 from model.heads import attention_maps
-from pages.attention_map import draw_attention_map, visible
+from pages.attention_map import draw_attention_map, label
 
 FORMS = ["sdpa", "matmul", "average", "simple", "single_head", "stacked"]
 
@@ -114,6 +114,6 @@ def test_another_kind_of_file_is_refused(byte, tmp_path, name):
 
 
 def test_white_space_and_long_tokens_are_made_visible():
-    assert [visible(label) for label in (" a", "\n", "\t", "", "x" * 20, "\x00")] == [
+    assert [label(text) for text in (" a", "\n", "\t", "", "x" * 20, "\x00")] == [
         *("·a", "⏎", "→", "∅", "x" * 12 + "…", "\ufffd")
     ]

@@ -1,12 +1,16 @@
 """A run that was stopped goes on to the same bits: weights, losses, metrics; and only as the same run."""
 
+import fcntl
 import json
 import os
+import pty
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -422,11 +426,12 @@ def test_from_the_command_line_a_run_remembers_its_settings_and_goes_on_in_its_d
     assert [row["step"] for row in rows(run_dir)] == [row["step"] for row in rows(tmp_path / "whole")]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_path, number, status):
     endless = ["max_steps=1000000", "eval_interval=100000", "run_dir=the_run"]
     command = [sys.executable, ROOT / "train.py", *tiny(text_file), *endless]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=tmp_path, preexec_fn=lambda: hear_hangups(signal.SIG_DFL), **pipes)
     wait_for(tmp_path / "the_run/metrics.jsonl")
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
@@ -437,6 +442,41 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_p
     resumed = run_here("train.py", "resume=auto", f"max_steps={steps + 2}", "run_dir=the_run", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows(tmp_path / "the_run") if "loss" in row] == list(range(1, steps + 3))
+
+
+def hear_hangups(action) -> None:
+    signal.signal(signal.SIGHUP, action)
+
+
+def test_a_closed_terminal_saves_the_run(text_file, tmp_path):
+    def own_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        hear_hangups(signal.SIG_DFL)
+
+    terminal, inner = pty.openpty()
+    command = [sys.executable, ROOT / "train.py", *tiny(text_file), "max_steps=1000000", "run_dir=the_run"]
+    streams = dict(stdin=inner, stdout=inner, stderr=inner)
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, preexec_fn=own_terminal, **streams)
+    os.close(inner)
+    until = time.monotonic() + 60
+    while not ((log := tmp_path / "the_run/metrics.jsonl").is_file() and log.stat().st_size):
+        assert time.monotonic() < until
+        while select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 4096)
+    os.close(terminal)
+    process.send_signal(signal.SIGHUP)  # as the shell does, after the system
+    assert process.wait(60) == 129
+    step = int((tmp_path / "the_run/train.log").read_text().split("stopped after step ")[1].split(";")[0])
+    assert read_meta(tmp_path / "the_run/checkpoints/last")["step"] == step
+
+
+def test_under_nohup_a_run_outlives_its_terminal(text_file, tmp_path):
+    command = [sys.executable, ROOT / "train.py", *tiny(text_file), "max_steps=60", "run_dir=the_run"]
+    process = subprocess.Popen(command, cwd=tmp_path, preexec_fn=lambda: hear_hangups(signal.SIG_IGN))
+    wait_for(tmp_path / "the_run/metrics.jsonl")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 0
+    assert read_meta(tmp_path / "the_run/checkpoints/last")["progress"]["finished"]
 
 
 @pytest.mark.parametrize("name", ["outputs/run-1", "a b", "a=b,c", "it's", '"', "$HOME", "run (1)", "1e3", "é"])

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
+from console import HANGUP, ending_signals
 from data.batches import Batches
 from data.prepare import PreparedData
 from errors import SettingsError
@@ -41,7 +42,7 @@ DEFAULT_STEPS = 600
 class Run:
     """Everything that lives as long as a training run.
 
-    As a context manager it remembers Ctrl-C and SIGTERM until the loop asks, and frees the run's directory at the end.
+    As a context manager it remembers the signals that end it until the loop asks, and frees the run's directory.
     """
 
     config: TrainConfig
@@ -82,18 +83,20 @@ class Run:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ending_signals():
                 self.occupation.callback(signal.signal, number, signal.signal(number, self._remember))
         return self
 
     def _remember(self, number: int, frame: object) -> None:
         if self.stop and self.ranks.together:
             return  # torchrun and Slurm both pass a signal on; SIGKILL is torchrun's to send
-        if self.stop:
+        # A shell and the system each send a SIGHUP when a terminal is closed, and may add a SIGTERM.
+        if self.stop > HANGUP != number:
             os._exit(128 + number)  # a checkpoint that is being written then counts as absent
-        self.stop = number
+        self.stop = max(self.stop, number)
         if number == signal.SIGINT:
-            print("\nfinishing this step, then saving; Ctrl-C again leaves at once", file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody reads it
+                print("\nfinishing this step, then saving; Ctrl-C again leaves at once", file=sys.stderr, flush=True)
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.saver.wait()
