@@ -3,8 +3,10 @@
 Each message names the setting as typed, its value and the remedy. Checks of numbers let None pass: a default.
 """
 
+import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from pathlib import Path
 
 
 class SettingsError(ValueError):
@@ -56,3 +58,28 @@ def fraction(name: str, value: float | None, *, below: float = math.inf, most: f
         lower = "at least 0" if above < 0 else f"above {above}"
         upper = f"below {below}" if below <= most else f"at most {most}"
         raise SettingsError(f"{name}={value} must be {lower} and {upper}.")
+
+
+def refuse_idle(settings: object, rules: Iterable[tuple[str, str, bool]], given: Collection[str] | None = None) -> None:
+    """Refuse settings that change nothing beside others.
+
+    rules: names, what takes their meaning, and whether it does. given: those that were typed; all for None.
+    """
+    for names, taker, holds in rules:
+        for name in names.split() if holds else ():
+            *path, last = name.split(".")
+            owner = functools.reduce(getattr, path, settings)
+            value, default = getattr(owner, last), getattr(type(owner), last, [])
+            if value not in (None, default) and (given is None or name in given):
+                raise SettingsError(f"{name}={value} means nothing with {taker}: leave it out, or change the other.")
+
+
+def refuse_unwritable(name: str, path: str) -> None:
+    """Refuse a file that cannot be written, before the work that fills it."""
+    file, is_new = Path(path), not Path(path).exists()
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise SettingsError(f"{name}={path} cannot be written ({error.strerror}): name another file.") from None
+    if is_new:
+        file.unlink()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
-from errors import SettingsError, at_least
+from errors import SettingsError, at_least, refuse_unwritable
 from runs.formatting import visible
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
@@ -58,8 +58,8 @@ def evaluate(config: EvaluateConfig) -> "list[Scores]":
     from runs.checkpoint import open_checkpoint
     from training.device import choose_device, choose_precision
 
-    if config.html and not Path(config.html).absolute().parent.is_dir():
-        raise SettingsError(f"html={config.html} cannot be written: its folder does not exist.")
+    if config.html:
+        refuse_unwritable("html", config.html)
     device = choose_device(config.device)
     places = [config.checkpoint] + [config.against] * (config.against is not None)
     checkpoints = [open_checkpoint(place, device) for place in places]

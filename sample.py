@@ -40,7 +40,7 @@ def sample(config: SampleConfig) -> None:
 
     try:
         if config.attention_map:
-            tokens = encode_prompt(checkpoint.tokenizer, prompt)
+            tokens = encode_prompt(checkpoint.tokenizer, prompt, config.special_tokens)
             draw_attention_map(checkpoint.model, checkpoint.tokenizer, tokens, Path(config.attention_map))
         elif config.interactive:
             converse(checkpoint, config)

@@ -34,13 +34,15 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
         cfg.update(literal(asdict(base)))
     for argument in arguments:
         name, equals, text = argument.partition("=")
-        if not equals:
+        if not equals or not name:
             raise SettingsError(f"cannot read {argument!r}: settings are typed NAME=VALUE; --help lists them.")
         kinds = setting_kinds(schema, name)
         value: Any = None if NoneType in kinds and text == "null" else text  # text stays as it is, to the letter
         try:
             if str not in kinds and text[:1] == "[":
                 value = yaml.load(text, yaml.BaseLoader)  # which makes strings only
+            elif list in kinds and text != "null":
+                value = [text]
             OmegaConf.update(cfg, name, MISSING_MARK if text == "???" else literal(value))
         except yaml.YAMLError as error:
             raise SettingsError(f"{name}={text} cannot be read as a list ({first_line(error)}).") from None
@@ -97,8 +99,10 @@ def unknown_setting(name: str, schema: type) -> str:
 def explain_value(error: OmegaConfBaseException, schema: type) -> str:
     """Return the sentence for a name or value that OmegaConf refuses."""
     name = error.full_key or str(error.key)
-    is_unknown = isinstance(error, (ConfigKeyError, ConfigAttributeError))
-    return unknown_setting(name, schema) if is_unknown else f"{name}: {first_line(error)}."
+    if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
+        return unknown_setting(name, schema)
+    is_list = "is not a ListConfig" in str(error)
+    return f"{name} takes a list, as in '{name}=[a,b]'." if is_list else f"{name}: {first_line(error)}."
 
 
 def refuse_flags(schema: type, arguments: list[str], *, others: bool = False) -> None:

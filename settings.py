@@ -26,7 +26,7 @@ from errors import SettingsError
 from runs.formatting import RANGES, LogFormatter, literal, visible
 from runs.summary import begin_job, device_of_job, fail_job, has_checkpoints
 from schema import Schema, explain_value, from_arguments, help_text, refuse_flags, to_settings
-from training.config import TrainConfig
+from training.config import ATTENTION_FORMS, TrainConfig, refuse_idle_settings
 
 ModelOf = Callable[[str], dict[str, Any]]
 log = logging.getLogger("tinygpt")
@@ -85,7 +85,7 @@ def run_train_command(about: str | None, function: Callable[[TrainConfig], Any],
             asks = about_hydra.sweeper.get("params") or about_hydra.runtime.choices["hydra/sweeper"] == "optuna"
             if asks and not cfg.dry_run:  # a plan of one does no harm
                 raise SettingsError("many runs are asked for, and one would be made: add -m.")
-            return function(to_settings(complete(cfg, model_of), TrainConfig))
+            return function(checked(complete(cfg, model_of)))
 
     with mistakes_explained(TrainConfig):
         arguments = sys.argv[1:]
@@ -189,9 +189,9 @@ def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: M
             if threads := hydra.launcher.get("cpus_per_task"):
                 os.environ.setdefault("OMP_NUM_THREADS", str(threads))
             cfg.device = device_of_job(cfg.device, number)
-        cfg.wandb.group = cfg.wandb.group or Path(hydra.sweep.dir).name
-        cfg.wandb.name = cfg.wandb.name or f"{number} {varied}"
-        return function(to_settings(cfg, TrainConfig))
+        cfg.wandb.group = cfg.wandb.group or os.environ.get("WANDB_RUN_GROUP") or Path(hydra.sweep.dir).name
+        cfg.wandb.name = cfg.wandb.name or os.environ.get("WANDB_NAME") or f"{number} {varied}"
+        return function(checked(cfg))
     except Exception as error:
         if begun:  # else job.json is of a run that is left alone
             fail_job(folder, error)
@@ -235,6 +235,22 @@ def complete(cfg: DictConfig, model_of: ModelOf) -> DictConfig:
             ConfigStore.instance().store(name="brought", node={})  # the next job of a sweep brings its own
     cfg.update(literal(place))
     return cfg
+
+
+def checked(cfg: DictConfig) -> TrainConfig:
+    """Return the settings as TrainConfig; SettingsError where what was typed cannot be honoured."""
+    from hydra.core.hydra_config import HydraConfig
+
+    overrides = (override.lstrip("+").partition("=") for override in HydraConfig.get().overrides.task)
+    typed = {name: value for name, _, value in overrides}
+    if {"attention", "model.attention"} <= typed.keys():
+        given = f"attention={typed['attention']} and model.attention={typed['model.attention']}"
+        raise SettingsError(f"{given} are both given: choose one.")
+    if cfg.attention in ATTENTION_FORMS:  # here, so that the model is checked with it
+        cfg.model.attention, cfg.attention = cfg.attention, None
+    config = to_settings(cfg, TrainConfig)
+    refuse_idle_settings(config, typed)
+    return config
 
 
 def explain(error: BaseException, schema: type) -> str | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from errors import SettingsError, at_least, fraction, positive
+from errors import SettingsError, at_least, fraction, positive, refuse_idle
 
 
 @dataclass(kw_only=True)
@@ -74,8 +74,15 @@ class SampleConfig(Controls):
         given = [f"{name}={value}" for name in ("prompt", "prompt_file", "prompts") if (value := getattr(self, name))]
         if len(given) > 1:
             raise SettingsError(f"{' and '.join(given)} are given: choose one.")
-        if self.interactive and (self.prompt_file or self.prompts or self.results):
-            raise SettingsError("interactive=true asks for prompts: leave out prompt_file, prompts and results.")
+        drawn = "temperature top_k top_p min_p repetition_penalty num_samples max_new_tokens stop seed"
+        rules = (
+            ("prompt prompt_file prompts results attention_map", "interactive=true", self.interactive),
+            (f"prompts results logprobs {drawn}", f"attention_map={self.attention_map}", bool(self.attention_map)),
+            ("top_k top_p min_p num_samples", "temperature=0", self.temperature == 0),
+            ("batch_size", "prompts=null and results=null", not (self.prompts or self.results)),
+            ("special_tokens", "an empty prompt", not (self.interactive or given)),
+        )
+        refuse_idle(self, rules)
         if self.logprobs and not (self.results or self.prompts):
             raise SettingsError("logprobs=true is written as JSON: add results=FILE, or results=- to see it here.")
         if "" in self.stop:

@@ -2,7 +2,10 @@
 
 import json
 import logging
+import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -155,10 +158,56 @@ def test_a_key_that_cannot_be_one_is_refused(tmp_path, monkeypatch):
         check_wandb_key()
 
 
-@pytest.mark.parametrize("project", ["", "a/b", "what?", "x" * 129])
-def test_a_project_that_wandb_would_not_take_is_named(project):
-    with pytest.raises(ValueError, match=r"wandb\.project="):
-        WandbConfig(project=project)
+@pytest.mark.parametrize(
+    "given",
+    [*({"project": name} for name in ("", "a/b", "what?", "x" * 129)), {"tags": ["a", ""]}, {"tags": ["x" * 65]}],
+)
+def test_a_project_or_tag_that_wandb_would_not_take_is_named(given):
+    with pytest.raises(SettingsError, match=rf"wandb\.{next(iter(given))}="):
+        WandbConfig(**given)
+
+
+SWEEP = {"WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "run1"}  # as wandb's agent calls
+NAMED = {"WANDB_PROJECT": "p", "WANDB_ENTITY": "e", "WANDB_NAME": "n", "WANDB_TAGS": "a,b"}
+TYPED = ["wandb.mode=offline", "wandb.project=q", "wandb.entity=f", "wandb.name=m", "wandb.tags=[c,d e]"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "typed", "expected"),
+    [
+        (NAMED | {"WANDB_MODE": "offline"}, [], ("p", "e", "n", ["a", "b"], "")),
+        (NAMED | {"WANDB_MODE": "disabled"}, TYPED, ("q", "f", "m", ["c", "d e"], "")),
+        (SWEEP | {"WANDB_MODE": "offline", "WANDB_PROJECT": "p"}, [], ("p", "", "run", [], "sweep1")),
+        (SWEEP | {"WANDB_MODE": "offline"}, [], ("uncategorized", "", "run", [], "sweep1")),  # what wandb makes of none
+        ({}, ["wandb.mode=offline"], ("tinygpt", "", "run", [], "")),
+    ],
+)
+def test_the_environment_says_what_the_settings_leave_open(environment, typed, expected, tmp_path, text_file):
+    command = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte max_steps=1 sample_tokens=0
+        model.n_layer=1 model.n_embd=8 model.block_size=16 device=cpu run_dir=run optimizer.lr=0.01""".split()
+    script = [sys.executable, str(Path(train_module.__file__)), *command, *typed]  # wandb reads it once a process
+    subprocess.run(script, cwd=tmp_path, env=clean() | environment, check=True, timeout=120, capture_output=True)
+    (run,) = kinds(tmp_path / "run", "run")
+    assert (run.project, run.entity, run.display_name, list(run.tags), run.sweep_id) == expected
+    assert (run.run_id == "run1") == ("WANDB_RUN_ID" in environment)
+
+
+def clean() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+
+
+@pytest.mark.parametrize(
+    ("environment", "mistake"),
+    [
+        ({"WANDB_MODE": "on"}, "WANDB_MODE=on is not known: choose one of"),
+        (SWEEP, "wandb.mode=online finds no API key"),
+    ],
+)
+def test_a_mistake_in_the_environment_is_said_before_any_work(environment, mistake, tmp_path):
+    command = [sys.executable, str(Path(train_module.__file__)), "device=cpu"]
+    nobody = clean() | {"NETRC": str(tmp_path / "netrc")} | environment
+    done = subprocess.run(command, cwd=tmp_path, env=nobody, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {mistake}") and not list(tmp_path.iterdir())
 
 
 def test_the_runs_of_a_sweep_are_a_group_named_by_what_varies(tmp_path, text_file):

@@ -1,10 +1,15 @@
 """TrainConfig: the settings of a training run, typed and checked before any work."""
 
+import os
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from data.config import DataConfig, TokenizerConfig
-from errors import SettingsError, at_least, fraction, one_of, positive
-from model.config import ATTENTION_FORMS, GPTConfig
+from errors import SettingsError, at_least, fraction, one_of, positive, refuse_idle
+from model.config import ATTENTION_FORMS, ONE_HEAD, GPTConfig
+
+IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # whose agent has called this command
+WANDB_MODES = ("disabled", "offline", "online")
 
 
 @dataclass(kw_only=True)
@@ -62,19 +67,33 @@ class ScheduleConfig:
 class WandbConfig:
     """Weights & Biases; metrics.jsonl and loss.png are written with or without it."""
 
-    mode: str = "disabled"
-    """disabled, offline (written to the run directory, to be synced by hand) or online."""
-    project: str = "tinygpt"
-    """The project that the runs are shown under."""
+    mode: str | None = None
+    """disabled, offline (written to the run directory, to be synced by hand) or online; when null WANDB_MODE, else
+    online in a sweep of wandb's own, and disabled elsewhere."""
+    project: str | None = None
+    """The project that the runs are shown under; when null WANDB_PROJECT, else the wandb sweep's, else tinygpt."""
+    entity: str | None = None
+    """The user or team that the project is of; when null WANDB_ENTITY, else your default."""
     name: str | None = None
-    """The run's name; when null its directory's, in a sweep the job's number and what varies."""
+    """The run's name; when null WANDB_NAME, else its directory's, in a sweep the job's number and what varies."""
     group: str | None = None
     """The group that a sweep's runs are shown under; the sweep's folder when null."""
+    tags: list[str] | None = None
+    """Words to find the run by, as in '[baseline,byte]'; when null WANDB_TAGS, which are separated by commas."""
 
     def __post_init__(self) -> None:
-        one_of("wandb.mode", self.mode, ("disabled", "offline", "online"))
-        if not self.project or len(self.project) > 128 or set(self.project) & set("/\\#?%:"):
-            raise SettingsError(f"wandb.project={self.project} must be 1 to 128 characters, none of them / \\ # ? % :.")
+        one_of("wandb.mode", self.mode or "disabled", WANDB_MODES)
+        if (project := self.project) is not None and (not 0 < len(project) < 129 or set(project) & set("/\\#?%:")):
+            raise SettingsError(f"wandb.project={project} must be 1 to 128 characters, none of them / \\ # ? % :.")
+        if not all(0 < len(tag) < 65 for tag in self.tags or ()):
+            raise SettingsError(f"wandb.tags={self.tags} has a tag that is not of 1 to 64 characters.")
+
+    @property
+    def active_mode(self) -> str:
+        """The mode, with the default resolved."""
+        asked = os.environ.get("WANDB_MODE") or ("online" if IN_WANDB_SWEEP else "disabled")
+        one_of("WANDB_MODE", asked, WANDB_MODES)
+        return self.mode or asked
 
 
 @dataclass(kw_only=True)
@@ -191,3 +210,36 @@ class TrainConfig:
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step learns from."""
         return self.batch_size * self.model.block_size
+
+
+def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
+    """Raise SettingsError for a setting that was typed and changes nothing beside the others."""
+    form, source, name = c.model.attention, c.data.source, c.schedule.name
+    rope = "model.rope_theta model.rope_scaling model.rope_scaling_factor"
+    scaling, silent = c.model.rope_scaling, c.wandb.active_mode == "disabled" and "wandb.mode" not in typed
+    rules = (
+        ("model.n_kv_head model.head_size", f"attention={form}", form in ONE_HEAD),
+        ("model.qk_norm", f"attention={form}", form in ("average", "simple")),
+        ("model.qkv_bias", f"attention={form}", form == "simple"),
+        ("model.position", f"attention={form}", form == "average" and c.model.position == "alibi"),
+        (rope, f"model.position={c.model.position}", c.model.position != "rope"),
+        (rope, f"attention={form}", form == "average"),
+        ("model.rope_scaling_factor", "model.rope_scaling=none", scaling == "none"),
+        ("model.rope_scaling", "model.rope_scaling_factor=1", c.model.rope_scaling_factor == 1),
+        ("data.text_field", f"data={source}", source not in ("jsonl", "hf")),
+        ("data.name data.subset data.split", f"data={source}", source != "hf"),
+        ("data.path", f"data={source}", source == "hf"),
+        ("tokenizer.vocab_size", f"tokenizer={c.tokenizer.name}", c.tokenizer.name != "bpe"),
+        ("optimizer.momentum", f"optimizer={c.optimizer.name}", c.optimizer.name == "adamw"),
+        ("optimizer.lm_head_lr", "model.tie_embeddings=true", c.model.tie_embeddings),
+        ("schedule.decay_fraction", f"schedule={name}", name != "warmup_stable_decay"),
+        ("schedule.final_factor", f"schedule={name}", name == "constant"),
+        ("schedule.final_factor", "schedule.decay_fraction=0", c.schedule.decay_fraction == 0),
+        ("wandb.project wandb.entity wandb.name wandb.group wandb.tags", "wandb.mode=disabled", silent),
+        ("wandb.project wandb.entity", "WANDB_SWEEP_ID, which has its own", IN_WANDB_SWEEP),
+        ("plan.device plan.devices", "dry_run=false", not c.dry_run),
+        ("plan.devices", "plan.device=null", c.plan.device is None),
+        ("allow_changes", "resume=null", not c.resume and "resume" not in typed),
+        ("sample_prompt", "sample_tokens=0", c.sample_tokens == 0),
+    )
+    refuse_idle(c, rules, typed)

@@ -117,7 +117,7 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
         torch.backends.cudnn.benchmark = False
     if config.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports torch's compiler
         torch.use_deterministic_algorithms(config.deterministic)
-    if config.wandb.mode == "online" and ranks.is_first:
+    if config.wandb.active_mode == "online" and ranks.is_first:
         check_wandb_key()
 
 

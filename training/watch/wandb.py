@@ -1,6 +1,7 @@
 """Weights & Biases, beside our own files."""
 
 import logging
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -8,6 +9,7 @@ from typing import Any, Literal, cast
 
 from errors import SettingsError, first_line
 from runs.metrics import Evaluation, Row
+from training.config import IN_WANDB_SWEEP
 from training.run import Run
 
 log = logging.getLogger("tinygpt")
@@ -41,12 +43,15 @@ class Wandb:
 
         settings, progress = run.config.wandb, run.progress
         self.session = wandb.init(
-            project=settings.project,
-            name=(settings.name or run.directory.name)[:128],  # the most characters that wandb takes
+            # A wandb sweep has a project; entity and tags wandb takes from the environment by itself.
+            project=settings.project or os.environ.get("WANDB_PROJECT") or (None if IN_WANDB_SWEEP else "tinygpt"),
+            entity=settings.entity,
+            tags=settings.tags,
+            name=(settings.name or os.environ.get("WANDB_NAME") or run.directory.name)[:128],  # the most it takes
             group=settings.group and settings.group[:128],
             job_type="train",
             dir=str(run.directory),
-            mode=cast(Literal["offline", "online"], settings.mode),
+            mode=cast(Literal["offline", "online"], settings.active_mode),
             config=asdict(run.config),
             id=progress.wandb_id,
             resume="allow",

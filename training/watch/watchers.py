@@ -135,7 +135,7 @@ class Watchers:
     def __init__(self, run: Run) -> None:
         self.run = run
         run.rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
-        wandb = [Wandb()] if run.config.wandb.mode != "disabled" else []
+        wandb = [Wandb()] if run.config.wandb.active_mode != "disabled" else []
         # The terminal comes last, so that what the others log at the end goes above its bar.
         watchers = [MetricsFile(), Plots(), *wandb, Summary(), Terminal()]
         self.watchers: list[Any] = watchers if run.ranks.is_first else []
