@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
-from errors import CheckpointError, SettingsError
+from errors import CheckpointError, SettingsError, refuse_unwritable
 from generation.config import SampleConfig
 from runs.formatting import visible
 from settings import run_command
@@ -25,6 +25,8 @@ def sample(config: SampleConfig) -> None:
     from runs.checkpoint import open_checkpoint
     from training.device import choose_device
 
+    if config.attention_map:
+        refuse_unwritable("attention_map", config.attention_map)
     device = choose_device(config.device)
     records, prompt = read_prompts(config.prompts) if config.prompts else None, config.prompt
     try:  # bytes that are not UTF-8 become U+FFFD

@@ -34,7 +34,7 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
         cfg.update(literal(asdict(base)))
     for argument in arguments:
         name, equals, text = argument.partition("=")
-        if not equals or not name:
+        if not equals:
             raise SettingsError(f"cannot read {argument!r}: settings are typed NAME=VALUE; --help lists them.")
         kinds = setting_kinds(schema, name)
         value: Any = None if NoneType in kinds and text == "null" else text  # text stays as it is, to the letter
@@ -109,6 +109,8 @@ def refuse_flags(schema: type, arguments: list[str], *, others: bool = False) ->
     """Raise SettingsError for a setting typed as a flag, and unless `others` are Hydra's for any other flag."""
     for argument, following in pairwise([*arguments, "VALUE"]):
         typed, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("="):
+            raise SettingsError(f"cannot read {argument!r}: settings are typed NAME=VALUE; --help lists them.")
         if argument.startswith("-") and (name := typed.replace("-", "_")) in setting_names(schema):
             raise SettingsError(f"settings are typed without dashes: write {name}={value if equals else following}.")
         if argument.startswith("-") and not others:

@@ -1,10 +1,13 @@
 """The commands as a person types them: settings, mistakes, help."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from conftest import run_here
@@ -89,6 +92,7 @@ def test_a_prompt_of_any_characters_is_what_was_typed(prompt):
 def test_what_is_not_text_is_read_by_its_type():
     typed = ["top_k=null", "checkpoint=null", "temperature=1e-3", "logprobs=True", "results=-"]
     read = from_arguments(SampleConfig, [*typed, 'stop=["\\n\\n", "${x}", no, 1]'])
+    assert from_arguments(SampleConfig, ["stop=END"]).stop == ["END"]
     assert read.stop == ["\n\n", "${x}", "no", "1"] and (read.top_k, read.checkpoint) == (None, None)
     assert (read.temperature, read.logprobs) == (1e-3, True)
     assert from_arguments(EvaluateConfig, ["data.path=null", "stride=3"]) == EvaluateConfig(stride=3)
@@ -124,6 +128,38 @@ MISTAKES = {
     "train.py hydra.run.dir=a": "write run_dir=a",
     "train.py seed=1,2 -m run_dir=a": "run_dir=a is for a single run",
     "train.py -m resume=auto": "resume=auto is for a single run",
+    "train.py =5": "cannot read '=5': settings are typed NAME=VALUE",
+    "train.py attention=matmul model.attention=sdpa": "attention=matmul and model.attention=sdpa are both given",
+    "train.py model.rope_scaling_factor=2": "=2.0 means nothing with model.rope_scaling=none",
+    "train.py model.rope_scaling=ntk": "model.rope_scaling=ntk means nothing with model.rope_scaling_factor=1",
+    "train.py model.position=none model.rope_theta=9": "model.rope_theta=9.0 means nothing with model.position=none",
+    "train.py attention=single_head model.n_kv_head=2": "model.n_kv_head=2 means nothing with attention=single_head",
+    "train.py attention=average model.position=alibi": "model.position=alibi means nothing with attention=average",
+    "train.py attention=simple model.qk_norm=false": "model.qk_norm=False means nothing with attention=simple",
+    "train.py attention=simple model.qkv_bias=true": "model.qkv_bias=True means nothing with attention=simple",
+    "train.py data.text_field=body": "data.text_field=body means nothing with data=stdlib",
+    "train.py data=jsonl data.path=x data.subset=a": "data.subset=a means nothing with data=jsonl",
+    "train.py data=hf data.name=x data.path=y": "data.path=y means nothing with data=hf",
+    "train.py tokenizer=byte tokenizer.vocab_size=500": "tokenizer.vocab_size=500 means nothing with tokenizer=byte",
+    "train.py optimizer=adamw optimizer.momentum=0.9": "optimizer.momentum=0.9 means nothing with optimizer=adamw",
+    "train.py model=gpt2 optimizer.lm_head_lr=1": "lm_head_lr=1.0 means nothing with model.tie_embeddings=true",
+    "train.py schedule=cosine schedule.decay_fraction=0.1": "decay_fraction=0.1 means nothing with schedule=cosine",
+    "train.py schedule=constant schedule.final_factor=0.1": "final_factor=0.1 means nothing with schedule=constant",
+    "train.py wandb.project=p": "wandb.project=p means nothing with wandb.mode=disabled",
+    "train.py wandb.mode=offline wandb.tags=a": "wandb.tags takes a list, as in 'wandb.tags=[a,b]'",
+    "train.py plan.device=h100": "plan.device=h100 means nothing with dry_run=false",
+    "train.py dry_run=true plan.devices=8": "plan.devices=8 means nothing with plan.device=null",
+    "train.py allow_changes=true": "allow_changes=True means nothing with resume=null",
+    "train.py sample_tokens=0 sample_prompt=hi": "sample_prompt=hi means nothing with sample_tokens=0",
+    "sample.py =5": "cannot read '=5': settings are typed NAME=VALUE",
+    "sample.py temperature=0 top_k=5": "top_k=5 means nothing with temperature=0",
+    "sample.py interactive=true prompt=a": "prompt=a means nothing with interactive=true",
+    "sample.py batch_size=3": "batch_size=3 means nothing with prompts=null and results=null",
+    "sample.py special_tokens=true": "special_tokens=True means nothing with an empty prompt",
+    "sample.py attention_map=a.html num_samples=3": "num_samples=3 means nothing with attention_map=a.html",
+    "evaluate.py html=/proc/x.html": "html=/proc/x.html cannot be written",
+    "evaluate.py html=.": "html=. cannot be written",
+    "sample.py attention_map=/proc/x.html": "attention_map=/proc/x.html cannot be written",
     "train.py --batch_size 4": "write batch_size=4",
     "train.py --batch_size=4": "write batch_size=4",
     "train.py --model.n-head 4 seed=1": "write model.n_head=4",
@@ -154,7 +190,7 @@ MISTAKES = {
     "train.py wandb.mode=on": "wandb.mode=on is not known",
     "sample.py bogus": "cannot read 'bogus': settings are typed NAME=VALUE",
     "sample.py seed=many": "seed: Value 'many' of type 'str' could not",
-    "sample.py stop=END": "stop: ",
+    "sample.py stop=null": "stop: ",
     "sample.py stop=[a": "stop=[a cannot be read as a list",
     "sample.py temprature=1": "did you mean temperature",
     "sample.py prompt=it's,read(self prompt_file=b": "prompt=it's,read(self and prompt_file=b are given",
@@ -173,6 +209,75 @@ def test_a_mistake_ends_in_one_sentence_and_status_1(command, tmp_path):
     assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
     assert MISTAKES[command] in lines[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_form_without_rope_has_a_head_of_any_size(tmp_path, text_file):
+    typed = [*TINY, f"data.path={text_file}", "attention=average", "model.n_embd=36", "model.n_head=12"]
+    assert run_here("train.py", *typed, cwd=tmp_path).returncode == 0
+
+
+def test_what_a_preset_sets_may_mean_nothing():
+    assert settings_of("attention=simple", "model=gpt2").model.qkv_bias
+
+
+# The terminal
+
+
+@pytest.mark.parametrize(
+    ("script", "end", "status", "said"),
+    [
+        *((script, "--help | head -1; exit ${PIPESTATUS[0]}", 0, "") for script in SCHEMAS),
+        (
+            "train.py",
+            "--help > /dev/full",
+            1,
+            "error: standard output or a file cannot be used (No space left on device)",
+        ),
+        ("sample.py", "--help > /dev/full", 1, "error: standard output or a file cannot be used (No space left"),
+        ("evaluate.py", "--help >&-", 0, ""),
+        ("export.py", ">&- 2>&- <&-", 1, ""),
+        ("sample.py", "bogus 2> /dev/full", 1, ""),
+    ],
+)
+def test_a_stream_that_is_gone_or_full_is_answered_in_a_sentence_or_not_at_all(script, end, status, said, tmp_path):
+    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / script))} {end}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status and done.stderr.startswith(said) and len(done.stderr.splitlines()) == bool(said)
+
+
+@pytest.mark.parametrize("end", ["> /dev/full 2> /dev/full", ">&- 2>&-", "2>&1 | true; exit ${PIPESTATUS[0]}"])
+def test_a_run_goes_on_without_its_console(end, text_file, tmp_path):
+    typed = shlex.join([sys.executable, str(ROOT / "train.py"), *TINY, f"data.path={text_file}", "run_dir=run"])
+    done = subprocess.run(["bash", "-c", f"{typed} {end}"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "best validation loss" in (tmp_path / "run/train.log").read_text()
+    assert (tmp_path / "run/checkpoints/step_1").is_dir()
+
+
+def test_nothing_that_is_printed_or_logged_steers_a_terminal(tmp_path):
+    (tmp_path / "text\x1b]0;title\x07.txt").write_text("\x1b]0;title\x07\u202ex\x9b31m\n" * 900, encoding="utf-8")
+    typed = [*TINY, "data.path='text*.txt'", "run_dir=run", "max_steps=40", "sample_tokens=40"]
+    result = run_here("train.py", *typed, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    log = (tmp_path / "run/train.log").read_text(encoding="utf-8")
+    for text in (result.stdout, result.stderr, log, run_here("evaluate.py", cwd=tmp_path).stdout):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    assert "␛]0;" in log  # the model has learned it
+    refused = run_here("sample.py", "checkpoint=a\x1b]0;title\x07\nb", cwd=tmp_path)
+    assert "␛]0;title␇␊b" in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("script", "typed"), [("sample.py", []), ("evaluate.py", []), ("export.py", ["to=x"])])
+def test_ctrl_c_outside_the_training_loop_ends_in_one_line(script, typed, tmp_path, monkeypatch):
+    monkeypatch.setattr("runs.checkpoint.open_checkpoint", mock.Mock(side_effect=KeyboardInterrupt))
+    result = run_here(script, *typed, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (130, "stopped by Ctrl-C\n")
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_in_one_line(tmp_path):
+    code = f"import sys; sys.argv[0] = {str(ROOT / 'train.py')!r}; import console; raise KeyboardInterrupt"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C\n")
 
 
 # Help

@@ -27,6 +27,7 @@ def imported(file: Path) -> set[str]:
     ("name", "forbidden"),
     [
         ("errors", ROOMS | COMMANDS | {"settings", "torch", "hydra"}),
+        ("console", ROOMS | COMMANDS | {"errors", "settings", "torch", "hydra"}),
         ("settings", COMMANDS | {"model", "data", "generation", "interop", "sweeps", "pages"}),
         ("train", {"sweeps", "wandb", "optuna", "hydra"}),
         *((name, {"hydra", "sweeps"} | COMMANDS - {name}) for name in ("sample", "evaluate", "export")),
