@@ -98,9 +98,11 @@ def unknown_setting(name: str, schema: type) -> str:
 
 def explain_value(error: OmegaConfBaseException, schema: type) -> str:
     """Return the sentence for a name or value that OmegaConf refuses."""
-    name = error.full_key or str(error.key)
+    name = error.full_key or error.key
     if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
-        return unknown_setting(name, schema)
+        return unknown_setting(str(name), schema)
+    if name is None:  # of an interpolation
+        return f"{first_line(error)}."
     is_list = "is not a ListConfig" in str(error)
     return f"{name} takes a list, as in '{name}=[a,b]'." if is_list else f"{name}: {first_line(error)}."
 

@@ -246,6 +246,8 @@ def checked(cfg: DictConfig) -> TrainConfig:
     if {"attention", "model.attention"} <= typed.keys():
         given = f"attention={typed['attention']} and model.attention={typed['model.attention']}"
         raise SettingsError(f"{given} are both given: choose one.")
+    if empty := [name for name in ("run_dir", "resume", "init_from") if typed.get(name) == ""]:
+        raise SettingsError(f"{empty[0]}= is empty: give a folder, or leave it out.")
     if cfg.attention in ATTENTION_FORMS:  # here, so that the model is checked with it
         cfg.model.attention, cfg.attention = cfg.attention, None
     config = to_settings(cfg, TrainConfig)
