@@ -155,7 +155,8 @@ def test_the_seed_decides():
     assert len(greedy) == 1
 
 
-def test_a_finished_sample_is_not_drawn_again_and_the_others_go_on_as_they_would():
+def test_a_finished_sample_is_not_drawn_again_and_the_others_go_on_as_they_would(monkeypatch):
+    monkeypatch.setattr("generation.sampling.DRAWS", 4)  # so that numbers are made anew after one is finished
     model, prompts, seeds = random_gpt(block_size=8), [[1], [2, 3], [4]], [1, 2, 3]
     whole = tokens_of(model, prompts, seeds)
     finished, texts = set(), [[], [], []]

@@ -30,7 +30,7 @@ from training.optimizer import set_learning_rate
 from training.plan import trial_run
 from training.run import DEFAULT_STEPS, steps_to_take
 from training.start import start_run
-from training.step import dropout_seed, take_step
+from training.step import take_step
 from training.watch.terminal import describe
 
 CPU = torch.device("cpu")
@@ -138,9 +138,21 @@ def test_a_budget_alone_decides_how_many_steps_a_run_takes(settings, steps):
     assert steps_to_take(TrainConfig(model=model, **settings), without_weights(model)) == steps
 
 
-def test_dropout_is_drawn_from_seed_step_and_row_alone_and_not_in_evaluation(train_config):
-    seeds = {dropout_seed(seed, step, row) for seed in (1, 2) for step in (0, 1) for row in (0, 4)}
-    assert len(seeds) == 8 and dropout_seed(1, 0, 4) in seeds
+def test_the_seed_of_every_micro_batchs_dropout_is_its_own_whichever_rank_takes_it(train_config):
+    run = start_run(replace(train_config, micro_batch_size=2))
+
+    def seeds(seed: int, step: int, ranks: Ranks) -> list[int]:
+        run.config.seed, run.ranks, seen = seed, ranks, []
+        run.forward = lambda inputs: (seen.append(torch.initial_seed()), run.model(inputs))[1]
+        take_step(run, step)
+        return seen
+
+    whole = seeds(1, 0, Ranks())
+    assert seeds(1, 0, Ranks(0, 2)) + seeds(1, 0, Ranks(1, 2)) == whole
+    assert len({*whole, *seeds(1, 1, Ranks()), *seeds(2, 0, Ranks())}) == 3 * 4
+
+
+def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation(train_config):
     train_config.model = replace(train_config.model, dropout=0.5, zero_init=False)
     run = start_run(train_config)
 
