@@ -29,6 +29,7 @@ from runs.summary import read_summary
 from train import train
 from training.config import OptimizerConfig
 from training.run import Run
+from training.start import start_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -307,18 +308,16 @@ def test_an_fp16_run_learns_with_a_scaled_loss_and_scales_it_as_before_when_resu
     assert first == second and first["scale"] > 1 and first["_growth_tracker"] > 14  # finite steps
 
 
-def test_counts_and_seconds_go_on_where_a_stopped_run_left_them(train_config, monkeypatch):
-    config = replace(train_config, max_skipped_steps=3)
-    with monkeypatch.context() as patched:
-        plant_nan(patched, range(6, 8), "gradient")
-        before_step(patched, 5, lambda run: time.sleep(0.5))
-        stop_at(patched, 7)
-        with pytest.raises(SystemExit):
-            train(config)
-    plant_nan(monkeypatch, range(8, 9), "gradient")
-    with pytest.raises(SettingsError, match="3 steps in a row, first in step 7"):
-        train(replace(config, resume=config.run_dir))
-    assert read_summary(Path(config.run_dir))["seconds"] > 0.5
+def test_counts_and_seconds_go_on_after_a_save_and_where_a_stopped_run_left_them(train_config):
+    with start_run(train_config) as run:
+        run.progress.step = 5
+        run.started -= 100  # as after 100 seconds
+        run.skipped += torch.tensor([3, 2])
+        run.save()
+        assert 100 < run.seconds < 110
+    with start_run(replace(train_config, resume=train_config.run_dir)) as run:
+        run.check_numbers()
+        assert (run.progress.skipped, run.progress.skipped_in_a_row) == (3, 2) and 100 < run.seconds < 110
 
 
 def test_two_runs_started_in_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
