@@ -60,7 +60,7 @@ CASES = [
     {"n_head": 6, "head_size": 10, "n_kv_head": 3},
     {"head_size": 16, "position": "alibi"},
     {"n_kv_head": 2, "qkv_bias": True, "bias": True, "norm": "layernorm"},
-    {"attention_window": 3, "position": "alibi"},
+    {"attention_window": 3, "position": "alibi", "attention": "softmax1"},  # which a shift of all scores changes
     {"attention_window": 3, "position": "learned"},
     {"rope_scaling": "linear", "rope_scaling_factor": 2.0},
     {"rope_scaling": "ntk", "rope_scaling_factor": 4.0},

@@ -106,14 +106,19 @@ def test_tied_embeddings_are_one_tensor_that_does_not_start_at_zero(zero_init):
     assert model.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_gpt2s_initialisation_is_narrower_where_a_layer_writes_to_the_residual_stream():
-    model = GPT(GPTConfig(vocab_size=61, n_layer=8, position="learned", bias=True, zero_init=False))
+@pytest.mark.parametrize("zero_init", [False, True])
+def test_first_weights_spread_as_their_scheme_says(zero_init):
+    model = GPT(GPTConfig(vocab_size=61, n_layer=8, position="learned", bias=True, zero_init=zero_init))
     for name, weight in model.named_parameters():
-        if name.endswith("proj.weight") or "embedding" in name:
-            expected = 0.02 / math.sqrt(2 * 8) if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
-            assert weight.std().item() == pytest.approx(expected, rel=0.05), name
-        elif name.endswith("bias"):
+        layer, kind = name.split(".")[-2:]
+        writes_residual = layer in ("o_proj", "down_proj")
+        if kind == "bias":
             assert not weight.any(), name
+        elif weight.ndim == 2:
+            expected = 0.02 / math.sqrt(2 * 8) if writes_residual else 0.02
+            if zero_init and "embedding" not in layer:
+                expected = 0 if writes_residual or layer == "lm_head" else 1 / math.sqrt(weight.shape[1])
+            assert weight.std().item() == pytest.approx(expected, rel=0.05), name
 
 
 def test_learned_positions_refuse_more_tokens_than_they_have():

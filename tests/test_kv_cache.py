@@ -46,14 +46,16 @@ def test_it_allocates_once():
     assert v.data_ptr() == cache.values.data_ptr()  # what is read is not a copy
 
 
-def test_dropping_the_oldest_makes_room_and_goes_on_counting_positions():
+@pytest.mark.parametrize("first", [0, 2, 5])
+def test_dropping_the_oldest_makes_room_and_goes_on_counting_positions_and_hides_what_was_out_of_sight(first):
     cache, k, v = filled(8)
+    cache.first = first
     cache.drop_oldest(3)
     assert (cache.length, cache.start, cache.position) == (5, 3, 8)
     new = torch.randn(2, 3, 1, 4)
     got_k, got_v = cache.write(1, new, new)
-    assert torch.equal(got_k, torch.cat((k[1, ..., 3:, :], new), -2))
-    assert torch.equal(got_v, torch.cat((v[1, ..., 3:, :], new), -2))
+    assert torch.equal(got_k, torch.cat((k[1, ..., max(3, first) :, :], new), -2))
+    assert torch.equal(got_v, torch.cat((v[1, ..., max(3, first) :, :], new), -2))
 
 
 def test_rows_can_be_taken_several_times_or_not_at_all():

@@ -17,11 +17,12 @@ from model.masks import (
 
 
 @pytest.mark.parametrize(("T", "S"), [(1, 5), (2, 5), (4, 4), (5, 2), (1, 1)])
-@pytest.mark.parametrize("window", [None, 1, 2, 9])
+@pytest.mark.parametrize("window", [None, 1, 2, 4, 9])
 def test_query_t_sees_the_window_of_keys_that_ends_at_its_own_position_from_the_end(T, S, window):
     mask = causal_mask(T, S) if window is None else sliding_window_mask(T, S, window)
     wanted = [[0 <= S - T + t - s < (window or S + T) for s in range(S)] for t in range(T)]
-    assert mask.tolist() == wanted
+    laid_over, is_causal = causal_with(None, T, S, window)
+    assert mask.tolist() == wanted == (causal_mask(T, S) if is_causal else laid_over).tolist()
 
 
 @pytest.mark.usefixtures("unchecked")

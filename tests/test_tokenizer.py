@@ -203,6 +203,7 @@ def changed(**parts: object):
     [
         *(lambda text: text[: len(text) // 2], lambda text: "", lambda text: "[]", lambda text: "[" * 100_000),
         *(lambda text: text.replace('"AA=="', '"A"'), lambda text: text.replace('"AA=="', '"AQ=="')),
+        lambda text: text.replace('"AA=="', '"A?A=="'),
         *(lambda text: text.replace('"AA==",', ""), changed(format=99), changed(pat_str="("), changed(pat_str=None)),
         *(changed(name=3, special_tokens=[]), changed(mergeable_ranks=[]), changed(mergeable_ranks=5)),
         *(changed(special_tokens=end) for end in ({}, {END_OF_TEXT: 7}, {END_OF_TEXT: -1}, {END_OF_TEXT: 2**40})),
