@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -193,9 +194,11 @@ def test_a_prompt_longer_than_the_context_keeps_its_tail_and_says_so(say, run_di
 
 
 def test_stdout_has_nothing_but_the_prompt_and_the_text_when_it_is_piped(run_directory, say):
-    result = command(run_directory, "prompt_file=-", "max_new_tokens=12", input=b"ab")
-    assert result.returncode == 0 and result.stderr == b""
-    assert result.stdout.decode("utf-8", "replace") == say(prompt="ab")
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = popen(run_directory, "prompt_file=-", "max_new_tokens=12", **pipes)
+    written, complaints = process.communicate(b"ab", timeout=60)
+    assert process.returncode == 0 and complaints == b""
+    assert written.decode("utf-8", "replace") == say(prompt="ab")
 
 
 def test_nothing_is_said_when_the_reader_leaves(run_directory):
@@ -268,24 +271,13 @@ def test_the_lowest_temperature_is_that_of_the_likeliest_token(say):
 
 FILES = {"empty": "\n", "broken": '{"prompt": "a"}\n{"prompt": ', "number": '{"prompt": 5}\n', "list": '["a"]\n'}
 FILES |= {"taken": '{"prompt": "a", "text": "b"}\n', "good": '{"prompt": "a"}\n'}
+OUT_OF_RANGE = dict(temperature=(-0.1, 1e-45, nan, inf), top_k=(0,), top_p=(0.0, 2.0, nan), min_p=(1.5,))
+OUT_OF_RANGE |= dict(repetition_penalty=(0.0, inf), seed=(-1, 2**63 - 1), num_samples=(0,), max_new_tokens=(0,))
 REFUSED = [
-    ({"temperature": -0.1}, "temperature=-0.1 must be finite and at least 1e-06, or 0 for always the likeliest token"),
-    ({"temperature": 1e-45}, "temperature=1e-45 must be finite and at least"),
-    ({"temperature": float("nan")}, "temperature=nan"),
-    ({"temperature": float("inf")}, "temperature=inf"),
-    ({"top_k": 0}, "top_k=0"),
-    ({"top_p": 0.0}, "top_p=0.0"),
-    ({"top_p": 2.0}, "top_p=2.0"),
-    ({"top_p": float("nan")}, "top_p=nan"),
-    ({"min_p": 1.5}, "min_p=1.5"),
-    ({"repetition_penalty": 0.0}, "repetition_penalty=0.0"),
-    ({"repetition_penalty": float("inf")}, "repetition_penalty=inf"),
-    ({"stop": [""]}, "stop has an empty string"),
-    ({"seed": -1}, "seed=-1"),
-    ({"seed": 2**63 - 1}, "seed=9223372036854775807"),
-    ({"num_samples": 0}, "num_samples=0"),
-    ({"max_new_tokens": 0}, "max_new_tokens=0"),
+    *(({name: value}, f"{name}={value}") for name, values in OUT_OF_RANGE.items() for value in values),
+    ({"temperature": 1e-7}, "temperature=1e-07 must be finite and at least 1e-06, or 0 for always the likeliest token"),
     ({"batch_size": 0}, "batch_size=0"),
+    ({"stop": [""]}, "stop has an empty string"),
     ({"prompt": "a", "prompt_file": "b"}, "are given: choose one"),
     ({"prompts": "a", "prompt_file": "b"}, "are given: choose one"),
     ({"interactive": True, "results": "-"}, "interactive=true"),
@@ -384,11 +376,6 @@ def test_of_a_run_whose_best_checkpoint_is_damaged_the_newest_intact_speaks(run_
 def test_a_prompt_of_any_kind_is_continued(prompt, special_tokens, say, monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), errors="replace"))
     say(prompt=prompt, special_tokens=special_tokens, max_new_tokens=3)
-
-
-def command(run_directory: Path, *overrides: str, **options) -> subprocess.CompletedProcess:
-    arguments = [sys.executable, str(ROOT / "sample.py"), f"checkpoint={run_directory}", "device=cpu", *overrides]
-    return subprocess.run(arguments, capture_output=True, timeout=60, **options)
 
 
 def popen(run_directory: Path, *overrides: str, **options) -> subprocess.Popen:
