@@ -185,25 +185,20 @@ def test_a_limit_on_file_size_is_a_failed_write_not_the_end(text_file, tmp_path)
 
 
 def plant_nan(monkeypatch, steps: range, where: str) -> None:
-    """Make the loss of these steps, or one gradient in them, not a number."""
+    """Make the loss of these steps infinite, with finite gradients, or one gradient in them not a number."""
     original = training.step.take_step
 
     def take_step(run: Run, step: int):
         if step not in steps:
             return original(run, step)
-        weight = run.model.blocks[0].mlp.down_proj.weight
-        with torch.no_grad():
-            kept = weight.clone()
-            if where == "loss":
-                weight[0, 0] = math.nan
-        handle = weight.register_hook(lambda g: g * math.nan) if where == "gradient" else None
+        if where == "loss":
+            forward, space_never = run.forward, torch.where(torch.arange(257) == ord(" "), -math.inf, 0.0)
+            with monkeypatch.context() as patched:
+                patched.setattr(run, "forward", lambda inputs: forward(inputs) + space_never)
+                return original(run, step)
+        handle = run.model.blocks[0].mlp.down_proj.weight.register_hook(lambda g: g * math.nan)
         result = original(run, step)
-        if handle:
-            handle.remove()
-        else:
-            assert weight[0, 0].isnan()  # untouched by the step
-            with torch.no_grad():
-                weight[0, 0] = kept[0, 0]
+        handle.remove()
         return result
 
     monkeypatch.setattr("training.step.take_step", take_step)

@@ -94,6 +94,7 @@ def test_the_figures_are_what_their_names_say():
     scores = Scores(np.array([1.0, 3.0], dtype=np.float32), np.array([1, 4]))
     assert (scores.total.loss, scores.total.perplexity) == (2.0, math.exp(2))
     assert scores.total.bpb == pytest.approx(4 / math.log(2) / 5)
+    assert math.isfinite(Evaluation(nats=1e6, tokens=1, text_bytes=1).perplexity)
 
 
 # Two models

@@ -38,6 +38,7 @@ def test_orthogonalize_brings_singular_values_near_one_and_keeps_directions(shap
     aligned = u.mT @ orthogonal @ vh.mT
     off_diagonal = aligned - torch.diag_embed(aligned.diagonal(dim1=-2, dim2=-1))
     assert off_diagonal.abs().max() < error
+    assert not orthogonalize(torch.zeros_like(matrices)).any()
 
 
 def test_muon_moves_weights_as_torchs_own_does():
@@ -164,12 +165,21 @@ def test_a_decay_by_the_clock_begins_after_the_warm_up_and_never_climbs_again():
     assert factors[20:] == sorted(factors[20:], reverse=True)
 
 
-def test_the_factor_scales_each_groups_own_peak():
-    optimizers = make_optimizers(random_gpt(), OptimizerConfig(lr=0.02, embedding_lr=0.01, lm_head_lr=0.004))
+@pytest.mark.parametrize(
+    ("settings", "rates"),  # of blocks, embeddings, lm_head, norms and biases
+    [
+        (dict(embedding_lr=0.01, lm_head_lr=0.004), [0.005, 0.0025, 0.001, 0.0025]),
+        (dict(embedding_lr=0.01), [0.005, 0.0025, 0.005, 0.0025]),
+        (dict(lm_head_lr=0.004), [0.005, 0.005, 0.001, 0.005]),
+    ],
+    ids=str,
+)
+def test_the_factor_scales_each_groups_own_peak_which_is_lr_unless_set(settings, rates):
+    unset = dict(embedding_lr=None, lm_head_lr=None)
+    optimizers = make_optimizers(random_gpt(), OptimizerConfig(**unset | settings, lr=0.02))
     set_learning_rate(optimizers, 0.5)
     set_learning_rate(optimizers, 0.25)
-    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    assert rates == pytest.approx([0.005, 0.0025, 0.001, 0.0025])
+    assert [group["lr"] for optimizer in optimizers for group in optimizer.param_groups] == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(

@@ -136,9 +136,9 @@ def test_metrics_are_json_whatever_the_numbers_are(train_config):
     train(replace(train_config, max_steps=1))
     run = start_run(replace(train_config, resume=train_config.run_dir))
     with Watchers(run) as watchers:
-        watchers.stepped(loss=math.nan, lr=math.inf)
+        watchers.stepped(loss=math.nan, lr=math.inf, of_heads=[[math.nan, 0.5], [-math.inf]])
     row = json.loads((run.directory / "metrics.jsonl").read_text().splitlines()[-1])
-    assert row["loss"] is None and row["lr"] is None
+    assert (row["loss"], row["lr"], row["of_heads"]) == (None, None, [[None, 0.5], [None]])
 
 
 def test_lines_that_are_not_whole_are_passed_over(tmp_path):
