@@ -1,6 +1,7 @@
 """What dry_run predicts is what the run then takes; a run that does not fit names the setting to lower."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from errors import SettingsError
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
+from runs.formatting import si
 from settings import CONF, to_settings
 from train import train
 from training import plan
@@ -165,11 +167,19 @@ def test_a_budget_of_time_is_said_in_steps(train_config, monkeypatch):
     assert "3.5 s for 7 steps" in plan_run(replace(train_config, max_steps=7, max_minutes=1.0))
 
 
-def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config):
-    train_config.plan = PlanConfig(devices=8, device="h100")
-    report = plan_run(train_config)
-    for word in ("8 × h100", "ddp ", "fsdp ", "of compute", "assumed", "40% of 989", "a GPU, fits"):
+@pytest.mark.parametrize(("devices", "way", "speed"), [(8, "link", 450e9), (16, "network", 50e9)])
+def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config, devices, way, speed):
+    config = replace(train_config, batch_size=64, micro_batch_size=2, plan=PlanConfig(devices=devices, device="h100"))
+    report = plan_run(config)
+    for word in (f"{devices} × h100", "of compute", "assumed", "40% of 989", "a GPU, fits"):
         assert word in report
+    weights = 4 * count_parameters(without_weights(config.model)).total()
+    # A ring sends every GPU's share twice; FSDP gathers weights forwards and backwards and shares out the gradients.
+    for how, times in (("ddp", 2), ("fsdp", 2 * (64 // devices // 2) + 1)):
+        sent = times * weights * (devices - 1) / devices
+        assert re.search(
+            rf"^{how} .* sends {re.escape(si(sent))}B a step, {sent / speed:.3g} s over the {way}", report, re.M
+        )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +220,7 @@ def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
     ("error", "size", "remedy"),
     [
         (torch.OutOfMemoryError, 8, "set micro_batch_size=4;"),
-        (RuntimeError, 3, "set micro_batch_size=1;"),
+        (RuntimeError, 9, "set micro_batch_size=3;"),
         (MemoryError, 1, "choose a smaller model or model.block_size;"),
     ],
 )

@@ -110,6 +110,17 @@ def test_evaluation_counts_every_token_once_whatever_the_batch(train_config):
     assert results[0] == pytest.approx(total / (len(tokens) - 1), rel=1e-5)
 
 
+def test_ranks_score_every_token_once_between_them(train_config):
+    run = start_run(train_config)
+    # Without a process group, each scores its share of the batches, of which the last turn has too few for all.
+    whole, *parts = (
+        evaluate(run.model, run.data.val, 16, 7, run.autocast, ranks)
+        for ranks in (Ranks(), *(Ranks(n, 4) for n in range(4)))
+    )
+    assert sum(part.tokens for part in parts) == whole.tokens
+    assert sum(part.nats for part in parts) == pytest.approx(whole.nats)
+
+
 @pytest.mark.parametrize("max_steps", [None, 10**9])
 def test_max_minutes_ends_the_run_and_its_schedule(train_config, max_steps, caplog):
     caplog.set_level("INFO", "tinygpt")
