@@ -164,6 +164,8 @@ def test_a_sharded_runs_checkpoint_is_whole_under_plain_names_and_a_damaged_shar
     assert sharded.keys() == alone.keys()
     for name, weight in sharded.items():
         torch.testing.assert_close(weight, alone[name], rtol=1e-3, atol=1e-4)
+    for kind in ("loss", "val_bpb"):
+        assert figures(tmp_path / "sharded", kind) == pytest.approx(figures(tmp_path / "alone", kind), rel=1e-4), kind
     assert sorted(p.name for p in last.iterdir()) == ["meta.json", "model.safetensors", "state", "tokenizer.json"]
     shards = sorted(f"state/{shard.name}" for shard in (last / "state").iterdir())
     assert len(shards) == 2 and set(shards) < read_meta(last)["files"].keys()

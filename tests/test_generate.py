@@ -158,9 +158,9 @@ def test_the_seed_decides():
 def test_a_finished_sample_is_not_drawn_again_and_the_others_go_on_as_they_would(monkeypatch):
     monkeypatch.setattr("generation.sampling.DRAWS", 4)  # so that numbers are made anew after one is finished
     model, prompts, seeds = random_gpt(block_size=8), [[1], [2, 3], [4]], [1, 2, 3]
-    whole = tokens_of(model, prompts, seeds)
-    finished, texts = set(), [[], [], []]
-    steps = generate(Decoder(model), prompts, seeds=seeds, max_new_tokens=30, finished=finished)
+    whole = tokens_of(model, prompts, seeds, repetition_penalty=3.0)
+    finished, texts, controls = set(), [[], [], []], Controls(repetition_penalty=3.0)
+    steps = generate(Decoder(model), prompts, seeds=seeds, max_new_tokens=30, controls=controls, finished=finished)
     for number, step in enumerate(steps, start=1):
         for drawn in step:
             texts[drawn.sample].append(drawn.token)

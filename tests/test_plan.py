@@ -167,6 +167,11 @@ def test_a_budget_of_time_is_said_in_steps(train_config, monkeypatch):
     assert "3.5 s for 7 steps" in plan_run(replace(train_config, max_steps=7, max_minutes=1.0))
 
 
+def test_a_number_has_the_prefix_that_fits_it_as_it_is_rounded():
+    shown = {0: "0 ", 999.94: "999.9 ", 999.96: "1 k", 1_234_567: "1.235 M", 9.9999e11: "1 T", 1e21: "1000 E"}
+    assert {number: si(number) for number in shown} == shown
+
+
 @pytest.mark.parametrize(("devices", "way", "speed"), [(8, "link", 450e9), (16, "network", 50e9)])
 def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config, devices, way, speed):
     config = replace(train_config, batch_size=64, micro_batch_size=2, plan=PlanConfig(devices=devices, device="h100"))

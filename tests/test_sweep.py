@@ -113,12 +113,14 @@ def test_failed_jobs_are_at_the_bottom_with_their_reason_and_unfinished_ones_mar
     put_job(tmp_path, 0, "seed=0", status="failed", reason="n_head=3 does not\ndivide | 64", bpb=None)
     put_job(tmp_path, 1, "seed=1", status="stopped", bpb=0.5)
     put_job(tmp_path, 2, "seed=2", bpb=1.5)
-    put_job(tmp_path, 3, "seed=3", status="running", bpb=0.4)  # no process has its lock
+    killed = put_job(tmp_path, 3, "seed=3", status="running", bpb=0.4)  # no process has its lock
+    with (killed / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 12}\n')  # after summary.json
     going_on = put_job(tmp_path, 4, "seed=4", status="running", bpb=0.6)
     with lock_run(going_on):
         results = [row[-1] for row in cells(markdown(read_jobs(tmp_path)))[1:]]
     assert results[0] == "1.5000 (1)"
-    assert results[1:4] == ["0.4000 (stopped, step 10)", "0.5000 (stopped, step 10)", "0.6000 (running, step 10)"]
+    assert results[1:4] == ["0.4000 (stopped, step 12)", "0.5000 (stopped, step 10)", "0.6000 (running, step 10)"]
     assert results[4] == r"failed: n_head=3 does not divide \| 64"
 
 
