@@ -105,6 +105,7 @@ def test_what_is_not_text_is_read_by_its_type():
 MISTAKES = {
     "train.py model.n_heads=8": "there is no setting model.n_heads: did you mean model.n_head",
     "train.py optimiser=adamw": "there is no setting optimiser: did you mean optimizer",
+    "train.py lr=0.1": "there is no setting lr: did you mean optimizer.lr?",
     "train.py +foo=1": "there is no setting foo",
     "train.py +model.foo=1": "there is no setting model.foo",
     "train.py hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",

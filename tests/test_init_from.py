@@ -1,5 +1,7 @@
 """Fine-tuning: a new run that begins with the weights, the shape and the tokenizer of another."""
 
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +132,7 @@ def test_what_is_asked_for_is_new_and_all_else_the_pretrained_models(pretrained,
     typed = [f"{'' if name == 'attention' else 'model.'}{name}={value}" for name, value in asked.items()]
     settings = (
         f"init_from={pretrained} data.path={text_file} data.cache_dir={tmp_path}/cache max_steps=2 sample_tokens=0"
+        " checkpoint_interval=1"
     )
     result = run_here("train.py", *settings.split(), *typed, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -137,6 +140,15 @@ def test_what_is_asked_for_is_new_and_all_else_the_pretrained_models(pretrained,
     assert "settings, but for attention=matmul, attention_dropout=0.1, attention_window=9" in result.stdout
     (last,) = tmp_path.glob("outputs/*/*/checkpoints/last")
     assert load_checkpoint(last).model.config == replace(open_checkpoint(pretrained).model.config, **asked)
+    shutil.rmtree(last.resolve())  # as where the run was killed before its end
+    again = run_here("train.py", *settings.split(), *typed, "resume=auto", cwd=tmp_path)
+    assert again.returncode == 0 and "resuming at step 1 of" in again.stdout, again.stderr
+
+
+def test_a_sweep_gives_no_job_the_model_that_another_began_with(pretrained, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.plan.plan_run", lambda config: f"{config.model.n_embd} wide")
+    result = run_here("train.py", "-m", f"init_from={pretrained},null", "dry_run=true", cwd=tmp_path)
+    assert re.findall(r"\d+ wide", result.stdout) == ["32 wide", "128 wide"], result.stderr
 
 
 def test_what_an_experiment_asks_of_the_model_is_asked_for_too(text_file, tmp_path):

@@ -3,16 +3,21 @@
 import shlex
 import signal
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from conftest import run_here
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
 from test_launchers import command, final_losses, run
 
-from sweeps.search import open_study
+from errors import SettingsError
+from runs.summary import write_summary
+from sweeps.search import Search, open_study, settings_of
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
 
 LR = "optimizer.lr=tag(log,interval(0.0001,0.1))"
 
@@ -31,6 +36,42 @@ def trials(folder: Path) -> list[tuple]:
 
 def best_bpb(run_dir: Path) -> float:
     return min(bpb for _, bpb in final_losses(run_dir, "val_bpb"))
+
+
+def test_trials_differ_and_the_sampler_learns_from_those_that_diverged_but_not_from_those_that_broke(
+    tmp_path, monkeypatch
+):
+    space, ends = (
+        {"optimizer.lr": optuna.distributions.FloatDistribution(0.001, 0.0123456)},
+        [SettingsError("diverged"), OSError("full"), 2.0],
+    )
+    hydra = OmegaConf.create({"hydra": {"runtime": {"output_dir": str(tmp_path)}}})
+
+    def launch(self: Search, jobs: list, number: int) -> list[JobReturn]:
+        end = ends[number]
+        status = JobStatus.FAILED if isinstance(end, Exception) else JobStatus.COMPLETED
+        write_summary(tmp_path, {"status": "finished", "val_bpb": None if isinstance(end, Exception) else end})
+        return [JobReturn(_return_value=end, status=status, hydra_cfg=hydra)]
+
+    for name, stub in dict(check=None, read_space=(space, []), keeping_folder=nullcontext()).items():
+        monkeypatch.setattr(Search, name, lambda *_, stub=stub: stub)
+    monkeypatch.setattr(Search, "launch", launch)
+    search = Search(n_trials=3, n_jobs=1, seed=1)
+    search.folder = tmp_path
+    search.sweep([])
+    assert [(state, value) for state, value, _ in trials(tmp_path)] == [
+        ("PRUNED", None),
+        ("FAIL", None),
+        ("COMPLETE", 2.0),
+    ]
+    assert len({params["optimizer.lr"] for _, _, params in trials(tmp_path)}) == 3
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.00512345, "0.005123"), (0.0123456, "0.0123456"), (0.001, "0.001")])
+def test_a_number_is_shown_with_four_digits_where_these_are_within_its_range(value, shown):
+    space = {"optimizer.lr": optuna.distributions.FloatDistribution(0.001, 0.0123456)}
+    trial = optuna.trial.create_trial(value=1.0, params={"optimizer.lr": value}, distributions=space)
+    assert settings_of(trial) == [f"optimizer.lr={shown}"]
 
 
 @pytest.mark.slow

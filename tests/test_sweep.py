@@ -33,6 +33,7 @@ from runs.directory import is_locked, lock_run
 from runs.metrics import read_metrics
 from runs.summary import NAME, JobRecord, begin_job, fail_job, read_job, read_summary, write_summary
 from sweeps.callback import AfterJob
+from sweeps.grid import Grid
 from sweeps.leaderboard import comma_separated, markdown, rank, read_jobs, swept_settings, write_leaderboard
 from train import train
 from training.device import peak_memory, reset_peak_memory
@@ -293,6 +294,18 @@ def test_a_job_that_was_killed_before_its_first_step_is_stopped_and_one_that_pre
     assert read_jobs(tmp_path)[0].status == "stopped"
     with lock_run(tmp_path):
         assert read_jobs(tmp_path)[0].status == "running"
+
+
+def test_a_sweep_that_is_stopped_frees_its_folder_and_the_signal_before_it_says_what_became_of_its_jobs(
+    tmp_path, capsys
+):
+    sweep, before = Grid(), signal.getsignal(signal.SIGTERM)
+    sweep.config, sweep.folder = OmegaConf.create({"dry_run": False}), tmp_path
+    with pytest.raises(SystemExit, match="143"), sweep.keeping_folder():
+        (tmp_path / "0").mkdir()
+        begin_job(tmp_path / "0", 0, [])
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before and "– (stopped, step 0)" in capsys.readouterr().out
 
 
 def small_jobs(text_file: Path, *, max_steps: int) -> list[str]:

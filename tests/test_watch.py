@@ -212,6 +212,8 @@ def test_the_best_evaluation_and_the_skipped_steps_are_marked():
     assert list(lines["best: 4 at step 10"].get_xdata()) == [10]
     assert lines["best: 4 at step 10"].get_markerfacecolor() == "none"  # the evaluation itself stays visible
     assert list(lines["3 skipped steps"].get_xdata()) == [20]
+    _, labels = panel_of([{"step": n, "loss": 1.0, "skipped": skipped} for n, skipped in enumerate((0, 2, 2, 5))])
+    assert labels == ["training", "5 skipped steps"]
 
 
 def test_a_loss_that_is_not_finite_is_a_gap_in_the_line():
@@ -225,6 +227,7 @@ def test_a_short_run_is_shown_as_it_is_and_a_long_one_smoothed():
     panel, _ = panel_of([{"step": n, "loss": loss} for n, loss in enumerate(losses)])
     raw, smoothed = (list(line.get_ydata()) for line in panel.get_lines())
     assert raw == losses and max(smoothed[50:]) - min(smoothed[50:]) < 0.5
+    assert all(1.0 - 1e-9 <= mean <= 3.0 for mean in smoothed)  # means, from the first on
 
 
 @pytest.mark.parametrize(("losses", "scale"), [((7.0, 2.0), "linear"), ((7.0, 900.0), "log"), ((0.0, 9.0), "linear")])
