@@ -200,6 +200,15 @@ def test_their_tokenizer_gives_our_ids(name, tmp_path):
     assert theirs.token_to_id(END_OF_TEXT) == ours.eot_token == back.eot_token
 
 
+def test_where_no_token_is_called_as_ours_the_first_that_ends_a_text_of_theirs_does(bpe, tmp_path):
+    save_tokenizer_json(bpe, tmp_path, 16)
+    file, end = tmp_path / "tokenizer.json", bpe.eot_token
+    file.write_text(file.read_text().replace(END_OF_TEXT, "</s>"))
+    for ends in (end, [end, 5]):
+        (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ends}))
+        assert read_tokenizer_json(tmp_path).eot_token == end
+
+
 def test_auto_tokenizer_loads_it(bpe, tmp_path):
     transformers = pytest.importorskip("transformers")
     save_tokenizer_json(bpe, tmp_path, 16)

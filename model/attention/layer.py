@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from model.attention.contract import AttentionFunction, Bias, Key, Output, Query, Stream, Value
+from model.attention.contract import AttentionFunction, Key, Output, Query, Stream, Value
 from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights, matmul
 from model.attention.variants import ATTENTION_VARIANTS
 from model.config import AttentionConfig
@@ -22,6 +22,7 @@ from model.rope import RotaryEmbedding, rotate
 NORM_EPS = 1e-6
 
 LayerMask = Shaped[Tensor, "..."] | None
+LayerBias = Float[Tensor, "H T reach"] | None
 Positions = Int[Tensor, "*#lead T"] | Int[Tensor, " T"] | None
 Rotation = Float[Tensor, "... T half 2"] | None
 
@@ -98,7 +99,7 @@ class CausalSelfAttention(nn.Module):
 
     def _overlay(
         self, q: Query, k: Key, v: Value, mask: LayerMask, slot: Int[Tensor, " 1"] | None = None
-    ) -> tuple[Float[Tensor, "... Hkv reach D"], Float[Tensor, "... Hkv reach Dv"], LayerMask, bool, Bias]:
+    ) -> tuple[Float[Tensor, "... Hkv reach D"], Float[Tensor, "... Hkv reach Dv"], LayerMask, bool, LayerBias]:
         """Return the keys and values in reach, and the mask, is_causal and bias to lay over their scores."""
         T, S = q.shape[-2], k.shape[-2]
         if mask is not None:
