@@ -269,7 +269,7 @@ def test_a_size_that_no_memory_holds_is_refused_at_once(text_file, tmp_path, set
 def test_what_fits_is_not_refused_and_what_does_not_by_a_byte_is():
     config = TrainConfig(model=GPTConfig(vocab_size=257), batch_size=16)
     state = 12 * count_parameters(without_weights(config.model)).total()
-    window = 128 * (8 + 4 * 257)
+    window = 128 * (8 + 2 * 128 * 4)
     refuse_too_large(config, "cpu", state + 16 * window, 1, 16)
     with pytest.raises(SettingsError, match=r"batch_size=16 is 16 windows .*: set micro_batch_size=8 or less"):
         refuse_too_large(config, "cpu", state + 16 * window - 1, 1, 16)

@@ -31,10 +31,10 @@ def refuse_too_large(config: TrainConfig, device: str, memory: int, shards: int,
         needs = f"needs at least {state / 1e9:,.1f} GB to be trained"
         raise SettingsError(f"a model of {parameters:,} parameters {needs}, and {has}: lower {model_sizes(config)}.")
     micro = config.micro_batch_size or windows
-    window = model.block_size * (8 + 4 * ids)  # its tokens and its logits
+    window = model.block_size * (8 + 2 * model.n_embd * model.n_layer)  # its tokens, and the input of every block
     if (fit := (memory - state) // window) < micro:
         name = "micro_batch_size" if config.micro_batch_size else "batch_size"
         needs = f"{name}={getattr(config, name)} is {micro:,} windows of model.block_size={model.block_size} at a time"
         smaller = next((number for number in range(fit, 0, -1) if windows % number == 0), None)
         remedy = f"set micro_batch_size={smaller} or less" if smaller else "lower model.block_size"
-        raise SettingsError(f"{needs}, whose logits need {micro * window / 1e9:,.1f} GB, and {has}: {remedy}.")
+        raise SettingsError(f"{needs}, whose activations need {micro * window / 1e9:,.1f} GB, and {has}: {remedy}.")
