@@ -8,7 +8,7 @@ TOKENIZERS = ("bpe", "byte", "gpt2", "cl100k_base", "o200k_base")
 
 # The sources of text, each with the share of it that is held out when val_fraction is null: a larger text
 # needs a smaller share for a steady validation loss.
-VAL_FRACTIONS = {"stdlib": 0.02, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01, "hf": 0.001}
+VAL_FRACTIONS = {"stdlib": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01, "hf": 0.01}
 SOURCES = tuple(VAL_FRACTIONS)
 
 
@@ -31,8 +31,8 @@ class DataConfig:
     split: str = "train"
     """For hf: the split that is read."""
     val_fraction: float | None = None
-    """Share of the text held out for validation; when null 0.02 for stdlib, 0.1 for shakespeare and text, 0.01 for
-    jsonl, 0.001 for hf."""
+    """Share of the text held out for validation; when null 0.04 for stdlib, 0.1 for shakespeare and text, 0.01 for
+    jsonl and hf."""
     cache_dir: str = "~/.cache/tinygpt"
     """Where downloads and token shards are kept."""
 

@@ -25,7 +25,10 @@ Document = Iterable[str]
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
-_TEST_FOLDERS = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"})
+# Tests, what others have installed, and near-copies: of code (lib2to3) and of one table (encodings).
+_SKIPPED_FOLDERS = frozenset(
+    {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3", "encodings"}
+)
 _JSONL_NAMES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 
 
@@ -50,7 +53,9 @@ def open_corpus(config: DataConfig) -> Corpus:
     """
     if config.source == "stdlib":
         root = Path(sysconfig.get_path("stdlib"))
-        found = [file for file in files.walk(root, _TEST_FOLDERS) if file.suffix == ".py"]
+        found = [file for file in files.walk(root, _SKIPPED_FOLDERS) if file.suffix == ".py"]
+        # Not what a distribution or an administrator has added.
+        found = [file for file in found if Path(file.relative_to(root).parts[0]).stem in sys.stdlib_module_names]
         name = f"stdlib of {platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
         return _of_text_files(name, found, sys.version)
     if config.source == "shakespeare":

@@ -17,11 +17,11 @@ from data.config import DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.files import UNFINISHED, remove, replacing
 from data.shards import Tokens, encode_splits, open_tokens, token_dtype
-from data.split import SPLITS, split_corpus
+from data.split import SPLITS, Split
 from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
 from errors import DataError
 
-FORMAT = 2
+FORMAT = 3
 
 Log = Callable[[str], None]
 
@@ -111,11 +111,11 @@ def _make(
     remove(directory)  # a damaged one
     with replacing(directory) as unfinished:
         unfinished.mkdir()
+        split = Split(corpus, data.held_out)
         if encoding is None:
-            training_text = (piece.text for piece in split_corpus(corpus, data.held_out) if piece.split == "train")
-            encoding = make_tokenizer(config, training_text)
+            encoding = make_tokenizer(config, (piece.text for piece in split if piece.split == "train"))
         save_tokenizer(encoding, unfinished / "tokenizer.json")
-        summaries = encode_splits(split_corpus(corpus, data.held_out), encoding, unfinished, size=corpus.size)
+        summaries = encode_splits(split, encoding, unfinished, size=corpus.size)
         if not any(summary["documents"] for summary in summaries.values()):
             raise DataError(
                 f"data={data.source} gave no text ({corpus.description}; empty and binary files are left out): "

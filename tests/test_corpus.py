@@ -49,7 +49,7 @@ def test_a_path_with_the_default_source_means_text_and_holds_out_a_tenth():
     for source in ("stdlib", "shakespeare"):
         config = DataConfig(source=source, path="notes.txt")
         assert (config.source, config.held_out) == ("text", 0.1)
-    assert DataConfig().held_out == 0.02 and DataConfig(val_fraction=0.3).held_out == 0.3
+    assert DataConfig().held_out == 0.04 and DataConfig(val_fraction=0.3).held_out == 0.3
 
 
 @pytest.mark.parametrize(

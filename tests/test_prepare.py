@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from data.corpus import Corpus, open_corpus
 from data.pieces import LONGEST, pieces
 from data.prepare import PreparedData
 from data.shards import ShardWriter, Tokens, open_tokens, token_dtype
-from data.split import split_corpus
+from data.split import LONGEST_SHARE, Split
 from data.tokenizer import END_OF_TEXT
 from errors import DataError
 
@@ -32,6 +33,11 @@ NASTY = [
     *(f"a literal {END_OF_TEXT} inside", END_OF_TEXT, " " * 1_000_000 + "a", "\n", "tail without a line end"),
     *("é字🙂\r\n", "\ufffd\ufffd", "x", "\0 a NUL, late", "y" * 300_000),
 ]
+
+
+def essays(count: int) -> list[str]:
+    """Documents of about 600 characters that have no line in common."""
+    return ["".join(f"line {line} of essay {number}, by hand\n" for line in range(20)) for number in range(count)]
 
 
 def write_jsonl(file: Path, texts: list[str]) -> Path:
@@ -77,28 +83,29 @@ def text_file(tmp_path) -> Path:
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
 def test_nasty_documents_come_back_whole_and_in_order(tmp_path, tokenizer):
-    texts = [*NASTY, "", *[f"filler {number}" for number in range(20)]]
+    texts = [*NASTY, "", *essays(2000)]
     data = prepared(tmp_path, write_jsonl(tmp_path / "a.jsonl", texts), tokenizer=tokenizer, val_fraction=0.1)
     texts.remove("")
-    held_out = texts[9::10]
-    for tokens, expected in ((data.val, held_out), (data.train, [text for text in texts if text not in held_out])):
-        assert documents(data, tokens) == expected and tokens.documents == len(expected)
-        assert tokens.text_bytes == sum(len(text.encode()) for text in expected)
+    held_out = set(documents(data, data.val))
+    assert 300 < len(held_out) < 500 and not any(len(text) > 10_000 for text in held_out)
+    for tokens, expected in ((data.val, held_out), (data.train, set(texts) - held_out)):
+        assert documents(data, tokens) == [text for text in texts if text in expected]
+        assert tokens.documents == len(expected) and tokens.text_bytes == sum(len(text.encode()) for text in expected)
 
 
 def test_prepared_tokens_are_those_of_each_document_encoded_whole(tmp_path):
     folder = tmp_path / "code"
     folder.mkdir()
-    for number in range(40):
-        (folder / f"{number:02}.py").write_text(Path(prepare.__file__).read_text()[number * 10 :])
+    for number, text in enumerate(essays(700)):
+        (folder / f"{number:03}.py").write_text(text)
     data = prepared(tmp_path, folder, tokenizer="bpe", val_fraction=0.1)
-    texts = [file.read_text() for file in sorted(folder.iterdir())]
+    texts, held_out = [file.read_text() for file in sorted(folder.iterdir())], set(documents(data, data.val))
     expected = []
-    for number, text in enumerate(texts):
-        if number % 10 != 9:
+    for text in texts:
+        if text not in held_out:
             expected += [data.tokenizer.eot_token, *data.tokenizer.encode_ordinary(text)]
     assert ids(data.train) == expected and data.tokenizer.n_vocab == 300
-    assert (data.train.documents, data.val.documents) == (36, 4)
+    assert (data.train.documents, data.val.documents) == (700 - len(held_out), len(held_out))
 
 
 @pytest.mark.skipif(not SHAKESPEARE.exists(), reason="no copy of tiny Shakespeare here")
@@ -144,7 +151,7 @@ def corpus_of(texts: list[str], longest: int = LONGEST) -> Corpus:
 def split_texts(texts: list[str], fraction: float, longest: int = LONGEST) -> dict[str, list[str]]:
     """The documents of each split."""
     found: dict[str, list[str]] = {"train": [], "val": []}
-    for split, begins, text in split_corpus(corpus_of(texts, longest), fraction):
+    for split, begins, text in Split(corpus_of(texts, longest), fraction):
         assert text
         if begins:
             found[split].append("")
@@ -161,21 +168,36 @@ def split_texts(texts: list[str], fraction: float, longest: int = LONGEST) -> di
 def test_every_character_is_in_one_split_and_only_there(texts, fraction, longest):
     found = split_texts(texts, fraction, longest)
     kept = [text for text in texts if text]
-    if len(kept) >= 2 / fraction:
-        every = round(1 / fraction)
-        assert found["val"] == kept[every - 1 :: every]
-        assert found["train"] == [text for number, text in enumerate(kept) if number % every != every - 1]
-    else:
-        train, val = iter(found["train"]), iter(found["val"])
-        rejoined, heads, tails = [], next(train, None), next(val, None)
-        for text in kept:
-            whole = ""
-            if heads is not None and text.startswith(heads):
-                whole, heads = heads, next(train, None)
-            if tails is not None and whole + tails == text:
-                whole, tails = whole + tails, next(val, None)
-            rejoined.append(whole)
-        assert "".join(rejoined) == "".join(kept) and (heads, tails) == (None, None)
+    train, val = iter(found["train"]), iter(found["val"])
+    rejoined, heads, tails = [], next(train, None), next(val, None)
+    for text in kept:
+        whole = ""
+        if heads is not None and text.startswith(heads):
+            whole, heads = heads, next(train, None)
+        if tails is not None and whole + tails == text:
+            whole, tails = whole + tails, next(val, None)
+        rejoined.append(whole)
+    assert "".join(rejoined) == "".join(kept) and (heads, tails) == (None, None)
+
+
+def test_many_documents_are_held_out_whole_whatever_their_order_and_copies_and_long_ones_never():
+    copies = [text[:-150] + f"another end, number {i}\n" for i, text in enumerate(essays(50))]
+    long = ["".join(f"the {number} lines of {text}" for number in range(50)) for text in essays(5)]
+    texts = [*essays(1000), *copies, *long]
+    found = split_texts(texts, 0.1)
+    size, val = sum(map(len, texts)), sum(map(len, found["val"]))
+    assert len(found["val"]) >= 60 and max(map(len, found["val"])) <= LONGEST_SHARE * val
+    assert val == pytest.approx(0.1 * size, rel=0.02) and len(found["train"]) + len(found["val"]) == len(texts)
+    assert not set(found["val"]) & {*copies, *essays(50), *long}
+    again = split_texts(texts[::-1], 0.1)
+    assert set(again["val"]) == set(found["val"]) and again["train"] == found["train"][::-1]
+    assert len(split_texts([*texts, "one more"], 0.1)["val"]) == pytest.approx(len(found["val"]), abs=2)
+
+
+def test_beyond_what_is_looked_at_the_rule_stays(monkeypatch):
+    monkeypatch.setattr("data.split.LOOKED_AT", 400_000)
+    found = split_texts(essays(3000), 0.1)
+    assert len(found["val"]) == pytest.approx(300, rel=0.2) and set(found["val"]) - set(essays(700))
 
 
 def test_few_documents_lose_their_tails_at_a_line_or_else_a_word_or_else_anywhere():
@@ -234,7 +256,7 @@ def test_many_shards_hold_the_same_tokens_as_one(tmp_path, text_file, monkeypatc
 
 def test_a_second_run_reads_no_text_and_trains_no_tokenizer(tmp_path, text_file, monkeypatch):
     first = prepared(tmp_path, text_file, tokenizer="bpe")
-    monkeypatch.setattr(prepare, "split_corpus", None)
+    monkeypatch.setattr(prepare, "Split", None)
     monkeypatch.setattr(prepare, "make_tokenizer", None)
     log: list[str] = []
     second = prepared(tmp_path, text_file, tokenizer="bpe", log=log)
@@ -419,5 +441,24 @@ def test_the_standard_library_is_ready_in_seconds_and_then_at_once(tmp_path):
     second = prepare.prepare(data, TokenizerConfig(), log=print)
     assert time.perf_counter() - start < 1  # about 0.04 s on a quiet machine
     assert second.directory == first.directory and second.tokenizer.n_vocab == 2048 and len(second.train) > 2_000_000
+    assert open_corpus(data).description == second.description
     share = second.val.text_bytes / (second.train.text_bytes + second.val.text_bytes)
-    assert 0.01 < share < 0.04 and open_corpus(data).description == second.description
+    sizes = [len(text.encode()) for text in documents(second, second.val)]
+    assert 0.03 < share < 0.05 and len(sizes) >= 60 and max(sizes) < 0.05 * sum(sizes)
+
+
+def words(text: str) -> set[tuple[str, ...]]:
+    """Its runs of 8 words."""
+    found = re.findall(r"\w+", text)
+    return {tuple(found[place : place + 8]) for place in range(len(found) - 7)}
+
+
+def test_no_near_copy_of_the_standard_librarys_validation_text_is_trained_on():
+    documents: dict[str, list[str]] = {"train": [], "val": []}
+    for split, begins, text in Split(open_corpus(DataConfig()), DataConfig().held_out):
+        documents[split] += [""] if begins else []
+        documents[split][-1] += text
+    learnt = set().union(*map(words, documents["train"]))
+    for text in documents["val"]:
+        if len(own := words(text)) > 50:
+            assert len(own & learnt) < 0.3 * len(own), text[:200]
