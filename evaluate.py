@@ -82,10 +82,12 @@ def evaluate(config: EvaluateConfig) -> "list[Scores]":
         "nats/token": [f"{total.loss:.4f}" for total in totals],
         "perplexity": [f"{total.perplexity:,.2f}" for total in totals],
         "bits/byte": [f"{total.bpb:.4f}" for total in totals],
+        "± documents": [f"{total.bpb_stderr:.4f}" for total in totals if total.bpb_stderr is not None],
     }
     width = max(len(cell) for cells in rows.values() for cell in cells) + 2
     for name, cells in rows.items():
-        print(f"{name:12}" + "".join(f"{cell:{width}}" for cell in cells).rstrip())
+        if cells:
+            print(f"{name:12}" + "".join(f"{cell:{width}}" for cell in cells).rstrip())
     if len(scores) == 2:
         difference, error = compare(*scores)
         shown, note = "", f"too short a text for a standard error: give at least {2 * BLOCK_BYTES:,} bytes"

@@ -77,9 +77,8 @@ def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
     from training.evaluation import evaluate
 
     config, progress = run.config, run.progress
-    block_size = config.model.block_size
-    batch_size = config.eval_batch_size or max(1, 4_096 // block_size)
-    result = evaluate(run.forward, run.data.val, block_size, batch_size, run.autocast, run.ranks)
+    size = config.model.block_size, config.windows_per_evaluation_pass
+    result = evaluate(run.forward, run.data, *size, run.autocast, run.ranks)
     progress.evaluated = progress.step
     progress.metrics = {"val_loss": result.loss, "val_bpb": result.bpb}
     if result.loss < (float("inf") if progress.best_loss is None else progress.best_loss):

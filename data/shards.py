@@ -36,6 +36,7 @@ class Tokens:
         """Bytes of UTF-8 text that the tokens stand for, without the <|endoftext|>."""
         self._shards = shards
         self._starts = [0, *accumulate(len(shard) for shard in shards)]
+        self._places: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -50,6 +51,14 @@ class Tokens:
         offset, end = self._starts[shard : shard + 2]
         part = self._shards[shard][start - offset : stop - offset]
         return part if stop <= end else np.concatenate([part, self[end:stop]])
+
+    def places_of(self, token: int) -> np.ndarray:
+        """Return where a token stands, int64 [N]; found once, in bounded memory."""
+        if token not in self._places:
+            starts = self._starts[:-1]
+            parts = [np.flatnonzero(s == token) + start for s, start in zip(self._shards, starts, strict=True)]
+            self._places[token] = np.concatenate([*parts, np.zeros(0, np.int64)])
+        return self._places[token]
 
 
 class ShardWriter:

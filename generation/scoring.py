@@ -35,7 +35,9 @@ class Scores:
     @property
     def total(self) -> Evaluation:
         """The figures of the whole text."""
-        return Evaluation(float(self.nats.sum(dtype=np.float64)), len(self.nats), int(self.bytes.sum()))
+        documents = np.cumsum(self.bytes == 0)  # <|endoftext|> begins one
+        nats, text_bytes = (np.bincount(documents, weights=each) for each in (self.nats, self.bytes))
+        return Evaluation.of_documents(nats, len(self.nats), text_bytes)
 
 
 def score(

@@ -4,7 +4,10 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:  # --help does without it
+    import numpy as np
 
 Row = dict[str, Any]  # a line of metrics.jsonl: `step`, `tokens` and `seconds` so far, and what was measured
 
@@ -18,6 +21,18 @@ class Evaluation:
     tokens: int
     text_bytes: int
     """Length of the original text in UTF-8."""
+    bpb_stderr: float | None = None
+    """Standard error of bpb over documents; None of a single one."""
+
+    @classmethod
+    def of_documents(cls, nats: "np.ndarray", tokens: int, text_bytes: "np.ndarray") -> Self:
+        """Sum the nats and bytes of documents [N]; the error is that of a ratio of their sums."""
+        total, size, count = float(nats.sum()), int(text_bytes.sum()), int((text_bytes > 0).sum())
+        if count < 2:
+            return cls(total, tokens, size)
+        squares = float(((nats - total / size * text_bytes) ** 2).sum())
+        error = math.sqrt(squares * count / (count - 1)) / size / math.log(2)
+        return cls(total, tokens, size, error)
 
     @property
     def loss(self) -> float:

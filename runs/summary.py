@@ -15,7 +15,7 @@ from runs.metrics import finite
 log = logging.getLogger("tinygpt")
 NAME, JOB = "summary.json", "job.json"
 STATUSES = ("running", "stopped", "failed", "finished")
-LOSSES = ["val_loss", "val_bpb"]
+LOSSES = ["val_loss", "val_bpb", "val_bpb_stderr"]
 NUMBERS = ["seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb", *LOSSES]
 NOTHING_KNOWN: dict[str, Any] = {"status": "running", "reason": None, "device": None, **dict.fromkeys(NUMBERS)}
 

@@ -97,6 +97,15 @@ def test_the_figures_are_what_their_names_say():
     assert math.isfinite(Evaluation(nats=1e6, tokens=1, text_bytes=1).perplexity)
 
 
+def test_the_standard_error_is_that_of_a_ratio_over_documents():
+    # Documents of 2, 3 and 1 bytes; <|endoftext|> before the second and third.
+    scores = Scores(np.array([1, 2, 0.5, 4, 2, 1, 9, 3], dtype=np.float32), np.array([1, 1, 0, 1, 1, 1, 0, 1]))
+    nats, sizes = np.array([3, 7.5, 12]), np.array([2, 3, 1])
+    rest = nats - nats.sum() / sizes.sum() * sizes
+    assert scores.total.bpb_stderr == pytest.approx(math.sqrt(3 / 2 * (rest**2).sum()) / 6 / math.log(2))
+    assert Scores(np.ones(3, dtype=np.float32), np.ones(3, dtype=int)).total.bpb_stderr is None
+
+
 # Two models
 
 
@@ -142,6 +151,7 @@ def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config,
     train(train_config)
     out, trained = both_figures(train_config)
     assert (out.loss, out.bpb) == pytest.approx((trained["val_loss"], trained["val_bpb"]), rel=1e-5)
+    assert out.bpb_stderr is None  # a single document
     shown = capsys.readouterr().out
     assert f"nats/token  {out.loss:.4f}" in shown and f"bits/byte   {out.bpb:.4f}" in shown
 

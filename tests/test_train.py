@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import training.start as start_module
 from errors import SettingsError
+from generation.scoring import score
 from generation.text import complete_text
 from model.config import GPTConfig
 from model.size import without_weights
@@ -62,11 +63,28 @@ def test_the_checkpoint_scores_what_the_run_reported(train_config):
     best = train(train_config)
     run = start_run(replace(train_config, run_dir=None))
     checkpoint = open_checkpoint(train_config.run_dir)
-    result = evaluate(checkpoint.model, run.data.val, block_size=16, batch_size=64, autocast=run.autocast)
+    result = evaluate(checkpoint.model, run.data, block_size=16, batch_size=64, autocast=run.autocast)
     assert result.loss == pytest.approx(best, rel=1e-6)
     assert checkpoint.meta["metrics"]["val_loss"] == best
     # With bytes for tokens, a byte costs a token's nats; <|endoftext|> before the text is not predicted.
     assert result.bpb == pytest.approx(result.loss / math.log(2), rel=1e-9)
+
+
+def test_a_long_validation_text_is_scored_in_part_and_the_error_is_over_its_documents(
+    train_config, tmp_path, monkeypatch
+):
+    texts = ["".join(f"line {i} of text {n}\n" for i in range(5)) for n in range(600)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = replace(train_config.data, source="jsonl", path=str(tmp_path / "t.jsonl"), val_fraction=0.2)
+    run = start_run(replace(train_config, data=data))
+    whole = evaluate(run.model, run.data, 16, 8, run.autocast)
+    scores = score(run.model, run.data.tokenizer, run.data.val[:], stride=16, autocast=run.autocast).total
+    assert whole.tokens == len(run.data.val) - 1 and whole.text_bytes == run.data.val.text_bytes
+    assert (whole.bpb, whole.bpb_stderr) == pytest.approx((scores.bpb, scores.bpb_stderr), rel=1e-3)
+    monkeypatch.setattr("training.evaluation.SCORED_TOKENS", len(run.data.val) // 2)
+    part = evaluate(run.model, run.data, 16, 8, run.autocast)
+    assert len(run.data.val) // 2 - 16 < part.tokens <= len(run.data.val) // 2
+    assert part.bpb == pytest.approx(whole.bpb, rel=0.02) and part.bpb_stderr > 0
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(train_config, tmp_path):
@@ -97,8 +115,7 @@ def test_evaluation_counts_every_token_once_whatever_the_batch(train_config):
     with torch.no_grad():
         model.lm_head.weight.normal_(std=0.1)
     results = [
-        evaluate(model, run.data.val, block_size=16, batch_size=size, autocast=run.autocast).loss
-        for size in (1, 7, 500)
+        evaluate(model, run.data, block_size=16, batch_size=size, autocast=run.autocast).loss for size in (1, 7, 500)
     ]
     assert results == pytest.approx([results[0]] * 3, rel=1e-6)
     tokens = torch.from_numpy(run.data.val[:].astype("int64"))
@@ -175,7 +192,7 @@ def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation(train_config
 
     batch = run.batches.batch
     assert loss(0) == loss(0) != loss(1)
-    first, second = (evaluate(run.model, run.data.val, 16, 8, run.autocast) for _ in range(2))
+    first, second = (evaluate(run.model, run.data, 16, 8, run.autocast) for _ in range(2))
     assert first == second and run.model.training
 
 

@@ -168,7 +168,7 @@ class TrainConfig:
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""
     eval_interval: int = 200
-    """Steps between evaluations on the whole validation split."""
+    """Steps between evaluations on the validation text, or on 524,288 tokens spread evenly over a longer one."""
     eval_batch_size: int | None = None
     """Windows in one forward pass of an evaluation; as many as make 4,096 tokens when null."""
     checkpoint_interval: int = 200
@@ -211,6 +211,10 @@ class TrainConfig:
         """Tokens that one optimizer step learns from."""
         return self.batch_size * self.model.block_size
 
+    @property
+    def windows_per_evaluation_pass(self) -> int:
+        """Windows in one forward pass of an evaluation."""
+        return self.eval_batch_size or max(1, 4_096 // self.model.block_size)
 
 def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
     """Raise SettingsError for a setting that was typed and changes nothing beside the others."""

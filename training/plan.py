@@ -1,5 +1,6 @@
 """What a run would take, predicted before it starts: parameters, arithmetic, memory, time, here or on a cluster."""
 
+import math
 import time
 import weakref
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from runs.formatting import duration, si
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, free_memory, keep_freed_memory
 from training.distributed import Ranks
+from training.evaluation import SCORED_TOKENS, evaluate
 from training.optimizer import optimizer_state
 from training.pretrained import load_origin
 from training.run import Run, steps_to_take, windows_each
@@ -169,10 +171,12 @@ def plan_run(config: TrainConfig) -> str:
         f"arithmetic  {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
         f"text        {len(data.train):,} tokens an epoch{read}",
     ]
-    return "\n".join(lines + (_cluster(config, flops, DEVICES[name]) if name else _this_machine(config, flops)))
+    scored = min(SCORED_TOKENS, len(data.val))
+    more = _cluster(config, flops, DEVICES[name], scored) if name else _this_machine(config, flops, scored)
+    return "\n".join(lines + more)
 
 
-def _this_machine(config: TrainConfig, flops: float) -> list[str]:
+def _this_machine(config: TrainConfig, flops: float, scored: int) -> list[str]:
     device = choose_device(config.device)
     keep_freed_memory(device)
     precision = choose_precision(config.precision, device)
@@ -189,12 +193,13 @@ def _this_machine(config: TrainConfig, flops: float) -> list[str]:
         return [*lines, f"            too much for the {si(free)}B free on {device}: lower {remedy}"]
     with fast_products(device):
         seconds, windows = seconds_per_step(config, micro, device, precision)
+        pause = seconds_per_evaluation(config, scored, device, precision)
     rate = config.tokens_per_step / seconds
     step = f"a step took {seconds:.3g} s on {device}"
     if windows < config.batch_size:
         step = f"a step would take {seconds:.3g} s on {device} (measured on {windows} of {config.batch_size} windows)"
     rates = f"{si(rate)}tokens/s, {si(rate * flops)}FLOP/s"
-    return [*lines, f"time        {_length(config, seconds)}, evaluations apart: {step}, {rates}"]
+    return [*lines, f"time        {_length(config, seconds, pause)}: {step}, {rates}"]
 
 
 def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
@@ -212,7 +217,20 @@ def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtyp
         windows = more
 
 
-def _cluster(config: TrainConfig, flops: float, device: Device) -> list[str]:
+def seconds_per_evaluation(config: TrainConfig, scored: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the time of scoring `scored` tokens, measured on a single pass."""
+    run = trial_run(replace(config, batch_size=1, micro_batch_size=None), device, dtype)
+    size, windows = config.model.block_size, config.windows_per_evaluation_pass
+    text = Tokens([np.zeros(size * windows + 1, np.uint16)], documents=1, text_bytes=0)
+    data, seconds = replace(run.data, val=text), 0.0
+    for _ in range(2):  # the first warms up
+        started = time.perf_counter()
+        evaluate(run.model, data, size, windows, run.autocast)
+        seconds = time.perf_counter() - started
+    return seconds * scored / (size * windows)
+
+
+def _cluster(config: TrainConfig, flops: float, device: Device, scored: int) -> list[str]:
     devices, windows = config.plan.devices, config.batch_size // config.plan.devices
     micro = config.micro_batch_size or windows
     precision = torch.float32 if config.precision == "fp32" else torch.bfloat16
@@ -220,6 +238,7 @@ def _cluster(config: TrainConfig, flops: float, device: Device) -> list[str]:
     state = memory.weights + memory.gradients + memory.optimizer
     block = memory.weights // config.model.n_layer
     compute = windows * config.model.block_size * flops / (device.flops * UTILISATION)
+    pause = scored * flops / 3 / (devices * device.flops * UTILISATION)  # a forward pass is a third of the arithmetic
     way, speed = ("link", device.link) if devices <= DEVICES_A_MACHINE else ("network", device.network)
     share = (devices - 1) / devices
     passes = windows // micro  # FSDP gathers the weights again for each forward and backward pass
@@ -233,7 +252,7 @@ def _cluster(config: TrainConfig, flops: float, device: Device) -> list[str]:
         fits = "fits" if held < 0.9 * device.memory else f"does NOT fit {si(device.memory)}B"
         seconds = sent / speed
         sends = f"sends {si(sent)}B a step, {seconds:.3g} s over the {way} ({seconds / compute:.0%} of compute)"
-        lines.append(f"{how:12}{si(held)}B a GPU, {fits}; {sends}; {_length(config, max(compute, seconds))}")
+        lines.append(f"{how:12}{si(held)}B a GPU, {fits}; {sends}; {_length(config, max(compute, seconds), pause)}")
     return [
         *lines,
         f"assumed     {UTILISATION:.0%} of {si(device.flops)}FLOP/s, {si(device.link)}B/s to the GPUs of a machine "
@@ -242,8 +261,12 @@ def _cluster(config: TrainConfig, flops: float, device: Device) -> list[str]:
     ]
 
 
-def _length(config: TrainConfig, seconds_a_step: float) -> str:
+def _length(config: TrainConfig, seconds_a_step: float, seconds_an_evaluation: float) -> str:
+    each = seconds_a_step + seconds_an_evaluation / config.eval_interval
     ends = [config.max_steps] if config.max_steps else []
     if config.max_minutes:
-        ends.append(max(1, round(60 * config.max_minutes / seconds_a_step)))
-    return f"{duration(min(ends) * seconds_a_step)} for {min(ends):,} steps"
+        ends.append(max(1, round(60 * config.max_minutes / each)))
+    steps = min(ends)
+    evaluations = math.ceil(steps / config.eval_interval)
+    total = duration(steps * seconds_a_step + evaluations * seconds_an_evaluation)
+    return f"{total} for {steps:,} steps and {evaluations:,} evaluations of {duration(seconds_an_evaluation)}"

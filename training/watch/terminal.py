@@ -14,6 +14,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from runs.formatting import hydra_quoted
 from runs.metrics import Evaluation, Row, series
+from training.evaluation import SCORED_TOKENS
 from training.optimizer import split_parameters
 from training.run import Run
 
@@ -56,6 +57,8 @@ class Terminal:
     def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
         perplexity = f"{result.perplexity:.{'1f' if result.perplexity < 1e6 else '2e'}}"
         figures = f"{result.loss:.4f} nats/token, perplexity {perplexity}, {result.bpb:.4f} bits/byte"
+        if result.bpb_stderr is not None:
+            figures += f" ± {result.bpb_stderr:.4f} over documents"
         log.info("step %d: validation loss %s", run.progress.step, figures)
         if sample:
             log.info("%s", "\n".join("  │ " + line for line in sample.splitlines()))
@@ -81,9 +84,10 @@ def describe(run: Run) -> str:
     length = f"{run.max_steps:,} steps" if run.max_steps else f"{config.max_minutes:g} minutes in steps"
     heads = run.model.blocks[0].attention.n_head  # a form with one head has one whatever config.model says
     processes = f" × {run.ranks.size} ({config.distributed})" if run.ranks.size > 1 else ""
+    part = f" ({SCORED_TOKENS:,} of them, spread evenly, at each)" if len(data.val) > SCORED_TOKENS else ""
     return (
         f"text      {data.description}\n"
-        f"tokens    {len(data.train):,} for training, {len(data.val):,} for validation, "
+        f"tokens    {len(data.train):,} for training, {len(data.val):,} for validation{part}, "
         f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids\n"
         f"model     {total:,} parameters, {sum(m.numel() for m in matrices):,} of them in {model.n_layer} blocks of "
         f"{heads} head{'s' * (heads > 1)} ({model.attention}), {model.n_embd} wide\n"

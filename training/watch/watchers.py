@@ -19,7 +19,7 @@ from errors import first_line
 from model.heads import attention_maps, head_statistics
 from model.size import flops_per_token
 from runs.metrics import Evaluation, Row, finite, read_metrics
-from runs.summary import is_number, sentence_of, write_summary
+from runs.summary import LOSSES, is_number, sentence_of, write_summary
 from training.device import peak_memory, reset_peak_memory
 from training.evaluation import first_windows
 from training.run import Run
@@ -116,7 +116,7 @@ class Summary:
             "tokens_per_s": round(statistics.median(speeds), 1) if speeds else None,
             "device": run.device.type,
             "peak_memory_mb": round(peak_memory(run.device) / 1e6, 1),
-            **{name: best.get(name) for name in ("val_loss", "val_bpb")},
+            **{name: best.get(name) for name in LOSSES},
         }
         write_summary(run.directory, values)
 
@@ -169,6 +169,8 @@ class Watchers:
                 "head_similarity": heads.similarity,
             }
             figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
+        if result.bpb_stderr is not None:
+            figures["val_bpb_stderr"] = result.bpb_stderr
         self.tell("evaluated", self._row(val_loss=result.loss, val_bpb=result.bpb, **figures), result, sample)
         self.measured = (self.run.progress.step, time.perf_counter())  # an evaluation's time is not the training's
 
