@@ -158,6 +158,8 @@ def refuse_folders(arguments: list[str]) -> None:
     typed = dict(argument.lstrip("+").partition("=")[::2] for argument in arguments)
     if (folder := typed.get("hydra.run.dir")) is not None:
         raise SettingsError(f"hydra.run.dir={folder} is not used: write run_dir={folder}.")
+    if typed.get("hydra.job.chdir", "false").lower() not in ("false", "null"):
+        raise SettingsError("hydra.job.chdir=true is not used: paths are relative to the folder that you start from.")
     for name in ("run_dir", "resume"):
         if {"-m", "--multirun"} & set(arguments) and typed.get(name, "null") != "null":
             remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"

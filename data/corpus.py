@@ -10,7 +10,8 @@ import sys
 import sysconfig
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ class Corpus:
     """Bytes of text, where known without reading."""
     documents: Callable[[], Iterator[Document]]
     """Starts again from the first document at each call. An empty document has no pieces."""
+    losses: files.Losses = field(default_factory=dict)
+    """What reading the documents has changed so far."""
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -53,13 +56,13 @@ def open_corpus(config: DataConfig) -> Corpus:
     """
     if config.source == "stdlib":
         root = Path(sysconfig.get_path("stdlib"))
-        found = [file for file in files.walk(root, _SKIPPED_FOLDERS) if file.suffix == ".py"]
+        found = [file for file in files.walk(root, _SKIPPED_FOLDERS) if file.path.suffix == ".py"]
         # Not what a distribution or an administrator has added.
-        found = [file for file in found if Path(file.relative_to(root).parts[0]).stem in sys.stdlib_module_names]
+        found = [file for file in found if Path(file.path.relative_to(root).parts[0]).stem in sys.stdlib_module_names]
         name = f"stdlib of {platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
         return _of_text_files(name, found, sys.version)
     if config.source == "shakespeare":
-        text = _of_text_files("tiny Shakespeare", [tiny_shakespeare(config.cache_dir)], "")
+        text = _of_text_files("tiny Shakespeare", files.find_files(str(tiny_shakespeare(config.cache_dir))), "")
         return Corpus("tiny Shakespeare: 1.1 MB", SHAKESPEARE_SHA256[:16], text.size, text.documents)
     if config.source == "hf":
         return _open_hf(config)
@@ -71,17 +74,20 @@ def open_corpus(config: DataConfig) -> Corpus:
     return _of_text_files(f"text of {config.path}", found, "text", refuse_binary=is_named)
 
 
-def _of_text_files(name: str, found: list[Path], kind: str, *, refuse_binary: bool = False) -> Corpus:
+def _of_text_files(name: str, found: list[files.Source], kind: str, *, refuse_binary: bool = False) -> Corpus:
+    losses: files.Losses = {}
+    blocks = partial(files.text_blocks, losses=losses, refuse_binary=refuse_binary)
     return Corpus(
         description=f"{name}: {_count(found)}",
         fingerprint=files.fingerprint(found, kind),
-        size=None if any(file.suffix == ".gz" for file in found) else sum(file.stat().st_size for file in found),
-        documents=lambda: (pieces(files.text_blocks(file, refuse_binary=refuse_binary)) for file in found),
+        size=None if any(file.path.suffix == ".gz" for file in found) else sum(file.size for file in found),
+        documents=lambda: (pieces(blocks(file.path)) for file in found),
+        losses=losses,
     )
 
 
-def _count(found: list[Path]) -> str:
-    size = sum(file.stat().st_size for file in found)
+def _count(found: list[files.Source]) -> str:
+    size = sum(file.size for file in found)
     amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} byte{'s' * (size != 1)}"
     return f"{len(found):,} file{'s' * (len(found) != 1)}, {amount}"
 
@@ -107,20 +113,22 @@ def tiny_shakespeare(cache_dir: str) -> Path:
     return path
 
 
-def _of_jsonl_files(path: str, found: list[Path], field: str) -> Corpus:
+def _of_jsonl_files(path: str, found: list[files.Source], name: str) -> Corpus:
     if Path(path).expanduser().is_dir():
-        found = [file for file in found if file.name.endswith(_JSONL_NAMES)]
+        found = [file for file in found if file.path.name.endswith(_JSONL_NAMES)]
         if not found:
             raise DataError(f"data.path={path} holds no {', '.join(_JSONL_NAMES)} files: give their folder.")
+    losses: files.Losses = {}
 
     def texts() -> Iterator[str]:
         for file in found:
-            with files.reading(file) as lines:
-                for where, record in files.json_records(lines, str(file)):
-                    yield _text_of(record, field, where)
+            with files.reading(file.path) as lines:
+                for where, record in files.json_records(lines, str(file.path), losses):
+                    yield _text_of(record, name, where)
 
-    mark = files.fingerprint(found, "jsonl", field)
-    return Corpus(f"field {field} of {path}: {_count(found)}", mark, None, lambda: (pieces([text]) for text in texts()))
+    mark = files.fingerprint(found, "jsonl", name)
+    documents = f"field {name} of {path}: {_count(found)}"
+    return Corpus(documents, mark, None, lambda: (pieces([text]) for text in texts()), losses)
 
 
 def _text_of(record: dict[str, Any], field: str, where: str) -> str:
@@ -149,7 +157,13 @@ def _dataset_texts(config: DataConfig, name: str) -> Iterator[str]:
         raise DataError('data=hf needs the datasets library: pip install -e ".[hf]".') from error
     what = f"data.name={config.name}, data.subset={config.subset}, data.split={config.split}"
     try:
-        records = datasets.load_dataset(name, config.subset, split=config.split, streaming=True)
+        saved = Path(name)
+        if (saved / "dataset_dict.json").is_file():  # of save_to_disk(), which load_dataset() cannot read
+            records = datasets.load_from_disk(name)[config.split]
+        elif (saved / "state.json").is_file():
+            records = datasets.load_from_disk(name)
+        else:
+            records = datasets.load_dataset(name, config.subset, split=config.split, streaming=True)
         for number, record in enumerate(records, start=1):
             yield _text_of(record, config.text_field, f"{what}: record {number}")
     except DataError:

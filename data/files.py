@@ -12,55 +12,79 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from errors import DataError
 
 UNFINISHED = ".unfinished"  # the ending of a name that something is being written under
 _BLOCK = 1 << 18  # bytes read at a time
+_REPLACEMENT = "\ufffd".encode()
 _BINARY_PROBE = 8192  # a NUL byte this early means a file is not text
 
 
-def find_files(path: str) -> list[Path]:
+class Source(NamedTuple):
+    """A file of text as it was found."""
+
+    path: Path
+    size: int
+    changed: int  # nanoseconds
+
+
+def find_files(path: str) -> list[Source]:
     """Return the sorted files that data.path means: a file, a folder's at any depth, or a glob's.
 
-    Hidden files and folders inside a folder are left out. Raises DataError when none is found or one is unreadable.
+    Hidden files and folders inside a folder are left out. Raises DataError when none is found or one is no file.
     """
     try:
         root = Path(path).expanduser()
-        names = glob.glob(str(root), recursive=True)  # noqa: PTH207  (Path.glob refuses absolute patterns)
-        globbed = sorted(file for file in map(Path, names) if file.is_file())
-        files = walk(root) if root.is_dir() else [root] if root.exists() else globbed
+        if root.is_dir():
+            files = walk(root)
+        else:
+            # PTH207: Path.glob refuses absolute patterns.
+            names = [root] if root.exists() else sorted(map(Path, glob.glob(str(root), recursive=True)))  # noqa: PTH207
+            files = [_source(file, file.stat()) for file in names if file == root or file.is_file()]
     except (OSError, RuntimeError) as error:  # a closed parent folder, or no such user
         raise DataError(f"data.path={path} cannot be read ({error}): change its permissions or the path.") from error
     if not files:
         what = "is a folder without files" if root.is_dir() else f"does not exist (seen from {Path.cwd()})"
         raise DataError(f"data.path={path} {what}: give a file, a folder or a quoted glob that holds text.")
-    for file in files:
-        if not file.is_file() or not os.access(file, os.R_OK):
-            raise DataError(f"data.path={path}: {file} is not a readable file: change its permissions or the path.")
+    if not root.is_dir() and (odd := [file.path for file in files if not file.path.is_file()]):
+        raise DataError(f"data.path={path}: {odd[0]} is not a readable file: change its permissions or the path.")
     return files
 
 
-def walk(root: Path, skipped_folders: frozenset[str] = frozenset()) -> list[Path]:
-    """Return all files below `root`, sorted, without hidden ones and those in `skipped_folders`."""
-
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{error.filename} cannot be read ({error.strerror}): change its permissions or data.path.")
-
-    files = []
-    for folder, folders, names in os.walk(root, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in skipped_folders]
-        files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in files if file.is_file())
+def _source(path: Path, status: os.stat_result) -> Source:
+    return Source(path, status.st_size, status.st_mtime_ns)
 
 
-def fingerprint(files: list[Path], *extra: str) -> str:
+def walk(root: Path, skipped_folders: frozenset[str] = frozenset()) -> list[Source]:
+    """Return all files below `root`, sorted, without hidden ones and those in `skipped_folders`.
+
+    A file costs one call of the system: folders of 200,000 are read at every start.
+    """
+    files, folders = [], [str(root)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        folders += [entry.path] * (entry.name not in skipped_folders)
+                    elif entry.is_file():
+                        files.append((entry.path, entry.stat()))
+        except OSError as error:
+            why = f"{error.filename} cannot be read ({error.strerror})"
+            raise DataError(f"{why}: change its permissions or data.path.") from error
+    return sorted(_source(Path(path), status) for path, status in files)
+
+
+def fingerprint(files: list[Source], *extra: str) -> str:
     """Return a hex string that changes with any file's path, size or time of change. Contents are not read."""
     digest = hashlib.sha256("\0".join(extra).encode())
+    here = Path.cwd()
     for file in files:
-        status = file.stat()
-        digest.update(f"\0{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+        digest.update(f"\0{here / file.path}\0{file.size}\0{file.changed}".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
 
 
@@ -74,33 +98,60 @@ def reading(file: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
         raise DataError(f"data.path: {file} cannot be read ({error}): mend it or leave it out.") from error
 
 
-def text_blocks(file: Path, *, refuse_binary: bool) -> Iterator[str]:
-    """Yield a file's text in blocks of bounded size, with U+FFFD for bytes that are not UTF-8.
+Losses = dict[str, int]
+"""What reading has changed: to each file's name how many of its characters were not UTF-8; 0 for a binary file, which
+is left out."""
 
-    A binary file raises DataError with `refuse_binary`, and yields nothing without.
+
+def text_blocks(file: Path, losses: Losses, *, refuse_binary: bool) -> Iterator[str]:
+    """Yield a file's text in blocks of bounded size, without a BOM, with U+FFFD for bytes that are not UTF-8.
+
+    A file that is mostly such bytes raises DataError. So does a binary one with `refuse_binary`; without it yields
+    nothing.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+    size = lost = 0
     with reading(file) as stream:
-        block = stream.read(_BLOCK)
+        block, before = stream.read(_BLOCK), b""
+        if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise DataError(f"data.path: {file} is UTF-16: convert it to UTF-8 (iconv) or leave it out.")
         if b"\0" in block[:_BINARY_PROBE]:
             if refuse_binary:
                 raise DataError(f"data.path={file} is a binary file (it has NUL bytes): give text in UTF-8.")
+            losses[str(file)] = 0
             return
-        while block:
-            yield decoder.decode(block)
+        while True:
+            text = decoder.decode(block, final=not block)
+            # Those that the file has itself are not lost.
+            lost += text.count("\ufffd") - (before + block).count(_REPLACEMENT)
+            size, before = size + len(text), block[-2:]
+            if not block and lost:
+                losses[str(file)] = lost
+            if not block and 2 * lost > size:
+                why = f"{lost:,} of its {size:,} characters cannot be read"
+                raise DataError(
+                    f"data.path: {file} is not UTF-8 ({why}): convert it, e.g. with iconv, or leave it out."
+                )
+            yield text
+            if not block:
+                return
             block = stream.read(_BLOCK)
-    yield decoder.decode(b"", final=True)
 
 
-def json_records(lines: Iterable[bytes], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_records(
+    lines: Iterable[bytes], source: str, losses: Losses | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each object of JSON lines with where it is, "SOURCE line 3"; empty lines are passed over.
 
     Raises DataError for a line that is no JSON object.
     """
+    lost = 0
     for number, line in enumerate(lines, start=1):
         where, text = f"{source} line {number}", line.decode("utf-8", "replace").removeprefix("\ufeff").strip()
         if not text:
             continue
+        if losses is not None and (lost := lost + text.count("\ufffd") - line.count(_REPLACEMENT)):
+            losses[source] = lost
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:

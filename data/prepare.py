@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -15,13 +16,14 @@ from tiktoken import Encoding
 
 from data.config import DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
-from data.files import UNFINISHED, remove, replacing
+from data.files import UNFINISHED, Losses, remove, replacing
 from data.shards import Tokens, encode_splits, open_tokens, token_dtype
 from data.split import SPLITS, Split
 from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
 from errors import DataError
 
 FORMAT = 3
+_NAMED = 5  # files with losses that are named
 
 Log = Callable[[str], None]
 
@@ -94,6 +96,8 @@ def _open(directory: Path, corpus: Corpus, log: Log) -> PreparedData | None:
         return None
     try:
         meta = json.loads((directory / "meta.json").read_bytes())
+        if meta.pop("crc32") != _checksum(meta):
+            raise ValueError("meta.json is not what was written")
         if meta["tokenizer_crc32"] != zlib.crc32((directory / "tokenizer.json").read_bytes()):
             raise ValueError("tokenizer.json is not what was written")
         train, val = (open_tokens(directory, split, np.dtype(meta["dtype"]), meta[split]) for split in SPLITS)
@@ -101,6 +105,21 @@ def _open(directory: Path, corpus: Corpus, log: Log) -> PreparedData | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         log(f"The prepared tokens in {directory} are damaged ({error}); preparing them again.")
         return None
+
+
+def _checksum(meta: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(meta, sort_keys=True).encode())
+
+
+def _report_losses(losses: Losses, log: Log) -> None:
+    """Say what of the text was not read as it is."""
+    replaced = {name: count for name, count in losses.items() if count}
+    for (name, count), _ in zip(replaced.items(), range(_NAMED), strict=False):
+        log(f"{name} is not all UTF-8: {count:,} character{'s' * (count > 1)} became U+FFFD.")
+    if len(replaced) > _NAMED:
+        log(f"{len(replaced) - _NAMED:,} more files have {sum([*replaced.values()][_NAMED:]):,} such characters.")
+    if binary := [name for name, count in losses.items() if not count]:
+        log(f"{len(binary):,} binary file{'s' * (len(binary) > 1)} left out, first {binary[0]}.")
 
 
 def _make(
@@ -112,6 +131,7 @@ def _make(
     with replacing(directory) as unfinished:
         unfinished.mkdir()
         split = Split(corpus, data.held_out)
+        _report_losses(corpus.losses, log)
         if encoding is None:
             encoding = make_tokenizer(config, (piece.text for piece in split if piece.split == "train"))
         save_tokenizer(encoding, unfinished / "tokenizer.json")
@@ -133,7 +153,8 @@ def _make(
             "versions": {name: version(name) for name in ("tiktoken", "rustbpe", "numpy")},
             **summaries,
         }
-        (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        text = json.dumps({**meta, "crc32": _checksum(meta)}, indent=1)
+        (unfinished / "meta.json").write_text(text, encoding="utf-8")
     train, val = (summaries[split] for split in SPLITS)
     per_token = (train["bytes"] + val["bytes"]) / (train["tokens"] + val["tokens"])
     log(

@@ -1,26 +1,31 @@
 """Token shards: raw little-endian ids in files of bounded size, written in order and read as one long stream."""
 
+import json
 import os
 import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
 import tiktoken
 from tqdm import tqdm
 
+from data.files import replacing
 from data.split import SPLITS, SplitPiece
 from data.tokenizer import encode_documents
+from errors import DataError
 
 SHARD_TOKENS = 100_000_000
 VERIFIED_BYTES = 500_000_000
-"""A split up to this size is compared with its checksums when opened, in at most 0.4 seconds. Of a larger one only
-the sizes are compared."""
+"""A split up to this size is compared with its checksums when opened, in at most 0.4 seconds. The shards of a larger
+one are compared once each, while they are used already."""
 
 _FILE = "{split}_{number:05d}.bin"
 _CHUNK = 1 << 20  # characters that a thread encodes at a time
@@ -37,6 +42,8 @@ class Tokens:
         self._shards = shards
         self._starts = [0, *accumulate(len(shard) for shard in shards)]
         self._places: dict[int, np.ndarray] = {}
+        self.damage = ""
+        """What is wrong with a shard, as soon as it is found."""
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -45,6 +52,8 @@ class Tokens:
         """Return the tokens of a slice without a step, uint16 or uint32 [stop - start]."""
         start, stop, step = index.indices(len(self))
         assert step == 1, "tokens are read in order"
+        if self.damage:
+            raise DataError(self.damage)
         if start >= stop:
             return np.zeros(0, dtype=np.uint16)
         shard = bisect_right(self._starts, start) - 1
@@ -89,7 +98,7 @@ class ShardWriter:
 
 def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str, Any]) -> Tokens:
     """Return the split that a ShardWriter wrote. Raises ValueError when a file is missing or altered."""
-    shards = []
+    shards, later = [], []
     verified = sum(summary["shards"]) * dtype.itemsize <= VERIFIED_BYTES
     for number, (count, checksum) in enumerate(zip(summary["shards"], summary["crc32"], strict=True)):
         path = directory / _FILE.format(split=split, number=number)
@@ -101,9 +110,32 @@ def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str,
         if verified and checksum != zlib.crc32(shard.data):
             raise ValueError(f"{path.name} is not what was written")
         shards.append(shard)
+        later.append((path, checksum))
     if sum(summary["shards"]) != summary["tokens"]:
         raise ValueError(f"the counts of split {split} disagree")
-    return Tokens(shards, documents=summary["documents"], text_bytes=summary["bytes"])
+    tokens = Tokens(shards, documents=summary["documents"], text_bytes=summary["bytes"])
+    if not verified:
+        Thread(target=_verify, args=(tokens, directory / f"verified_{split}.json", later), daemon=True).start()
+    return tokens
+
+
+def _verify(tokens: Tokens, known: Path, shards: list[tuple[Path, int]]) -> None:
+    """Compare shards with their checksums, but for those that `known` says were whole and have not changed since."""
+    seen: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError):
+        seen = dict(json.loads(known.read_bytes()))
+    for path, checksum in shards:
+        status = path.stat()
+        state = [status.st_size, status.st_mtime_ns]
+        if seen.get(path.name) == state:
+            continue
+        if checksum != zlib.crc32(np.memmap(path, dtype=np.uint8, mode="r").data):
+            remedy = f"remove the folder {path.parent}, and the text is prepared again"
+            tokens.damage = f"{path.name} of the prepared tokens is damaged: {remedy}."
+            return
+        seen[path.name] = state
+        with suppress(OSError), replacing(known) as unfinished:  # a cache that only others may write is fine
+            unfinished.write_text(json.dumps(seen))
 
 
 def token_dtype(n_vocab: int) -> np.dtype:

@@ -1,15 +1,20 @@
 """Text to token ids: every tokenizer is a tiktoken Encoding with the special token <|endoftext|>."""
 
+import atexit
 import base64
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import tiktoken
+from tqdm import tqdm
 
 from data.config import TokenizerConfig
 from data.pieces import pieces, replace_surrogates
@@ -69,15 +74,39 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
     """
     import rustbpe  # type: ignore[import-untyped]  # only preparing data needs it
 
-    def beginning(left: int) -> Iterable[str]:
+    stopped, done = False, Future[None]()
+    bar = tqdm(desc="training the tokenizer", unit="B", unit_scale=True, disable=None)
+
+    def beginning(left: int) -> Iterator[str]:
         for text in training_text:
+            if stopped:
+                return
             yield text[:left]
+            bar.update(len(text[:left].encode()))
             if (left := left - len(text)) <= 0:
                 return
 
+    def work() -> None:
+        try:
+            trainer.train_from_iterator(beginning(BPE_TRAINING_CHARACTERS), vocab_size - 1, pattern=pattern)
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
     logging.getLogger("rustbpe").setLevel(logging.WARNING)  # it logs every percent of its work
     trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(beginning(BPE_TRAINING_CHARACTERS), vocab_size - 1, pattern=pattern)
+    Thread(target=work, daemon=True).start()  # it takes no notice of Ctrl-C for many seconds: this thread does
+    try:
+        while not done.done():
+            wait([done], timeout=0.5)
+            bar.refresh()
+    except KeyboardInterrupt:
+        atexit.register(os._exit, 130)  # an orderly end of the process aborts in a thread of Rust
+        raise
+    finally:
+        stopped = True
+        bar.close()
+    done.result()
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
     return tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
 

@@ -130,7 +130,7 @@ FILLER = "x" * (files._BLOCK - 1)  # a character begins in the first block and e
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"\xef\xbb\xbfone\r\ntwo\rthree\n\n \t", "\ufeffone\r\ntwo\rthree\n\n \t"),
+        (b"\xef\xbb\xbfone\r\ntwo\rthree\n\n \t", "one\r\ntwo\rthree\n\n \t"),
         (FILLER.encode() + "é".encode() + b"\xff\xfe end\xc3", FILLER + "é\ufffd\ufffd end\ufffd"),
     ],
     ids=["white space", "invalid UTF-8"],
@@ -155,12 +155,47 @@ def test_a_document_larger_than_its_memory_is_read_in_bounded_pieces(tmp_path, n
     assert sum(lengths) == len(content) and max(lengths) <= LONGEST and peak < 8_000_000
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "lost"),
+    [
+        ("utf8.txt", "é \ufffd, an original".encode(), {}),
+        ("border.txt", FILLER.encode() + b"\xef\xbf\xbd and \xff", {"border.txt": 1}),
+        ("latin.txt", "café à la crème".encode("latin-1"), {"latin.txt": 3}),
+        ("cut.txt", "a word, then half an é".encode()[:-1], {"cut.txt": 1}),
+        ("bom.txt", b"\xef\xbb\xbftext", {}),
+        ("picture.png", b"PNG\0\1\2", {"picture.png": 0}),
+        ("a.jsonl", b'{"text": "fine \xe9\xff"}\n{"text": "\xef\xbf\xbd \xff"}\n', {"a.jsonl": 3}),
+    ],
+)
+def test_what_is_not_utf8_is_counted_by_file(tmp_path, name, content, lost):
+    (tmp_path / name).write_bytes(content)
+    source = "jsonl" if name.endswith("jsonl") else "text"
+    corpus = open_corpus(DataConfig(source=source, path=str(tmp_path)))
+    for _ in range(2):
+        texts(corpus)
+        assert {Path(file).name: count for file, count in corpus.losses.items()} == lost
+
+
+def test_opening_a_folder_asks_the_system_once_for_each_file(tmp_path, monkeypatch):
+    for number in range(300):
+        (tmp_path / f"{number}.txt").write_text("x")
+    calls = []
+    for name in ("stat", "lstat", "access", "readlink"):
+        original = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, _call=original, **k: calls.append(a) or _call(*a, **k))
+    assert text_corpus(tmp_path).description.endswith(": 300 files, 300 bytes")
+    assert len(calls) < 30  # DirEntry.stat() is the one call, and is not counted
+
+
 FINE = b'{"text": "fine"}\n\n'
 REFUSED = {
     "missing.txt": (None, "does not exist"),
     "*.none": (None, "does not exist"),
     "empty/": (None, "is a folder without files"),
     "binary.txt": (b"\x7fELF\0\0", "is a binary file"),
+    "utf16.txt": ("\ufeffsome words".encode("utf-16-le"), "is UTF-16"),
+    "chinese.txt": ("\ufeff汉语没有零字节".encode("utf-16-le"), "is UTF-16"),
+    "cyrillic.txt": (("чтение, письмо\n" * 9).encode("cp1251"), "is not UTF-8 (108 of its 135 characters"),
     "broken.gz": (b"not packed at all", "cannot be read"),
     "cut.gz": (gzip.compress(bytes(range(256)))[:200], "cannot be read"),
     "others/": (b"x", "holds no .jsonl"),
@@ -197,7 +232,7 @@ def test_an_unreadable_file_is_refused_by_name(tmp_path):
     (tmp_path / "secret.txt").write_text("x")
     (tmp_path / "secret.txt").chmod(0)
     with pytest.raises(DataError, match=r"secret\.txt"):
-        text_corpus(tmp_path)
+        texts(text_corpus(tmp_path))
 
 
 def test_the_fingerprint_changes_with_the_files_and_only_with_them(tmp_path, monkeypatch):
@@ -296,6 +331,15 @@ def test_hf_streams_the_field_of_the_split(monkeypatch):
     found = hf_texts(monkeypatch, load_dataset, subset="en", split="test", text_field="body")
     assert found == ["one", "two"]
     assert asked == [("someone/stories", "en", "test", True)]
+
+
+@pytest.mark.parametrize("form", ["state.json", "dataset_dict.json"])
+def test_a_folder_of_save_to_disk_is_loaded_from_the_disk(tmp_path, monkeypatch, form):
+    (tmp_path / form).write_text("{}")
+    saved = [{"text": "one"}, {"text": "two"}]
+    library = types.SimpleNamespace(load_from_disk=lambda _: saved if form == "state.json" else {"dev": saved})
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    assert texts(open_corpus(DataConfig(source="hf", name=str(tmp_path), split="dev"))) == ["one", "two"]
 
 
 def broken(*_, **__):

@@ -4,10 +4,12 @@ import gzip
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -118,10 +120,11 @@ def test_one_long_text_is_split_at_a_line_near_the_last_tenth_and_encoded_as_who
     assert abs(len(val) - len(text) / 10) < 100 and ids(data.train)[1:] == data.tokenizer.encode_ordinary(train)
 
 
-def test_invalid_utf8_is_counted_as_it_is_read(tmp_path):
-    file = tmp_path / "a.txt"
+def test_invalid_utf8_is_counted_as_it_is_read_and_said(tmp_path):
+    file, log = tmp_path / "a.txt", []
     file.write_bytes(b"good \xff\xfe bad\n" * 100)
-    data = prepared(tmp_path, file)
+    data = prepared(tmp_path, file, log=log)
+    assert f"{file} is not all UTF-8: 200 characters became U+FFFD." in log
     text = "good \ufffd\ufffd bad\n" * 100
     assert "".join(documents(data, data.train) + documents(data, data.val)) == text
     assert data.train.text_bytes + data.val.text_bytes == len(text.encode())
@@ -283,10 +286,24 @@ def counted(content: bytes) -> bytes:
     return json.dumps(meta).encode()
 
 
+def bit_in(name: bytes) -> Callable[[bytes], bytes]:
+    """Flip the lowest bit of the number after `name` in the second split."""
+    return lambda content: re.sub(
+        b'(?s)("val": .*?"' + name + rb'": \d*)(\d)', lambda m: m[1] + bytes([m[2][0] ^ 1]), content, count=1
+    )
+
+
 DAMAGE = {  # to each file of the cache: its new content, None for no file
     "train_00000.bin": [lambda content: content[:100], flipped],
     "val_00000.bin": [flipped, lambda _: None],
-    "meta.json": [lambda _: b"", lambda _: b'{"dtype": [1], "train": 3}', counted, lambda _: None],
+    "meta.json": [
+        lambda _: b"",
+        lambda _: b'{"dtype": [1], "train": 3}',
+        counted,
+        bit_in(b"bytes"),
+        bit_in(b"documents"),
+        lambda _: None,
+    ],
     "tokenizer.json": [lambda _: b"{", lambda content: content + b"\n"],
 }
 
@@ -303,6 +320,38 @@ def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, name, dama
     again = prepared(tmp_path, text_file, log=log)
     assert "damaged" in log[0] and str(whole.directory) in log[0] and ids(again.train) == expected
     assert cache_names(tmp_path) == [whole.directory.name]
+
+
+def test_large_shards_are_each_compared_once_while_they_are_used(tmp_path, text_file, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 600)
+    monkeypatch.setattr(shards, "VERIFIED_BYTES", 1000)
+    compared, original, memmap = [], shards._verify, np.memmap
+    monkeypatch.setattr(shards, "_verify", lambda *arguments: compared.append(arguments))  # in no other thread
+
+    data = prepared(tmp_path, text_file)
+    compared.clear()
+
+    def verify() -> str:
+        prepared(tmp_path, text_file)
+        tokens, known, files = compared.pop(0)
+        with monkeypatch.context() as patch:
+            read = []
+            patch.setattr(np, "memmap", lambda *a, **k: read.append(a) or memmap(*a, **k))
+            original(tokens, known, files)
+        compared.clear()
+        counts.append(len(read))
+        return tokens.damage
+
+    counts: list[int] = []
+    assert verify() == "" and verify() == "" and counts == [10, 0]
+    shard = data.directory / "train_00007.bin"
+    shard.write_bytes(flipped(shard.read_bytes()))
+    os.utime(shard, ns=(1, 1))
+    damage = verify()
+    assert "train_00007.bin" in damage and f"remove the folder {data.directory}" in damage and counts[2] == 1
+    (tokens := data.train).damage = damage
+    with pytest.raises(DataError, match="train_00007"):
+        tokens[:5]
 
 
 def test_what_dead_runs_left_is_removed_and_what_live_runs_write_is_not(tmp_path, text_file):
@@ -346,6 +395,24 @@ def test_a_run_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_path, 
     lines = "a line of some words\n"
     assert documents(data, data.train) + documents(data, data.val) == [lines * 270, lines * 30]
     assert cache_names(tmp_path) == [data.directory.name]
+
+
+def test_ctrl_c_while_the_bpe_is_trained_ends_at_once(tmp_path):
+    file = tmp_path / "long.txt"
+    rng = np.random.default_rng(0)
+    file.write_bytes(rng.choice(np.frombuffer(b"abcdefghijklmnop   \n", np.uint8), 20_000_000).tobytes())
+    settings = [f"data.path={file}", f"data.cache_dir={tmp_path}", "tokenizer.vocab_size=30000"]
+    script = Path(sys.executable), "train.py", *settings, f"run_dir={tmp_path / 'run'}"
+    process = subprocess.Popen(script, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert "Preparing" in process.stdout.readline()
+    time.sleep(6)
+    assert process.poll() is None
+    started = time.perf_counter()
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=30)[0]
+    assert process.returncode == 130 and len(rest.splitlines()) <= 1 and "Traceback" not in rest
+    assert time.perf_counter() - started < 4  # about 0.3 s on a quiet machine
+    assert not list((tmp_path / "tokens").glob("*.unfinished"))
 
 
 def test_two_runs_that_start_at_once_prepare_once(tmp_path, text_file):
