@@ -123,10 +123,12 @@ def check_settings(settings: dict[str, Any], saved: Meta, *, data: str) -> None:
     differing = [name for name in sorted(now.keys() | before.keys()) if now.get(name) != before.get(name)]
     bound = [name for name in differing if not f"{name}.".startswith(tuple(f"{free}." for free in FREE))]
     changed = [f"{name}={now.get(name)} (was {before.get(name)})" for name in bound]
+    remedies = ["leave these out"] * bool(changed) + ["restore the text"] * (data != saved["data"])
     changed += ["the text has changed"] * (data != saved["data"])
     sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
     if changed and not settings["allow_changes"]:
-        raise SettingsError(f"{sentence}: leave these out, or set allow_changes=true to go on from there all the same.")
+        remedy = " and ".join(remedies)
+        raise SettingsError(f"{sentence}: {remedy}, or set allow_changes=true to go on from there all the same.")
     if changed:
         log.warning("%s.", sentence)
 

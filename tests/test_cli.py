@@ -127,6 +127,7 @@ MISTAKES = {
     "train.py data.path=it's": "cannot read the override",
     "train.py seed=1 -m sample_prompt=it's": "cannot read the override",
     "train.py hydra.run.dir=a": "write run_dir=a",
+    "train.py hydra.job.chdir=true": "hydra.job.chdir=true is not used: paths are relative to the folder",
     "train.py seed=1,2 -m run_dir=a": "run_dir=a is for a single run",
     "train.py -m resume=auto": "resume=auto is for a single run",
     "train.py =5": "cannot read '=5': settings are typed NAME=VALUE",

@@ -174,7 +174,7 @@ def test_settings_that_change_the_result_are_named_and_refused_and_others_may_ch
     others = replace(config, **changed, max_steps=9, eval_interval=2, log_interval=3, keep_checkpoints=1)
     train(replace(others, resume=config.run_dir))
     text_file.write_text(text_file.read_text() + "one more sentence.\n")
-    with pytest.raises(SettingsError, match="the text has changed"):
+    with pytest.raises(SettingsError, match="the text has changed: restore the text, or set allow_changes=true"):
         train(replace(others, resume=config.run_dir))
 
 
