@@ -1,5 +1,6 @@
 """What a run would take, predicted before it starts: parameters, arithmetic, memory, time, here or on a cluster."""
 
+import logging
 import math
 import time
 import weakref
@@ -33,6 +34,8 @@ from training.run import Run, steps_to_take, windows_each
 from training.size import model_sizes, refuse_too_large
 from training.start import check_machine
 from training.step import take_step
+
+log = logging.getLogger("tinygpt")
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training; published GPT-2 runs report 40%.
 UTILISATION = 0.4
@@ -152,7 +155,7 @@ def plan_run(config: TrainConfig) -> str:
     windows = windows_each(config, config.plan.devices if name else 1)
     micro = config.micro_batch_size or windows
     _, encoding = load_origin(config)
-    data = prepare(config.data, config.tokenizer, encoding=encoding, log=lambda _: None)
+    data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
     if config.model.n_layer > DEEPEST or micro * config.model.block_size > LONGEST:  # too slow to be tried
         memory, count = (
@@ -269,4 +272,4 @@ def _length(config: TrainConfig, seconds_a_step: float, seconds_an_evaluation: f
     steps = min(ends)
     evaluations = math.ceil(steps / config.eval_interval)
     total = duration(steps * seconds_a_step + evaluations * seconds_an_evaluation)
-    return f"{total} for {steps:,} steps and {evaluations:,} evaluations of {duration(seconds_an_evaluation)}"
+    return f"{total} for {steps:,} steps and {evaluations:,} evaluations of {seconds_an_evaluation:.3g} s"
