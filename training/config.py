@@ -216,6 +216,7 @@ class TrainConfig:
         """Windows in one forward pass of an evaluation."""
         return self.eval_batch_size or max(1, 4_096 // self.model.block_size)
 
+
 def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
     """Raise SettingsError for a setting that was typed and changes nothing beside the others."""
     form, source, name = c.model.attention, c.data.source, c.schedule.name
