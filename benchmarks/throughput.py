@@ -176,7 +176,7 @@ def make_run(config: TrainConfig, precision: torch.dtype, device: torch.device) 
     torch.manual_seed(1)
     run = trial_run(config, device, precision)
     run.batches = random_batches(config)
-    run.forward = spread(run.model, "ddp", device, compiled=device.type == "cuda")
+    run.forward = spread(run.model, run.ranks, "ddp", device, precision, compiled=device.type == "cuda")
     return run
 
 

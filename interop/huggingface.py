@@ -10,7 +10,7 @@ Weights and config are read and written as safetensors and JSON, without the tra
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from model.attention import MultiHeadAttention
 from model.attention.layer import NORM_EPS
 from model.config import ATTENTION_FUNCTIONS, GPTConfig
 from model.gpt import GPT, load_weights, plain_weights, save_file
+from model.size import without_weights
 
 
 @dataclass(frozen=True)
@@ -143,27 +144,34 @@ def from_huggingface(where: str) -> GPT:
     where: a folder or a name on the hub. Raises HuggingFaceError when it cannot be read or has what ours cannot
     express.
     """
-    folder = find_folder(where)
+    config, read = read_huggingface(where)
+    model = GPT(config)
+    with _readable(where):
+        load_weights(model, {name: read(name) for name, _ in model.named_parameters()})
+    return model.eval()
+
+
+def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
+    """Return the settings of from_huggingface(where), and what reads its weight of a name in ours."""
+    folder, config = find_folder(where), read_config(where)
     index = folder / "model.safetensors.index.json"  # of the several files that a large one is in
     with _readable(where):
-        model = GPT(read_config(where))
         files = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ["model.safetensors"]
-        weights: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}  # mapped from the files
         for file in sorted(set(files)):
             if Path(file).name != file:
                 raise HuggingFaceError(f"{index} names a file elsewhere ({file}).")
-            weights |= {name: tensor.float() for name, tensor in load_file(folder / file).items()}
-        shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-        ours: dict[str, Tensor] = {}
+            weights |= load_file(folder / file)
+        model, parts = without_weights(config), {}
         for theirs, names in _names_in_theirs(model).items():
             if theirs not in weights:
                 theirs = theirs.removeprefix("transformer.")  # GPT2Model, without a head, has none
             for name, part in zip(names, weights[theirs].chunk(len(names), dim=-1), strict=True):
-                ours[name] = _change_layout(name, part, model, back=True)
-                if ours[name].shape != shapes[name]:
-                    raise ValueError(f"{theirs} does not have the size that config.json says, {shapes[name]}")
-        load_weights(model, ours)
-    return model.eval()
+                shape = tuple(model.get_parameter(name).shape)
+                if _change_layout(name, part.to("meta"), model, back=True).shape != shape:
+                    raise ValueError(f"{theirs} does not have the size that config.json says, {shape}")
+                parts[name] = part
+    return config, lambda name: _change_layout(name, parts[name].float(), model, back=True)
 
 
 def read_config(where: str) -> GPTConfig:

@@ -1,15 +1,16 @@
 """The GPT: token embedding, a stack of blocks (attention, then MLP), final norm, language-model head."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from model.attention import make_attention
 from model.attention.layer import Rotation
@@ -104,8 +105,8 @@ class GPT(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @torch.no_grad()
-    def initialize(self) -> None:
-        """Draw the weights from torch's generator.
+    def initialize(self, draw: Callable[..., object] = nn.init.normal_) -> None:
+        """Draw the weights from torch's generator, each by draw(weight, std=…).
 
         zero_init=false is GPT-2's scheme: N(0, 0.02), and 0.02 / √(2 n_layer) where a layer writes to
         the residual stream. zero_init=true draws weights at unit gain, N(0, 1/fan_in), and starts those
@@ -114,19 +115,22 @@ class GPT(nn.Module):
         for name, module in self.named_modules():
             writes_residual = name.endswith(("o_proj", "down_proj"))
             if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+                draw(module.weight, std=0.02)
             elif isinstance(module, nn.Linear) and module.weight is not self.token_embedding.weight:
                 if self.config.zero_init:
                     std = 0.0 if writes_residual or module is self.lm_head else module.in_features**-0.5
                 else:
                     std = 0.02 / math.sqrt(2 * self.config.n_layer) if writes_residual else 0.02
-                nn.init.normal_(module.weight, std=std)
+                draw(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
 
 class Block(nn.Module):
     """Attention, then MLP, each normalised at its input and added to the residual stream."""
+
+    recompute = False
+    """Whether training keeps x alone for the backward pass, and there computes the rest again (Chen et al. 2016)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -136,10 +140,15 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
+    def forward(self, x: Stream, **others: Any) -> Stream:
+        """Return x plus what attention and MLP add; the other arguments are the attention's."""
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(self._add, x, use_reentrant=False, **others)
+        return self._add(x, **others)
+
+    def _add(
         self, x: Stream, *, mask: Mask = None, rotation: Rotation = None, cache: Cache = None, layer: int = 0
     ) -> Stream:
-        """Return x plus what attention and MLP add; the other arguments are the attention's."""
         y = self.attention(self.attention_norm(x), mask=mask, rotation=rotation, cache=cache, layer=layer)
         x = x + self.dropout(y)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
@@ -181,8 +190,23 @@ class SwiGLU(nn.Module):
 
 def make_norm(config: GPTConfig) -> nn.Module:
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.n_embd, eps=config.norm_eps)
-    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
+        return RMSNorm(config.n_embd, eps=config.norm_eps)
+    return LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, in x's type: FSDP may gather the weight in another, and the fused kernel wants them alike."""
+
+    def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's, in x's type, as RMSNorm."""
+
+    def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:

@@ -77,9 +77,10 @@ class _SummedNats(torch.autograd.Function):
             nats, slope = nats_and_slope(some, heads, targets[first : first + chunk], softcap)
             summed = summed + nats
             torch.mm(slope, heads, out=to_x[first : first + chunk])
-            part = (slope.mT @ some).to(weight.dtype)
+            part = (slope.mT @ some).to(torch.promote_types(weight.dtype, torch.float32))
             to_weight = part if to_weight is None else to_weight.add_(part)
-        ctx.save_for_backward(to_x.to(x.dtype), to_weight)
+        assert to_weight is not None
+        ctx.save_for_backward(to_x.to(x.dtype), to_weight.to(weight.dtype))
         return summed
 
     @staticmethod

@@ -38,7 +38,7 @@ FREE = (
     *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
     *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
     *("sample_tokens", "sample_prompt", "wandb", "data.cache_dir"),
-    *("device", "compile", "deterministic", "distributed", "micro_batch_size"),
+    *("device", "compile", "deterministic", "distributed", "recompute", "micro_batch_size"),
 )
 
 

@@ -176,7 +176,7 @@ def test_a_cropped_or_extended_block_gives_the_same_logits_where_both_reach(posi
     model, tokens = random_gpt(position=position), torch.randint(61, (2, 8))
     for block_size in (8, 16, 40):
         resized = random_gpt(seed=1, position=position, block_size=block_size)
-        copy_weights(model, resized)
+        copy_weights(model.get_parameter, resized)
         assert torch.equal(resized(tokens), model(tokens))
         assert resized(torch.randint(61, (1, block_size))).isfinite().all()
 
@@ -186,7 +186,7 @@ def test_a_resized_vocabulary_gives_the_known_tokens_the_same_logits(tied):
     model, tokens = random_gpt(tie_embeddings=tied), torch.randint(50, (2, 8))
     for vocab_size in (50, 61, 70):
         resized, both = random_gpt(seed=1, tie_embeddings=tied, vocab_size=vocab_size), min(61, vocab_size)
-        copy_weights(model, resized)
+        copy_weights(model.get_parameter, resized)
         logits = resized(tokens)
         torch.testing.assert_close(logits[..., :both], model(tokens)[..., :both])
         if vocab_size == 70:

@@ -24,7 +24,7 @@ from settings import CONF, to_settings
 from train import train
 from training import plan
 from training.config import PlanConfig, ScheduleConfig, TrainConfig
-from training.plan import plan_run, predict_memory
+from training.plan import Memory, plan_run, predict_memory
 from training.run import steps_to_take
 from training.size import refuse_too_large
 
@@ -66,7 +66,7 @@ def test_the_operations_of_attention_are_those_of_the_positions_seen(window):
     assert attention == pytest.approx(12 * 2 * 64 * seen, rel=0.04)
 
 
-MEASURED = {  # a model; batch_size, micro_batch_size, optimizer
+MEASURED = {  # a model; batch_size, micro_batch_size, optimizer, recompute
     "the default": ("vocab_size=2048, n_layer=4, n_embd=128, block_size=128", 8, 8, "muon"),
     "accumulating": ("vocab_size=2048, n_layer=4, n_embd=256, block_size=128", 8, 4, "muon"),
     "large vocabulary": (
@@ -78,6 +78,7 @@ MEASURED = {  # a model; batch_size, micro_batch_size, optimizer
         "vocab_size=512, n_layer=3, n_embd=192, block_size=256, attention='matmul', attention_dropout=0.1",
         *(4, 4, "muon"),
     ),
+    "recomputed": ("vocab_size=512, n_layer=8, n_embd=192, block_size=256", 4, 4, "adamw", "block"),
 }
 
 MEASURE = """
@@ -92,8 +93,8 @@ cpu = torch.device("cpu")
 # A smaller run first loads the kernels, whose code is not the model's memory.
 small = TrainConfig(model=GPTConfig(n_layer=1, n_embd=32, n_head=2, block_size=8, vocab_size=10), batch_size=1)
 take_step(trial_run(small, cpu, torch.float32), 0)
-for model, batch, micro, name in json.loads(sys.argv[1]):
-    sizes = dict(eval_batch_size=1, batch_size=batch, micro_batch_size=micro)
+for model, batch, micro, name, *recompute in json.loads(sys.argv[1]):
+    sizes = dict(eval_batch_size=1, batch_size=batch, micro_batch_size=micro, recompute=(recompute or ['none'])[0])
     config = TrainConfig(model=eval(f"GPTConfig({model})"), optimizer=OptimizerConfig(name=name), **sizes)
     predicted = predict_memory(config, micro).peak
     reset_peak_memory(cpu)
@@ -172,19 +173,48 @@ def test_a_number_has_the_prefix_that_fits_it_as_it_is_rounded():
     assert {number: si(number) for number in shown} == shown
 
 
-@pytest.mark.parametrize(("devices", "way", "speed"), [(8, "link", 450e9), (16, "network", 50e9)])
-def test_a_plan_for_a_cluster_states_both_ways_and_what_it_assumes(train_config, devices, way, speed):
-    config = replace(train_config, batch_size=64, micro_batch_size=2, plan=PlanConfig(devices=devices, device="h100"))
-    report = plan_run(config)
-    for word in (f"{devices} × h100", "of compute", "assumed", "40% of 989", "a GPU, fits"):
+def test_a_plan_for_a_cluster_states_all_ways_and_what_it_assumes(train_config):
+    report = plan_run(replace(train_config, plan=PlanConfig(devices=8, device="h100")))
+    for word in ("8 × h100", "ddp ", "fsdp ", "of compute", "assumed", "40% of 989", "a GPU, fits"):
         assert word in report
-    weights = 4 * count_parameters(without_weights(config.model)).total()
-    # A ring sends every GPU's share twice; FSDP gathers weights forwards and backwards and shares out the gradients.
-    for how, times in (("ddp", 2), ("fsdp", 2 * (64 // devices // 2) + 1)):
-        sent = times * weights * (devices - 1) / devices
-        assert re.search(
-            rf"^{how} .* sends {re.escape(si(sent))}B a step, {sent / speed:.3g} s over the {way}", report, re.M
-        )
+    assert "hsdp  " not in report  # a single machine
+    report = plan_run(replace(train_config, batch_size=16, plan=PlanConfig(devices=16, device="h100")))
+    assert "hsdp  " in report and "B a step over the link and" in report
+
+
+def sent(report: str, how: str, way: str) -> float:
+    """The bytes that a plan lets a GPU send in a step."""
+    (number,) = re.findall(rf"^{how} .* (?:sends|and) ([\d.]+ .?)B a step over the {way}", report, re.MULTILINE)
+    value, unit = number.split(" ")
+    return float(value) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[unit]
+
+
+@pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp32", 4)])
+def test_a_plans_traffic_is_that_of_gathers_in_the_products_type_and_sums_in_float32(
+    train_config, precision, width, monkeypatch
+):
+    config = replace(train_config, precision=precision, batch_size=64, plan=PlanConfig(devices=32, device="h100"))
+    parameters = count_parameters(without_weights(replace(config.model, vocab_size=257))).total()
+    held = Memory(4 * parameters, 4 * parameters, 8 * parameters, 0)
+    monkeypatch.setattr(plan, "predict_memory", lambda *given, **named: held)
+    for micro in (1, 2):
+        report, passes = plan_run(replace(config, micro_batch_size=micro)), 2 // micro
+        gathered = passes * (2 * width + 4) * parameters
+        assert sent(report, "ddp", "network") == pytest.approx(2 * 4 * parameters * 31 / 32, rel=1e-3)
+        assert sent(report, "fsdp", "network") == pytest.approx(gathered * 31 / 32, rel=1e-3)
+        assert sent(report, "hsdp", "link") == pytest.approx(gathered * 7 / 8, rel=1e-3)
+        assert sent(report, "hsdp", "network") == pytest.approx(2 * 4 * parameters / 8 * 3 / 4, rel=1e-3)
+
+
+def test_recomputing_blocks_saves_memory_and_costs_a_third_of_their_arithmetic(train_config, monkeypatch):
+    model = GPTConfig(n_layer=6, n_embd=64, block_size=64, vocab_size=257)
+    config = replace(train_config, model=model, plan=PlanConfig(devices=2, device="h100"))
+    kept, again = (replace(config, recompute=recompute) for recompute in ("none", "block"))
+    before, after = (predict_memory(one, 4, torch.bfloat16, gathered=True) for one in (kept, again))
+    assert after.activations < before.activations / 2
+    monkeypatch.setattr(plan, "predict_memory", lambda *given, **named: after)
+    seconds = [float(re.findall(r"compute ([\d.e-]+) s", plan_run(one))[0]) for one in (kept, again)]
+    assert 1.25 < seconds[1] / seconds[0] < 1.34 and "blocks recomputed" in plan_run(again)
 
 
 @pytest.mark.parametrize(

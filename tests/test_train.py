@@ -226,7 +226,7 @@ def test_mistakes_that_need_no_text_are_told_before_it_is_prepared_or_a_run_over
     with lock_run(Path(train_config.run_dir)), pytest.raises(SettingsError, match="still going on"):
         start_run(replace(train_config, resume=train_config.run_dir))
     for processes in (3, 4):
-        monkeypatch.setattr(start_module, "join_ranks", lambda size=processes: Ranks(size=size))
+        monkeypatch.setattr(start_module, "ranks_of_torchrun", lambda size=processes: Ranks(size=size))
         with pytest.raises(SettingsError, match=f"batch_size=8 .* the {processes} processes × micro_batch_size=4"):
             start_run(replace(train_config, run_dir=None, micro_batch_size=4))
 
@@ -261,7 +261,15 @@ WRONG = dict(batch_size=0, max_steps=0, max_minutes=0.0, max_flops=-1.0, grad_cl
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [*WRONG.items(), ("precision", "fp8"), ("compile", "yes"), ("micro_batch_size", 0), ("micro_batch_size", 3)],
+    [
+        *WRONG.items(),
+        ("precision", "fp8"),
+        ("compile", "yes"),
+        ("recompute", "foo"),
+        ("distributed", "zero"),
+        ("micro_batch_size", 0),
+        ("micro_batch_size", 3),
+    ],
 )
 def test_training_settings_out_of_range_are_named(name, value):
     with pytest.raises(SettingsError, match=f"{name}={value}"):

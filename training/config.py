@@ -146,7 +146,11 @@ class TrainConfig:
     deterministic: bool = False
     """On CUDA, use only kernels that give the same bits every time; slower."""
     distributed: str = "ddp"
-    """Under torchrun: ddp copies the model to every process, fsdp shards it."""
+    """Under torchrun: ddp copies the model to every process, fsdp shards it over all, hsdp over those of each machine,
+    which together have a copy."""
+    recompute: str = "none"
+    """What the backward pass computes again rather than keep: none, or block, which keeps only what goes into each
+    block. Saves most of the activations' memory for a third more arithmetic; the result is the same."""
 
     batch_size: int = 16
     """Windows in one optimizer step."""
@@ -189,7 +193,8 @@ class TrainConfig:
             self.model, self.attention = replace(self.model, attention=self.attention), None
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("auto", "on", "off"))
-        one_of("distributed", self.distributed, ("ddp", "fsdp"))
+        one_of("distributed", self.distributed, ("ddp", "fsdp", "hsdp"))
+        one_of("recompute", self.recompute, ("none", "block"))
         intervals = ("log_interval", "eval_interval", "checkpoint_interval")
         for name in (*intervals, "batch_size", "eval_batch_size", "max_steps", "max_skipped_steps", "keep_checkpoints"):
             at_least(name, getattr(self, name), 1)

@@ -17,22 +17,25 @@ from errors import SettingsError, first_line
 MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
 
 
-def choose_device(name: str, local_rank: int | None = None) -> torch.device:
-    """Return the device called `name`; auto prefers CUDA, then MPS, then the CPU.
+def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.device:
+    """Return the device called `name`, on CUDA the current one from now on; auto prefers CUDA, then MPS, then the CPU.
 
-    local_rank: this process's number on its machine, which has a CUDA device for each; None without torchrun.
+    process: this one's number among the `processes` that torchrun has started on this machine, with a GPU for each.
     """
-    if local_rank is not None and name in ("auto", "cuda") and torch.cuda.is_available():
-        name = f"cuda:{local_rank}"
-    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
-    if name == "auto":
-        return torch.device(next(kind for kind, count in there.items() if count))
+    gpus = torch.cuda.device_count()
+    there = {"cuda": gpus, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     try:
-        device = torch.device(name)
+        device = torch.device(next(kind for kind, count in there.items() if count) if name == "auto" else name)
     except RuntimeError:
         raise SettingsError(f"device={name} is not a device: choose auto, cpu, cuda, cuda:1 or mps.") from None
+    if device.type == "cuda" and gpus and processes > 1 and (device.index is not None or processes > gpus):
+        remedy = f"leave device=auto, and start at most --nproc-per-node={gpus}"
+        raise SettingsError(f"device={name} is no GPU for each of {processes} processes on this machine: {remedy}.")
     if (device.index or 0) >= there.get(device.type, 0):
         raise SettingsError(f"device={name} is not on this machine: choose device=auto to use what is there.")
+    if device.type == "cuda":
+        device = torch.device("cuda", process if device.index is None else device.index)
+        torch.cuda.set_device(device)  # FSDP, CUDA graphs and whatever names no device take the current one
     return device
 
 

@@ -5,7 +5,8 @@ What the ranks must agree on at every step travels between CPUs (gloo), so that 
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,9 +15,12 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from model.gpt import GPT
+from errors import SettingsError
+from model.config import GPTConfig
+from model.gpt import GPT, load_weights
 from training.compiling import compile_parts
 
 if TYPE_CHECKING:  # these take about as long to import as a third of torch, and only torchrun's processes need them
@@ -33,6 +37,8 @@ class Ranks:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    local_size: int = 1
+    """How many of them are on this machine."""
     together: bool = False
     """Whether torchrun started this process, even if it is the only one."""
 
@@ -65,9 +71,12 @@ class Ranks:
 
 
 def first_to_fail() -> bool:
-    """Return whether no other rank has failed yet: only the first reports, the others fail because of it."""
+    """Return whether no other rank has failed yet: only the first reports, the others fail because of it.
+
+    Before they have met, what fails on a machine fails on all its ranks.
+    """
     if not dist.is_initialized():
-        return os.environ.get("RANK", "0") == "0"
+        return os.environ.get("LOCAL_RANK", "0") == "0"
     return dist.PrefixStore("tinygpt", dist.distributed_c10d._get_default_store()).add("failed", 1) == 1
 
 
@@ -81,49 +90,145 @@ def shutdown_timeout() -> float:
     return 30.0
 
 
-def join_ranks() -> Ranks:
-    """Join the process group if torchrun started this process."""
+def ranks_of_torchrun() -> Ranks:
+    """Return this process among those that torchrun started."""
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         return Ranks()
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=30))
-    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)), together=True)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_rank, local_size = (int(os.environ.get(f"LOCAL_{name}", 0)) for name in ("RANK", "WORLD_SIZE"))
+    return Ranks(rank, size, local_rank, local_size or size, together=True)
+
+
+def join_ranks(ranks: Ranks, device: torch.device) -> None:
+    """Join the process group if torchrun started this process; on CUDA, NCCL connects the ranks' devices at once."""
+    if ranks.together and not dist.is_initialized():
+        cuda = device.type == "cuda"
+        backend = "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo"
+        dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=device if cuda else None)
+
+
+@contextmanager
+def rows_alone(shard: int, shards: int) -> Iterator[None]:
+    """Let every module built within keep only the rows of its parameters that this shard of them has.
+
+    A parameter is whole between being drawn and its module being assigned to another; then it has its shape alone
+    (torch's meta device) and its rows beside it, until spread() makes it a DTensor. All draws are those of one process.
+    """
+
+    def keep_rows(parent: nn.Module, name: str, module: nn.Module) -> None:
+        for owner in module.modules():
+            for name, parameter in owner.named_parameters(recurse=False):
+                if not parameter.is_meta:
+                    shape = nn.Parameter(parameter.detach().to("meta"))
+                    vars(shape)["rows"] = cut(parameter.detach(), shard, shards).clone()
+                    setattr(owner, name, shape)
+
+    hook = register_module_module_registration_hook(keep_rows)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def new_model(config: GPTConfig, ranks: Ranks, how: str, device: torch.device) -> GPT:
+    """Return a model with fresh weights, of which this rank has its rows only unless how="ddp"; see rows_alone."""
+    if how == "ddp" or not ranks.together:
+        return GPT(config).to(device)
+    shards = ranks.local_size if how == "hsdp" else ranks.size
+    if ranks.size % shards or ranks.largest(shards) != shards:
+        why = f"needs as many processes on each machine, but of {ranks.size} this one has {shards}"
+        raise SettingsError(f"distributed=hsdp {why}: start as many, or choose distributed=fsdp.")
+    with rows_alone(ranks.rank % shards, shards):
+        return GPT(config)
 
 
 _alive: list[nn.Module] = []
 """DDP's modules, kept until the process ends: destroying one while the process group's threads run can hang."""
 
 
-def spread(model: GPT, how: str, device: torch.device, *, compiled: bool) -> nn.Module:
-    """Return the model as this rank runs it: itself in a single process, with its gradients averaged (DDP), or, with
-    how="fsdp", sharded in place and gathered one block at a time (FSDP2)."""
+def spread(model: GPT, ranks: Ranks, how: str, device: torch.device, dtype: torch.dtype, compiled: bool) -> nn.Module:
+    """Return a new_model as this rank runs it: itself in a single process, with its gradients averaged (DDP), or
+    sharded in place and gathered one block at a time (FSDP2). Its blocks are compiled in place first, so that gradients
+    of one travel while the next one's are computed."""
     if compiled:
         compile_parts(model)
-    if dist.is_initialized() and how == "fsdp":
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+    if not ranks.together:
         return model
-    forward: nn.Module = model
-    if dist.is_initialized():
-        devices = [device.index] if device.type == "cuda" else None
-        # As views, the gradients exist once, in the buckets that are sent.
-        forward = DistributedDataParallel(forward, device_ids=devices, gradient_as_bucket_view=True)
-        _alive.append(forward)
+    if how != "ddp":
+        shape = (ranks.size,) if how == "fsdp" else (ranks.size // ranks.local_size, ranks.local_size)
+        return shard(model, shape, device, dtype)
+    # As views, the gradients exist once, in the buckets that are sent.
+    devices = [device.index] if device.type == "cuda" else None
+    forward = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    _alive.append(forward)
     return forward
 
 
+def shard(model: GPT, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> GPT:
+    """Cut a model built with rows_alone up over a mesh of ranks, the last of whose dimensions shares a copy.
+
+    Weights are gathered in the products' type and gradients summed in float32. Autocast still says what each
+    operation computes in: the residual stream, norms, RoPE and the loss are float32 as in a single process, but the
+    weights of norms and the embedding are rounded too.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    names = ("copy", "shard")[-len(shape) :]
+    # Groups of their own: torch would split an eagerly connected one, of which gloo's part may not be able.
+    backends = dict.fromkeys(names, "cuda:nccl") if device.type == "cuda" and len(shape) == 2 else None
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names, backend_override=backends)  # type: ignore[arg-type]
+    rows = {name: vars(parameter)["rows"] for name, parameter in model.named_parameters()}
+    float_stream(model)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    made: dict[nn.Parameter, nn.Parameter] = {}  # by the one without data: tied weights stay one
+    for path, owner in model.named_modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if parameter not in made:
+                made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device))
+                local(made[parameter]).detach().copy_(rows.pop(f"{path}.{name}"))
+            setattr(owner, name, made[parameter])
+    model.initialize(lambda weight, std: copy_rows(torch.empty(weight.shape).normal_(std=std), weight))
+    return model
+
+
+def float_stream(model: GPT) -> None:
+    """Let the residual stream be float32 where the embedding's weights are not."""
+    model.token_embedding.register_forward_hook(lambda module, arguments, x: x.float())
+
+
+def cut(tensor: Tensor, shard: int, shards: int) -> Tensor:
+    """Return the rows of a tensor that FSDP gives to one of several shards, perhaps none."""
+    rows = -(-len(tensor) // shards)
+    return tensor[shard * rows : (shard + 1) * rows]
+
+
+def load_whole(model: GPT, read: Callable[[str], Tensor]) -> None:
+    """Copy the whole weights that `read` returns for their plain names into a model, of any of which this rank may
+    have its rows only: then it holds one at a time."""
+    parameters = dict(model.named_parameters())
+    if not is_sharded(model.token_embedding.weight):
+        return load_weights(model, {name: read(name) for name in parameters})
+    for name, parameter in parameters.items():
+        copy_rows(read(name), parameter)
+
+
+def copy_rows(values: Tensor, parameter: Tensor) -> None:
+    """Copy this rank's rows of a tensor into a sharded parameter of its shape."""
+    assert is_sharded(parameter) and values.shape == parameter.shape
+    mesh = parameter.device_mesh
+    rows = cut(values, mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1))
+    parameter.to_local().detach().copy_(rows)
+
+
 def gradients_of(model: nn.Module, *, last: bool) -> AbstractContextManager:
-    """Wrap the passes of one micro-batch so that only a step's last one exchanges gradients."""
+    """Wrap the passes of one micro-batch so that only a step's last one exchanges gradients between copies."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last else model.no_sync()
-    if hasattr(model, "set_requires_gradient_sync"):
-        cast("FSDPModule", model).set_requires_gradient_sync(last)
+    if hasattr(model, "set_requires_all_reduce"):  # those of a copy are summed each time: no rank has room for them
+        cast("FSDPModule", model).set_requires_all_reduce(last)
     return nullcontext()
 
 
@@ -147,7 +252,7 @@ def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     if is_sharded(parameter) and not is_sharded(tensor) and tensor.shape == parameter.shape:
         from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
     return tensor
 
 

@@ -147,10 +147,11 @@ def orthogonalize_shards(rows: Tensor, like: Tensor) -> Tensor:
 
     mesh, shape = like.device_mesh, torch.Size((len(rows), *like.shape))
     stride = (like.numel(), like.size(1), 1)
-    cut = DTensor.from_local(rows, mesh, [Shard(1)], shape=shape, stride=stride)
-    matrices = orthogonalize(cut.redistribute(placements=[Shard(0)]).to_local()).to(rows.dtype).contiguous()
-    shared = DTensor.from_local(matrices, mesh, [Shard(0)], shape=shape, stride=stride)
-    return shared.redistribute(placements=[Shard(1)]).to_local()
+    by_rows, by_matrix = ([*like.placements[:-1], Shard(dim)] for dim in (1, 0))  # each copy of the model does it all
+    cut = DTensor.from_local(rows, mesh, by_rows, shape=shape, stride=stride)
+    matrices = orthogonalize(cut.redistribute(placements=by_matrix).to_local()).to(rows.dtype).contiguous()
+    shared = DTensor.from_local(matrices, mesh, by_matrix, shape=shape, stride=stride)
+    return shared.redistribute(placements=by_rows).to_local()
 
 
 def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from model.size import count_parameters, flops_per_token, memory_of, without_wei
 from runs.formatting import duration, si
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, free_memory, keep_freed_memory
-from training.distributed import Ranks
+from training.distributed import Ranks, float_stream
 from training.evaluation import SCORED_TOKENS, evaluate
 from training.optimizer import optimizer_state
 from training.pretrained import load_origin
@@ -108,12 +108,18 @@ class LiveBytes(TorchDispatchMode):
 
 
 def predict_memory(
-    config: TrainConfig, micro_batch_size: int, precision: torch.dtype = torch.float32, *, on_gpu: bool = False
+    config: TrainConfig,
+    micro_batch_size: int,
+    precision: torch.dtype = torch.float32,
+    *,
+    on_gpu: bool = False,
+    gathered: bool = False,
 ) -> Memory:
     """Return the memory that a run of `config`, whose model.vocab_size is set, will need, without allocating it.
 
     The tensors have shapes but no data, so the largest model takes seconds on the smallest machine. They are those of
     a CPU; with on_gpu the loss and sdpa and flex are counted as they are there, where no kernel keeps scores.
+    gathered: measure activations beside weights that FSDP has gathered in `precision`; autocast keeps a copy of others.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # half a second that most runs do not need
 
@@ -127,11 +133,16 @@ def predict_memory(
             if attention.attend in (sdpa, flex):  # a CPU's `fused` writes the scores where there is dropout
                 attention.attend, attention.dropout = fused, 0.0
         weights = sum(parameter.nbytes for parameter in run.model.parameters())
+        if gathered:
+            float_stream(run.model)
+            for parameter in run.model.parameters():
+                parameter.data = parameter.data.to(precision)
+        gradients = sum(parameter.nbytes for parameter in run.model.parameters())
         take_step(run, 0)  # makes the optimizer's state
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
         live.most = before = live.now
         take_step(run, 1)
-    return Memory(weights, weights, state, max(0, live.most - before - weights))
+    return Memory(weights, weights, state, max(0, live.most - before - gradients))
 
 
 def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype) -> Run:
@@ -175,7 +186,7 @@ def plan_run(config: TrainConfig) -> str:
         f"text        {len(data.train):,} tokens an epoch{read}",
     ]
     scored = min(SCORED_TOKENS, len(data.val))
-    more = _cluster(config, flops, DEVICES[name], scored) if name else _this_machine(config, flops, scored)
+    more = _cluster(config, model, flops, DEVICES[name], scored) if name else _this_machine(config, flops, scored)
     return "\n".join(lines + more)
 
 
@@ -233,34 +244,47 @@ def seconds_per_evaluation(config: TrainConfig, scored: int, device: torch.devic
     return seconds * scored / (size * windows)
 
 
-def _cluster(config: TrainConfig, flops: float, device: Device, scored: int) -> list[str]:
+def _cluster(config: TrainConfig, model: GPT, flops: float, device: Device, scored: int) -> list[str]:
     devices, windows = config.plan.devices, config.batch_size // config.plan.devices
     micro = config.micro_batch_size or windows
-    precision = torch.float32 if config.precision == "fp32" else torch.bfloat16
-    memory = predict_memory(config, micro, precision, on_gpu=True)
-    state = memory.weights + memory.gradients + memory.optimizer
-    block = memory.weights // config.model.n_layer
-    compute = windows * config.model.block_size * flops / (device.flops * UTILISATION)
+    dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
+    memory = predict_memory(config, micro, dtype, on_gpu=True)
+    activations = predict_memory(config, micro, dtype, on_gpu=True, gathered=True).activations
+    state, weights = memory.weights + memory.gradients + memory.optimizer, memory.weights // 4
+    block = sum(parameter.numel() for parameter in model.blocks[0].parameters())
+    root = weights - block * len(model.blocks)
+    # FSDP: the weights of two blocks and of what is not in a block; of the larger, a gradient on its way to its shards.
+    activations += dtype.itemsize * (2 * block + root) + (dtype.itemsize + 4) * max(block, root)
+    compute, again = windows * config.model.block_size * flops / (device.flops * UTILISATION), ""
     pause = scored * flops / 3 / (devices * device.flops * UTILISATION)  # a forward pass is a third of the arithmetic
-    way, speed = ("link", device.link) if devices <= DEVICES_A_MACHINE else ("network", device.network)
-    share = (devices - 1) / devices
-    passes = windows // micro  # FSDP gathers the weights again for each forward and backward pass
+    if config.recompute == "block":
+        compute *= 1 + (1 - 6 * model.lm_head.weight.numel() / flops) / 3
+        again = ", blocks recomputed"
+    # Each micro-batch gathers the weights for its forward and its backward pass, and sums gradients into shards.
+    gathers = windows // micro * weights * (2 * dtype.itemsize + 4)
+    share, inside = 1 - 1 / devices, DEVICES_A_MACHINE
+    way = "link" if devices <= inside else "network"
     ways = {
-        "ddp": (state + memory.activations, 2 * share * memory.gradients),
-        "fsdp": (state / devices + memory.activations + 2 * block, (2 * passes + 1) * share * memory.weights),
+        "ddp": (state + memory.activations, {way: 2 * share * memory.gradients}),
+        "fsdp": (state / devices + activations, {way: share * gathers}),
     }
-    each = f"{devices} × {config.plan.device}, {windows} windows each, {micro} at a time"
+    if devices > inside and devices % inside == 0:
+        between = 2 * (1 - inside / devices) * memory.gradients / inside  # each sums its shard over the machines
+        ways["hsdp"] = (state / inside + activations, {"link": (1 - 1 / inside) * gathers, "network": between})
+    each = f"{devices} × {config.plan.device}, {windows} windows each, {micro} at a time{again}"
     lines = [str(memory), f"plan        {each}; compute {compute:.3g} s a step"]
     for how, (held, sent) in ways.items():
         fits = "fits" if held < 0.9 * device.memory else f"does NOT fit {si(device.memory)}B"
-        seconds = sent / speed
-        sends = f"sends {si(sent)}B a step, {seconds:.3g} s over the {way} ({seconds / compute:.0%} of compute)"
+        seconds = sum(size / getattr(device, way) for way, size in sent.items())
+        over = " and ".join(f"{si(size)}B a step over the {way}" for way, size in sent.items())
+        sends = f"sends {over}, {seconds:.3g} s ({seconds / compute:.0%} of compute)"
         lines.append(f"{how:12}{si(held)}B a GPU, {fits}; {sends}; {_length(config, max(compute, seconds), pause)}")
     return [
         *lines,
         f"assumed     {UTILISATION:.0%} of {si(device.flops)}FLOP/s, {si(device.link)}B/s to the GPUs of a machine "
-        f"of {DEVICES_A_MACHINE}, {si(device.network)}B/s each over the network, communication behind compute, "
-        "no failures; weights, gradients and optimizer in fp32; activations of eager kernels",
+        f"of {inside}, {si(device.network)}B/s each over the network, communication behind compute, no failures; "
+        "weights, sums of gradients and optimizer in fp32, fsdp and hsdp gather in "
+        f"{str(dtype).removeprefix('torch.')}; activations of eager kernels",
     ]
 
 

@@ -1,20 +1,25 @@
 """Pretrained weights that a new run begins with."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import tiktoken
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
+from data.tokenizer import read_tokenizer
 from errors import SettingsError
 from model.config import ATTENTION_FUNCTIONS, GPTConfig
 from model.gpt import GPT
-from runs.checkpoint import find_checkpoints, first_intact, open_checkpoint, read_meta
+from runs.checkpoint import find_checkpoints, first_intact, read_meta, readable, verify_checkpoint
 from training.config import TrainConfig
+from training.distributed import load_whole, whole
 
+Read = Callable[[str], Tensor]
 log = logging.getLogger("tinygpt")
 
 SAME_WEIGHTS = {*ATTENTION_FUNCTIONS, "stacked"}  # forms of attention that read a checkpoint alike
@@ -23,8 +28,8 @@ FREE = {"attention_window", "rope_theta", "rope_scaling", "rope_scaling_factor"}
 FREE |= {"block_size", "vocab_size", "dropout", "attention_dropout"}
 
 
-def load_origin(config: TrainConfig) -> tuple[GPT, tiktoken.Encoding] | tuple[None, None]:
-    """Return the model and tokenizer that config.init_from names, None where it is null.
+def load_origin(config: TrainConfig) -> tuple[Read, tiktoken.Encoding] | tuple[None, None]:
+    """Return what reads a weight of the model that config.init_from names, and its tokenizer; None where it is null.
 
     config.model takes the model's settings where it is null. Raises SettingsError, naming init_from, when they
     cannot be read or config.model would need other weights.
@@ -33,18 +38,25 @@ def load_origin(config: TrainConfig) -> tuple[GPT, tiktoken.Encoding] | tuple[No
         return None, None
     with naming(config.init_from) as name:
         if name:
-            from interop.huggingface import find_folder, from_huggingface
+            from interop.huggingface import find_folder, read_huggingface
             from interop.tokenizer import read_tokenizer_json
 
-            model, encoding = from_huggingface(name), read_tokenizer_json(find_folder(name))
+            (found, read), encoding = read_huggingface(name), read_tokenizer_json(find_folder(name))
         else:
-            checkpoint = open_checkpoint(config.init_from)
-            model, encoding = checkpoint.model, checkpoint.tokenizer
-        config.model = inherit(model.config, config.model)
-    asked = [f"{name}={now}" for name, now in asdict(config.model).items() if now != getattr(model.config, name)]
+            found, read, encoding = first_intact(find_checkpoints(config.init_from), read_checkpoint)
+        config.model = inherit(found, config.model)
+    asked = [f"{name}={now}" for name, now in asdict(config.model).items() if now != getattr(found, name)]
     but = f", but for {', '.join(asked)}" if asked else ""
     log.info("init_from=%s: its weights, tokenizer and settings%s", config.init_from, but)
-    return model, encoding
+    return read, encoding
+
+
+def read_checkpoint(path: Path) -> tuple[GPTConfig, Read, tiktoken.Encoding]:
+    """Return a checkpoint's settings, what reads a weight of it, and its tokenizer; CheckpointError if unusable."""
+    meta = verify_checkpoint(path, ("model.safetensors", "tokenizer.json"))
+    with readable(path):
+        weights = load_file(path / "model.safetensors")  # mapped, not yet read
+        return GPTConfig(**meta["config"]["model"]), weights.__getitem__, read_tokenizer(path / "tokenizer.json")
 
 
 def origin_config(where: str) -> GPTConfig:
@@ -75,23 +87,25 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
     return GPTConfig(**settings)
 
 
-def copy_weights(pretrained: GPT, model: GPT) -> None:
-    """Copy the weights of a model into a fresh one, whose block_size and vocab_size may differ.
+def copy_weights(read: Read, model: GPT) -> None:
+    """Copy the weights that `read` names into a fresh model, whose block_size and vocab_size may differ.
 
     Surplus learned positions and tokens are dropped; missing positions keep the fresh weights. A new token starts
     as the mean of all known ones, in the embedding and in lm_head, so that it is as likely as an average token and
     changes the others' probabilities little (Hewitt 2021).
     """
-    weights, fresh = pretrained.state_dict(), model.state_dict()
-    if model.config.position == "learned":
-        name = "position_embedding.weight"
-        known = weights[name][: model.config.block_size]
-        weights[name] = torch.cat((known, fresh[name][len(known) :].to(known)))
-    for name in ("token_embedding.weight", "lm_head.weight"):
-        known = weights[name][: len(fresh[name])]
-        new = weights[name].mean(0, keepdim=True).expand(len(fresh[name]) - len(known), -1)
-        weights[name] = torch.cat((known, new))
-    model.load_state_dict(weights)
+
+    def resized(name: str) -> Tensor:
+        known, fresh = read(name), model.get_parameter(name)
+        missing = len(fresh) - len(known)
+        if missing <= 0:
+            return known[: len(fresh)]
+        new = known.mean(0, keepdim=True).expand(missing, -1)
+        if name == "position_embedding.weight":
+            new = whole(fresh.detach())[len(known) :].to(known)
+        return torch.cat((known, new))
+
+    load_whole(model, resized)
 
 
 @contextmanager

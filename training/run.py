@@ -75,6 +75,8 @@ class Run:
         self.batches = Batches(self.data.train, **size, seed=config.seed)
         self.autocast = torch.autocast(kind, dtype=self.dtype, enabled=self.dtype != torch.float32)
         self.scaler = GradScaler(kind, enabled=self.dtype == torch.float16)  # elsewhere it does nothing
+        for block in self.model.blocks:
+            block.recompute = config.recompute == "block"
         self.optimizers = make_optimizers(self.model, config.optimizer)
         self.timeout = shutdown_timeout() if self.ranks.together else math.inf
         self.saver = Saver(self.directory / "checkpoints", config.keep_checkpoints)
@@ -121,8 +123,8 @@ class Run:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether every rank holds only a part of each weight (FSDP)."""
-        return self.ranks.together and self.config.distributed == "fsdp"
+        """Whether every rank holds only rows of each weight (FSDP)."""
+        return self.ranks.together and self.config.distributed != "ddp"
 
     def share_done(self) -> float:
         """How much of the run is over, from 0 to 1, by steps or by minutes, whichever is further."""

@@ -16,7 +16,6 @@ from data.prepare import prepare
 from data.tokenizer import read_tokenizer
 from errors import SettingsError
 from model.config import ONE_HEAD, GPTConfig
-from model.gpt import GPT, load_weights
 from model.size import memory_of
 from runs.checkpoint import Meta, read_weights, readable, remove_unfinished
 from runs.directory import (
@@ -32,7 +31,7 @@ from runs.directory import (
 from training.compiling import choose_compile
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, keep_freed_memory, memory_errors
-from training.distributed import Ranks, join_ranks, spread
+from training.distributed import Ranks, join_ranks, load_whole, new_model, ranks_of_torchrun, spread
 from training.pretrained import copy_weights, load_origin
 from training.run import Run, steps_to_take, windows_each
 from training.size import refuse_too_large
@@ -54,14 +53,16 @@ def start_run(config: TrainConfig) -> Run:
 
 def build_run(config: TrainConfig, held: ExitStack) -> Run:
     """start_run(), with the lock and what else ends with the run in `held`."""
-    ranks = join_ranks()
+    ranks = ranks_of_torchrun()
     log.disabled = not ranks.is_first
-    device = choose_device(config.device, ranks.local_rank if ranks.together else None)
+    device = choose_device(config.device, ranks.local_rank, ranks.local_size)
+    join_ranks(ranks, device)
     keep_freed_memory(device)
     precision = choose_precision(config.precision, device)
     check_machine(config, device, ranks)
     checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config, held) if ranks.is_first else (None, None))
-    room = device.type, memory_of(device), ranks.size if config.distributed == "fsdp" else 1
+    shards = {"fsdp": ranks.size, "hsdp": ranks.local_size}.get(config.distributed, 1)
+    room = device.type, memory_of(device), shards
     refuse_too_large(config, *room, windows_each(config, ranks.size))
     pretrained, encoding = load_origin(config)
     if checkpoint and meta and meta["own_tokenizer"]:
@@ -81,14 +82,14 @@ def build_run(config: TrainConfig, held: ExitStack) -> Run:
     torch.manual_seed(config.seed)
     remedy = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
     with memory_errors(f"the model's weights are more than the memory of {device} holds", remedy):
-        model = GPT(config.model).to(device)
+        model = new_model(config.model, ranks, config.distributed, device)
+        compiled = choose_compile(config, device, model, steps_to_take(config, model), ranks.size)
+        forward = spread(model, ranks, config.distributed, device, precision, compiled)
     if pretrained:
         copy_weights(pretrained, model)
     if checkpoint and weights:
         with readable(checkpoint):
-            load_weights(model, weights)
-    compiled = choose_compile(config, device, model, steps_to_take(config, model), ranks.size)
-    forward = spread(model, config.distributed, device, compiled=compiled)
+            load_whole(model, weights.__getitem__)
     directory = checkpoint.parent.parent if checkpoint else claim_directory(config, ranks, held)
     own = encoding is not None
     run = Run(config, device, precision, data, model, forward, ranks, directory, compiled=compiled, own_tokenizer=own)
