@@ -17,8 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from errors import SettingsError
+from model.attention.functional import ATTENTION_FUNCTIONS
 from model.gpt import GPT
 from model.kv_cache import KVCache
+from model.masks import alibi_slopes
 from model.packed import packed
 from model.size import memory_of
 
@@ -124,16 +126,23 @@ class Decoder:
         return self.packed.logits(x[:, -1])
 
     def _fixed_step(self, S: int) -> Float[Tensor, "B V"]:
-        """step() in tensors that keep size and address: a mask hides those of S slots that are empty or out of sight.
+        """step() in tensors that keep size and address, over S slots, some of which are empty or out of sight.
 
-        The numbers that change from step to step come in as tensors: slot, position and tokens.
+        The numbers that change from step to step come in as tensors: slot, position and tokens. What hides a slot is
+        a number that all layers add to their scores; a variant, which may be no softmax, gets a mask instead.
         """
-        slots = torch.arange(S, device=self.device)
+        slots = torch.arange(S + -S % 16, device=self.device)  # fused kernels want rows of such a length
         seen = slots + (self.position - self.slot) >= self.padding[:, None]  # (B, S)
         seen = seen & (slots <= self.slot) & (slots > self.slot - self.window)
+        attention, dtype = self.model.blocks[0].attention, self.cache.keys.dtype
+        bias = alibi_slopes(attention.n_head, self.device) if attention.alibi else seen.new_zeros(1, dtype=dtype)
+        bias = (bias[None, :, None, None] * (slots - self.slot)).to(dtype)  # (1, H, 1, S)
+        mask = seen[:, :S]
+        if attention.attend in ATTENTION_FUNCTIONS.values():
+            mask, bias = None, bias.where(seen[:, None, None], torch.finfo(dtype).min)  # (B, H, 1, S)
         positions = (self.position - self.padding)[:, None]  # (B, 1)
-        cache = self.cache.at(self.slot, S)
-        x = self.packed.hidden(self.tokens[:, None], attention_mask=seen, positions=positions, cache=cache)
+        cache = self.cache.at(self.slot, bias[..., :S])
+        x = self.packed.hidden(self.tokens[:, None], attention_mask=mask, positions=positions, cache=cache)
         return self.packed.logits(x[:, -1])
 
     def take(self, rows: list[int]) -> None:

@@ -89,8 +89,9 @@ class GPT(nn.Module):
                 if end > most:
                     remedy = "shorten the text, or train with position=rope"
                     raise ValueError(f"{end} positions do not fit the {most} learned embeddings: {remedy}.")
-                positions = torch.arange(past, end, device=tokens.device)
-            x = x + self.position_embedding(positions)
+                x = x + self.position_embedding.weight[past:end]
+            else:
+                x = x + self.position_embedding(positions)
         x = self.dropout(x)
         rotation = self.blocks[0].attention.rotation(x, positions, past)
         for layer, block in enumerate(self.blocks):

@@ -25,14 +25,16 @@ class KVCache:
     def __init__(
         self, n_layer: int, B: int, Hkv: int, size: int, D: int, device: Device = None, dtype: torch.dtype | None = None
     ):
-        self.keys: Float[Tensor, "n_layer B Hkv size D"] = torch.zeros(
-            n_layer, B, Hkv, size, D, device=device, dtype=dtype
-        )
-        self.values: Float[Tensor, "n_layer B Hkv size D"] = torch.zeros_like(self.keys)
-        self.layers = list(zip(self.keys, self.values, strict=True))
+        self._keep(torch.zeros(n_layer, B, 2 * Hkv, size, D, device=device, dtype=dtype))
         self.length = self.start = self.first = 0
         self.slot: Int[Tensor, " 1"] | None = None
+        self.bias: Float[Tensor, "#B #H 1 sight"] | None = None
         self.size = self.sight = size  # slots in all, and those that a fixed step sees
+
+    def _keep(self, stored: Float[Tensor, "n_layer B both size D"]) -> None:
+        """Hold a layer's keys and values in one tensor, one behind the other: a token's are written by one kernel."""
+        self.stored, (self.keys, self.values) = stored, stored.chunk(2, dim=2)
+        self.layers = list(zip(stored, self.keys, self.values, strict=True))
 
     @property
     def position(self) -> int:
@@ -46,7 +48,7 @@ class KVCache:
 
         Raises ValueError, naming the shapes, when they do not fit or no room is left.
         """
-        keys, values = self.layers[layer]
+        both, keys, values = self.layers[layer]
         T = k.shape[-2]
         first, end = self.first, self.length + T
         fits = k.shape[:-2] == keys.shape[:-2] and k.shape[-1] == keys.shape[-1] and k.shape == v.shape
@@ -56,21 +58,21 @@ class KVCache:
                 f"{self.length} slots filled: it takes (B, Hkv, T, D) of {keys.dtype}, made under torch.no_grad()."
             )
         if self.slot is None:
-            keys.narrow(2, self.length, T).copy_(k)
-            values.narrow(2, self.length, T).copy_(v)
+            torch.cat((k, v), 1, out=both.narrow(2, self.length, T))
         else:
             keys.index_copy_(2, self.slot, k)
             values.index_copy_(2, self.slot, v)
             end = self.sight
         return keys[:, :, first:end], values[:, :, first:end]
 
-    def at(self, slot: Int[Tensor, " 1"], sight: int) -> "KVCache":
+    def at(self, slot: Int[Tensor, " 1"], bias: Float[Tensor, "#B #H 1 sight"]) -> "KVCache":
         """Return the same memory for a step that a CUDA graph repeats: for one token, at a slot that is a tensor.
 
-        Layers see the first `sight` slots, filled or not: the caller masks the empty ones, and advances.
+        Layers see the first slots, as many as `bias` has, filled or not, and add it to the scores: ALiBi's, and what
+        hides the empty ones, if no mask does. The caller advances.
         """
         fixed = copy.copy(self)
-        fixed.slot, fixed.first, fixed.sight = slot, 0, sight
+        fixed.slot, fixed.first, fixed.bias, fixed.sight = slot, 0, bias, bias.size(-1)
         return fixed
 
     def advance(self, T: int) -> None:
@@ -84,8 +86,7 @@ class KVCache:
         Positions go on counting, so this suits rope, alibi and none. Moving costs a copy: drop many at once.
         """
         assert 0 <= n <= self.length
-        for stored in (self.keys, self.values):
-            stored[..., : self.length - n, :] = stored[..., n : self.length, :].clone()  # the two ranges overlap
+        self.stored[..., : self.length - n, :] = self.stored[..., n : self.length, :].clone()  # the ranges overlap
         self.length -= n
         self.start += n
         self.first = max(0, self.first - n)
@@ -93,6 +94,5 @@ class KVCache:
     def take(self, rows: Int[Tensor, " rows"]) -> "KVCache":
         """Return a new cache of these rows of the batch, in this order; a row may come several times or not at all."""
         taken = copy.copy(self)
-        taken.keys, taken.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
-        taken.layers = list(zip(taken.keys, taken.values, strict=True))
+        taken._keep(self.stored.index_select(1, rows))
         return taken

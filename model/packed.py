@@ -131,4 +131,4 @@ class PackedRMSNorm(nn.Module):
         return x / torch.hypot(size, self.floor) * self.weight
 
 
-DIRECT = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, PackedLinear, PackedRMSNorm, Joined)
+DIRECT = (nn.Linear, nn.LayerNorm, nn.Identity, PackedLinear, PackedRMSNorm, Joined)

@@ -5,7 +5,6 @@ CausalSelfAttention is what every trainable form has in common, MultiHeadAttenti
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights, m
 from model.attention.variants import ATTENTION_VARIANTS
 from model.config import AttentionConfig
 from model.kv_cache import KVCache
-from model.masks import alibi_bias, alibi_slopes, causal_with, check_broadcast, combine
+from model.masks import alibi_bias, causal_with, check_broadcast
 from model.packed import together
 from model.rope import RotaryEmbedding, rotate
 
@@ -71,7 +70,10 @@ class CausalSelfAttention(nn.Module):
             q, k = rotate(q, rotation), rotate(k, rotation)
         if cache is not None:
             k, v = cache.write(layer, k, v)  # (…, Hkv, T, D) -> (…, Hkv, S, D)
-        k, v, mask, is_causal, bias = self._overlay(q, k, v, mask, None if cache is None else cache.slot)
+        if cache is not None and cache.slot is not None:  # one query, at a slot that only the device knows
+            is_causal, bias = False, cache.bias
+        else:
+            k, v, mask, is_causal, bias = self._overlay(q, k, v, mask)
         dropout_p = self.dropout if self.training else 0.0
         return self.merge(self.attend(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p))
 
@@ -98,20 +100,13 @@ class CausalSelfAttention(nn.Module):
         raise NotImplementedError
 
     def _overlay(
-        self, q: Query, k: Key, v: Value, mask: LayerMask, slot: Int[Tensor, " 1"] | None = None
+        self, q: Query, k: Key, v: Value, mask: LayerMask
     ) -> tuple[Float[Tensor, "... Hkv reach D"], Float[Tensor, "... Hkv reach Dv"], LayerMask, bool, LayerBias]:
         """Return the keys and values in reach, and the mask, is_causal and bias to lay over their scores."""
         T, S = q.shape[-2], k.shape[-2]
         if mask is not None:
             check_broadcast("mask", mask, (*q.shape[:-1], S))
         bias = None
-        if slot is not None:  # one query, not at the last key but at a slot that only the device knows
-            back = slot - torch.arange(S, device=q.device)  # (S,): how far each key lies behind it
-            if self.window is not None:
-                mask = combine(mask, back < self.window)
-            if self.alibi:
-                bias = -alibi_slopes(self.n_head, q.device)[:, None, None] * back
-            return k, v, mask, False, bias
         reach = S if self.window is None else min(S, self.window + T - 1)
         if reach < S:  # the first query does not see further back, so neither does any other
             k, v = k[..., -reach:, :], v[..., -reach:, :]
