@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
-from errors import SettingsError, at_least, refuse_unwritable
+from errors import SettingsError, at_least, one_of, refuse_unwritable
 from runs.formatting import visible
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
@@ -44,8 +44,11 @@ class EvaluateConfig:
     """File for a page of the text in which every token is tinted by its surprise under `checkpoint`."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
+    precision: str = "auto"
+    """Type of the matrix products: fp32, bf16 or fp16; auto is the run's, whose own auto is bf16 where that is fast."""
 
     def __post_init__(self) -> None:
+        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         at_least("stride", self.stride, 1, "or null for an eighth of block_size")
 
 
@@ -70,7 +73,8 @@ def evaluate(config: EvaluateConfig) -> "list[Scores]":
         stride = config.stride or max(1, block_size // 8)
         if stride > block_size:
             raise SettingsError(f"stride={stride} would skip tokens: the model of {checkpoint.path} sees {block_size}.")
-        precision = choose_precision(checkpoint.meta["config"]["precision"], device)
+        name = checkpoint.meta["config"]["precision"] if config.precision == "auto" else config.precision
+        precision = choose_precision(name, device)
         autocast = torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32)
         scores.append(score(checkpoint.model, checkpoint.tokenizer, tokens, stride=stride, autocast=autocast))
 

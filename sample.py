@@ -23,7 +23,7 @@ def sample(config: SampleConfig) -> None:
     from generation.text import encode_prompt
     from pages.attention_map import draw_attention_map
     from runs.checkpoint import open_checkpoint
-    from training.device import choose_device
+    from training.device import choose_device, decoding_precision
 
     if config.attention_map:
         refuse_unwritable("attention_map", config.attention_map)
@@ -37,6 +37,7 @@ def sample(config: SampleConfig) -> None:
     except OSError as error:
         raise SettingsError(f"prompt_file={config.prompt_file} cannot be read ({error.strerror}).") from None
     checkpoint = open_checkpoint(config.checkpoint, device)
+    checkpoint.model.to(decoding_precision(config.precision, device))
     if sys.stderr.isatty():
         print(f"{visible(checkpoint.path)}, step {checkpoint.meta['step']}", file=sys.stderr)
 
@@ -51,7 +52,8 @@ def sample(config: SampleConfig) -> None:
         else:
             print_samples(Decoder(checkpoint.model), checkpoint.tokenizer, config, prompt)
     except FloatingPointError as error:
-        raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error}): take an earlier one.") from None
+        remedy = "set precision=bf16" if config.precision == "fp16" else "take an earlier one"
+        raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error}): {remedy}.") from None
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from errors import SettingsError, at_least, fraction, positive, refuse_idle
+from errors import SettingsError, at_least, fraction, one_of, positive, refuse_idle
 
 
 @dataclass(kw_only=True)
@@ -68,6 +68,8 @@ class SampleConfig(Controls):
     """Instead of generating, draw what every head attends to in the prompt to this .html or .png file."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
+    precision: str = "auto"
+    """Type of the weights: fp32, bf16 or fp16; auto is bf16 on GPUs that have it, else fp32."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +87,7 @@ class SampleConfig(Controls):
         refuse_idle(self, rules)
         if self.logprobs and not (self.results or self.prompts):
             raise SettingsError("logprobs=true is written as JSON: add results=FILE, or results=- to see it here.")
+        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         if "" in self.stop:
             raise SettingsError("stop has an empty string, which every text contains: remove it.")
         for name in ("num_samples", "batch_size", "max_new_tokens"):

@@ -7,6 +7,10 @@ learned             there is no embedding for position block_size, so the text b
                     block_size // 2 tokens whenever the next one would stand there.
 
 Both depend on nothing but the text itself, so a batch of texts is decoded as each would be alone.
+
+A plain step of GPT-2's shape (12 layers) is 137 operations that are no views; drawing a token adds 8. On a GPU a step
+is captured as a graph, and the next one launched before the last token is read. The aim is 2,500 tokens/s for GPT-2
+124M at batch 1 in bf16 on an H200; that has not been measured.
 """
 
 from collections.abc import Callable
@@ -41,7 +45,7 @@ class Decoder:
         self.device = model.token_embedding.weight.device
         self.slides = config.position != "learned"
         self.window = min(config.block_size, config.attention_window or config.block_size)
-        self.captures = self.device.type == "cuda"
+        self.captures = self.runs_ahead = self.device.type == "cuda"
         self.graphs: dict[int, CapturedCall] = {}  # by the number of slots that each looks at
 
     def refuse_more(self, name: str, texts: int, room: int) -> None:
@@ -107,7 +111,7 @@ class Decoder:
         self.position.fill_(cache.position)
         S = min(cache.size, max(FEWEST_SLOTS, 1 << cache.length.bit_length()))
         if S not in self.graphs:
-            self.graphs[S] = CapturedCall(lambda: choose(self._fixed_step(S)))
+            self.graphs[S] = CapturedCall(lambda: choose(self._fixed_step(S)), self.device)
         result = self.graphs[S]()
         cache.advance(1)
         return result
@@ -137,7 +141,7 @@ class Decoder:
         attention, dtype = self.model.blocks[0].attention, self.cache.keys.dtype
         bias = alibi_slopes(attention.n_head, self.device) if attention.alibi else seen.new_zeros(1, dtype=dtype)
         bias = (bias[None, :, None, None] * (slots - self.slot)).to(dtype)  # (1, H, 1, S)
-        mask = seen[:, :S]
+        mask: Tensor | None = seen[:, :S]
         if attention.attend in ATTENTION_FUNCTIONS.values():
             mask, bias = None, bias.where(seen[:, None, None], torch.finfo(dtype).min)  # (B, H, 1, S)
         positions = (self.position - self.padding)[:, None]  # (B, 1)
@@ -173,8 +177,8 @@ class CapturedCall:
     Source: Gray 2019, "Getting Started with CUDA Graphs"; PyTorch's notes on CUDA semantics, "CUDA Graphs".
     """
 
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function, self.rehearsed = function, False
+    def __init__(self, function: Callable[[], Any], device: torch.device) -> None:
+        self.function, self.device, self.rehearsed = function, device, False
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> Any:
@@ -183,8 +187,9 @@ class CapturedCall:
             return self.function()
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            # Record the kernels, run none. Other threads may use the GPU meanwhile: NCCL's watchdog, a checkpoint.
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            # Record the kernels, run none: those of the current device, so it must be the function's. Other threads
+            # may use the GPU meanwhile: NCCL's watchdog, a checkpoint.
+            with torch.cuda.device(self.device), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.result = self.function()
         self.graph.replay()
         return self.result

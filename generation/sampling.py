@@ -4,8 +4,8 @@ The controls change the logits in the order of Hugging Face's `generate`: ids th
 penalty, temperature (0 takes the likeliest token and skips the rest), top_k, top_p, min_p.
 """
 
-from collections.abc import Iterator, Set
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Set
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -85,7 +85,9 @@ class Sampler:
         """Put every sample's uniform number for the next choose() where a CUDA graph found the last."""
         if self.drawn % DRAWS == 0:
             numbers = [torch.rand(DRAWS, generator=generator) for generator in self.generators]
-            self.numbers = torch.stack(numbers, dim=1).unsqueeze(-1).to(self.uniform.device)  # (DRAWS, B, 1)
+            stacked = torch.stack(numbers, dim=1).unsqueeze(-1)  # (DRAWS, B, 1)
+            stacked = stacked.pin_memory() if self.uniform.is_cuda else stacked  # else the copy waits for the GPU
+            self.numbers = stacked.to(self.uniform.device, non_blocking=True)
         self.uniform.copy_(self.numbers[self.drawn % DRAWS])
         self.drawn += 1
 
@@ -117,6 +119,24 @@ class Drawn(NamedTuple):
     sample: int
     token: int
     logprob: float | None
+
+
+def later(tensors: list[Tensor], copied: bool) -> Callable[[], list[list[Any]]]:
+    """Return a function that reads these tensors: with `copied` as they are now, whatever overwrites them until then.
+
+    A GPU copies in the order of its work, and reading waits for the copy alone.
+    """
+    if not copied:
+        return lambda: [tensor.tolist() for tensor in tensors]
+    copies = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda).copy_(t, non_blocking=True) for t in tensors]
+    arrived = torch.cuda.current_stream(tensors[0].device).record_event() if tensors[0].is_cuda else None
+
+    def read() -> list[list[Any]]:
+        if arrived is not None:
+            arrived.synchronize()
+        return [copy.tolist() for copy in copies]
+
+    return read
 
 
 @torch.inference_mode()
@@ -154,19 +174,26 @@ def generate(
         logits = logits[rows]
     sampler = Sampler(prompts, seeds, controls or Controls(), allowed, logits)
 
+    def step(tokens: Int[Tensor, " B"]) -> tuple[Int[Tensor, " B"], Logits]:
+        sampler.draw_numbers()
+        return decoder.step(tokens, sampler.choose)
+
     tokens, own = sampler.choose(logits)  # (B,), (B, V)
     for left in reversed(range(max_new_tokens)):
-        own_nats = own.log_softmax(-1).gather(-1, tokens[:, None])[:, 0] if logprobs else None
-        nats = [None] * len(samples) if own_nats is None else own_nats.tolist()
-        drawn = map(Drawn, samples, tokens.tolist(), nats)
+        nats = own.log_softmax(-1).gather(-1, tokens[:, None])[:, 0] if logprobs else None
+        read = later([tokens] if nats is None else [tokens, nats], decoder.runs_ahead)
+        if left and decoder.runs_ahead:
+            tokens, own = step(tokens)
+        ids, *own_nats = read()
+        drawn = map(Drawn, samples, ids, own_nats[0] if logprobs else [None] * len(samples))
         yield [each for each in drawn if each.sample not in finished]
         rows = [row for row, sample in enumerate(samples) if sample not in finished]
         if not rows or not left:
             return
         # Capturing the step anew for a smaller batch takes longer than a few finished samples.
         if len(rows) <= len(samples) // 2 if decoder.captures else len(rows) < len(samples):
-            samples, tokens = [samples[row] for row in rows], tokens[rows]
+            samples, tokens, own = [samples[row] for row in rows], tokens[rows], own[rows] if logprobs else own
             decoder.take(rows)
             sampler.take(rows)
-        sampler.draw_numbers()
-        tokens, own = decoder.step(tokens, sampler.choose)
+        if not decoder.runs_ahead:
+            tokens, own = step(tokens)

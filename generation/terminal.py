@@ -22,7 +22,7 @@ Ctrl-C stops the text, Ctrl-D ends the session.
 
 FIXED = (
     *("checkpoint", "prompt", "prompt_file", "prompts", "results", "interactive"),
-    *("batch_size", "logprobs", "attention_map", "device"),
+    *("batch_size", "logprobs", "attention_map", "device", "precision"),
 )
 
 

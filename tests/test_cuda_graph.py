@@ -15,11 +15,13 @@ import torch
 from conftest import random_gpt
 from test_generate import tokens_of
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import generation.decoder
 from generation.decoder import CapturedCall, Decoder
-from generation.sampling import Controls, Sampler
-from model.config import ATTENTION_FORMS
+from generation.sampling import Controls, Sampler, generate
+from model.config import ATTENTION_FORMS, GPTConfig
+from model.gpt import GPT
 
 PROMPTS, SEEDS = [[1, 2, 3, 4, 5], [6], [7, 8]], [1, 2, 3]
 CONTROLS = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3}
@@ -42,7 +44,7 @@ class TracedCall:
 
     traces: ClassVar[list[TracedCall]] = []
 
-    def __init__(self, function):
+    def __init__(self, function, device):
         self.function, self.rehearsed, self.trace = function, False, None
 
     def __call__(self):
@@ -84,11 +86,19 @@ def test_a_call_is_rehearsed_then_captured_and_from_then_on_replayed(monkeypatch
         happened.append("capture")
         yield
 
+    @contextmanager
+    def current(device):
+        happened.append(str(device))
+        yield
+        happened.append("before")
+
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: happened.append("replay")))
     monkeypatch.setattr(torch.cuda, "graph", capture)
-    call = CapturedCall(lambda: happened.append("function") or len(happened))
-    assert [call() for _ in range(4)] == [1, 3, 3, 3]
-    assert happened == ["function", "capture", "function", "replay", "replay", "replay"]
+    monkeypatch.setattr(torch.cuda, "device", current)
+    call = CapturedCall(lambda: happened.append("function") or len(happened), torch.device("cuda:1"))
+    assert [call() for _ in range(4)] == [1, 4, 4, 4]
+    captured = ["cuda:1", "capture", "function", "before"]  # a graph takes the kernels of the current device
+    assert happened == ["function", *captured, "replay", "replay", "replay"]
 
 
 @pytest.mark.parametrize("case", MODELS, ids=str)
@@ -130,7 +140,7 @@ def test_a_finished_sample_stays_in_the_captured_batch_until_half_of_it_is_finis
 @torch.inference_mode()
 def test_nothing_in_the_captured_step_waits_for_a_number_or_leaves_the_device(monkeypatch):
     """On the meta device a tensor has no numbers to wait for, and does not mix with those of a CPU."""
-    monkeypatch.setattr(generation.decoder, "CapturedCall", lambda function: function)
+    monkeypatch.setattr(generation.decoder, "CapturedCall", lambda function, device: function)
     gpt = random_gpt(block_size=16, n_kv_head=2).to("meta")
     decoder = Capturing(gpt)
     logits = decoder.read(PROMPTS, room=40)
@@ -143,6 +153,89 @@ def test_nothing_in_the_captured_step_waits_for_a_number_or_leaves_the_device(mo
         decoder.take([0, 1, 2])  # forgets the captured step
         with pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)meta"):
             decoder.step(tokens, mistake)
+
+
+class Ahead(Decoder):
+    """A decoder whose steps are launched before the last token is read, and overwrite what the last one returned."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.runs_ahead, self.returned = True, {}
+
+    def step(self, tokens, choose):
+        results = super().step(tokens.clone(), choose)
+        returned = self.returned.setdefault(len(tokens), results)
+        return [old.copy_(new) for old, new in zip(returned, results, strict=True)]
+
+
+@pytest.mark.parametrize("captures", [True, False])  # when the batch shrinks depends on it
+@pytest.mark.parametrize("case", [{}, {"position": "learned"}], ids=str)
+def test_a_text_is_the_same_when_the_next_step_is_launched_before_its_token_is_read(case, captures, traces):
+    gpt, steps = random_gpt(block_size=16, **case), []
+
+    def drawn(decoder) -> list:
+        finished: set[int] = set()
+        steps = generate(decoder, PROMPTS, max_new_tokens=30, seeds=SEEDS, logprobs=True, finished=finished)
+        texts = []
+        for number, step in enumerate(steps):
+            texts += step
+            finished |= {5: {1}, 9: {2}}.get(number, set())
+        return texts
+
+    ahead = Ahead(gpt)
+    ahead.captures, step = captures, ahead.step
+    ahead.step = lambda *arguments: steps.append(len(arguments[0])) or step(*arguments)
+    expected, got = drawn(Decoder(gpt)), drawn(ahead)
+    assert [each[:2] for each in got] == [each[:2] for each in expected]
+    assert [each.logprob for each in got] == pytest.approx([each.logprob for each in expected], abs=1e-4)
+    assert len(steps) == 29 and steps[-1] == 1  # none after the last token
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that are no views: on a GPU about as many kernels."""
+
+    def __enter__(self):
+        self.names = []
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view or (function is torch.ops.aten.to.dtype and result is not args[0]):
+            self.names.append(function.overloadpacket.__name__)
+        return result
+
+
+GPT2_SHAPE = dict(
+    n_layer=12, n_head=12, n_embd=768, position="learned", norm="layernorm", mlp="gelu_tanh", bias=True,
+    qkv_bias=True, qk_norm=False, tie_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("captures", [True, False])
+@torch.inference_mode()
+def test_a_step_of_gpt_2s_shape_is_few_operations_and_waits_for_none(captures, monkeypatch):
+    """In bf16, whose layers are the same on every device."""
+    monkeypatch.setattr(generation.decoder, "CapturedCall", lambda function, device: function)
+    with torch.device("meta"):
+        gpt = GPT(GPTConfig(**GPT2_SHAPE, block_size=64, vocab_size=61)).eval().bfloat16()
+    decoder = Decoder(gpt.to_empty(device="cpu"))
+    decoder.captures = captures
+    for parameter in decoder.model.parameters():
+        parameter.fill_(0.01)
+    logits = decoder.read([[1, 2, 3]], room=20)
+    sampler = Sampler([[1, 2, 3]], [1], Controls(temperature=0.8), None, logits)
+    tokens, _ = sampler.choose(logits)
+    decoder.step(tokens)
+    with Operations() as model:
+        decoder.step(tokens)
+    decoder.take([0])  # forgets the captured step
+    decoder.step(tokens, sampler.choose)
+    with Operations() as drawing:
+        sampler.draw_numbers()
+        decoder.step(tokens, sampler.choose)
+    assert len(model.names) == (167 if captures else 137)
+    assert len(drawing.names) - len(model.names) == 8
+    assert not {"_local_scalar_dense", "nonzero", "equal", "item", "is_nonzero"} & set(drawing.names)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

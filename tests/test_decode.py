@@ -151,3 +151,21 @@ def test_the_cache_is_no_larger_than_what_is_asked_or_seen():
     assert decoder.cache.size == 8
     decoder.read([[1, 2, 3]], room=10**9)
     assert decoder.cache.size == 16 + 4 + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "case", [{}, {"position": "learned", "norm": "layernorm", "bias": True, "mlp": "gelu"}], ids=str
+)
+@torch.inference_mode()
+def test_half_precision_decodes_within_its_rounding_of_float32(case, dtype):
+    model, texts = random_gpt(**case), [[1, 2, 3, 4, 5], [6, 7]]
+    decoder, half = Decoder(model), Decoder(copy.deepcopy(model).to(dtype))
+    exact, rounded = decoder.read(texts, room=20), half.read(texts, room=20)
+    for step in range(20):
+        assert rounded.dtype == half.cache.keys.dtype == dtype
+        # Each of about 20 roundings on the way moves a logit by up to eps / 2 of the logits' size; they add up as √20.
+        bound = 3 * torch.finfo(dtype).eps * exact.abs().max().item()
+        assert (exact.log_softmax(-1) - rounded.float().log_softmax(-1)).abs().max() < 2 * bound
+        tokens = torch.tensor([step, 60 - step])
+        exact, rounded = decoder.step(tokens), half.step(tokens)

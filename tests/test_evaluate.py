@@ -47,6 +47,16 @@ def text_settings(text_file, tmp_path):
     return {"checkpoint": str(save(tmp_path / "one", 1)), "data": TextConfig(path=str(text_file)), "device": "cpu"}
 
 
+def test_figures_in_bf16_are_within_its_rounding_and_without_a_word_are_the_runs_own(text_settings):
+    (own,), (exact,), (rounded,) = (
+        evaluate(EvaluateConfig(**text_settings, precision=name)) for name in ("auto", "fp32", "bf16")
+    )
+    assert np.array_equal(own.nats, exact.nats) and not np.array_equal(own.nats, rounded.nats)
+    assert rounded.total.loss == pytest.approx(exact.total.loss, rel=torch.finfo(torch.bfloat16).eps)
+    with pytest.raises(SettingsError, match="precision=bf17"):
+        EvaluateConfig(precision="bf17")
+
+
 # The scores
 
 

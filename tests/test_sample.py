@@ -398,3 +398,17 @@ def wait_for(terminal: int, text: bytes) -> bytes:
         assert chunk, shown
         shown += chunk
     return shown
+
+
+def test_weights_are_cast_once_to_the_precision_asked_for(say, tmp_path, monkeypatch):
+    seen = []
+    read = Decoder.read
+    monkeypatch.setattr(
+        Decoder, "read", lambda self, *a, **k: seen.append(self.model.lm_head.weight.dtype) or read(self, *a, **k)
+    )
+    for precision in ("auto", "bf16", "fp16", "fp32"):
+        say(precision=precision)
+    assert seen == [torch.float32, torch.bfloat16, torch.float16, torch.float32]
+    say(precision="bf16", prompt="ab", attention_map=str(tmp_path / "map.html"))
+    with pytest.raises(SettingsError, match="precision=bf17"):
+        SampleConfig(precision="bf17")

@@ -24,7 +24,7 @@ from runs.directory import lock_run
 from settings import CONF, to_settings
 from train import train
 from training.config import OptimizerConfig, TrainConfig
-from training.device import choose_precision, fast_products, to_device
+from training.device import choose_precision, decoding_precision, fast_products, to_device
 from training.distributed import Ranks
 from training.evaluation import evaluate
 from training.optimizer import set_learning_rate
@@ -288,6 +288,16 @@ def test_auto_is_bf16_on_processors_that_multiply_it_and_nowhere_else(monkeypatc
 def test_gpus_that_only_emulate_bf16_take_fp16(monkeypatch, native, auto):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
     assert choose_precision("auto", torch.device("cuda")) == auto
+
+
+@pytest.mark.parametrize(("native", "auto"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_decoding_is_in_bf16_on_gpus_that_have_it_and_else_in_float32(monkeypatch, native, auto):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    gpu = torch.device("cuda:1")
+    assert [decoding_precision("auto", device) for device in (gpu, CPU)] == [auto, torch.float32]
+    asked = [decoding_precision(name, device) for name in ("bf16", "fp16", "fp32") for device in (gpu, CPU)]
+    assert asked == [torch.bfloat16] * 2 + [torch.float16] * 2 + [torch.float32] * 2
 
 
 def test_batches_go_to_a_gpu_from_pinned_memory_without_waiting(monkeypatch):

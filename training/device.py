@@ -48,6 +48,14 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
 
 
+def decoding_precision(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of weights that only decode: auto is bf16 on a GPU that has it, where reading them is the time;
+    else float32, because fp16 overflows in a model that was trained without."""
+    if name == "auto" and not (device.type == "cuda" and multiplies_bf16(device)):
+        name = "fp32"
+    return choose_precision(name, device)
+
+
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether bf16 products are faster than float32 ones; emulated ones are far slower."""
     if device.type == "cuda":
