@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import config
+from model.attention import functional
 from model.attention.contract import AttentionFunction
 from model.attention.functional import ATTENTION_FUNCTIONS, SHORT, attention_weights, flex, fused, loop, matmul, sdpa
 from model.attention.ladder import head_by_head
@@ -323,6 +324,35 @@ def test_sdpa_takes_the_fused_kernels_of_a_cpu_for_longer_texts_only(T, is_fused
     with Kernels() as kernels:
         sdpa(q, k, v, is_causal=True)
     assert any("flash_attention" in name for name in kernels.names) == is_fused, kernels.names
+
+
+T4, A100 = (7, 5), (8, 0)
+HALF = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "D", "biased", "shares"),
+    [
+        (A100, HALF, 8, False, True),
+        (T4, HALF, 8, False, False),
+        (A100, torch.float32, 8, False, False),
+        (A100, HALF, 264, False, False),
+        (A100, HALF, 8, True, False),
+    ],
+)
+def test_key_heads_are_repeated_where_a_gpu_s_kernel_cannot_share_them(monkeypatch, gpu, dtype, D, biased, shares):
+    def sdpa_of_torch(q, k, v, *_, enable_gqa, **__):
+        given.append((k.shape[1], v.shape[1], enable_gqa))
+        return q
+
+    given = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu)
+    monkeypatch.setattr(functional.F, "scaled_dot_product_attention", sdpa_of_torch)
+    with FakeTensorMode():
+        q, k = (torch.empty(2, heads, 5, D, device="cuda", dtype=dtype) for heads in (4, 2))
+        bias = torch.empty(5, 5, device="cuda") if biased else None
+        fused(q, k, k, bias=bias, is_causal=not biased)
+    assert given == [(2, 2, True) if shares else (4, 4, False)]
 
 
 # Bad input.

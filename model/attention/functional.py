@@ -38,6 +38,7 @@ from model.attention.contract import (
 )
 
 SHORT = 256  # up to this many queries and keys `bmm` beats the fused kernels of a CPU: see benchmarks/attention.py
+AMPERE = (8, 0)  # the compute capability from which GPUs have FlashAttention
 
 
 @obeys_contract
@@ -150,22 +151,27 @@ def fused(
             mask = bias.to(q.dtype) if allowed is None else torch.where(allowed, bias.to(q.dtype), -torch.inf)
         mask = None if mask is None else fold_overlay(mask, q, S)
 
-    grouped = q.shape[-3] != k.shape[-3]
-    # Shared key heads need no copy on the CPU and in FlashAttention, which takes half precision and no mask.
-    flash = q.is_cuda and mask is None and q.element_size() == 2 and q.shape[-1] == v.shape[-1]
-    if grouped and not (q.is_cpu or flash):
-        k, v, grouped = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3]), False
-
     D, Dv = q.shape[-1], v.shape[-1]
     if Dv != D and q.is_cpu:  # the CPU kernel wants one width; zero channels change no product
         scale = 1 / math.sqrt(D) if scale is None else scale
         q, k, v = (F.pad(t, (0, max(D, Dv) - t.shape[-1])) for t in (q, k, v))
 
     q4, k4, v4 = fold(q), fold(k), fold(v)
+    grouped = q.shape[-3] != k.shape[-3]
+    # Shared key heads need no copy on the CPU and in FlashAttention, which takes half precision and no mask.
+    flash = q.is_cuda and mask is None and q.element_size() == 2 and D == Dv <= 256
+    if grouped and not (q.is_cpu or (flash and capability(q.device) >= AMPERE)):
+        k4, v4, grouped = repeat_heads(k4, q.shape[-3]), repeat_heads(v4, q.shape[-3]), False
     y = F.scaled_dot_product_attention(q4, k4, v4, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
     if q.ndim != 4:
         y = y.reshape(*q.shape[:-1], y.shape[-1])  # (B, H, T, Dv) -> (…, H, T, Dv)
     return zero_empty_rows(y[..., :Dv] if Dv < D else y, has_keys)
+
+
+@torch.compiler.assume_constant_result
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return what a CUDA device's kernels may ask of it, also in a compiler's trace."""
+    return torch.cuda.get_device_capability(device)
 
 
 def fold(t: Shaped[Tensor, " ..."]) -> Shaped[Tensor, "B H T D"]:
