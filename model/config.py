@@ -6,7 +6,7 @@ from errors import SettingsError, at_least, fraction, one_of, positive
 
 # The forms of attention that `attention=NAME` selects. Their names are here, not beside the code in
 # model/attention, so that settings are checked without importing torch.
-ATTENTION_FUNCTIONS = ("sdpa", "matmul", "einsum", "bmm", "loop", "flex")  # functional.py: one function, six ways
+ATTENTION_FUNCTIONS = ("sdpa", "fused", "matmul", "einsum", "bmm", "loop", "flex")  # functional.py: one, seven ways
 ATTENTION_VARIANTS = ("softmax1",)  # variants.py: other functions in its place
 ATTENTION_RUNGS = ("average", "simple", "single_head", "stacked")  # ladder.py: the steps towards it
 ONE_HEAD = ("average", "simple", "single_head")  # rungs with one head of width n_embd, whatever n_head says
@@ -23,9 +23,9 @@ class AttentionConfig:
     """The settings of one attention layer; SettingsError when they do not fit together."""
 
     attention: str = "sdpa"
-    """Form of attention, for which attention=NAME is short: sdpa (torch's fused kernels), matmul (the one to read),
-    einsum, bmm, loop, flex (CUDA only) or stacked, which compute the same; softmax1, a variant; or average, simple or
-    single_head, the steps that lead to it."""
+    """Form of attention, for which attention=NAME is short: sdpa (the fast one), fused (torch's fused kernels), matmul
+    (the one to read), einsum, bmm, loop, flex (CUDA only) or stacked, which compute the same; softmax1, a variant; or
+    average, simple or single_head, the steps that lead to it."""
     n_embd: int = 128
     """Width C of the residual stream."""
     n_head: int = 4

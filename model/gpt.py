@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import make_attention
+from model.attention.functional import Blocks
 from model.attention.layer import Rotation
 from model.config import GPTConfig
 from model.kv_cache import KVCache
@@ -24,7 +25,7 @@ Tokens = Int[Tensor, "B T"]
 Padding = Shaped[Tensor, "B S"] | None
 Positions = Int[Tensor, "B T"] | Int[Tensor, " T"] | None
 Stream = Float[Tensor, "B T C"]
-Mask = Bool[Tensor, "B 1 1 S"] | None
+Mask = Bool[Tensor, "B 1 1 S"] | Blocks | None
 Cache = KVCache | None
 
 
@@ -80,7 +81,7 @@ class GPT(nn.Module):
         self, tokens: Tokens, *, attention_mask: Padding = None, positions: Positions = None, cache: Cache = None
     ) -> Stream:
         """Return the residual stream after the last block, as forward(), for callers that need only a few logits."""
-        mask = None if attention_mask is None else padding_mask(attention_mask)
+        mask: Mask = None if attention_mask is None else padding_mask(attention_mask)
         past = 0 if cache is None else cache.position
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.config.position == "learned":
@@ -93,7 +94,10 @@ class GPT(nn.Module):
             else:
                 x = x + self.position_embedding(positions)
         x = self.dropout(x)
-        rotation = self.blocks[0].attention.rotation(x, positions, past)
+        first = self.blocks[0]
+        rotation = first.attention.rotation(x, positions, past)
+        if mask is None and cache is None:
+            mask = first.attention.blocks(x, compiled=first._compiled_call_impl is not None)
         for layer, block in enumerate(self.blocks):
             x = block(x, mask=mask, rotation=rotation, cache=cache, layer=layer)
         if cache is not None:

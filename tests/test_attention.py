@@ -20,7 +20,7 @@ from model.attention.ladder import head_by_head
 from model.attention.variants import ATTENTION_VARIANTS, softmax1
 from model.masks import causal_mask, combine, padding_mask, sliding_window_mask
 
-ALL = ATTENTION_FUNCTIONS | {"fused": fused, "head_by_head": head_by_head}  # for short texts on a CPU sdpa is bmm
+ALL = ATTENTION_FUNCTIONS | {"head_by_head": head_by_head}
 UNDER_CONTRACT = ALL | ATTENTION_VARIANTS
 TRAINING = {name: f for name, f in ALL.items() if name != "flex"}  # flex has no gradients on a CPU, and no dropout
 

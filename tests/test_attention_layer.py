@@ -1,15 +1,17 @@
 """The attention layer: what every form keeps, and parity with torch's own."""
 
+import copy
 import re
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import create_mask
 
-from model.attention import ATTENTION_LAYERS, make_attention
+from model.attention import ATTENTION_LAYERS, functional, make_attention
 from model.config import ATTENTION_FORMS, ATTENTION_VARIANTS, POSITIONS, AttentionConfig
 from model.kv_cache import KVCache
-from model.masks import causal_mask, padding_mask
+from model.masks import causal_mask, padding_mask, sliding_window_mask
 
 C = 16
 every_form = pytest.mark.parametrize("form", ATTENTION_FORMS)
@@ -228,3 +230,46 @@ def test_it_can_be_built_on_the_meta_device_and_filled_later():
     attention.to_empty(device="cpu").load_state_dict(real.state_dict())
     x = torch.randn(2, 5, C)
     assert torch.equal(attention(x), real(x))
+
+
+@pytest.mark.parametrize(
+    ("settings", "T", "given"),
+    [
+        ({"attention_window": 70}, 200, True),
+        ({"position": "alibi"}, 200, True),
+        ({"attention": "flex"}, 20, True),
+        ({}, 200, False),  # the fused kernels know causality
+        ({"attention_window": 200}, 200, False),
+        ({"attention_window": 70}, 128, False),
+        ({"attention_window": 70, "attention_dropout": 0.1}, 200, False),
+        ({"attention_window": 70, "head_size": 8}, 200, False),
+        *(({"attention": form, "attention_window": 70}, 200, False) for form in ("fused", "matmul", "softmax1")),
+    ],
+)
+def test_windows_and_alibi_go_through_flex_in_compiled_training_on_a_gpu_that_has_it(monkeypatch, settings, T, given):
+    attention = make_attention(AttentionConfig(n_embd=64, n_head=4, **settings))
+    x, on_cpu = torch.randn(1, T, 64), attention.blocks(torch.randn(1, T, 64), compiled=True)
+    monkeypatch.setattr(functional, "capability", lambda device: (7, 5))
+    on_t4 = attention.blocks(x, compiled=True)
+    monkeypatch.setattr(functional, "capability", lambda device: (8, 0))
+    assert on_cpu is on_t4 is None and (attention.blocks(x, compiled=True) is not None) == given
+    if attention.attend is not functional.flex:
+        assert attention.blocks(x, compiled=False) is attention.eval().blocks(x, compiled=True) is None
+
+
+@pytest.mark.parametrize("T", [129, 256])
+@pytest.mark.parametrize("window", [None, 1, 70, 128, 1000])
+@pytest.mark.parametrize(
+    "settings", [{"position": "alibi", "n_kv_head": 2}, {"position": "none"}], ids=["alibi", "none"]
+)
+def test_the_blocks_show_what_the_dense_masks_show(monkeypatch, settings, window, T):
+    monkeypatch.setattr(functional, "capability", lambda device: (8, 0))
+    config = AttentionConfig(attention="flex", n_embd=64, n_head=4, attention_window=window, **settings)
+    attention, x = make_attention(config).double(), torch.randn(2, T, 64, dtype=torch.float64)
+    twin = copy.deepcopy(attention)
+    twin.attend = functional.matmul
+    with torch.no_grad():
+        mask, score_mod = attention.blocks(x, compiled=False)
+        torch.testing.assert_close(attention(x, mask=(mask, score_mod)), twin(x))
+    seen = create_mask(mask.mask_mod, None, None, T, T, device="cpu")[0, 0]
+    assert torch.equal(seen, sliding_window_mask(T, T, window or T))

@@ -57,6 +57,53 @@ def test_a_run_compiles_twice_without_breaks_whatever_its_form_and_depth_and_eva
     assert lines == [[form, "2", "0"] for form in ATTENTION_FORMS if form != "flex"]
 
 
+BLOCKS = """
+import copy
+import torch
+from torch._dynamo.utils import counters
+from torch.nn.attention import flex_attention
+from model.attention import functional
+from model.config import GPTConfig
+from model.gpt import GPT
+from training.compiling import uncompiled
+
+flex_attention._validate_device = lambda q, k, v: None  # the reference that is traced has gradients on a CPU too
+functional.capability = lambda device: (8, 0)  # as if on a GPU
+calls, causal_blocks = [], functional.causal_blocks
+functional.causal_blocks = lambda *shape: (calls.append(shape), causal_blocks(*shape))[1]
+
+def count(graph, inputs):
+    kernels.append(sum("flex_attention" in str(node.target) for node in graph.graph.nodes))
+    return graph
+
+for given in {"attention_window": 70}, {"position": "alibi", "attention_window": 70, "n_kv_head": 2}, {}:
+    torch._dynamo.reset()
+    calls.clear()
+    kernels, settings = [], dict(vocab_size=11, n_layer=4, n_head=4, n_embd=64, block_size=200, zero_init=False)
+    plain = GPT(GPTConfig(**settings, **given)).double()
+    gpt = copy.deepcopy(plain)
+    for block in gpt.blocks:
+        block.compile(backend=count)
+    tokens = torch.randint(11, (2, 200))
+    for _ in range(2):
+        for model in gpt, plain:
+            model(tokens, tokens).backward()
+    for one, other in zip(gpt.parameters(), plain.parameters()):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-9)
+    gpt.eval()
+    with uncompiled(True), torch.no_grad():
+        gpt(tokens)
+    print(kernels, len(counters["graph_break"]), len(calls))
+"""
+
+
+@pytest.mark.slow
+def test_windows_and_alibi_are_one_block_mask_a_step_for_all_layers_and_one_compilation():
+    counted = subprocess.run([sys.executable, "-c", BLOCKS], cwd=ROOT, capture_output=True, text=True, check=True)
+    # A graph with one kernel, no breaks, a mask for each of two steps; causality alone needs no block mask
+    assert counted.stdout.splitlines() == ["[1] 0 2", "[1] 0 2", "[0] 0 0"]
+
+
 def chosen(monkeypatch, compile="auto", model=None, processes=1, steps=600, **settings):
     monkeypatch.setattr(compiling.torch, "compile", lambda function: lambda x: x)
     monkeypatch.setattr(compiling.torch, "zeros", lambda *_, **__: None)

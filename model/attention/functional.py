@@ -6,7 +6,8 @@ its keys and values, and joined mask and causality into `allowed`. They scale th
 fp16 ends at 65,504, which the products of large queries and keys pass √D times sooner than the scaled scores.
 
 `fused` and `flex` call torch's kernels, which never write the (T, S) matrix to memory (Dao et al. 2022,
-FlashAttention). `sdpa` is the fast choice: `fused`, or `bmm` for short texts on a CPU.
+FlashAttention). `sdpa` is the fast choice: `fused`, or `bmm` for short texts on a CPU. The layer's blocks() put
+flex_attention in its place for windows and ALiBi.
 """
 
 import math
@@ -38,7 +39,8 @@ from model.attention.contract import (
 )
 
 SHORT = 256  # up to this many queries and keys `bmm` beats the fused kernels of a CPU: see benchmarks/attention.py
-AMPERE = (8, 0)  # the compute capability from which GPUs have FlashAttention
+AMPERE = (8, 0)  # the compute capability from which GPUs have FlashAttention, and memory enough for flex_attention
+Blocks = tuple[BlockMask | None, Callable[..., Tensor] | None]  # flex_attention's block_mask and score_mod
 
 
 @obeys_contract
@@ -159,7 +161,7 @@ def fused(
     q4, k4, v4 = fold(q), fold(k), fold(v)
     grouped = q.shape[-3] != k.shape[-3]
     # Shared key heads need no copy on the CPU and in FlashAttention, which takes half precision and no mask.
-    flash = q.is_cuda and mask is None and q.element_size() == 2 and D == Dv <= 256
+    flash = mask is None and q.element_size() == 2 and D == Dv <= 256
     if grouped and not (q.is_cpu or (flash and capability(q.device) >= AMPERE)):
         k4, v4, grouped = repeat_heads(k4, q.shape[-3]), repeat_heads(v4, q.shape[-3]), False
     y = F.scaled_dot_product_attention(q4, k4, v4, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
@@ -170,8 +172,8 @@ def fused(
 
 @torch.compiler.assume_constant_result
 def capability(device: torch.device) -> tuple[int, int]:
-    """Return what a CUDA device's kernels may ask of it, also in a compiler's trace."""
-    return torch.cuda.get_device_capability(device)
+    """Return what kernels may ask of a CUDA device, also in a compiler's trace; (0, 0) of any other."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def fold(t: Shaped[Tensor, " ..."]) -> Shaped[Tensor, "B H T D"]:
@@ -212,15 +214,22 @@ def flex(
     if allowed is not None:
         block_mask = _dense_block_mask(fold_overlay(allowed, q, S).expand(-1, -1, T, -1))
     elif is_causal:
-        made = _causal_block_mask if type(q) is Tensor else _causal_block_mask.__wrapped__  # a fake mask has no data
-        block_mask = made(T, S, q.device)
+        made = causal_blocks if type(q) is Tensor else causal_blocks.__wrapped__  # a fake mask has no data
+        block_mask = made(T, S, S, q.device)
     if bias is not None:
         added = fold_overlay(bias, q, S).expand(math.prod(q.shape[:-3]), q.shape[-3], T, S)
         score_mod = lambda score, b, h, t, s: score + added[b, h, t, s]  # noqa: E731
-    grouped = q.shape[-3] != k.shape[-3]
-    y = _kernel(q.device.type)(fold(q), fold(k), fold(v), score_mod, block_mask, scale, grouped)
-    y = y.reshape(*q.shape[:-1], v.shape[-1])  # (B, H, T, Dv) -> (…, H, T, Dv)
-    return zero_empty_rows(y, has_keys)
+    return zero_empty_rows(in_blocks(q, k, v, (block_mask, score_mod), scale), has_keys)
+
+
+def in_blocks(q: Query, k: Key, v: Value, blocks: Blocks, scale: float | None = None) -> Output:
+    """Return flex_attention over `blocks`; no tensor is (T, S), and hidden blocks cost nothing."""
+    block_mask, score_mod = blocks
+    kernel: Callable[..., Tensor] = flex_attention
+    if not torch.compiler.is_compiling():
+        kernel = _kernel(q.device.type)
+    y = kernel(fold(q), fold(k), fold(v), score_mod, block_mask, scale, q.shape[-3] != k.shape[-3])
+    return y.reshape(*q.shape[:-1], v.shape[-1])  # (B, H, T, Dv) -> (…, H, T, Dv)
 
 
 @lru_cache
@@ -233,8 +242,11 @@ def _kernel(device: str) -> Callable[..., Tensor]:
 
 
 @lru_cache(maxsize=64)
-def _causal_block_mask(T: int, S: int, device: torch.device) -> BlockMask:
-    return create_block_mask(lambda b, h, t, s: s <= t + (S - T), None, None, T, S, device=device)
+def causal_blocks(T: int, S: int, window: int, device: torch.device) -> BlockMask:
+    """Return the block mask of causal attention from the last T of S positions, each to at most `window` keys."""
+    mask_mod = lambda b, h, t, s: (s <= t + S - T) & (t + S - T < s + window)  # noqa: E731  torch counts its arguments
+    with torch.inference_mode(False):  # a mask first needed in inference mode must serve training afterwards
+        return create_block_mask(mask_mod, None, None, T, S, device=device)
 
 
 def _dense_block_mask(allowed: Bool[Tensor, "B H T S"]) -> BlockMask:
@@ -263,5 +275,5 @@ def softmax_dtype(scores: Float[Tensor, " ..."]) -> torch.dtype:
 
 
 ATTENTION_FUNCTIONS: dict[str, AttentionFunction] = dict(
-    sdpa=sdpa, matmul=matmul, einsum=einsum, bmm=bmm, loop=loop, flex=flex
+    sdpa=sdpa, fused=fused, matmul=matmul, einsum=einsum, bmm=bmm, loop=loop, flex=flex
 )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from model.attention import functional
 from model.attention.contract import AttentionFunction, Key, Output, Query, Stream, Value
 from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights, matmul
 from model.attention.variants import ATTENTION_VARIANTS
@@ -46,7 +47,7 @@ class CausalSelfAttention(nn.Module):
         self,
         x: Stream,
         *,
-        mask: LayerMask = None,
+        mask: LayerMask | functional.Blocks = None,
         positions: Positions = None,
         rotation: Rotation = None,
         cache: KVCache | None = None,
@@ -55,7 +56,7 @@ class CausalSelfAttention(nn.Module):
         """Mix x over the past, in any number of leading dimensions.
 
         mask: broadcasts to (…, H, T, S), with S = T plus the length of the cache, and says what may be
-            attended; causality and window hold in any case.
+            attended; causality and window hold in any case. Or the blocks() that the caller has made for all layers.
         positions: turn RoPE; by default they follow on from the cache, or from 0.
         rotation: that of these positions, where the caller has made it for all layers.
         cache: keys and values of earlier tokens, for an x of (B, T, C). The new ones are written at `layer`; the
@@ -68,6 +69,8 @@ class CausalSelfAttention(nn.Module):
             rotation = self.rotation(x, positions, 0 if cache is None else cache.position)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
+        if isinstance(mask, tuple):
+            return self.merge(functional.in_blocks(q, k, v, mask))
         if cache is not None:
             k, v = cache.write(layer, k, v)  # (…, Hkv, T, D) -> (…, Hkv, S, D)
         if cache is not None and cache.slot is not None:  # one query, at a slot that only the device knows
@@ -90,6 +93,25 @@ class CausalSelfAttention(nn.Module):
     def rotation(self, x: Stream, positions: Positions, start: int) -> Rotation:
         """Return RoPE's rotation of x's `positions`, or of start … start+T-1; None without RoPE."""
         return None if self.rope is None else self.rope.rotation(x, positions, start)
+
+    def blocks(self, x: Stream, *, compiled: bool) -> functional.Blocks | None:
+        """Return what flex_attention needs for a whole text x in every layer; None where `attend` does better.
+
+        Torch's fused kernels take windows and ALiBi as a (T, T) matrix only. In compiled training on a GPU `sdpa`
+        leaves them to flex_attention, whose kernel is compiled with the layer.
+        """
+        T, attend = x.shape[-2], self.attend
+        window = T if self.window is None else min(T, self.window)
+        instead = attend is functional.sdpa and compiled and self.training and self.dropout == 0
+        instead &= T > 128 and (self.alibi or window < T)  # in one block there is nothing to skip
+        instead &= 16 <= self.head_size <= 256  # the kernels' sizes
+        if not (attend is functional.flex or instead) or functional.capability(x.device) < functional.AMPERE:
+            return None
+        block_mask = functional.causal_blocks(T, T, window, x.device)
+        if not self.alibi:
+            return block_mask, None
+        slopes = alibi_slopes(self.n_head, x.device)
+        return block_mask, lambda score, b, h, t, s: score - slopes[h] * (t - s)
 
     def project(self, x: Stream) -> tuple[Query, Key, Value]:
         """Return the queries, keys and values of x, not yet rotated."""
