@@ -15,7 +15,7 @@ from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights, m
 from model.attention.variants import ATTENTION_VARIANTS
 from model.config import AttentionConfig
 from model.kv_cache import KVCache
-from model.masks import alibi_bias, causal_with, check_broadcast
+from model.masks import alibi_bias, alibi_slopes, causal_with, check_broadcast
 from model.packed import together
 from model.rope import RotaryEmbedding, rotate
 
