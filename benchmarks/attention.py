@@ -91,7 +91,9 @@ def speed(precision: torch.dtype, rounds: int) -> None:
     paired.table(["form", *(f"T = {T}" + (f", Hkv = {heads}" if heads < H else "") for T, heads in columns)], rows)
 
 
-def forward_and_backward(form: str, T: int, heads: int, precision: torch.dtype) -> Callable[[], float]:
+def forward_and_backward(
+    form: str, T: int, heads: int, precision: torch.dtype, B: int = B, H: int = H
+) -> Callable[[], float]:
     shapes = ((B, H, T, D), (B, heads, T, D), (B, heads, T, D))
     inputs = [torch.randn(s, device=paired.device(), dtype=precision, requires_grad=True) for s in shapes]
 

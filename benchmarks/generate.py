@@ -51,27 +51,35 @@ def main() -> None:
             speed(shape, arguments.nanogpt, arguments.batch, arguments.rounds)
 
 
-def speed(shape: str, checkout: Path | None, batch: int, rounds: int) -> None:
-    """Measure one shape and print its table."""
+def speed(
+    shape: str,
+    checkout: Path | None,
+    batch: int,
+    rounds: int,
+    precision: torch.dtype = torch.float32,
+    engine: bool = True,
+) -> None:
+    """Measure one shape and print its table. engine: beside Hugging Face too, where it is installed."""
     n_layer, n_head, n_embd, block_size, vocab_size = SHAPES[shape]
     sizes = dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=block_size, vocab_size=vocab_size)
     new = min(TOKENS, block_size - 1)
     texts = math.ceil(TOKENS / new)
     programs: dict[str, Callable[[], object]] = {}
     if checkout:
-        programs["nanoGPT"] = theirs(checkout, sizes, batch, new)
-    if find_spec("transformers"):
+        programs["nanoGPT"] = theirs(checkout, sizes, batch, new, precision)
+    if engine and find_spec("transformers"):
         programs["Hugging Face"] = hugging_face(sizes, batch, new)
     peers = list(programs)
-    programs["ours, GPT-2's shape"] = ours(sizes | GPT2_SHAPE, batch, new)
-    programs["ours, default"] = ours(sizes | dict(zero_init=False), batch, new)
+    programs["ours, GPT-2's shape"] = ours(sizes | GPT2_SHAPE, batch, new, precision)
+    programs["ours, default"] = ours(sizes | dict(zero_init=False), batch, new, precision)
     measured = {name: paired.timed(program, texts) for name, program in programs.items()}
-    tenth = paired.timed(floor(sizes | GPT2_SHAPE, new // 10))
+    tenth = paired.timed(floor(sizes | GPT2_SHAPE, new // 10, precision))
     measured["floor"] = lambda: new / (new // 10) * tenth()
     with torch.no_grad():
         seconds = paired.interleave(measured, rounds)
+    name = str(precision).removeprefix("torch.")
     in_a_row = f", {texts} in a row" if texts > 1 else ""
-    print(f"{shape}: texts of {1 + new} tokens, {new} of them new{in_a_row}, batch {batch}, float32\n")
+    print(f"{shape}: texts of {1 + new} tokens, {new} of them new{in_a_row}, batch {batch}, {name}\n")
     rows = []
     for name, taken in seconds.items():
         rate = paired.spread([batch * new / one for one in taken], ",.0f")
@@ -80,8 +88,8 @@ def speed(shape: str, checkout: Path | None, batch: int, rounds: int) -> None:
     paired.table(["", "tokens/s", *(f"of {peer}" for peer in peers)], rows)
 
 
-def ours(settings: dict, batch: int, new: int) -> Callable[[], None]:
-    decoder = Decoder(GPT(GPTConfig(**settings)).to(paired.device()).eval())
+def ours(settings: dict, batch: int, new: int, precision: torch.dtype) -> Callable[[], None]:
+    decoder = Decoder(GPT(GPTConfig(**settings)).to(paired.device(), precision).eval())
     controls, seeds = Controls(temperature=TEMPERATURE), list(range(batch))
 
     def run() -> None:
@@ -91,11 +99,18 @@ def ours(settings: dict, batch: int, new: int) -> Callable[[], None]:
     return run
 
 
-def theirs(checkout: Path, sizes: dict[str, int], batch: int, new: int) -> Callable[[], object]:
+def theirs(checkout: Path, sizes: dict[str, int], batch: int, new: int, precision: torch.dtype) -> Callable[[], object]:
+    """nanoGPT's generate, as its sample.py calls it: bf16 is autocast's."""
     module = nanogpt.load(checkout)
     model = module.GPT(module.GPTConfig(**sizes, dropout=0.0)).to(paired.device()).eval()
     start = torch.zeros(batch, 1, dtype=torch.long, device=paired.device())
-    return lambda: model.generate(start, new, temperature=TEMPERATURE)
+    autocast = torch.autocast(paired.device().type, torch.bfloat16, enabled=precision == torch.bfloat16)
+
+    def run() -> None:
+        with autocast:
+            model.generate(start, new, temperature=TEMPERATURE)
+
+    return run
 
 
 def hugging_face(sizes: dict[str, int], batch: int, new: int) -> Callable[[], object]:
@@ -114,10 +129,10 @@ def hugging_face(sizes: dict[str, int], batch: int, new: int) -> Callable[[], ob
     )  # fmt: skip
 
 
-def floor(settings: dict, tokens: int) -> Callable[[], None]:
+def floor(settings: dict, tokens: int, precision: torch.dtype) -> Callable[[], None]:
     """Every weight read once for each token."""
     size = sum(parameter.numel() for parameter in GPT(GPTConfig(**settings)).parameters())
-    weights = torch.ones(size, device=paired.device())
+    weights = torch.ones(size, device=paired.device(), dtype=precision)
 
     def run() -> None:
         for _ in range(tokens):

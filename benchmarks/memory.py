@@ -10,17 +10,20 @@ predicts without allocating anything. Every row differs from the first of its fo
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 
 import paired
+import throughput
 import torch
 
 from model.config import GPTConfig
 from training.config import OptimizerConfig, TrainConfig
-from training.device import fast_products, peak_memory, reset_peak_memory
+from training.device import choose_precision, fast_products, peak_memory, reset_peak_memory
 from training.plan import predict_memory, trial_run
 from training.step import take_step
 
@@ -64,12 +67,54 @@ def compare(base: Shape, rounds: int) -> None:
     measured = paired.interleave(programs, rounds, warm_ups=0)
     rows = []
     for (form, shape), megabytes in measured.items():
-        memory = predict_memory(make_config(form, shape), shape.B)
+        memory = predict_memory(make_config(form, shape), shape.B, on_gpu=paired.device().type == "cuda")
         predicted = (memory.weights + memory.gradients + memory.optimizer + memory.activations) / 1e6
         ratio = f"{statistics.median(megabytes) / predicted:.2f}"
         figures = [*map(str, astuple(shape)), paired.spread(megabytes, ",.0f"), f"{predicted:,.0f}", ratio]
         rows.append([f"`{form}`", *figures])
     paired.table(["attention", "T", "B", "C", "measured, MB", "predicted, MB", "measured / predicted"], rows)
+
+
+def compare_steps(configs: dict[str, TrainConfig], ways: tuple[bool, ...]) -> None:
+    """Print the peak of a third step, which finds all of the optimizer's state, eager and compiled."""
+    above = "above weights and optimizer, GB"
+    name = str(choose_precision("auto", paired.device())).removeprefix("torch.")
+    heads = [name, "peak, GB", "predicted, GB", above, f"predicted {above}", "measured / predicted"]
+    paired.table(heads, steps(configs, ways))
+
+
+def steps(configs: dict[str, TrainConfig], ways: tuple[bool, ...]) -> Iterator[list[str]]:
+    device = paired.device()
+    precision = choose_precision("auto", device)
+    for name, config in configs.items():
+        predicted = predict_memory(config, config.batch_size, precision, on_gpu=device.type == "cuda")
+        state = predicted.weights + predicted.optimizer
+        for compiled in ways:
+            torch.compiler.reset()
+            found = added(device, partial(third_step, config, precision, device, compiled))
+            cells = [f"{one / 1e9:.2f}" for one in (found, predicted.peak, found - state, predicted.peak - state)]
+            yield [f"{name}, {'compiled' if compiled else 'eager'}", *cells, f"{found / predicted.peak:.2f}"]
+
+
+def third_step(config: TrainConfig, precision: torch.dtype, device: torch.device, compiled: bool) -> None:
+    run = throughput.make_run(config, precision, device, compiled=compiled)
+    with fast_products(device):
+        for step in range(2):
+            take_step(run, step)
+        paired.synchronize()
+        reset_peak_memory(device)
+        take_step(run, 2)
+        paired.synchronize()
+
+
+def added(device: torch.device, program: Callable[[], object]) -> int:
+    """The most bytes that a program, which may count anew, holds above what was held before it."""
+    if device.type == "cuda":  # on a CPU what is freed stays the process's
+        gc.collect()
+    reset_peak_memory(device)
+    before = peak_memory(device)
+    program()
+    return peak_memory(device) - before
 
 
 def make_config(form: str, shape: Shape) -> TrainConfig:

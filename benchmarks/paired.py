@@ -36,6 +36,7 @@ WIDEST = 0.25
 PATIENCE = 60
 """Seconds to wait for a quiet machine."""
 _load = 0.0  # cores that were busy before the start, for the tables
+_end = float("inf")  # of time.monotonic(): when no further round begins
 
 
 class Figure(str):
@@ -88,6 +89,17 @@ def header(*packages: str) -> None:
     script = Path(sys.argv[0]).name
     print(f"`python benchmarks/{shlex.join([script, *sys.argv[1:]])}`\n")
     print(machine(*packages) + f", load {_load:.1f} at the start\n", flush=True)
+
+
+def load() -> float:
+    """Cores that were busy before the start."""
+    return _load
+
+
+def already_loaded(cores: float) -> None:
+    """Take the load from the process that started this one."""
+    global _load
+    _load = cores
 
 
 def settled_load() -> float:
@@ -148,12 +160,15 @@ def interleave(programs: dict[str, Callable[[], T]], rounds: int, *, warm_ups: i
     """What every program returned in each round.
 
     A round calls each once, and each round begins with another, so that a machine that drifts, or a
-    program that leaves it hot, harms all alike. Rounds that warm up come first and are not returned.
+    program that leaves it hot, harms all alike. Rounds that warm up come first and are not returned. After
+    stop_after()'s seconds no further round begins, but one is measured in any case.
     """
     names = list(programs)
     results: dict[str, list[T]] = {name: [] for name in names}
     with tqdm(total=(warm_ups + rounds) * len(names), unit="run", disable=None, leave=False) as bar:
         for number in range(-warm_ups, rounds):
+            if number > 0 and time_is_up():
+                break
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
                 bar.set_postfix_str(name)
@@ -162,6 +177,17 @@ def interleave(programs: dict[str, Callable[[], T]], rounds: int, *, warm_ups: i
                 if number >= 0:
                     results[name].append(result)
     return results
+
+
+def stop_after(seconds: float) -> None:
+    """Let interleave() begin no further round after as many seconds."""
+    global _end
+    _end = time.monotonic() + seconds
+
+
+def time_is_up() -> bool:
+    """Whether stop_after()'s seconds have passed."""
+    return time.monotonic() > _end
 
 
 def timed(function: Callable[[], object], calls: int = 1) -> Callable[[], float]:
@@ -215,16 +241,17 @@ def figure(text: str, values: Sequence[float]) -> Figure:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a Markdown table, and below it what of the method it breaks.
+    """Print a Markdown table, each row as soon as it is there, and below it what of the method it breaks.
 
     The first column names, the others are figures.
     """
-    rows = [list(row) for row in rows]
     print("| " + " | ".join(heads) + " |")
     print("|---|" + "---:|" * (len(heads) - 1))
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
-    print(breaches(rows) + "\n", flush=True)
+    printed: list[list[str]] = []
+    for row in map(list, rows):
+        print("| " + " | ".join(row) + " |", flush=True)
+        printed.append(row)
+    print(breaches(printed) + "\n", flush=True)
 
 
 def breaches(rows: list[list[str]]) -> str:

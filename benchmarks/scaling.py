@@ -66,7 +66,7 @@ def growth(base: throughput.Shape, rounds: int) -> None:
 
 def steps(config, number: int) -> Callable[[], float]:
     device = paired.device()
-    run = throughput.make_run(config, choose_precision("auto", device), device)
+    run = throughput.make_run(config, choose_precision("auto", device), device, compiled=device.type == "cuda")
     done = count()
 
     def program() -> float:

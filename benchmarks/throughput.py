@@ -32,7 +32,7 @@ from data.batches import Batches
 from model.config import GPTConfig
 from model.size import flops_per_token, without_weights
 from training.config import OptimizerConfig, TrainConfig
-from training.device import choose_precision, fast_products
+from training.device import choose_precision, fast_products, to_device
 from training.distributed import spread
 from training.plan import DEVICES, trial_run
 from training.step import take_step
@@ -168,21 +168,21 @@ def random_batches(config: TrainConfig) -> Batches:
     return Batches(tokens, block_size=config.model.block_size, batch_size=config.batch_size, seed=1)
 
 
-def make_run(config: TrainConfig, precision: torch.dtype, device: torch.device) -> Any:
-    """What train.take_step needs of a run, with real batches, compiled where train.py compiles."""
+def make_run(config: TrainConfig, precision: torch.dtype, device: torch.device, *, compiled: bool) -> Any:
+    """What train.take_step needs of a run, with batches as a run draws them."""
     # Many models of many shapes share one GPT.forward here, where a run has one of each.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.automatic_dynamic_shapes = False
     torch.manual_seed(1)
     run = trial_run(config, device, precision)
     run.batches = random_batches(config)
-    run.forward = spread(run.model, run.ranks, "ddp", device, precision, compiled=device.type == "cuda")
+    run.forward = spread(run.model, run.ranks, "ddp", device, precision, compiled=compiled)
     return run
 
 
 def ours(config: TrainConfig, precision: torch.dtype, steps: int, device: torch.device) -> Callable[[], Measured]:
     """Some steps of train.py."""
-    run, clock = make_run(config, precision, device), Clock()
+    run, clock = make_run(config, precision, device, compiled=device.type == "cuda"), Clock()
     run.scaler = Scaler(clock)
     draw = run.batches.batch
 
@@ -206,7 +206,7 @@ def theirs(shape: Shape, module: Any, device: torch.device) -> Callable[[], Meas
     batches = random_batches(make_config(shape, GPT2_SHAPE, ADAMW))
 
     def step(number: int) -> None:
-        windows = torch.from_numpy(batches.batch(number, 0, shape.batch_size)).to(device)
+        windows = to_device(batches.batch(number, 0, shape.batch_size), device)  # as its train.py does
         clock.mark("data")
         with autocast:
             _, loss = forward(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())

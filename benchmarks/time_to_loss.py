@@ -15,14 +15,14 @@ in turn.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -32,6 +32,8 @@ import numpy as np
 import paired
 import torch
 import torch.nn.functional as F
+
+from runs.metrics import read_metrics
 
 ENOUGH = 10_000  # bytes, so that a tenth of them is several windows
 EXPERIMENT = ["+experiment=shakespeare_cpu", "device=cpu"]
@@ -165,21 +167,76 @@ def score(copy: Path, module) -> float:
 
 def ours(changes: list[str], text: Path, folder: Path, seeds: int) -> Callable[[], Run]:
     """Our whole training with the next seed, the text prepared anew."""
-    command = [sys.executable, paired.ROOT / "train.py", *EXPERIMENT, *changes]
     numbers = count()
 
     def program() -> Run:
         number = next(numbers)
         run = folder / str(number)
         settings = [f"data.path={text}", f"data.cache_dir={run / 'cache'}", f"run_dir={run}"]
-        started = time.perf_counter()
-        paired.run([*command, *settings, f"seed={number % seeds + 1}"], cwd=paired.ROOT)
-        whole = time.perf_counter() - started
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        whole = train(*EXPERIMENT, *changes, *settings, f"seed={number % seeds + 1}")
+        rows = read_metrics(run / "metrics.jsonl")
         bits = min(row["val_bpb"] for row in rows if "val_bpb" in row)
         return Run(whole, training_seconds(rows), rows[-1]["step"], rows[-1]["tokens"], bits * math.log(2))
 
     return program
+
+
+def until(enough: float, text: Path, checkout: Path | None, settings: Sequence[str], theirs: Sequence[str]) -> None:
+    """Print how long the recipes for one GPU take to a loss, ours and nanoGPT's train_shakespeare_char, once each."""
+    heads = ["one run each", "iterations", "best loss, nats a byte", "whole process, s", f"until {enough}, s"]
+    with tempfile.TemporaryDirectory() as name:
+        paired.table(heads, recipes(enough, text, checkout, settings, theirs, Path(name)))
+
+
+def recipes(
+    enough: float, text: Path, checkout: Path | None, settings: Sequence[str], theirs: Sequence[str], folder: Path
+) -> Iterator[list[str]]:
+    run = folder / "run"
+    where = [f"data.path={text}", f"data.cache_dir={folder / 'cache'}", f"run_dir={run}"]
+    whole = train("+experiment=shakespeare", *where, *settings)
+    log = read_metrics(run / "metrics.jsonl")
+    losses = {row["seconds"]: row["val_bpb"] * math.log(2) for row in log if "val_bpb" in row}
+    before = whole - log[-1]["seconds"]  # starting, and a moment of ending
+    reached = [before + seconds for seconds, loss in losses.items() if loss <= enough]
+    yield recipe("ours, `+experiment=shakespeare`", log[-1]["step"], min(losses.values()), whole, reached)
+    if checkout is None:
+        return
+    copy = nanogpt.copy_with_data(checkout, folder, text)
+    whole, steps, reached = its_gpu_recipe(copy, theirs, enough)
+    name = "nanoGPT, train_shakespeare_char" + (", ended early" if paired.time_is_up() else "")
+    yield recipe(name, steps, score(copy, nanogpt.load(copy)), whole, reached)
+
+
+def recipe(name: str, steps: int, loss: float, whole: float, reached: list[float]) -> list[str]:
+    return [name, f"{steps:,}", f"{loss:.4f}", f"{whole:.1f}", f"{reached[0]:.1f}" if reached else "never"]
+
+
+def its_gpu_recipe(copy: Path, settings: Sequence[str], enough: float) -> tuple[float, int, list[float]]:
+    """Seconds of nanoGPT's process, its last evaluated step, and when its own estimates were good enough.
+
+    Where paired.stop_after's time is up it is ended; its best checkpoint is there.
+    """
+    words = [sys.executable, "-u", "train.py", "config/train_shakespeare_char.py", f"--out_dir={copy / 'out'}"]
+    started, reached, step, line = time.perf_counter(), [], 0, "no output"
+    captured = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with subprocess.Popen([*words, *settings], cwd=copy, **captured) as process:
+        for line in process.stdout:
+            if evaluated := re.match(r"step (\d+): train loss .*, val loss ([\d.]+)", line):
+                step = int(evaluated[1])
+                reached += [time.perf_counter() - started] if float(evaluated[2]) <= enough else []
+            if paired.time_is_up():
+                process.kill()
+                break
+    if not (copy / "out" / "ckpt.pt").exists():
+        sys.exit(f"error: nanoGPT's train.py has saved nothing: {line.strip()}")
+    return time.perf_counter() - started, step, reached
+
+
+def train(*settings: str) -> float:
+    """Seconds of a process of train.py."""
+    started = time.perf_counter()
+    paired.run([sys.executable, paired.ROOT / "train.py", *settings], cwd=paired.ROOT)
+    return time.perf_counter() - started
 
 
 def training_seconds(rows: list[dict]) -> float:

@@ -21,6 +21,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from test_export import save
 
+import train as trainer
 from generation.decoder import Decoder
 from runs.checkpoint import load_checkpoint
 from schema import to_settings
@@ -325,18 +326,141 @@ def test_throughput_prints_a_row_for_each_program_whose_parts_make_the_step(monk
         assert all(float(part) >= 0 for part in row[4:8]) and sum(map(float, row[4:8])) > 0
 
 
-def test_a_section_that_fails_on_a_gpu_does_not_lose_the_others(monkeypatch, capsys):
+@pytest.fixture
+def rehearsal(monkeypatch, no_pictures):
+    """benchmarks/gpu.py with tiny shapes, on the CPU, in this process and without compiling."""
     import gpu
 
-    measured = []
-    sections = {"one": lambda: 1 / 0, "two": lambda: measured.append("two")}
-    monkeypatch.setattr(gpu, "sections", lambda arguments: sections)
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu.torch.compiler, "reset", lambda: None)
-    monkeypatch.setattr(gpu.paired, "header", lambda: None)
-    with pytest.raises(SystemExit, match="error: one failed"):
-        started("gpu", monkeypatch=monkeypatch)
-    assert measured == ["two"] and "ZeroDivisionError" in capsys.readouterr().err
+    def train(*settings):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            trainer.train(to_settings(compose("train", list(settings)), TrainConfig))
+        return 1e3
+
+    monkeypatch.setattr(gpu.paired, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(gpu.throughput, "peak", lambda device: (1e12, "made up"))
+    monkeypatch.setattr(gpu.time_to_loss, "train", train)
+    monkeypatch.setattr(gpu.paired, "_end", float("inf"))
+    monkeypatch.setattr(gpu.generate, "SHAPES", {gpu.TINY.decoded: (1, 2, 16, 16, 65)})
+    monkeypatch.setattr(gpu.generate, "TOKENS", 12)
+    # What it calls for each way of running is in the settings and counted; the compiler has tests of its own.
+    with torch.compiler.set_stance("force_eager"):
+        yield lambda name, **given: gpu.measured(
+            name, SimpleNamespace(**{"sizes": gpu.TINY, "nanogpt": None, "text": None, "rounds": 1} | given), 60
+        )
+
+
+@pytest.mark.parametrize(
+    ("section", "rows"),
+    [
+        ("default", [4]),
+        ("compiling", [2, 4]),
+        ("training", [2]),
+        ("memory", [6]),
+        ("decode", [3, 3, 3, 3]),
+        ("attention", [5, 6]),
+        ("tests", [1]),
+        ("shakespeare", [1]),
+    ],
+)
+def test_every_section_for_a_gpu_runs_on_a_cpu(section, rows, rehearsal, capsys, text_file):
+    assert rehearsal(section, text=text_file), capsys.readouterr().out
+    found = tables(capsys.readouterr().out)
+    assert [len(table) - 1 for table in found] == rows
+    assert all(cell for table in found for row in table[1:] for cell in row)
+
+
+def test_shakespeare_is_left_out_without_its_text_and_nanogpt_without_its_checkout(rehearsal, capsys, text_file):
+    assert rehearsal("shakespeare") and "Left out: give the path" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_nanogpts_own_evaluations_say_when_it_was_good_enough(ended, monkeypatch, tmp_path):
+    import time_to_loss
+
+    log = "step 250: train loss 1.5, val loss 1.48\niter 250: loss 1.2\nstep 500: train loss 1.1, val loss 1.4697"
+    save = "time.sleep(60)" if ended else "open('out/ckpt.pt', 'w').write('1')"
+    (tmp_path / "out").mkdir()
+    (tmp_path / "train.py").write_text(f"import time; print({log!r}, flush=True); {save}")
+    monkeypatch.setattr(time_to_loss.paired, "time_is_up", lambda: ended)
+    if ended:  # after its first line, before it has saved
+        with pytest.raises(SystemExit, match=r"error: nanoGPT's train.py has saved nothing: step 250"):
+            time_to_loss.its_gpu_recipe(tmp_path, [], 1.47)
+        return
+    whole, step, reached = time_to_loss.its_gpu_recipe(tmp_path, [], 1.47)
+    assert step == 500 and len(reached) == 1 and 0 < reached[0] <= whole < 50
+
+
+def gpu_with(processes: dict[str, str], monkeypatch) -> None:
+    """Run gpu.py with these scripts in place of its sections."""
+    import gpu
+
+    monkeypatch.setattr(gpu, "SECTIONS", {name: gpu.Section(lambda arguments: None, 2) for name in processes})
+    monkeypatch.setattr(gpu, "command", lambda name, seconds: [sys.executable, "-c", processes[name]])
+    monkeypatch.setattr(gpu.paired, "machine", lambda *packages: "a GPU")
+    started("gpu", "--tiny", monkeypatch=monkeypatch)
+
+
+def test_a_section_that_fails_or_takes_too_long_on_a_gpu_does_not_lose_the_others(monkeypatch, capfd):
+    slow = "import subprocess; print('| early |', flush=True); subprocess.run(['sleep', '60.125'])"
+    sections = {
+        "slow": slow,
+        "crash": "import os; os.abort()",
+        "said": "raise SystemExit(1)",
+        "last": "print('| fine |')",
+    }
+    begun = time.monotonic()
+    with pytest.raises(SystemExit, match=r"^error: slow, crash, said failed"):
+        gpu_with(sections, monkeypatch)
+    output = capfd.readouterr().out
+    assert time.monotonic() - begun < 30
+    assert "| early |" in output and "error: stopped\nit took longer than its 2 s" in output
+    assert "error: ended with status -6" in output and output.index("## last") < output.index("| fine |")
+    processes = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert b"sleep\x0060.125\x00" not in processes
+    gpu_with({"last": "print('| fine |')"}, monkeypatch)
+
+
+def test_an_error_of_a_section_is_two_lines(monkeypatch, capsys):
+    import gpu
+
+    def fails(arguments):
+        raise RuntimeError("backend='inductor' raised:\nCalledProcessError: gcc\n" + "a page\n" * 40)
+
+    monkeypatch.setattr(gpu, "SECTIONS", {"one": gpu.Section(fails, 1)})
+    monkeypatch.setattr(gpu.paired, "_end", float("inf"))
+    assert not gpu.measured("one", SimpleNamespace(), 60)
+    first, second, blank = capsys.readouterr().out.split("\n", 2)
+    assert (
+        first.startswith("error: RuntimeError: backend='inductor' raised: CalledProcessError: gcc") and len(first) < 400
+    )
+    assert second.startswith("in fails, test_benchmarks.py:") and not blank.strip()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--only", "decoding"], ["--minutes", "0"], ["nowhere"], ["--tiny", "--rounds", "x"]]
+)
+def test_gpu_refuses_what_it_does_not_know(arguments, monkeypatch):
+    with pytest.raises(SystemExit, match=r"^error: argument .*(invalid choice|not a )") as left:
+        started("gpu", *arguments, monkeypatch=monkeypatch)
+    assert "\n" not in left.value.code
+
+
+def test_gpu_names_the_packages_that_are_missing_before_it_imports_ours(monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    gone = ("hydra", "rustbpe")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in gone else find(name, *a))
+    with pytest.raises(SystemExit, match=r"^error: rustbpe, hydra-core not installed: run  pip install -e \.$"):
+        runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name="__main__")
+
+
+def test_no_further_round_begins_after_the_time(monkeypatch):
+    import paired
+
+    monkeypatch.setattr(paired, "_end", float("inf"))
+    paired.stop_after(-1)
+    assert paired.interleave({"a": lambda: 1, "b": lambda: 2}, 5) == {"a": [1], "b": [2]}
 
 
 def test_growth_is_beside_the_work(monkeypatch, capsys):

@@ -238,7 +238,7 @@ def test_a_step_of_gpt_2s_shape_is_few_operations_and_waits_for_none(captures, m
     assert not {"_local_scalar_dense", "nonzero", "equal", "item", "is_nonzero"} & set(drawing.names)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("case", MODELS, ids=str)
 def test_on_a_gpu_a_text_is_the_same_captured_or_not(case):
     class Plain(Decoder):
