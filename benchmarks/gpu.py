@@ -97,7 +97,7 @@ TINY = Sizes(
     FEW,
     (
         "--device=cpu", "--compile=False", "--eval_iters=1", "--eval_interval=2", "--max_iters=3", "--n_layer=1",
-        "--n_head=2", "--n_embd=32", "--batch_size=2", "--block_size=16",
+        "--n_head=2", "--n_embd=32", "--batch_size=2", "--block_size=16", "--always_save_checkpoint=True",
     ),
     throughput.Shape(1, 2, 32, 16, 2, 64, steps=1),
     throughput.Shape(2, 2, 32, 32, 2, 96, steps=1),
@@ -124,12 +124,13 @@ def main() -> None:
             "error: there is no CUDA device here: rehearse with --tiny, or run throughput.py and the others alone."
         )
     end, failed = time.monotonic() + 60 * arguments.minutes, []
-    paired.header(*(["triton"] if find_spec("triton") else []))
-    with tempfile.TemporaryDirectory() as caches:  # new ones, so that compiling costs what it costs at first
-        new = {"TORCHINDUCTOR_CACHE_DIR": caches, "TRITON_CACHE_DIR": f"{caches}/triton", "PYTHONUNBUFFERED": "1"}
+    paired.header()
+    with tempfile.TemporaryDirectory() as caches:  # new: `default` and `compiling` compile from cold caches
         for name in arguments.only or SECTIONS:
             print(f"## {name}\n", flush=True)
             seconds = min(SECTIONS[name].seconds, end - time.monotonic())
+            cache = f"{caches}/{'one' if name == 'default' else 'another'}"
+            new = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton", "PYTHONUNBUFFERED": "1"}
             if not ended_well(command(name, seconds), seconds, os.environ | new):
                 failed.append(name)
     if failed:
@@ -145,16 +146,16 @@ def ended_well(words: list[str], seconds: float, environment: dict[str, str]) ->
     """Run a section's process, which prints its tables itself, and end it and its children after its time."""
     started = time.perf_counter()
     if seconds < 1:
-        print("error: left out\nthe time is up: give more --minutes, or name it with --only\n", flush=True)
+        print("\nerror: left out\nthe time is up: give more --minutes, or name it with --only\n", flush=True)
         return False
     process = subprocess.Popen(words, env=environment, start_new_session=True)
     try:
         status = process.wait(seconds)
         if status not in (0, 1):
-            print(f"error: ended with status {status}\na negative one is the signal that killed it\n", flush=True)
+            print(f"\nerror: ended with status {status}\na negative one is the signal that killed it\n", flush=True)
         return status == 0
     except subprocess.TimeoutExpired:
-        print(f"error: stopped\nit took longer than its {seconds:.0f} s\n", flush=True)
+        print(f"\nerror: stopped\nit took longer than its {seconds:.0f} s\n", flush=True)
         return False
     finally:
         with suppress(ProcessLookupError):
@@ -173,7 +174,7 @@ def measured(name: str, arguments: argparse.Namespace, seconds: float) -> bool:
         words = " ".join(str(error).removeprefix("error: ").split())[:300]
         frames = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in frames if Path(frame.filename).is_relative_to(paired.ROOT)] or frames
-        print(f"error: {type(error).__name__}: {words}")
+        print(f"\nerror: {type(error).__name__}: {words}")
         print(f"in {ours[-1].name}, {Path(ours[-1].filename).name}:{ours[-1].lineno}\n", flush=True)
         return False
 
