@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 
 INTERRUPTED = "stopped by Ctrl-C"
-HANGUP = getattr(signal, "SIGHUP", 0)  # the terminal is closed
 
 
 def end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -36,8 +35,8 @@ def say(line: str) -> None:
 
 def ending_signals() -> list[int]:
     """Return the signals that ask for an orderly end; nohup's wish to ignore SIGHUP is kept."""
-    ignored = not HANGUP or signal.getsignal(HANGUP) == signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [HANGUP])]
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def open_console() -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
-from errors import CheckpointError, SettingsError, refuse_unwritable
+from errors import CheckpointError, refuse_unwritable
 from generation.config import SampleConfig
 from runs.formatting import visible
 from settings import run_command
@@ -18,7 +18,7 @@ from settings import run_command
 def sample(config: SampleConfig) -> None:
     """Print the samples as they are drawn."""
     from generation.decoder import Decoder
-    from generation.jsonl import read_prompts, write_results
+    from generation.jsonl import read_input, read_prompts, write_results
     from generation.terminal import converse, print_samples
     from generation.text import encode_prompt
     from pages.attention_map import draw_attention_map
@@ -29,13 +29,8 @@ def sample(config: SampleConfig) -> None:
         refuse_unwritable("attention_map", config.attention_map)
     device = choose_device(config.device)
     records, prompt = read_prompts(config.prompts) if config.prompts else None, config.prompt
-    try:  # bytes that are not UTF-8 become U+FFFD
-        if config.prompt_file == "-":
-            prompt = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-        elif config.prompt_file is not None:
-            prompt = Path(config.prompt_file).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise SettingsError(f"prompt_file={config.prompt_file} cannot be read ({error.strerror}).") from None
+    if config.prompt_file is not None:
+        prompt = read_input("prompt_file", config.prompt_file).decode("utf-8", errors="replace")
     checkpoint = open_checkpoint(config.checkpoint, device)
     checkpoint.model.to(decoding_precision(config.precision, device))
     if sys.stderr.isatty():

@@ -33,9 +33,7 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
     if base is not None:
         cfg.update(literal(asdict(base)))
     for argument in arguments:
-        name, equals, text = argument.partition("=")
-        if not equals:
-            raise SettingsError(f"cannot read {argument!r}: settings are typed NAME=VALUE; --help lists them.")
+        name, _, text = argument.partition("=")
         kinds = setting_kinds(schema, name)
         value: Any = None if NoneType in kinds and text == "null" else text  # text stays as it is, to the letter
         try:
@@ -108,15 +106,15 @@ def explain_value(error: OmegaConfBaseException, schema: type) -> str:
 
 
 def refuse_flags(schema: type, arguments: list[str], *, others: bool = False) -> None:
-    """Raise SettingsError for a setting typed as a flag, and unless `others` are Hydra's for any other flag."""
+    """Raise SettingsError for what is not typed NAME=VALUE, unless `others` are Hydra's to read."""
     for argument, following in pairwise([*arguments, "VALUE"]):
         typed, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("="):
-            raise SettingsError(f"cannot read {argument!r}: settings are typed NAME=VALUE; --help lists them.")
-        if argument.startswith("-") and (name := typed.replace("-", "_")) in setting_names(schema):
+        is_flag = argument.startswith("-")
+        if is_flag and (name := typed.replace("-", "_")) in setting_names(schema):
             raise SettingsError(f"settings are typed without dashes: write {name}={value if equals else following}.")
-        if argument.startswith("-") and not others:
-            raise SettingsError(f"there is no flag {argument}: settings are typed NAME=VALUE; --help lists them.")
+        if not typed or not (others or (equals and not is_flag)):
+            problem = f"there is no flag {argument}" if is_flag else f"cannot read {argument!r}"
+            raise SettingsError(f"{problem}: settings are typed NAME=VALUE; --help lists them.")
 
 
 def help_text(schema: type, about: str, groups: str = "") -> str:

@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -35,14 +35,6 @@ CONSOLE = logging.StreamHandler()
 CONSOLE.setFormatter(LogFormatter())
 # Why the system refuses a file or folder that a person has named.
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR)
-GROUPS = """Choose a group's option with GROUP=OPTION; conf/GROUP/OPTION.yaml is what it sets:
-
-{groups}
-
-Sweeps: -m tries every combination of values separated by commas, as in  python train.py -m model.n_head=2,4 seed=1,2
-
-"""
-
 # Two sweeps that start in the same second need folders of their own: short_id ends their names.
 OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
 # Settings that follow from others: ${floordiv:65536,${model.n_embd}}.
@@ -65,10 +57,7 @@ def run_command(schema: type[Schema], about: str | None, function: Callable[[Sch
 
 
 def run_train_command(about: str | None, function: Callable[[TrainConfig], Any], model_of: ModelOf) -> None:
-    """As run_command(), for train.py, with Hydra's groups and sweeps.
-
-    model_of: returns the settings of the model that init_from names.
-    """
+    """As run_command(), with Hydra's groups and sweeps. model_of: returns the settings of init_from's model."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -90,7 +79,7 @@ def run_train_command(about: str | None, function: Callable[[TrainConfig], Any],
     with mistakes_explained(TrainConfig):
         arguments = sys.argv[1:]
         if {"--help", "-h"} & set(arguments):
-            print(help_text(TrainConfig, about or "", GROUPS.format(groups=group_options())), flush=True)
+            print(help_text(TrainConfig, about or "", groups_help()), flush=True)
             return
         refuse_flags(TrainConfig, arguments, others=True)
         refuse_folders(arguments)
@@ -142,20 +131,18 @@ def mistakes_explained(schema: type) -> Iterator[None]:
         if distributed.first_to_fail() if distributed else os.environ.get("RANK", "0") == "0":
             say(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1
+    close_console()
     if "RANK" in os.environ:
         # At once: an orderly shutdown can hang, for ranks that are gone or for its own threads, and everything worth
         # keeping is on the disk.
-        logging.shutdown()
-        close_console()
         os._exit(status)
-    close_console()
     if status:
         sys.exit(status)
 
 
 def refuse_folders(arguments: list[str]) -> None:
     """Raise SettingsError for folders that a single run or a sweep does not take."""
-    typed = dict(argument.lstrip("+").partition("=")[::2] for argument in arguments)
+    typed = by_name(arguments)
     if (folder := typed.get("hydra.run.dir")) is not None:
         raise SettingsError(f"hydra.run.dir={folder} is not used: write run_dir={folder}.")
     if typed.get("hydra.job.chdir", "false").lower() not in ("false", "null"):
@@ -166,11 +153,12 @@ def refuse_folders(arguments: list[str]) -> None:
             raise SettingsError(f"{name}={typed[name]} is for a single run: {remedy}.")
 
 
-def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: ModelOf) -> Any:
-    """Call the command's function for one job of a sweep, in the job's folder; log and raise what ends it.
+def by_name(overrides: Iterable[str]) -> dict[str, str]:
+    return dict(override.lstrip("+").partition("=")[::2] for override in overrides)
 
-    A job whose folder has checkpoints continues: the sweep goes on, or Slurm queued the job again.
-    """
+
+def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: ModelOf) -> Any:
+    """Call the command's function for one job of a sweep, in the job's folder; log and raise what ends it."""
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
@@ -184,7 +172,7 @@ def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: M
                 return loss
             begun = True
             cfg.run_dir = str(folder)
-            if has_checkpoints(folder):
+            if has_checkpoints(folder):  # the sweep goes on, or Slurm queued the job again
                 cfg.resume, cfg.init_from = str(folder), None
         cfg = complete(cfg, model_of)
         if hydra.runtime.choices["hydra/launcher"] != "basic":
@@ -225,7 +213,7 @@ def complete(cfg: DictConfig, model_of: ModelOf) -> DictConfig:
                 raise SettingsError(f"init_from={cfg.init_from} has its own tokenizer: leave out {override}.")
         brought = {"model": model_of(cfg.init_from)}
     # A group's option that is typed, as optimizer=adamw, replaces all that is brought of the group.
-    known = {setting.name for setting in fields(TrainConfig)} - {o.lstrip("+").partition("=")[0] for o in typed}
+    known = {setting.name for setting in fields(TrainConfig)} - by_name(typed).keys()
     brought = {name: value for name, value in brought.items() if name in known}
     if cfg.attention and "model" in brought:
         del brought["model"]["attention"]
@@ -243,8 +231,7 @@ def checked(cfg: DictConfig) -> TrainConfig:
     """Return the settings as TrainConfig; SettingsError where what was typed cannot be honoured."""
     from hydra.core.hydra_config import HydraConfig
 
-    overrides = (override.lstrip("+").partition("=") for override in HydraConfig.get().overrides.task)
-    typed = {name: value for name, _, value in overrides}
+    typed = by_name(HydraConfig.get().overrides.task)
     if {"attention", "model.attention"} <= typed.keys():
         given = f"attention={typed['attention']} and model.attention={typed['model.attention']}"
         raise SettingsError(f"{given} are both given: choose one.")
@@ -267,8 +254,6 @@ def explain(error: BaseException, schema: type) -> str | None:
     for mistake in (error.__cause__, error):
         if isinstance(mistake, OmegaConfBaseException):
             return explain_value(mistake, schema)
-    if "hydra" not in sys.modules:
-        return None
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 
     if isinstance(error, MissingConfigException) and error.options:
@@ -281,14 +266,18 @@ def explain(error: BaseException, schema: type) -> str | None:
             remedy = f"ranges are {RANGES}"
         return f"cannot read the override {error.override!r}: {remedy}."
     if isinstance(error, ValueError) and str(error).startswith("Config group override"):  # it does not say which
-        pairs = [argument.lstrip("+~").partition("=")[::2] for argument in sys.argv[1:]]
+        pairs = by_name(sys.argv[1:]).items()
         wrong = [f"{g}={o}" for g, o in pairs if (CONF / g).is_dir() and not (CONF / g / f"{o}.yaml").exists()]
         return f"{' '.join(wrong)} does not exist: a group takes the name of an option, which --help lists."
     return " ".join(str(error).split()) if isinstance(error, HydraException) else None
 
 
-def group_options() -> str:
-    """Return a line for each group of conf/, with its options."""
-    groups = {folder.name: folder for folder in sorted(CONF.iterdir()) if folder.is_dir() and folder.name != "hydra"}
-    options = {name: " ".join(sorted(path.stem for path in folder.iterdir())) for name, folder in groups.items()}
-    return "\n".join(f"  {'+' * (name == 'experiment') + name:<13}{row}" for name, row in options.items())
+def groups_help() -> str:
+    """Return what --help says of the groups of conf/ and of sweeps."""
+    lines = ["Choose a group's option with GROUP=OPTION; conf/GROUP/OPTION.yaml is what it sets:", ""]
+    for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"):
+        name = "+experiment" if folder.name == "experiment" else folder.name
+        lines.append(f"  {name:<13}{' '.join(sorted(path.stem for path in folder.iterdir()))}")
+    sweep = "python train.py -m model.n_head=2,4 seed=1,2"
+    lines += ["", f"Sweeps: -m tries every combination of values separated by commas, as in  {sweep}", "", ""]
+    return "\n".join(lines)

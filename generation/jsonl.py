@@ -19,17 +19,18 @@ from runs.checkpoint import Checkpoint
 RESULT_FIELDS = ("text", "finish", "sample", "logprobs")
 
 
-def read_prompts(where: str) -> list[dict[str, Any]]:
-    """Return the records of a JSON-lines file (- is standard input), each with a text under "prompt".
-
-    Raises SettingsError, naming the line, for anything else.
-    """
+def read_input(name: str, where: str) -> bytes:
+    """Return the content of the file that a setting names; - is standard input."""
     try:
-        content = sys.stdin.buffer.read() if where == "-" else Path(where).read_bytes()
+        return sys.stdin.buffer.read() if where == "-" else Path(where).read_bytes()
     except OSError as error:
-        raise SettingsError(f"prompts={where} cannot be read ({error.strerror}).") from None
+        raise SettingsError(f"{name}={where} cannot be read ({error.strerror}).") from None
+
+
+def read_prompts(where: str) -> list[dict[str, Any]]:
+    """Return the records of a JSON-lines file, each with a text under "prompt"."""
     records = []
-    for place, record in json_records(content.splitlines(), f"prompts={where}"):
+    for place, record in json_records(read_input("prompts", where).splitlines(), f"prompts={where}"):
         if not isinstance(record.get("prompt"), str):
             raise SettingsError(f'{place} must look like {{"prompt": "some text"}}.')
         if taken := [name for name in RESULT_FIELDS if name in record]:

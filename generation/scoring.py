@@ -135,7 +135,7 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
 
 def _validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
     settings, remedy = checkpoint.meta["config"], "give a text with data.path=..."
-    if "data" not in checkpoint.meta:
+    if not checkpoint.meta["data"]:
         raise DataError(f"{checkpoint.path} was not trained here and has no validation split: {remedy}")
     encoding = checkpoint.tokenizer if checkpoint.meta["own_tokenizer"] else None
     data_settings, tokenizer_settings = (  # without those that there are no more

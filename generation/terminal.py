@@ -20,10 +20,8 @@ Ctrl-C stops the text, Ctrl-D ends the session.
 /temperature 0.5     change a setting for the texts to come
 //text               a prompt that begins with a slash"""
 
-FIXED = (
-    *("checkpoint", "prompt", "prompt_file", "prompts", "results", "interactive"),
-    *("batch_size", "logprobs", "attention_map", "device", "precision"),
-)
+FIXED = {"checkpoint", "prompt", "prompt_file", "prompts", "results", "interactive"}
+FIXED |= {"batch_size", "logprobs", "attention_map", "device", "precision"}
 
 
 def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:

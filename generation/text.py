@@ -101,10 +101,7 @@ def encode_prompt(
 
 
 def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] | None:
-    """Return which of the model's ids stand for something, on its device, or None when all do.
-
-    A vocabulary may be padded for speed, and published encodings leave ids unused.
-    """
+    """Return which ids stand for something: a vocabulary may be padded, and published ones have gaps. None for all."""
     lengths, weight = token_bytes(tokenizer), model.token_embedding.weight
     known = np.zeros(len(weight), dtype=bool)
     known[: len(lengths)] = lengths[: len(known)] > 0

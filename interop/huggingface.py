@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -111,16 +110,13 @@ def _obstacles(model: GPT, kind: str) -> list[str]:
 def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> str:
     """Write config.json and model.safetensors for AutoModelForCausalLM, and return the name of its class.
 
-    end_of_text: the id that ends a document. Raises HuggingFaceError, naming the settings in the way and a preset that
-    fits, when no class computes the same.
+    end_of_text: the id that ends a document. Raises HuggingFaceError when no class computes the same.
     """
     obstacles = {kind: _obstacles(model, kind) for kind in TARGETS}
     kind = min(obstacles, key=lambda kind: len(obstacles[kind]))
-    if obstacles[kind]:
-        raise HuggingFaceError(
-            f"Hugging Face's {TARGETS[kind].name} comes nearest, but has no {', '.join(obstacles[kind])}: "
-            f"a model trained with model={TARGETS[kind].preset} can be exported."
-        )
+    if missing := ", ".join(obstacles[kind]):
+        problem = f"Hugging Face's {TARGETS[kind].name} comes nearest, but has no {missing}"
+        raise HuggingFaceError(f"{problem}: a model trained with model={TARGETS[kind].preset} can be exported.")
     dtype = str(model.token_embedding.weight.dtype).removeprefix("torch.")
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}  # what ends a document begins the next
     config = {"model_type": kind, "architectures": [TARGETS[kind].name], "torch_dtype": dtype}
@@ -141,12 +137,11 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
 def from_huggingface(where: str) -> GPT:
     """Return our GPT with the float32 weights of a GPT-2, Llama or Qwen3, whose logits it gives.
 
-    where: a folder or a name on the hub. Raises HuggingFaceError when it cannot be read or has what ours cannot
-    express.
+    where: a folder or a name on the hub. Raises HuggingFaceError when ours cannot express it.
     """
     config, read = read_huggingface(where)
     model = GPT(config)
-    with _readable(where):
+    with readable(where):
         load_weights(model, {name: read(name) for name, _ in model.named_parameters()})
     return model.eval()
 
@@ -155,7 +150,7 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
     """Return the settings of from_huggingface(where), and what reads its weight of a name in ours."""
     folder, config = find_folder(where), read_config(where)
     index = folder / "model.safetensors.index.json"  # of the several files that a large one is in
-    with _readable(where):
+    with readable(where):
         files = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ["model.safetensors"]
         weights: dict[str, Tensor] = {}  # mapped from the files
         for file in sorted(set(files)):
@@ -176,7 +171,7 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
 
 def read_config(where: str) -> GPTConfig:
     """Return the settings of a GPT-2, Llama or Qwen3 in our words, without its weights; HuggingFaceError as above."""
-    with _readable(where):
+    with readable(where):
         settings = json.loads((find_folder(where) / "config.json").read_bytes())
         kind = settings["model_type"]
         if kind not in TARGETS:
@@ -208,15 +203,14 @@ def read_config(where: str) -> GPTConfig:
 
 
 @contextmanager
-def _readable(where: str) -> Iterator[None]:
+def readable(where: object) -> Iterator[None]:
     """Turn whatever a damaged file raises into a HuggingFaceError."""
     try:
         yield
     except HuggingFaceError:
         raise
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise HuggingFaceError(f"{where} cannot be read as a model ({reason}).") from error
+    except Exception as error:
+        raise HuggingFaceError(f"{where} cannot be read ({type(error).__name__}: {first_line(error)}).") from error
 
 
 def find_folder(where: str) -> Path:
@@ -229,10 +223,10 @@ def find_folder(where: str) -> Path:
 
         return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:  # whatever the network, the hub or the disk raises
-        raise HuggingFaceError(
-            f"{where} is not a local folder and could not be downloaded ({type(error).__name__}: {first_line(error)}): "
-            "check the name and the network, try pip install huggingface_hub, or give a folder."
-        ) from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        problem = f"{where} is not a local folder and could not be downloaded ({reason})"
+        remedy = "check the name and the network, try pip install huggingface_hub, or give a folder"
+        raise HuggingFaceError(f"{problem}: {remedy}.") from error
 
 
 def _names_in_theirs(model: GPT) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ import tiktoken
 
 from data.tokenizer import END_OF_TEXT
 from errors import HuggingFaceError
+from interop.huggingface import readable
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # ByteLevel's own
 
@@ -64,7 +65,7 @@ def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
     these ids: it has byte-level BPE only, whose merges are in the order of their ids.
     """
     file = folder / "tokenizer.json"
-    try:
+    with readable(file):
         content = json.loads(file.read_bytes())
         model = content["model"]
         parts = content["pre_tokenizer"].get("pretokenizers", [content["pre_tokenizer"]])
@@ -83,10 +84,6 @@ def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
         if END_OF_TEXT not in special:
             ends = json.loads((folder / "config.json").read_bytes())["eos_token_id"]
             special[END_OF_TEXT] = ends[0] if isinstance(ends, list) else int(ends)
-    except HuggingFaceError:
-        raise
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise HuggingFaceError(f"{file} cannot be read ({type(error).__name__}: {error}).") from error
     if order != sorted(order) or any(bytes([byte]) not in ranks for byte in range(256)):
         raise HuggingFaceError(f"{file} merges in another order than its ids, which tiktoken cannot.")
     return tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)

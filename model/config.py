@@ -67,30 +67,19 @@ class AttentionConfig:
         positive("model.rope_theta", self.rope_theta)
         at_least("model.rope_scaling_factor", self.rope_scaling_factor, 1.0)
         if self.attention == "flex" and self.attention_dropout > 0:
-            raise SettingsError(
-                f"attention=flex has no dropout, but model.attention_dropout={self.attention_dropout}: "
-                "set model.attention_dropout=0, or choose attention=sdpa."
-            )
-        if self.head_size is None and self.n_embd % self.n_head:
-            raise SettingsError(
-                f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}: "
-                f"choose model.n_head from {_divisors(self.n_embd)}, or another model.n_embd."
-            )
-        if self.n_head % self.kv_heads:
-            raise SettingsError(
-                f"model.n_kv_head={self.n_kv_head} does not divide model.n_head={self.n_head}: "
-                f"choose model.n_kv_head from {_divisors(self.n_head)}, or null for one per query head."
-            )
+            problem = f"attention=flex has no dropout, but model.attention_dropout={self.attention_dropout}"
+            raise SettingsError(f"{problem}: set model.attention_dropout=0, or choose attention=sdpa.")
+        if self.head_size is None:
+            _must_divide("n_head", self.n_head, "n_embd", self.n_embd, "another model.n_embd")
+        _must_divide("n_kv_head", self.kv_heads, "n_head", self.n_head, "null for one per query head")
         channels, given = self.head_channels, f"model.n_embd={self.n_embd} over model.n_head={self.n_head}"
         if self.attention in ONE_HEAD:
             channels, given = self.n_embd, f"model.n_embd={self.n_embd}, the one head of attention={self.attention},"
         elif self.head_size is not None:
             given = f"model.head_size={self.head_size}"
         if self.position == "rope" and self.attention != "average" and channels % 2:
-            raise SettingsError(
-                f"model.position=rope rotates pairs of channels, but {given} gives an odd head size of "
-                f"{channels}: choose an even one, or another model.position."
-            )
+            problem = f"model.position=rope rotates pairs of channels, but {given} gives an odd head size of {channels}"
+            raise SettingsError(f"{problem}: choose an even one, or another model.position.")
 
     @property
     def head_channels(self) -> int:
@@ -151,5 +140,8 @@ class GPTConfig(AttentionConfig):
         return 64 * -(-8 * self.n_embd // 192) if self.mlp == "swiglu" else 4 * self.n_embd
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, min(number, 1024) + 1) if number % n == 0)
+def _must_divide(part: str, count: int, whole: str, size: int, other: str) -> None:
+    if size % count:
+        choices = ", ".join(str(n) for n in range(1, min(size, 1024) + 1) if size % n == 0)
+        problem = f"model.{part}={count} does not divide model.{whole}={size}"
+        raise SettingsError(f"{problem}: choose model.{part} from {choices}, or {other}.")

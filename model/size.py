@@ -2,9 +2,7 @@
 
 import os
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,13 +29,10 @@ def without_weights(config: GPTConfig) -> GPT:
 
 
 def count_weights(config: GPTConfig) -> tuple[int, int]:
-    """Return how many tensors plain_weights() would have, and numbers in them; of one block's shapes, so at once.
-
-    Raises SettingsError for a tensor that torch cannot count.
-    """
+    """Return how many tensors plain_weights() would have, and numbers in them; of one block's shapes, so at once."""
     try:
         weights = plain_weights(without_weights(replace(config, n_layer=1)))
-    except (RuntimeError, OverflowError, TypeError):
+    except (RuntimeError, OverflowError, TypeError):  # torch cannot count them
         widths = [f"model.{name}={getattr(config, name)}" for name in ("n_embd", "vocab_size", "block_size")]
         raise SettingsError(f"a weight would have more than 2^63 numbers: lower {' or '.join(widths)}.") from None
     sizes = {name: tensor.numel() for name, tensor in weights.items()}
@@ -47,12 +42,9 @@ def count_weights(config: GPTConfig) -> tuple[int, int]:
 
 
 def memory_of(device: torch.device) -> int:
-    """Return the bytes of memory that a device has in all, used or not; for a CPU, RAM and swap."""
+    """Return the bytes of memory that a device has in all, used or not; for a CPU those of the RAM."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    with suppress(OSError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return sum(int(lines[kind].split()[0]) * 1024 for kind in ("MemTotal", "SwapTotal"))
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

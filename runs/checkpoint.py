@@ -85,7 +85,7 @@ class Progress:
 
 @dataclass
 class MetaTypes:
-    """The types of what meta.json says and somebody reads; a run's own, those with defaults, may be missing."""
+    """The types of what meta.json says and somebody reads; what only a run says has defaults."""
 
     step: int
     config: dict[str, Any]
@@ -97,9 +97,6 @@ class MetaTypes:
     own_tokenizer: bool = False
     computed_on: dict[str, Any] = field(default_factory=dict)
     scaler: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        at_least("step", self.step, 0)
 
 
 def save_checkpoint(
@@ -113,11 +110,10 @@ def save_checkpoint(
 def write_checkpoint(
     directory: Path, weights: dict[str, Tensor], state: dict[str, Any] | Path, meta: Meta, tokenizer: tiktoken.Encoding
 ) -> None:
-    """Write `directory` from tensors on the CPU; it is there afterwards whole, or as it was.
+    """Write `directory` from tensors on the CPU; it is there afterwards whole, or as it was and one of WRITE_ERRORS.
 
     state: what a resumed run needs besides the weights, tensors and plain types; or a folder that holds it, which is
     moved into the checkpoint. A checkpoint that was there already is set aside until the new one has its place.
-    Raises one of WRITE_ERRORS.
     """
     aside = directory.with_name(f".{directory.name}{REPLACED}")
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +139,7 @@ def write_checkpoint(
 
 def put_back(checkpoints: Path) -> None:
     """Move checkpoints that were set aside to their places again where these are empty; delete the others."""
-    for aside in set_aside(checkpoints):
+    for aside in list(checkpoints.glob(f".step_*{REPLACED}")):
         place = aside.with_name(aside.name[1:].removesuffix(REPLACED))
         if place.exists():
             remove(aside)
@@ -181,8 +177,7 @@ def remove_checkpoints(checkpoints: Path, *, keep: int) -> None:
     for directory in by_step[:keep]:
         kept.add(directory.resolve())
         with suppress(CheckpointError):
-            best = read_meta(directory).get("progress", {}).get("best_step")
-            kept.add((checkpoints / f"step_{best}").resolve())
+            kept.add((checkpoints / f"step_{read_meta(directory)['progress']['best_step']}").resolve())
     for directory in by_step:
         if directory.resolve() not in kept:
             remove(directory)
@@ -195,15 +190,14 @@ def remove_unfinished(checkpoints: Path) -> None:
         remove(leftover)
 
 
-def set_aside(checkpoints: Path) -> list[Path]:
-    """The step_N that were set aside: one is all there is where a run was killed while replacing its only one."""
-    return list(checkpoints.glob(f".step_*{REPLACED}"))
-
-
 def checkpoints_by_step(checkpoints: Path) -> list[Path]:
-    """The step_N in a run's folder of checkpoints, the latest first."""
+    """The step_N in a run's folder of checkpoints, the latest first, then those that were set aside.
+
+    One of these is all there is where a run was killed while replacing its only one.
+    """
     numbered = [path for path in checkpoints.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
-    return sorted(numbered, key=lambda path: int(path.name[5:]), reverse=True)
+    by_step = sorted(numbered, key=lambda path: int(path.name[5:]), reverse=True)
+    return [*by_step, *checkpoints.glob(f".step_*{REPLACED}")]
 
 
 def runs_by_age(folders: Sequence[Path] = OUTPUTS) -> list[Path]:
@@ -227,8 +221,7 @@ def read_meta(path: Path) -> Meta:
             raise FormatError(f"{sentence}: {remedy}.")
         if meta["checksum"] != meta_checksum(meta):
             raise ValueError("meta.json is not what was written")
-        known = {kind.name: meta[kind.name] for kind in fields(MetaTypes) if kind.name in meta}
-        meta |= {name: value for name, value in as_typed(MetaTypes, known).items() if name in known}
+        meta |= as_typed(MetaTypes, {kind.name: meta[kind.name] for kind in fields(MetaTypes) if kind.name in meta})
         meta["config"]["model"] = as_typed(GPTConfig, meta["config"]["model"])
     return meta
 
@@ -239,17 +232,10 @@ def as_typed(schema: type, values: dict[str, Any]) -> dict[str, Any]:
     return asdict(checked)
 
 
-def verify_checkpoint(path: Path, names: Iterable[str] | None = None, *, resumable: bool = False) -> Meta:
-    """Return a checkpoint's meta.json; CheckpointError unless the named files, or all, match their checksums.
-
-    resumable: whether it has to say what a run goes on with.
-    """
+def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> Meta:
+    """Return a checkpoint's meta.json; CheckpointError unless the named files, or all, match their checksums."""
     meta = read_meta(path)
     with readable(path):
-        if resumable and (missing := {kind.name for kind in fields(MetaTypes)} - meta.keys()):
-            raise ValueError(f"meta.json has no {min(missing)}")
-        if resumable and meta["step"] != meta["progress"]["step"]:
-            raise ValueError(f"meta.json has the steps {meta['step']} and {meta['progress']['step']}")
         for name in names or meta["files"]:
             if path.resolve() not in (path / name).resolve().parents:
                 raise ValueError(f"{name} is outside the checkpoint")
@@ -301,8 +287,8 @@ def readable(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        remedy = "use another of the run's checkpoints"
-        raise CheckpointError(f"checkpoint={path} is damaged or incomplete ({first_line(error)}): {remedy}.") from error
+        problem = f"checkpoint={path} is damaged or incomplete ({first_line(error)})"
+        raise CheckpointError(f"{problem}: use another checkpoint.") from error
 
 
 def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Checkpoint:
@@ -318,16 +304,10 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
     for path, following in itertools.zip_longest(checkpoints, checkpoints[1:]):
         try:
             return read(path)
-        except FormatError:  # it is no worse than the others
-            raise
         except CheckpointError as error:
-            problem = str(error).rpartition(": ")[0]  # what follows is the remedy
-            if following:
-                say(f"{problem}; trying {following.name}.")
-            elif len(checkpoints) > 1:
-                raise CheckpointError(f"{problem}, and so are the run's others: use another run.") from error
-            else:
+            if isinstance(error, FormatError) or not following:  # the others are of the same format
                 raise
+            say(f"{str(error).rpartition(': ')[0]}; trying {following.name}.")  # without the remedy
     raise CheckpointError("there is no checkpoint.")
 
 
@@ -346,5 +326,5 @@ def find_checkpoints(where: str | None, outputs: Sequence[Path] = OUTPUTS) -> li
         raise CheckpointError(f"checkpoint={where} does not exist: give a run directory or a checkpoint in it.")
     folder = path / "checkpoints"
     linked = [folder / name for name in ("best", "last") if (folder / name).exists()]
-    found = [checkpoint.resolve() for checkpoint in (*linked, *checkpoints_by_step(folder), *set_aside(folder))]
+    found = [checkpoint.resolve() for checkpoint in (*linked, *checkpoints_by_step(folder))]
     return list(dict.fromkeys(found)) or [path.resolve()]

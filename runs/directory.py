@@ -12,16 +12,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from errors import CheckpointError, FormatError, SettingsError
-from runs.checkpoint import (
-    Meta,
-    checkpoints_by_step,
-    first_intact,
-    put_back,
-    read_meta,
-    runs_by_age,
-    set_aside,
-    verify_checkpoint,
-)
+from runs.checkpoint import Meta, checkpoints_by_step, first_intact, put_back, read_meta, runs_by_age, verify_checkpoint
 from runs.formatting import LogFormatter, flat, hydra_quoted
 
 T = TypeVar("T")
@@ -43,10 +34,7 @@ FREE = (
 
 
 def make_run_directory(where: str | None) -> Path:
-    """Make and return the run's directory; a new one under outputs/ for None.
-
-    Raises OSError when it cannot be written.
-    """
+    """Make and return the run's directory; a new one under outputs/ for None."""
     if where is None:
         where = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(2)}"
         if Path(where).exists():  # another run began in this second
@@ -57,10 +45,7 @@ def make_run_directory(where: str | None) -> Path:
 
 
 def refuse_used(directory: Path, *, locked: bool = False) -> None:
-    """Raise SettingsError when a directory is a file, or a run is at work or has left checkpoints there.
-
-    locked: whether this process has the directory's lock.
-    """
+    """Raise SettingsError when a directory is a file, or a run is at work (unless it is this one) or has been there."""
     if file := next((place for place in (directory, *directory.parents) if place.is_file()), None):
         raise SettingsError(f"run_dir={directory} cannot be made, for {file} is a file: choose another folder.")
     if not locked:
@@ -71,10 +56,7 @@ def refuse_used(directory: Path, *, locked: bool = False) -> None:
 
 
 def find_run(where: str, run_dir: str | None) -> Path | None:
-    """Return the run directory that resume=`where` means; for auto the newest unfinished one of run_dir, or None.
-
-    Raises SettingsError when the directory holds no run, or the run is still going on.
-    """
+    """Return the run directory that resume=`where` means; for auto the newest unfinished one of run_dir, or None."""
     if where == "auto":
         for run in runs_by_age([Path(run_dir)]) if run_dir else runs_by_age():
             with suppress(CheckpointError):  # it has none that can be read
@@ -89,12 +71,10 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
 
 
 def newest_intact(run: Path) -> tuple[Path, Meta]:
-    """Return the latest checkpoint intact to the byte, and its meta.json; log damaged ones; CheckpointError if none.
-
-    The run must be locked: what another process is writing there is neither whole nor damaged.
-    """
+    """Return the latest checkpoint intact to the byte, and its meta.json; log damaged ones; CheckpointError if none."""
+    # The run is locked: what another process is writing there would be neither whole nor damaged.
     put_back(run / "checkpoints")
-    return _newest(run, lambda path: (path, verify_checkpoint(path, resumable=True)), log.warning)
+    return _newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
 
 
 def saved_settings(run: Path) -> dict[str, Any]:
@@ -104,9 +84,8 @@ def saved_settings(run: Path) -> dict[str, Any]:
 
 
 def _newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:
-    folder = run / "checkpoints"
     try:
-        return first_intact([*checkpoints_by_step(folder), *set_aside(folder)], read, say)
+        return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
     except FormatError:
         raise
     except CheckpointError as error:
@@ -181,8 +160,7 @@ def refuse_locked(run: Path) -> None:
 
 def is_locked(directory: Path) -> bool:
     """Whether a process that is alive works in a run's or a sweep's directory."""
-    try:
+    with suppress(SettingsError):
         refuse_locked(directory)
-    except SettingsError:
-        return True
-    return False
+        return False
+    return True

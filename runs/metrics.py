@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -51,18 +52,14 @@ class Evaluation:
 
 def read_metrics(path: Path) -> list[Row]:
     """Return the rows of a metrics.jsonl, but for lines that a crash or a full disk cut; none if it is unreadable."""
-    rows = []
-    try:
+    rows, lines = [], list[bytes]()
+    with suppress(OSError):
         lines = path.read_bytes().splitlines()
-    except OSError:
-        return []
     for line in lines:
-        try:
+        with suppress(ValueError, RecursionError):
             row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
     return rows
 
 

@@ -9,6 +9,7 @@ import math
 import shutil
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ Tensors = dict[str, Tensor]
 class Saver:
     """Writes a run's checkpoints one at a time, points last and best at them, and deletes the old ones."""
 
-    def __init__(self, checkpoints: Path, keep: int) -> None:
-        self.checkpoints, self.keep = checkpoints, keep
+    def __init__(self, checkpoints: Path, keep: int, tokenizer: Encoding, timeout: float) -> None:
+        self.checkpoints, self.keep, self.tokenizer = checkpoints, keep, tokenizer
+        self.timeout = timeout  # seconds that a step and a save may take; the first that take longer are reported
         self.failure: str | None = None
         """Why the latest checkpoint could not be written."""
-        self._warned = False
         self._copies: dict[str, Tensor] = {}
         self._copied = threading.Event()
         self._copied.set()
@@ -43,21 +44,19 @@ class Saver:
         """Where the ranks of a sharded run put the optimizers' state of a checkpoint before it is written."""
         return self.checkpoints / f".step_{step}.shards{UNFINISHED}"
 
-    def save(
-        self, weights: Tensors, optimizers: Tensors | None, meta: Meta, tokenizer: Encoding, began: float, left: float
-    ) -> None:
+    def save(self, weights: Tensors, optimizers: Tensors | None, meta: Meta, began: float) -> None:
         """Write checkpoints/step_N from the tensors as they are now, while training goes on.
 
         optimizers: None where the ranks have written `shards` already. Waits for the write before this one.
-        began: when the save did, by perf_counter(); the first that takes more than `left` seconds is reported.
+        began: when the save did, by perf_counter().
         """
         self.wait()
         self._copied.clear()
         device = next(iter(weights.values())).device
         # What the device has yet to compute before the tensors are what they are now.
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-        content = (weights, optimizers, ready, meta, tokenizer, began, left)
-        self._thread = threading.Thread(target=self._write, args=content, name="saver")
+        content = (weights, optimizers, ready, meta, began)
+        self._thread = threading.Thread(target=self._run, args=content, name="saver")
         self._thread.start()
 
     def wait_for_copy(self) -> None:
@@ -78,16 +77,7 @@ class Saver:
                 stream.synchronize()
         return {name: self._copies[name] for name in tensors}
 
-    def _write(
-        self,
-        weights: Tensors,
-        optimizers: Tensors | None,
-        ready: Event | None,
-        meta: Meta,
-        tokenizer: Encoding,
-        began: float,
-        left: float,
-    ) -> None:
+    def _run(self, weights: Tensors, optimizers: Tensors | None, ready: Event | None, meta: Meta, began: float) -> None:
         step, tensors = meta["step"], weights | (optimizers or {})
         try:
             try:
@@ -98,12 +88,13 @@ class Saver:
             state: dict[str, Any] | Path = {"optimizers": {name: copies[name] for name in optimizers or {}}}
             if optimizers is None:
                 state = self.shards(step)
-            write_checkpoint(self.checkpoints / f"step_{step}", saved, state, meta, tokenizer)
+            write_checkpoint(self.checkpoints / f"step_{step}", saved, state, meta, self.tokenizer)
             self.link(step, meta["progress"]["best_step"])
             remove_checkpoints(self.checkpoints, keep=self.keep)
             self.failure = None
-            if (took := time.perf_counter() - began) > left and not self._warned:
-                self._warned = True
+            left = self.timeout - meta["progress"]["seconds"] / max(1, step)  # when a step has been finished
+            if (took := time.perf_counter() - began) > left:
+                self.timeout = math.inf
                 switch = f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={math.ceil(2 * (took + 30))}"
                 what = f"saving took {took:.1f} s, but torchrun leaves {left:.1f} s for it between SIGTERM and SIGKILL"
                 log.warning("%s: start torchrun with %s in its environment (see docs/scaling.md).", what, switch)
@@ -113,12 +104,10 @@ class Saver:
     def fail(self, step: int, tensors: list[Tensor], error: BaseException) -> None:
         """Report that the checkpoint of `step` could not be written, and delete what the ranks wrote of it."""
         remove(self.shards(step))
-        try:
-            free = f"{shutil.disk_usage(self.checkpoints).free:,}"
-        except OSError:
-            free = "an unknown number"
         what, why = self.checkpoints / f"step_{step}", getattr(error, "strerror", None) or first_line(error)
-        room = f"it needs {sum(tensor.nbytes for tensor in tensors):,} bytes and {free} are free there"
+        room = f"it needs {sum(tensor.nbytes for tensor in tensors):,} bytes"
+        with suppress(OSError):
+            room += f" and {shutil.disk_usage(self.checkpoints).free:,} are free there"
         self.failure = f"the checkpoint of step {step} could not be written to {what} ({why}): {room}"
         log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last())
 

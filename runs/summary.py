@@ -46,10 +46,8 @@ def is_number(value: Any) -> bool:
 
 def sentence_of(error: BaseException) -> str:
     """One line that says what went wrong; a mistake of a person's needs no name of its type."""
-    line, kind = first_line(error), type(error).__name__
-    if line == kind:
-        return kind
-    return f"{line}." if isinstance(error, ValueError) else f"{kind}: {line}"
+    line = first_line(error)
+    return f"{line}." if isinstance(error, ValueError) else f"{type(error).__name__}: {line}"
 
 
 @dataclass
@@ -77,10 +75,7 @@ def read_job(folder: Path) -> JobRecord | None:
 
 
 def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
-    """Write job.json, unless the folder's run is finished: then return its validation loss in nats per token.
-
-    Raises SettingsError when the folder holds a run of other overrides.
-    """
+    """Write job.json, unless the folder's run is finished: then return its validation loss in nats per token."""
     record, summary = read_job(folder), read_summary(folder)
     if summary or has_checkpoints(folder):
         if record is None or sorted(record.overrides) != sorted(overrides):

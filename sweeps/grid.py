@@ -62,10 +62,7 @@ class Grid(Sweeper):
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the jobs that are not finished.
-
-        Raises SettingsError for settings that cannot be composed, before any job runs, and when jobs failed.
-        """
+        """Run the jobs that are not finished, once all can be composed; SettingsError when some failed."""
         overrides = self.parse([*self.params, *arguments])
         values = {o.get_key_element(): assignments(o) for o in overrides}  # what is typed replaces an experiment's
         jobs = [list(job) for job in itertools.product(*values.values())]
@@ -92,11 +89,7 @@ class Grid(Sweeper):
 
     @contextmanager
     def keeping_folder(self) -> Iterator[None]:
-        """Lock the sweep's folder; whatever ends the sweep, write and print its leaderboard.
-
-        Ctrl-C, SIGTERM and SIGHUP also print the command that continues it. Raises SettingsError when the folder
-        cannot be written or another sweep works in it.
-        """
+        """Lock the sweep's folder; whatever ends the sweep, print its leaderboard, and after a signal how to go on."""
         if self.config.dry_run or os.environ.get("RANK", "0") != "0":
             yield
             return

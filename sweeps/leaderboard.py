@@ -111,10 +111,7 @@ def deviation(row: Row) -> float | None:
 
 
 def write_leaderboard(sweep: Path) -> str:
-    """Write leaderboard.csv, leaderboard.md and report.html into a sweep's folder.
-
-    Returns the table and where to find it, for the terminal; "" where there are no jobs, and nothing to write.
-    """
+    """Write leaderboard.csv, leaderboard.md and report.html; return what to print of them, "" without jobs."""
     if not (jobs := read_jobs(sweep)):
         return ""
     ranked = [job for row in rank(jobs) for job in row]

@@ -38,10 +38,7 @@ class Search(Grid):
         self.n_trials, self.n_jobs, self.seed = n_trials, n_jobs, seed
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the trials that are left, then print the best settings.
-
-        Raises SettingsError for what cannot be searched, before any job runs, and when all jobs failed.
-        """
+        """Run the trials that are left, once all can be composed, then print the best settings."""
         self.check()
         from optuna.trial import TrialState
 

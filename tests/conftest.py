@@ -82,7 +82,7 @@ def train_config(tmp_path: Path, text_file: Path) -> TrainConfig:
         model=GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16),
         data=DataConfig(path=str(text_file), cache_dir=str(tmp_path / "cache")),
         tokenizer=TokenizerConfig(name="byte"),
-        schedule=ScheduleConfig(warmup_steps=2),
+        schedule=ScheduleConfig(warmup_steps=1),
         run_dir=str(tmp_path / "run"),
         device="cpu",
         precision="fp32",  # auto is bf16 on some processors

@@ -137,14 +137,9 @@ MISTAKES = {
     "train.py model.position=none model.rope_theta=9": "model.rope_theta=9.0 means nothing with model.position=none",
     "train.py attention=single_head model.n_kv_head=2": "model.n_kv_head=2 means nothing with attention=single_head",
     "train.py attention=average model.position=alibi": "model.position=alibi means nothing with attention=average",
-    "train.py attention=simple model.qk_norm=false": "model.qk_norm=False means nothing with attention=simple",
-    "train.py attention=simple model.qkv_bias=true": "model.qkv_bias=True means nothing with attention=simple",
-    "train.py data.text_field=body": "data.text_field=body means nothing with data=stdlib",
     "train.py data=jsonl data.path=x data.subset=a": "data.subset=a means nothing with data=jsonl",
-    "train.py data=hf data.name=x data.path=y": "data.path=y means nothing with data=hf",
     "train.py tokenizer=byte tokenizer.vocab_size=500": "tokenizer.vocab_size=500 means nothing with tokenizer=byte",
     "train.py optimizer=adamw optimizer.momentum=0.9": "optimizer.momentum=0.9 means nothing with optimizer=adamw",
-    "train.py model=gpt2 optimizer.lm_head_lr=1": "lm_head_lr=1.0 means nothing with model.tie_embeddings=true",
     "train.py schedule=cosine schedule.decay_fraction=0.1": "decay_fraction=0.1 means nothing with schedule=cosine",
     "train.py schedule=constant schedule.final_factor=0.1": "final_factor=0.1 means nothing with schedule=constant",
     "train.py wandb.project=p": "wandb.project=p means nothing with wandb.mode=disabled",
@@ -152,7 +147,6 @@ MISTAKES = {
     "train.py plan.device=h100": "plan.device=h100 means nothing with dry_run=false",
     "train.py dry_run=true plan.devices=8": "plan.devices=8 means nothing with plan.device=null",
     "train.py allow_changes=true": "allow_changes=True means nothing with resume=null",
-    "train.py sample_tokens=0 sample_prompt=hi": "sample_prompt=hi means nothing with sample_tokens=0",
     "sample.py =5": "cannot read '=5': settings are typed NAME=VALUE",
     "sample.py temperature=0 top_k=5": "top_k=5 means nothing with temperature=0",
     "sample.py interactive=true prompt=a": "prompt=a means nothing with interactive=true",
@@ -352,6 +346,7 @@ def test_a_run_has_all_its_files_in_run_dir_and_those_of_another_stay_as_they_ar
 
 def test_a_resumed_run_has_its_own_settings_but_for_what_is_asked(text_file, tmp_path):
     start = [*TINY, f"data.path={text_file}", "run_dir=run", "sample_prompt=\\${x}", "schedule=constant", "seed=7"]
+    start += ["schedule.warmup_steps=1"]
     assert run_here("train.py", *start, cwd=tmp_path).returncode == 0
     before = open_checkpoint(str(tmp_path / "run")).meta["config"]
     assert before["sample_prompt"] == "${x}"
@@ -364,7 +359,7 @@ def test_a_resumed_run_has_its_own_settings_but_for_what_is_asked(text_file, tmp
     # A group's option that is typed replaces the whole group.
     other = run_here("train.py", "resume=run", "schedule=warmup_stable_decay", cwd=tmp_path)
     assert other.returncode == 1
-    assert "schedule.name=warmup_stable_decay (was constant), schedule.warmup_steps=10 (was 100)" in other.stderr
+    assert "schedule.name=warmup_stable_decay (was constant), schedule.warmup_steps=10 (was 1)" in other.stderr
 
 
 @pytest.mark.parametrize("place", ["file/run", "file"])
@@ -372,7 +367,7 @@ def test_a_run_directory_that_cannot_be_made_is_named(place, text_file, tmp_path
     (tmp_path / "file").write_text("x")
     result = run_here("train.py", f"run_dir={place}", f"data.path={text_file}", *TINY, cwd=tmp_path)
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
-    assert f"run_dir={place} cannot be written" in result.stderr
+    assert f"run_dir={place} cannot be made" in result.stderr
 
 
 def test_a_jobs_mistake_is_said_with_its_number(text_file, tmp_path):

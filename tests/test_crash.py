@@ -192,9 +192,9 @@ def plant_nan(monkeypatch, steps: range, where: str) -> None:
         if step not in steps:
             return original(run, step)
         if where == "loss":
-            forward, space_never = run.forward, torch.where(torch.arange(257) == ord(" "), -math.inf, 0.0)
+            forward = run.forward
             with monkeypatch.context() as patched:
-                patched.setattr(run, "forward", lambda inputs: forward(inputs) + space_never)
+                patched.setattr(run, "forward", lambda *batch: forward(*batch) + math.inf)
                 return original(run, step)
         handle = run.model.blocks[0].mlp.down_proj.weight.register_hook(lambda g: g * math.nan)
         result = original(run, step)

@@ -200,7 +200,10 @@ def test_a_validation_split_that_is_gone_or_changed_is_refused_in_a_sentence(tra
         ({"stride": 0}, "stride=0"),
         ({"stride": 17}, "stride=17 would skip tokens"),
         ({"against": "/no/where"}, "checkpoint=/no/where does not exist"),
-        ({"html": "/no/where.html"}, "html=/no/where.html cannot be written: its folder"),
+        (
+            {"html": "/no/where.html"},
+            "html=/no/where.html cannot be written (No such file or directory): name another file",
+        ),
         ({"checkpoint": "{tmp}"}, "is not a checkpoint"),
     ],
     ids=str,

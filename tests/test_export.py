@@ -91,7 +91,7 @@ REFUSED = [
     ({"checkpoint": "{tmp}/alibi", "to": "{tmp}/out"}, "position=alibi"),
     ({"checkpoint": "{tmp}/step_1", "to": "/proc/no/out"}, "cannot be written"),
     ({"import_from": "{tmp}/step_1", "to": "{tmp}/out"}, "config.json"),
-    ({"import_from": "{tmp}/half", "to": "{tmp}/out"}, "cannot be read as a model"),
+    ({"import_from": "{tmp}/half", "to": "{tmp}/out"}, "cannot be read"),
     ({"import_from": "{tmp}/untokenized", "to": "{tmp}/out"}, "tokenizer.json"),
 ]
 

@@ -137,7 +137,7 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
         ({"hidden_act": "gelu"}, "hidden_act=gelu"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type=yarn"),
-        ({"head_dim": 16}, "cannot be read as a model"),
+        ({"head_dim": 16}, "cannot be read"),
         ({"vocab_size": 62}, "not have the size"),
         ({"num_hidden_layers": 3}, "KeyError"),
         ({"hidden_size": None}, "Type.*Error"),

@@ -365,7 +365,7 @@ def test_of_a_run_whose_best_checkpoint_is_damaged_the_newest_intact_speaks(run_
     with pytest.raises(SettingsError, match="step_1 is damaged"):
         sample(SampleConfig(checkpoint=str(run / "checkpoints" / "step_1")))
     shutil.rmtree(run / "checkpoints" / "step_2")
-    with pytest.raises(SettingsError, match=r"step_3 is damaged .*, and so are the run's others: use another run"):
+    with pytest.raises(SettingsError, match=r"step_3 is damaged .*: use another checkpoint"):
         sample(settings)
 
 

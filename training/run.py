@@ -4,10 +4,9 @@ import logging
 import math
 import os
 import signal
-import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from console import HANGUP, ending_signals
+from console import ending_signals, say
 from data.batches import Batches
 from data.prepare import PreparedData
 from errors import SettingsError
@@ -78,8 +77,8 @@ class Run:
         for block in self.model.blocks:
             block.recompute = config.recompute == "block"
         self.optimizers = make_optimizers(self.model, config.optimizer)
-        self.timeout = shutdown_timeout() if self.ranks.together else math.inf
-        self.saver = Saver(self.directory / "checkpoints", config.keep_checkpoints)
+        timeout = shutdown_timeout() if self.ranks.together else math.inf
+        self.saver = Saver(self.directory / "checkpoints", config.keep_checkpoints, self.data.tokenizer, timeout)
         # On the device: how many steps changed nothing, in total and in a row.
         self.skipped = torch.zeros(2, dtype=torch.int64, device=self.device)
 
@@ -93,12 +92,11 @@ class Run:
         if self.stop and self.ranks.together:
             return  # torchrun and Slurm both pass a signal on; SIGKILL is torchrun's to send
         # A shell and the system each send a SIGHUP when a terminal is closed, and may add a SIGTERM.
-        if self.stop > HANGUP != number:
+        if self.stop > signal.SIGHUP != number:
             os._exit(128 + number)  # a checkpoint that is being written then counts as absent
         self.stop = max(self.stop, number)
         if number == signal.SIGINT:
-            with suppress(OSError):  # nobody reads it
-                print("\nfinishing this step, then saving; Ctrl-C again leaves at once", file=sys.stderr, flush=True)
+            say("\nfinishing this step, then saving; Ctrl-C again leaves at once")
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.saver.wait()
@@ -147,8 +145,7 @@ class Run:
             try:
                 save_shards(optimizers, self.saver.shards(progress.step))
             except OSError as error:
-                self.saver.fail(progress.step, [*weights.values(), *optimizers.values()], error)
-                return
+                return self.saver.fail(progress.step, [*weights.values(), *optimizers.values()], error)
             for name, tensor in weights.items():
                 in_one_piece = whole(tensor)
                 weights[name] = in_one_piece.cpu() if self.ranks.is_first else in_one_piece[:0]
@@ -164,9 +161,7 @@ class Run:
                 "scaler": self.scaler.state_dict(),
                 "config": asdict(self.config),
             }
-            left = self.timeout - progress.seconds / max(1, progress.step)  # when a step has been finished
-            optimizers_here = None if self.is_sharded else optimizers
-            self.saver.save(weights, optimizers_here, meta, self.data.tokenizer, self.started, left)
+            self.saver.save(weights, None if self.is_sharded else optimizers, meta, self.started)
         if self.is_sharded:
             self.saver.wait()
             self.saver.failure = self.ranks.from_first(self.saver.failure)  # which decides whether all save again
@@ -201,6 +196,8 @@ class Run:
 
     def restore(self, checkpoint: Path, meta: Meta) -> None:
         """Go back to the moment at which a checkpoint was written; the model has its weights already."""
+        if meta["step"] != meta["progress"]["step"]:
+            raise ValueError(f"meta.json has the steps {meta['step']} and {meta['progress']['step']}")
         if (checkpoint / "state").is_dir():
             state = load_shards(checkpoint / "state", dict(self.model.named_parameters()))
         else:
@@ -223,20 +220,15 @@ class Run:
 
 
 def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
-    """max_steps, or fewer where max_flops would be passed; None where only max_minutes ends the run.
-
-    Raises SettingsError when the warm-up is longer.
-    """
+    """max_steps, or fewer where max_flops would be passed; None where only max_minutes ends the run."""
     steps = config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
     if config.max_flops is not None:
         most = max(1, round(config.max_flops / (flops_per_token(model) * config.tokens_per_step)))
         steps = min(most, config.max_steps or most)
     warmup = config.schedule.warmup_steps
-    if (
-        steps and warmup > steps and warmup != ScheduleConfig.warmup_steps
-    ):  # a first try may be shorter than the default
-        remedy = "lower it, or take more steps"
-        raise SettingsError(f"schedule.warmup_steps={warmup} is longer than the run of {steps} steps: {remedy}.")
+    if steps and steps < warmup != ScheduleConfig.warmup_steps:  # a first try may be shorter than the default
+        longer = f"schedule.warmup_steps={warmup} is longer than the run of {steps} steps"
+        raise SettingsError(f"{longer}: lower it, or take more steps.")
     return steps
 
 
@@ -244,6 +236,7 @@ def windows_each(config: TrainConfig, processes: int) -> int:
     """Return the windows of a step that each process has; SettingsError when the batch does not divide evenly."""
     size = config.micro_batch_size
     if config.batch_size % (processes * (size or 1)):
-        parts = f"the {processes} processes" + (f" × micro_batch_size={size}" if size else "")
-        raise SettingsError(f"batch_size={config.batch_size} is not a multiple of {parts}: choose one that is.")
+        parts = [f"the {processes} processes"] * (processes > 1) + [f"micro_batch_size={size}"] * bool(size)
+        problem = f"batch_size={config.batch_size} is not a multiple of {' × '.join(parts)}"
+        raise SettingsError(f"{problem}: choose one that is.")
     return config.batch_size // processes

@@ -6,8 +6,6 @@ from errors import SettingsError
 from model.size import count_weights
 from training.config import TrainConfig
 
-FEWEST_IDS = 257  # a vocabulary's, while the tokenizer is not known
-
 
 def model_sizes(config: TrainConfig) -> str:
     """Return the settings that make a model large, as a person would type them."""
@@ -22,7 +20,7 @@ def refuse_too_large(config: TrainConfig, device: str, memory: int, shards: int,
     windows: those of a step that one device has.
     """
     model = config.model
-    ids = model.vocab_size or FEWEST_IDS
+    ids = model.vocab_size or 257  # the fewest, while the tokenizer is not known
     parameters = count_weights(replace(model, vocab_size=ids))[1]
     # Weights, gradients, and the one state that Muon keeps of each, all float32; AdamW keeps two.
     state = 12 * parameters // shards

@@ -74,7 +74,6 @@ class Plots:
         self.next_picture = time.perf_counter() + LEAST_WORK * (time.perf_counter() - started)
 
     def draw_heads(self, run: Run) -> None:
-        """Draw every head's weights on the beginning of the validation text."""
         from pages.attention_map import draw_heads
 
         windows = first_windows(run.model, run.data.val)
@@ -159,15 +158,11 @@ class Watchers:
         """Report an evaluation, with a text that the model wrote."""
         if not self.watchers:
             return
-        model, figures = self.run.model, {}
+        model, figures = self.run.model, dict[str, Any]()
         if not self.run.is_sharded:  # else no process has the whole model
             heads = head_statistics(model, first_windows(model, self.run.data.val))
-            figures = {
-                "attention_entropy": heads.entropy,
-                "attention_relative_entropy": heads.relative_entropy,
-                "attention_distance": heads.distance,
-                "head_similarity": heads.similarity,
-            }
+            figures = {"attention_entropy": heads.entropy, "attention_relative_entropy": heads.relative_entropy}
+            figures |= {"attention_distance": heads.distance, "head_similarity": heads.similarity}
             figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
         if result.bpb_stderr is not None:
             figures["val_bpb_stderr"] = result.bpb_stderr
