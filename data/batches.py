@@ -90,22 +90,21 @@ def _network(numbers: np.ndarray, root: np.uint64, keys: np.ndarray) -> np.ndarr
 
 def evaluation_batches(
     tokens: TokenStream, *, block_size: int, batch_size: int, most: int | None = None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield where windows begin, int64 [rows], and the windows, int64 [rows, length + 1], in the order of the text.
+) -> Iterator[np.ndarray]:
+    """Yield windows in the order of the text, int64 [rows, length + 1]; each token but the first is a target once.
 
-    Each token but the first is a target once. `length` is block_size, except in a last batch of one shorter window for
-    what remains. Of more than `most` targets, only so many whole windows, spread evenly.
+    `length` is block_size, except in a last batch of one shorter window for what remains. Of more than `most` targets,
+    only so many whole windows, spread evenly.
     """
     targets = len(tokens) - 1
-    whole = targets // block_size
-    kept = whole if most is None or targets <= most else max(1, most // block_size)
-    places = np.arange(kept) * whole // kept * block_size if kept else np.zeros(0, np.int64)
+    whole = kept = targets // block_size
+    if most is not None and targets > most:
+        kept = targets = max(1, most // block_size)  # and no rest
     for first in range(0, kept, batch_size):
-        rows = places[first : first + batch_size]
-        yield rows, np.stack([tokens[place : place + block_size + 1] for place in rows.tolist()]).astype(np.int64)
-    if whole * block_size < targets and kept == whole:
-        rest = whole * block_size
-        yield np.array([rest]), np.asarray(tokens[rest : targets + 1]).astype(np.int64)[None, :]
+        places = [number * whole // kept * block_size for number in range(first, min(first + batch_size, kept))]
+        yield np.stack([tokens[place : place + block_size + 1] for place in places]).astype(np.int64)
+    if whole * block_size < targets:
+        yield np.asarray(tokens[whole * block_size : targets + 1]).astype(np.int64)[None, :]
 
 
 def check_split(tokens: TokenStream, block_size: int, split_name: str) -> None:

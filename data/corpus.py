@@ -26,10 +26,10 @@ Document = Iterable[str]
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
-# Tests, what others have installed, and near-copies: of code (lib2to3) and of one table (encodings).
-_SKIPPED_FOLDERS = frozenset(
-    {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3", "encodings"}
-)
+# Tests, what others have installed, near-copies of code (lib2to3), and tables that scripts have written.
+_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}) | {
+    *("encodings", "stringprep.py", "_casefix.py")
+}
 _JSONL_NAMES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 
 
@@ -56,7 +56,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     """
     if config.source == "stdlib":
         root = Path(sysconfig.get_path("stdlib"))
-        found = [file for file in files.walk(root, _SKIPPED_FOLDERS) if file.path.suffix == ".py"]
+        found = [file for file in files.walk(root, _SKIPPED) if file.path.suffix == ".py"]
         # Not what a distribution or an administrator has added.
         found = [file for file in found if Path(file.path.relative_to(root).parts[0]).stem in sys.stdlib_module_names]
         name = f"stdlib of {platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
@@ -157,10 +157,9 @@ def _dataset_texts(config: DataConfig, name: str) -> Iterator[str]:
         raise DataError('data=hf needs the datasets library: pip install -e ".[hf]".') from error
     what = f"data.name={config.name}, data.subset={config.subset}, data.split={config.split}"
     try:
-        saved = Path(name)
-        if (saved / "dataset_dict.json").is_file():  # of save_to_disk(), which load_dataset() cannot read
+        if Path(name, "dataset_dict.json").is_file():  # of save_to_disk(), which load_dataset() cannot read
             records = datasets.load_from_disk(name)[config.split]
-        elif (saved / "state.json").is_file():
+        elif Path(name, "state.json").is_file():
             records = datasets.load_from_disk(name)
         else:
             records = datasets.load_dataset(name, config.subset, split=config.split, streaming=True)

@@ -11,6 +11,8 @@ import shutil
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -18,7 +20,6 @@ from errors import DataError
 
 UNFINISHED = ".unfinished"  # the ending of a name that something is being written under
 _BLOCK = 1 << 18  # bytes read at a time
-_REPLACEMENT = "\ufffd".encode()
 _BINARY_PROBE = 8192  # a NUL byte this early means a file is not text
 
 
@@ -41,24 +42,21 @@ def find_files(path: str) -> list[Source]:
             files = walk(root)
         else:
             # PTH207: Path.glob refuses absolute patterns.
-            names = [root] if root.exists() else sorted(map(Path, glob.glob(str(root), recursive=True)))  # noqa: PTH207
-            files = [_source(file, file.stat()) for file in names if file == root or file.is_file()]
+            names = sorted(map(Path, glob.glob(str(root), recursive=True)))  # noqa: PTH207
+            found = [root] if root.exists() else filter(Path.is_file, names)
+            files = [Source(file, (status := file.stat()).st_size, status.st_mtime_ns) for file in found]
     except (OSError, RuntimeError) as error:  # a closed parent folder, or no such user
         raise DataError(f"data.path={path} cannot be read ({error}): change its permissions or the path.") from error
     if not files:
         what = "is a folder without files" if root.is_dir() else f"does not exist (seen from {Path.cwd()})"
         raise DataError(f"data.path={path} {what}: give a file, a folder or a quoted glob that holds text.")
-    if not root.is_dir() and (odd := [file.path for file in files if not file.path.is_file()]):
-        raise DataError(f"data.path={path}: {odd[0]} is not a readable file: change its permissions or the path.")
+    if files[0].path == root and not root.is_file():
+        raise DataError(f"data.path={path}: {root} is not a readable file: change its permissions or the path.")
     return files
 
 
-def _source(path: Path, status: os.stat_result) -> Source:
-    return Source(path, status.st_size, status.st_mtime_ns)
-
-
-def walk(root: Path, skipped_folders: frozenset[str] = frozenset()) -> list[Source]:
-    """Return all files below `root`, sorted, without hidden ones and those in `skipped_folders`.
+def walk(root: Path, skipped: frozenset[str] = frozenset()) -> list[Source]:
+    """Return all files below `root`, sorted, without hidden files and folders and those named in `skipped`.
 
     A file costs one call of the system: folders of 200,000 are read at every start.
     """
@@ -67,16 +65,17 @@ def walk(root: Path, skipped_folders: frozenset[str] = frozenset()) -> list[Sour
         try:
             with os.scandir(folders.pop()) as entries:
                 for entry in entries:
-                    if entry.name.startswith("."):
+                    if entry.name.startswith(".") or entry.name in skipped:
                         continue
                     if entry.is_dir(follow_symlinks=False):
-                        folders += [entry.path] * (entry.name not in skipped_folders)
+                        folders.append(entry.path)
                     elif entry.is_file():
-                        files.append((entry.path, entry.stat()))
+                        status = entry.stat()
+                        files.append(Source(Path(entry.path), status.st_size, status.st_mtime_ns))
         except OSError as error:
             why = f"{error.filename} cannot be read ({error.strerror})"
             raise DataError(f"{why}: change its permissions or data.path.") from error
-    return sorted(_source(Path(path), status) for path, status in files)
+    return sorted(files)
 
 
 def fingerprint(files: list[Source], *extra: str) -> str:
@@ -111,31 +110,30 @@ def text_blocks(file: Path, losses: Losses, *, refuse_binary: bool) -> Iterator[
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
     size = lost = 0
+    before = b""
     with reading(file) as stream:
-        block, before = stream.read(_BLOCK), b""
-        if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise DataError(f"data.path: {file} is UTF-16: convert it to UTF-8 (iconv) or leave it out.")
-        if b"\0" in block[:_BINARY_PROBE]:
-            if refuse_binary:
-                raise DataError(f"data.path={file} is a binary file (it has NUL bytes): give text in UTF-8.")
-            losses[str(file)] = 0
-            return
-        while True:
-            text = decoder.decode(block, final=not block)
-            # Those that the file has itself are not lost.
-            lost += text.count("\ufffd") - (before + block).count(_REPLACEMENT)
-            size, before = size + len(text), block[-2:]
-            if not block and lost:
-                losses[str(file)] = lost
-            if not block and 2 * lost > size:
-                why = f"{lost:,} of its {size:,} characters cannot be read"
-                raise DataError(
-                    f"data.path: {file} is not UTF-8 ({why}): convert it, e.g. with iconv, or leave it out."
-                )
-            yield text
-            if not block:
+        for block in chain(iter(partial(stream.read, _BLOCK), b""), [b""]):  # the last one ends the decoder's
+            if not size and block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise DataError(f"data.path: {file} is UTF-16: convert it to UTF-8 (iconv) or leave it out.")
+            if not size and b"\0" in block[:_BINARY_PROBE]:
+                if refuse_binary:
+                    raise DataError(f"data.path={file} is a binary file (it has NUL bytes): give text in UTF-8.")
+                losses[str(file)] = 0
                 return
-            block = stream.read(_BLOCK)
+            text = decoder.decode(block, final=not block)
+            size, lost = size + len(text), lost + _lost(text, before + block)
+            before = block[-2:]
+            yield text
+    if lost:
+        losses[str(file)] = lost
+    if 2 * lost > size:
+        why = f"{lost:,} of its {size:,} characters cannot be read"
+        raise DataError(f"data.path: {file} is not UTF-8 ({why}): convert it, e.g. with iconv, or leave it out.")
+
+
+def _lost(text: str, content: bytes) -> int:
+    """Count the U+FFFD of a text that its bytes do not have."""
+    return text.count("\ufffd") - content.count(b"\xef\xbf\xbd")
 
 
 def json_records(
@@ -150,7 +148,7 @@ def json_records(
         where, text = f"{source} line {number}", line.decode("utf-8", "replace").removeprefix("\ufeff").strip()
         if not text:
             continue
-        if losses is not None and (lost := lost + text.count("\ufffd") - line.count(_REPLACEMENT)):
+        if losses is not None and (lost := lost + _lost(text, line)):
             losses[source] = lost
         try:
             record = json.loads(text)

@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +112,11 @@ def _checksum(meta: dict[str, Any]) -> int:
 
 def _report_losses(losses: Losses, log: Log) -> None:
     """Say what of the text was not read as it is."""
-    replaced = {name: count for name, count in losses.items() if count}
-    for (name, count), _ in zip(replaced.items(), range(_NAMED), strict=False):
+    replaced = [(name, count) for name, count in losses.items() if count]
+    for name, count in replaced[:_NAMED]:
         log(f"{name} is not all UTF-8: {count:,} character{'s' * (count > 1)} became U+FFFD.")
-    if len(replaced) > _NAMED:
-        log(f"{len(replaced) - _NAMED:,} more files have {sum([*replaced.values()][_NAMED:]):,} such characters.")
+    if more := replaced[_NAMED:]:
+        log(f"{len(more):,} more files have {sum(count for _, count in more):,} such characters.")
     if binary := [name for name, count in losses.items() if not count]:
         log(f"{len(binary):,} binary file{'s' * (len(binary) > 1)} left out, first {binary[0]}.")
 
@@ -141,18 +140,9 @@ def _make(
                 f"data={data.source} gave no text ({corpus.description}; empty and binary files are left out): "
                 "choose another data.path or data source."
             )
-        meta = {
-            "format": FORMAT,
-            "corpus": corpus.description,
-            "fingerprint": corpus.fingerprint,
-            "tokenizer": encoding.name,
-            "n_vocab": encoding.n_vocab,
-            "tokenizer_crc32": zlib.crc32((unfinished / "tokenizer.json").read_bytes()),
-            "dtype": token_dtype(encoding.n_vocab).str,
-            "val_fraction": data.held_out,
-            "versions": {name: version(name) for name in ("tiktoken", "rustbpe", "numpy")},
-            **summaries,
-        }
+        checksum = zlib.crc32((unfinished / "tokenizer.json").read_bytes())
+        dtype = token_dtype(encoding.n_vocab).str
+        meta = {"corpus": corpus.description, "tokenizer_crc32": checksum, "dtype": dtype, **summaries}
         text = json.dumps({**meta, "crc32": _checksum(meta)}, indent=1)
         (unfinished / "meta.json").write_text(text, encoding="utf-8")
     train, val = (summaries[split] for split in SPLITS)

@@ -1,6 +1,5 @@
 """Token shards: raw little-endian ids in files of bounded size, written in order and read as one long stream."""
 
-import json
 import os
 import zlib
 from bisect import bisect_right
@@ -17,7 +16,6 @@ import numpy as np
 import tiktoken
 from tqdm import tqdm
 
-from data.files import replacing
 from data.split import SPLITS, SplitPiece
 from data.tokenizer import encode_documents
 from errors import DataError
@@ -41,7 +39,6 @@ class Tokens:
         """Bytes of UTF-8 text that the tokens stand for, without the <|endoftext|>."""
         self._shards = shards
         self._starts = [0, *accumulate(len(shard) for shard in shards)]
-        self._places: dict[int, np.ndarray] = {}
         self.damage = ""
         """What is wrong with a shard, as soon as it is found."""
 
@@ -60,14 +57,6 @@ class Tokens:
         offset, end = self._starts[shard : shard + 2]
         part = self._shards[shard][start - offset : stop - offset]
         return part if stop <= end else np.concatenate([part, self[end:stop]])
-
-    def places_of(self, token: int) -> np.ndarray:
-        """Return where a token stands, int64 [N]; found once, in bounded memory."""
-        if token not in self._places:
-            starts = self._starts[:-1]
-            parts = [np.flatnonzero(s == token) + start for s, start in zip(self._shards, starts, strict=True)]
-            self._places[token] = np.concatenate([*parts, np.zeros(0, np.int64)])
-        return self._places[token]
 
 
 class ShardWriter:
@@ -98,44 +87,37 @@ class ShardWriter:
 
 def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str, Any]) -> Tokens:
     """Return the split that a ShardWriter wrote. Raises ValueError when a file is missing or altered."""
-    shards, later = [], []
-    verified = sum(summary["shards"]) * dtype.itemsize <= VERIFIED_BYTES
-    for number, (count, checksum) in enumerate(zip(summary["shards"], summary["crc32"], strict=True)):
-        path = directory / _FILE.format(split=split, number=number)
+    if sum(summary["shards"]) != summary["tokens"]:
+        raise ValueError(f"the counts of split {split} disagree")
+    paths = [directory / _FILE.format(split=split, number=number) for number in range(len(summary["shards"]))]
+    for path, count in zip(paths, summary["shards"], strict=True):
         size = path.stat().st_size if path.is_file() else 0
         if size != count * dtype.itemsize or not count:
             raise ValueError(f"{path.name} has {size:,} bytes instead of {count * dtype.itemsize:,}")
-        # A plain view: slicing the memmap class itself is several times slower.
-        shard = np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
-        if verified and checksum != zlib.crc32(shard.data):
-            raise ValueError(f"{path.name} is not what was written")
-        shards.append(shard)
-        later.append((path, checksum))
-    if sum(summary["shards"]) != summary["tokens"]:
-        raise ValueError(f"the counts of split {split} disagree")
+    # A plain view: slicing the memmap class itself is several times slower.
+    shards = [np.memmap(path, dtype=dtype, mode="r").view(np.ndarray) for path in paths]
     tokens = Tokens(shards, documents=summary["documents"], text_bytes=summary["bytes"])
-    if not verified:
-        Thread(target=_verify, args=(tokens, directory / f"verified_{split}.json", later), daemon=True).start()
+    later = list(zip(paths, shards, summary["crc32"], strict=True))
+    if summary["tokens"] * dtype.itemsize > VERIFIED_BYTES:
+        Thread(target=_verify, args=(tokens, later), daemon=True).start()
+    elif damaged := [path.name for path, shard, checksum in later if zlib.crc32(shard.data) != checksum]:
+        raise ValueError(f"{damaged[0]} is not what was written")
     return tokens
 
 
-def _verify(tokens: Tokens, known: Path, shards: list[tuple[Path, int]]) -> None:
-    """Compare shards with their checksums, but for those that `known` says were whole and have not changed since."""
-    seen: dict[str, Any] = {}
-    with suppress(OSError, ValueError, TypeError):
-        seen = dict(json.loads(known.read_bytes()))
-    for path, checksum in shards:
-        status = path.stat()
-        state = [status.st_size, status.st_mtime_ns]
-        if seen.get(path.name) == state:
+def _verify(tokens: Tokens, shards: list[tuple[Path, np.ndarray, int]]) -> None:
+    """Compare shards with their checksums, but for those whose mark, a file with their time of change, says so."""
+    for path, shard, checksum in shards:
+        mark, changed = path.with_suffix(".verified"), path.stat().st_mtime_ns
+        if mark.is_file() and mark.stat().st_mtime_ns == changed:
             continue
-        if checksum != zlib.crc32(np.memmap(path, dtype=np.uint8, mode="r").data):
+        if zlib.crc32(shard.data) != checksum:
             remedy = f"remove the folder {path.parent}, and the text is prepared again"
             tokens.damage = f"{path.name} of the prepared tokens is damaged: {remedy}."
             return
-        seen[path.name] = state
-        with suppress(OSError), replacing(known) as unfinished:  # a cache that only others may write is fine
-            unfinished.write_text(json.dumps(seen))
+        with suppress(OSError):  # a cache that only others may write is fine
+            mark.touch()
+            os.utime(mark, ns=(changed, changed))
 
 
 def token_dtype(n_vocab: int) -> np.dtype:

@@ -1,15 +1,16 @@
 """Which text is held out for validation: whole documents where enough are short and unlike the others, else tails."""
 
 import hashlib
+import math
 import zlib
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from data.corpus import Corpus, Document
+from data.corpus import Corpus
 
 SPLITS = ("train", "val")
 
@@ -31,77 +32,65 @@ class SplitPiece(NamedTuple):
 class Split:
     """A corpus with `fraction` of its text held out; making one reads the text for the first time.
 
-    A document is held out when the hash of its text is low, so neither names nor order matter. Always trained on are
-    documents longer than 1/30 of the validation text, and copies: those that share 15% of their lines with others, as
-    families of files or what is little but a licence. So validation text has no near-copies in the training text, and
-    no document decides its loss. Of the standard library 4% are held out: 73 files in Python 3.11, 69 in 3.12, 74 in
-    3.13, the longest 3.2% of them, none with more than 5% of its runs of 8 words in common with a training file.
+    Held out are the documents whose text has the lowest hash, of those no longer than 1/30 of the validation text that
+    share at most 15% of their lines with others. So names and order do not matter, no document decides the loss, and
+    files of a family or under a long licence are trained on. In the standard libraries of Python 3.11 to 3.13 this is
+    70 to 76 files, the longest 3.2% of the text, none with more than 10% of its runs of 8 words in a training file.
 
-    Where such documents are less than twice `fraction` of the text, the last `fraction` of each document is held out.
-    Of a longer corpus the first 64 million characters are looked at; after them only exact copies are told.
+    Where the unlike ones are less than twice `fraction` of the text, likeness does not count; where the short ones are
+    less than that, the last `fraction` of each document is held out. Of a corpus beyond 64 million characters these
+    are looked at, and the rest follows the same hash and length.
     """
 
     def __init__(self, corpus: Corpus, fraction: float) -> None:
         self.corpus, self.fraction = corpus, fraction
         self.longest = 0  # characters of a document that is held out whole; 0 where tails are
-        lengths: list[int] = []
-        numbers: dict[int, int] = {}  # of the documents that have a single piece: which hash they have
-        lines: list[np.ndarray] = []
+        self.lengths: list[int] = []
+        known: list[tuple[int, int, np.ndarray]] = []  # documents of a single piece: hash, length, lines
         total = 0
         with tqdm(total=corpus.size, desc="choosing the split", unit="B", unit_scale=True, disable=None) as bar:
-            for document in _not_empty(corpus):
-                texts = iter(document)
-                length, first = 0, next(texts)
-                for text in chain([first], texts):
+            for whole, texts in _documents(corpus):
+                length = 0
+                for text in texts:
                     length += len(text)
                     bar.update(len(text.encode()))
-                if length == len(first) and total < LOOKED_AT:
-                    numbers[len(lengths)] = _hash(first)
-                    lines.append(_telling_lines(first))
-                lengths.append(length)
+                if whole and total < LOOKED_AT:
+                    known.append((_hash(whole), length, _telling_lines(whole)))
+                self.lengths.append(length)
                 total += length
-                if total - length < LOOKED_AT <= total and self._choose(lengths, numbers, lines):
-                    break
-        if total < LOOKED_AT:
-            self._choose(lengths, numbers, lines)
-        self.lengths = lengths
+                if total - length < LOOKED_AT <= total and self._choose(known, total * fraction):
+                    return
+        self._choose(known, total * fraction)
 
-    def _choose(self, lengths: list[int], numbers: dict[int, int], lines: list[np.ndarray]) -> bool:
-        """Set the rule for whole documents from those known so far; False where there are too few."""
-        wanted = self.fraction * sum(lengths)
-        longest = int(wanted * LONGEST_SHARE)
-        seen, times = np.unique(np.concatenate([*lines, np.zeros(0, np.uint32)]), return_counts=True)
+    def _choose(self, known: list[tuple[int, int, np.ndarray]], wanted: float) -> bool:
+        """Set the rule for whole documents; False where they are too few for `wanted` characters."""
+        seen, times = np.unique(
+            np.concatenate([np.zeros(0, np.uint32), *(own for *_, own in known)]), return_counts=True
+        )
+        short = [one for one in known if one[1] <= wanted * LONGEST_SHARE]
         copies = {
             number
-            for number, own in zip(numbers.values(), lines, strict=True)
+            for number, _, own in short
             if (times[np.searchsorted(seen, own)] > 1).sum() > COPIED_LINES * len(own)
         }
-        free = sorted(
-            (number, lengths[place])
-            for place, number in numbers.items()
-            if number not in copies and lengths[place] <= longest
-        )
-        if not free or sum(length for _, length in free) < 2 * wanted:
-            return False
-        below = int(np.searchsorted(np.cumsum([length for _, length in free]), wanted))
-        self.longest, self.highest, self.copies = longest, free[below][0], copies
-        return True
+        for self.copies in (copies, set()):
+            free = sorted((number, length) for number, length, _ in short if number not in self.copies)
+            sizes = np.cumsum([0, *(length for _, length in free)])
+            if sizes[-1] >= 2 * wanted > 0:
+                self.longest = int(wanted * LONGEST_SHARE)
+                self.highest = free[int(np.searchsorted(sizes[1:], wanted))][0]
+                return True
+        return False
 
     def __iter__(self) -> Iterator[SplitPiece]:
         """Yield all text of the corpus, each character once."""
-        for number, document in enumerate(_not_empty(self.corpus)):
+        for (whole, texts), length in zip(_documents(self.corpus), chain(self.lengths, repeat(0)), strict=False):
             if self.longest:
-                texts = iter(document)
-                first, second = next(texts), next(texts, "")
-                is_val = not second and len(first) <= self.longest and self._is_low(_hash(first))
-                for place, text in enumerate(chain([first, second] if second else [first], texts)):
-                    yield SplitPiece("val" if is_val else "train", place == 0, text)
+                number = _hash(whole) if 0 < len(whole) <= self.longest else self.highest + 1
+                yield from _cut(texts, 0 if number <= self.highest and number not in self.copies else math.inf, 0)
             else:
-                length = self.lengths[number] if number < len(self.lengths) else 0  # 0: it appeared meanwhile
-                yield from _with_tail(document, length, round(length * self.fraction))
-
-    def _is_low(self, number: int) -> bool:
-        return number <= self.highest and number not in self.copies
+                tail = round(length * self.fraction)
+                yield from _cut(texts, length - tail, min(_NEAR, tail // 2))
 
 
 def _hash(text: str) -> int:
@@ -114,21 +103,21 @@ def _telling_lines(text: str) -> np.ndarray:
     return np.unique(np.array([zlib.crc32(line.encode()) for line in lines], dtype=np.uint32))
 
 
-def _not_empty(corpus: Corpus) -> Iterator[Document]:
+def _documents(corpus: Corpus) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the text of each document that is not empty, "" where it has several pieces, and its pieces."""
     for document in corpus.documents():
         texts = iter(document)
-        for first in texts:
-            yield chain([first], texts)
-            break
+        if beginning := list(islice(texts, 2)):
+            yield beginning[0] if len(beginning) == 1 else "", chain(beginning, texts)
 
 
-def _with_tail(document: Document, length: int, tail: int) -> Iterator[SplitPiece]:
-    """Yield the pieces of a document of `length` characters, about the last `tail` of them held out."""
+def _cut(texts: Iterable[str], kept: float, most: int) -> Iterator[SplitPiece]:
+    """Yield the pieces of a document, held out after `kept` characters or, for a whole line or word, `most` before."""
     position, split, begins = 0, "train", True
-    for text in document:
-        if split == "train" and length - tail < position + len(text):
-            near = max(length - tail - position, 0)
-            earliest = max(near - min(_NEAR, tail // 2), 0)
+    for text in texts:
+        if split == "train" and kept < position + len(text):
+            near = max(int(kept) - position, 0)
+            earliest = max(near - most, 0)
             line, word = (text.rfind(mark, earliest, near) + 1 for mark in ("\n", " "))
             if cut := line or word or near:
                 yield SplitPiece("train", begins, text[:cut])

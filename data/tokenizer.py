@@ -1,15 +1,13 @@
 """Text to token ids: every tokenizer is a tiktoken Encoding with the special token <|endoftext|>."""
 
-import atexit
 import base64
 import hashlib
 import json
-import logging
-import os
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, wait
+import pickle
+import sys
+from collections.abc import Iterable
 from pathlib import Path
-from threading import Thread
+from subprocess import PIPE, Popen
 from typing import Any
 
 import numpy as np
@@ -46,6 +44,16 @@ _FILES = {
 }
 
 
+# In a process of its own: rustbpe keeps Python's lock for many seconds, in which Ctrl-C would do nothing.
+_TRAINER = """
+import pickle, sys, rustbpe
+size, pattern = pickle.load(sys.stdin.buffer)
+trainer = rustbpe.Tokenizer()
+trainer.train_from_iterator(iter(lambda: pickle.load(sys.stdin.buffer), ""), size, pattern=pattern)
+pickle.dump(trainer.get_mergeable_ranks(), sys.stdout.buffer)
+"""
+
+
 def make_tokenizer(config: TokenizerConfig, training_text: Iterable[str]) -> tiktoken.Encoding:
     """Return the encoding that `config` names. Only bpe reads `training_text`, texts of bounded length.
 
@@ -72,42 +80,24 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
 
     A text with too few pairs to merge gives a smaller vocabulary.
     """
-    import rustbpe  # type: ignore[import-untyped]  # only preparing data needs it
-
-    stopped, done = False, Future[None]()
+    left, command = BPE_TRAINING_CHARACTERS, [sys.executable, "-c", _TRAINER]
     bar = tqdm(desc="training the tokenizer", unit="B", unit_scale=True, disable=None)
-
-    def beginning(left: int) -> Iterator[str]:
-        for text in training_text:
-            if stopped:
-                return
-            yield text[:left]
-            bar.update(len(text[:left].encode()))
-            if (left := left - len(text)) <= 0:
-                return
-
-    def work() -> None:
+    with bar, Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True) as process:
+        assert process.stdin and process.stdout
         try:
-            trainer.train_from_iterator(beginning(BPE_TRAINING_CHARACTERS), vocab_size - 1, pattern=pattern)
-            done.set_result(None)
-        except BaseException as error:
-            done.set_exception(error)
-
-    logging.getLogger("rustbpe").setLevel(logging.WARNING)  # it logs every percent of its work
-    trainer = rustbpe.Tokenizer()
-    Thread(target=work, daemon=True).start()  # it takes no notice of Ctrl-C for many seconds: this thread does
-    try:
-        while not done.done():
-            wait([done], timeout=0.5)
-            bar.refresh()
-    except KeyboardInterrupt:
-        atexit.register(os._exit, 130)  # an orderly end of the process aborts in a thread of Rust
-        raise
-    finally:
-        stopped = True
-        bar.close()
-    done.result()
-    ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
+            pickle.dump((vocab_size - 1, pattern), process.stdin)
+            for text in training_text:
+                pickle.dump(text[:left], process.stdin)
+                bar.update(len(text[:left].encode()))
+                if (left := left - len(text)) <= 0:
+                    break
+            pickle.dump("", process.stdin)
+            process.stdin.flush()
+            merged = pickle.load(process.stdout)
+        except BaseException:
+            process.kill()
+            raise
+    ranks = {bytes(token): rank for token, rank in merged}
     return tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
 
 

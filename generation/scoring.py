@@ -35,9 +35,7 @@ class Scores:
     @property
     def total(self) -> Evaluation:
         """The figures of the whole text."""
-        documents = np.cumsum(self.bytes == 0)  # <|endoftext|> begins one
-        nats, text_bytes = (np.bincount(documents, weights=each) for each in (self.nats, self.bytes))
-        return Evaluation.of_documents(nats, len(self.nats), text_bytes)
+        return Evaluation.of_tokens(self.nats, self.bytes)
 
 
 def score(

@@ -26,14 +26,20 @@ class Evaluation:
     """Standard error of bpb over documents; None of a single one."""
 
     @classmethod
-    def of_documents(cls, nats: "np.ndarray", tokens: int, text_bytes: "np.ndarray") -> Self:
-        """Sum the nats and bytes of documents [N]; the error is that of a ratio of their sums."""
-        total, size, count = float(nats.sum()), int(text_bytes.sum()), int((text_bytes > 0).sum())
+    def of_tokens(cls, nats: "np.ndarray", sizes: "np.ndarray") -> Self:
+        """Return the figures of tokens [N] with these nats and bytes. One of 0 bytes begins a document.
+
+        bpb is a ratio of two sums over documents, which its standard error heeds.
+        """
+        import numpy as np  # --help does without it
+
+        document = np.cumsum(sizes == 0)
+        sums, lengths = (np.bincount(document, each) for each in (nats, sizes))
+        total, size, count = float(sums.sum()), int(sizes.sum()), np.count_nonzero(lengths)
         if count < 2:
-            return cls(total, tokens, size)
-        squares = float(((nats - total / size * text_bytes) ** 2).sum())
-        error = math.sqrt(squares * count / (count - 1)) / size / math.log(2)
-        return cls(total, tokens, size, error)
+            return cls(total, len(nats), size)
+        squares = float(((sums - total / size * lengths) ** 2).sum())
+        return cls(total, len(nats), size, math.sqrt(squares * count / (count - 1)) / size / math.log(2))
 
     @property
     def loss(self) -> float:

@@ -27,7 +27,6 @@ MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {  # columns: the name
     "time": ("seconds", duration),
     "± documents": ("val_bpb_stderr", "{:.4f}".format),  # the standard error of the result
 }
-OPTIONAL = ("peak memory", "± documents")  # a column only where some job has it
 
 
 @dataclass
@@ -133,7 +132,7 @@ def markdown(jobs: list[Job]) -> str:
     shown, seeds = [name for name in swept if name != "seed"], "seed" in swept
     # A row that is not the mean of all seeds names its own.
     own_seed = ["seed"] if seeds and any(row[0].status != "finished" for row in rows) else []
-    measured = [name for name in MEASURED if name not in OPTIONAL or values(jobs, MEASURED[name][0])]
+    measured = [name for name, (key, _) in MEASURED.items() if values(jobs, key)]
     table = [[*shown, *own_seed, *measured, "val bpb, mean ± sd (seeds)" if seeds else "val bpb"]]
     for row in rows:
         settings, is_done = row[0].settings, row[0].status == "finished"

@@ -197,6 +197,14 @@ def test_many_documents_are_held_out_whole_whatever_their_order_and_copies_and_l
     assert len(split_texts([*texts, "one more"], 0.1)["val"]) == pytest.approx(len(found["val"]), abs=2)
 
 
+def test_documents_that_all_share_a_template_are_held_out_whole_too():
+    texts = [
+        f"### Below is an instruction, which you answer:\n{number}\n### The answer:\nno\n" for number in range(5000)
+    ]
+    found = split_texts(texts, 0.02)
+    assert len(found["val"]) == pytest.approx(100, abs=3) and not set(found["val"]) - set(texts)
+
+
 def test_beyond_what_is_looked_at_the_rule_stays(monkeypatch):
     monkeypatch.setattr("data.split.LOOKED_AT", 400_000)
     found = split_texts(essays(3000), 0.1)
@@ -325,7 +333,7 @@ def test_a_damaged_cache_is_named_and_made_again(tmp_path, text_file, name, dama
 def test_large_shards_are_each_compared_once_while_they_are_used(tmp_path, text_file, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_TOKENS", 600)
     monkeypatch.setattr(shards, "VERIFIED_BYTES", 1000)
-    compared, original, memmap = [], shards._verify, np.memmap
+    compared, original, crc32 = [], shards._verify, zlib.crc32
     monkeypatch.setattr(shards, "_verify", lambda *arguments: compared.append(arguments))  # in no other thread
 
     data = prepared(tmp_path, text_file)
@@ -333,14 +341,14 @@ def test_large_shards_are_each_compared_once_while_they_are_used(tmp_path, text_
 
     def verify() -> str:
         prepared(tmp_path, text_file)
-        tokens, known, files = compared.pop(0)
+        arguments = compared.pop(0)
         with monkeypatch.context() as patch:
             read = []
-            patch.setattr(np, "memmap", lambda *a, **k: read.append(a) or memmap(*a, **k))
-            original(tokens, known, files)
+            patch.setattr(zlib, "crc32", lambda *a: read.append(a) or crc32(*a))
+            original(*arguments)
         compared.clear()
         counts.append(len(read))
-        return tokens.damage
+        return arguments[0].damage
 
     counts: list[int] = []
     assert verify() == "" and verify() == "" and counts == [10, 0]

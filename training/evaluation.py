@@ -3,7 +3,6 @@
 import itertools
 from multiprocessing import parent_process
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int
@@ -41,37 +40,30 @@ def evaluate(
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    mark = data.tokenizer.eot_token
-    begins, lengths = data.val.places_of(mark), token_bytes(data.tokenizer)
-    sums = np.zeros((3, max(1, len(begins))))  # of each document: nats, targets, bytes
+    lengths = torch.from_numpy(token_bytes(data.tokenizer))
+    nats, sizes = [], []  # of each target: its surprise, by this rank, and its bytes
     batches = evaluation_batches(data.val, block_size=block_size, batch_size=batch_size, most=SCORED_TOKENS)
     off = not ranks.is_first or parent_process() is not None or None  # None: no bar unless on a terminal
     total = min(SCORED_TOKENS, len(data.val))
     bar = tqdm(total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False, disable=off)
-    while turn := list(itertools.islice(batches, ranks.size)):
-        has_one = ranks.rank < len(turn)
+    while turn := [torch.from_numpy(rows) for rows in itertools.islice(batches, ranks.size)]:
+        own = min(ranks.rank, len(turn) - 1)
         # A rank without a batch runs another's: FSDP gathers weights from all ranks, so none may sit out.
-        places, rows = turn[ranks.rank if has_one else 0]
-        windows = torch.from_numpy(rows).to(device)
-        inputs, targets = windows[:, :-1], windows[:, 1:]
+        windows = turn[own].to(device)
         with autocast:
-            logits = model(inputs)
-        if has_one:
-            nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").cpu().numpy()
-            where = (places[:, None] + np.arange(1, rows.shape[1])).ravel()
-            document = np.maximum(np.searchsorted(begins, where, side="right") - 1, 0)
-            for row, weights in zip(sums, (nats, np.ones(len(nats)), lengths[rows[:, 1:].ravel()]), strict=True):
-                row += np.bincount(document, weights, minlength=len(row))
-        bar.update(sum(rows.size - len(rows) for _, rows in turn))
+            logits = model(windows[:, :-1])
+        surprise = F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="none")
+        for number, targets in enumerate(rows[:, 1:].flatten() for rows in turn):
+            nats.append(surprise if number == ranks.rank else surprise.new_zeros(len(targets)))
+            sizes.append(lengths[targets])
+            bar.update(len(targets))
     bar.close()
     model.train(was_training)
-    summed = torch.from_numpy(sums).to(device if device.type != "mps" else "cpu")
-    nats, scored, text_bytes = ranks.sum_(summed).cpu().numpy()
-    return Evaluation.of_documents(nats, int(scored.sum()), text_bytes)
+    return Evaluation.of_tokens(ranks.sum_(torch.cat(nats)).cpu().numpy(), torch.cat(sizes).numpy())
 
 
 def first_windows(model: GPT, tokens: Tokens) -> Int[Tensor, "B T"]:
     """Return the beginning of a split, in windows of up to block_size tokens, MEASURED_TOKENS in total."""
     T = min(model.config.block_size, MEASURED_TOKENS)
-    _, windows = next(evaluation_batches(tokens, block_size=T, batch_size=MEASURED_TOKENS // T))
+    windows = next(evaluation_batches(tokens, block_size=T, batch_size=MEASURED_TOKENS // T))
     return torch.from_numpy(windows[:, :-1]).to(next(model.parameters()).device)
