@@ -374,7 +374,7 @@ def test_a_save_that_torchrun_would_cut_off_is_reported_once(text_file, tmp_path
     process = start_torchrun(tmp_path, text_file, "max_steps=40", "eval_interval=40", script=script)
     output, errors = process.communicate(timeout=100)
     (told,) = re.findall(r"saving took (.*) s, but torchrun leaves (.*) s for it .*_TIMEOUT=(\d+) in its", output)
-    assert float(told[0]) >= 3 and float(told[1]) < 2 and int(told[2]) > 60, errors
+    assert float(told[0]) >= 3 and float(told[1]) <= 2 and int(told[2]) > 60, errors
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon")  # is not a reason to fail
     assert shutdown_timeout() == 30
 

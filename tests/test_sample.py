@@ -409,6 +409,7 @@ def test_weights_are_cast_once_to_the_precision_asked_for(say, tmp_path, monkeyp
     for precision in ("auto", "bf16", "fp16", "fp32"):
         say(precision=precision)
     assert seen == [torch.float32, torch.bfloat16, torch.float16, torch.float32]
-    say(precision="bf16", prompt="ab", attention_map=str(tmp_path / "map.html"))
+    drawn = {"prompt": "ab", "attention_map": str(tmp_path / "map.html"), "max_new_tokens": SampleConfig.max_new_tokens}
+    say(precision="bf16", **drawn)
     with pytest.raises(SettingsError, match="precision=bf17"):
         SampleConfig(precision="bf17")

@@ -268,7 +268,6 @@ WRONG = dict(batch_size=0, max_steps=0, max_minutes=0.0, max_flops=-1.0, grad_cl
         ("recompute", "foo"),
         ("distributed", "zero"),
         ("micro_batch_size", 0),
-        ("micro_batch_size", 3),
     ],
 )
 def test_training_settings_out_of_range_are_named(name, value):
