@@ -405,6 +405,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_path, 
     assert cache_names(tmp_path) == [data.directory.name]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_bpe_is_trained_ends_at_once(tmp_path):
     file = tmp_path / "long.txt"
     rng = np.random.default_rng(0)

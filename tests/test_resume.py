@@ -470,6 +470,7 @@ def test_a_closed_terminal_saves_the_run(text_file, tmp_path):
     assert read_meta(tmp_path / "the_run/checkpoints/last")["step"] == step
 
 
+@pytest.mark.slow
 def test_under_nohup_a_run_outlives_its_terminal(text_file, tmp_path):
     command = [sys.executable, ROOT / "train.py", *tiny(text_file), "max_steps=60", "run_dir=the_run"]
     process = subprocess.Popen(command, cwd=tmp_path, preexec_fn=lambda: hear_hangups(signal.SIG_IGN))

@@ -172,6 +172,7 @@ NAMED = {"WANDB_PROJECT": "p", "WANDB_ENTITY": "e", "WANDB_NAME": "n", "WANDB_TA
 TYPED = ["wandb.mode=offline", "wandb.project=q", "wandb.entity=f", "wandb.name=m", "wandb.tags=[c,d e]"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "typed", "expected"),
     [

@@ -40,8 +40,8 @@ log = logging.getLogger("tinygpt")
 # The share of its peak arithmetic that a well-fed GPU reaches in training; published GPT-2 runs report 40%.
 UTILISATION = 0.4
 DEVICES_A_MACHINE = 8
-# Blocks, and tokens in a micro-batch, up to which a prediction takes seconds.
-DEEPEST, LONGEST = 1_000, 100_000_000
+# Blocks, tokens in a micro-batch and ids up to which a prediction takes seconds.
+TRIED = (1_000, 100_000_000, 10_000_000)
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,10 @@ def plan_run(config: TrainConfig) -> str:
     _, encoding = load_origin(config)
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
-    if config.model.n_layer > DEEPEST or micro * config.model.block_size > LONGEST:  # too slow to be tried
-        memory, count = (
-            (DEVICES[name].memory, config.plan.devices) if name else (memory_of(choose_device(config.device)), 1)
-        )
-        refuse_too_large(config, name or config.device, int(memory), count, windows)
+    sizes = (config.model.n_layer, micro * config.model.block_size, config.model.vocab_size)
+    if any(size > most for size, most in zip(sizes, TRIED, strict=True)):
+        memory = DEVICES[name].memory if name else memory_of(choose_device(config.device))
+        refuse_too_large(config, name or config.device, int(memory), config.plan.devices if name else 1, windows)
     model = without_weights(config.model)
     flops, parts, size = flops_per_token(model), count_parameters(model), config.tokens_per_step
     config = replace(config, max_steps=(steps := steps_to_take(config, model)))
