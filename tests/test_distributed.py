@@ -347,6 +347,7 @@ train.main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
 @pytest.mark.parametrize("everybody", [False, True])
 def test_a_slow_save_outlives_the_signal_of_one_rank_and_those_that_come_twice(
@@ -367,6 +368,7 @@ def test_a_slow_save_outlives_the_signal_of_one_rank_and_those_that_come_twice(
     assert load_checkpoint(tmp_path / "run/checkpoints/last").meta["step"] == step, errors
 
 
+@pytest.mark.slow
 def test_a_save_that_torchrun_would_cut_off_is_reported_once(text_file, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "2")

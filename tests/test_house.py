@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,9 @@ def test_a_file_beside_the_rooms_imports_downwards_only(name, forbidden):
 def test_the_commands_and_settings_are_below_nothing():
     for file in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
         assert not {module.partition(".")[0] for module in imported(file)} & (COMMANDS | {"settings"}), file
+
+
+def test_a_run_on_a_cpu_starts_without_torchs_compiler():
+    """Whose import takes longer than all of torch's."""
+    code = "import sys, training.start, generation.text; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -170,10 +170,13 @@ def fused(
     return zero_empty_rows(y[..., :Dv] if Dv < D else y, has_keys)
 
 
-@torch.compiler.assume_constant_result
 def capability(device: torch.device) -> tuple[int, int]:
     """Return what kernels may ask of a CUDA device, also in a compiler's trace; (0, 0) of any other."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+# torch.compiler.assume_constant_result(capability), without importing the compiler, which takes a second.
+vars(capability)["_dynamo_marked_constant"] = True
 
 
 def fold(t: Shaped[Tensor, " ..."]) -> Shaped[Tensor, "B H T D"]:
