@@ -246,14 +246,21 @@ def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> Meta:
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Read a checkpoint, but for what only resuming needs; CheckpointError when it is unusable."""
+    config, weights, tokenizer, meta = read_parts(path)
+    with readable(path):
+        load_weights(model := GPT(config), weights)
+    return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
+
+
+def read_parts(path: Path) -> tuple[GPTConfig, dict[str, Tensor], tiktoken.Encoding, Meta]:
+    """Return a checkpoint's settings, weights, tokenizer and meta.json; CheckpointError when it is unusable."""
     meta = verify_checkpoint(path, ("model.safetensors", "tokenizer.json"))
     with readable(path):
         weights = read_weights(path, config := GPTConfig(**meta["config"]["model"]))
-        load_weights(model := GPT(config), weights)
         tokenizer = read_tokenizer(path / "tokenizer.json")
-        if tokenizer.n_vocab > len(model.token_embedding.weight):
+        if tokenizer.n_vocab > len(weights["token_embedding.weight"]):
             raise ValueError(f"tokenizer.json has {tokenizer.n_vocab:,} ids, more than the model")
-    return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
+    return config, weights, tokenizer, meta
 
 
 def read_weights(path: Path, config: GPTConfig) -> dict[str, Tensor]:

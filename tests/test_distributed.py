@@ -152,6 +152,7 @@ training.start.new_model, training.start.spread = measured, limited
 """
 
 
+@pytest.mark.slow
 def test_sharded_runs_gather_in_bf16_and_begin_and_learn_as_one_process_does(text_file, tmp_path):
     """The losses differ by what rounding the norms' and the embedding's weights to bf16 changes: under 1%."""
     bf16 = {"precision": "bf16", "max_steps": 6}
@@ -208,6 +209,7 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, t
     assert load_checkpoint(tmp_path / "chain/checkpoints/last").meta["step"] == 20
 
 
+@pytest.mark.slow
 def test_a_sharded_runs_checkpoint_is_whole_under_plain_names_and_a_damaged_shard_is_found(text_file, tmp_path):
     run_ranks(tmp_path, job("sharded", 2, "fsdp", 4), job("alone", 0, "ddp", 4))
     model = open_checkpoint(str(tmp_path / "sharded")).model
@@ -304,6 +306,7 @@ def messages(process: subprocess.Popen) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("error: ")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
 def test_a_sigterm_on_any_rank_saves_on_all(text_file, tmp_path):
     process = start_torchrun(tmp_path, text_file, "distributed=fsdp")

@@ -71,6 +71,7 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
         assert step == step2 and loss == pytest.approx(loss2)
 
 
+@pytest.mark.slow
 @needs_submitit
 def test_a_failing_job_does_not_end_the_others(tiny, tmp_path):
     sweep = ["-m", "hydra/launcher=submitit_local", "model.n_head=3,2", "max_steps=2", "hydra.sweep.dir=here"]

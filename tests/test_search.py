@@ -129,6 +129,7 @@ def test_a_search_that_was_killed_goes_on_to_the_same_trials(search, tmp_path):
     assert trials(folder)[0] != trials(tmp_path / "whole")[0]
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_search_together(search, tmp_path):
     pytest.importorskip("joblib")
     parallel = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=4"]

@@ -205,6 +205,7 @@ def test_a_grad_clip_of_0_clips_nothing(train_config):
     assert torch.equal(moved(0.0), moved(1e9)) and not torch.equal(moved(0.0), moved(1e-9))
 
 
+@pytest.mark.slow
 def test_gpt2_takes_a_training_step_on_the_cpu(train_config):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         model = to_settings(compose("train", ["model=gpt2", "run_dir=null"]), TrainConfig).model
@@ -357,6 +358,7 @@ def test_products_that_are_rounded_or_emulated_are_not_taken(monkeypatch, fast, 
         assert setting.fp32_precision == before
 
 
+@pytest.mark.slow
 def test_the_recipe_for_a_cpu_reaches_nanogpts_loss(tmp_path):
     shakespeare = Path(__file__).parent.parent.parent / "shared/data/tinyshakespeare.txt"
     if not shakespeare.exists():

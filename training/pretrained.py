@@ -8,14 +8,12 @@ from pathlib import Path
 
 import tiktoken
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from data.tokenizer import read_tokenizer
 from errors import SettingsError
 from model.config import ATTENTION_FUNCTIONS, GPTConfig
 from model.gpt import GPT
-from runs.checkpoint import find_checkpoints, first_intact, read_meta, readable, verify_checkpoint
+from runs.checkpoint import find_checkpoints, first_intact, read_meta, read_parts
 from training.config import TrainConfig
 from training.distributed import load_whole, whole
 
@@ -43,20 +41,13 @@ def load_origin(config: TrainConfig) -> tuple[Read, tiktoken.Encoding] | tuple[N
 
             (found, read), encoding = read_huggingface(name), read_tokenizer_json(find_folder(name))
         else:
-            found, read, encoding = first_intact(find_checkpoints(config.init_from), read_checkpoint)
+            found, weights, encoding, _ = first_intact(find_checkpoints(config.init_from), read_parts)
+            read = weights.__getitem__
         config.model = inherit(found, config.model)
     asked = [f"{name}={now}" for name, now in asdict(config.model).items() if now != getattr(found, name)]
     but = f", but for {', '.join(asked)}" if asked else ""
     log.info("init_from=%s: its weights, tokenizer and settings%s", config.init_from, but)
     return read, encoding
-
-
-def read_checkpoint(path: Path) -> tuple[GPTConfig, Read, tiktoken.Encoding]:
-    """Return a checkpoint's settings, what reads a weight of it, and its tokenizer; CheckpointError if unusable."""
-    meta = verify_checkpoint(path, ("model.safetensors", "tokenizer.json"))
-    with readable(path):
-        weights = load_file(path / "model.safetensors")  # mapped, not yet read
-        return GPTConfig(**meta["config"]["model"]), weights.__getitem__, read_tokenizer(path / "tokenizer.json")
 
 
 def origin_config(where: str) -> GPTConfig:
