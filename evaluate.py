@@ -88,10 +88,7 @@ def evaluate(config: EvaluateConfig) -> "list[Scores]":
         "bits/byte": [f"{total.bpb:.4f}" for total in totals],
         "± documents": [f"{total.bpb_stderr:.4f}" for total in totals if total.bpb_stderr is not None],
     }
-    width = max(len(cell) for cells in rows.values() for cell in cells) + 2
-    for name, cells in rows.items():
-        if cells:
-            print(f"{name:12}" + "".join(f"{cell:{width}}" for cell in cells).rstrip())
+    print_columns(rows)
     if len(scores) == 2:
         difference, error = compare(*scores)
         shown, note = "", f"too short a text for a standard error: give at least {2 * BLOCK_BYTES:,} bytes"
@@ -104,6 +101,13 @@ def evaluate(config: EvaluateConfig) -> "list[Scores]":
         write_surprise(Path(config.html), checkpoints[0].tokenizer, texts[0], scores[0].nats, title, summary)
         print(f"page        {visible(config.html)}")
     return scores
+
+
+def print_columns(rows: dict[str, list[str]]) -> None:
+    width = max(len(cell) for cells in rows.values() for cell in cells) + 2
+    for name, cells in rows.items():
+        if cells:
+            print(f"{name:12}" + "".join(f"{cell:{width}}" for cell in cells).rstrip())
 
 
 def main() -> None:

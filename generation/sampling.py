@@ -139,6 +139,17 @@ def later(tensors: list[Tensor], copied: bool) -> Callable[[], list[list[Any]]]:
     return read
 
 
+def read_once(decoder: Decoder, prompts: list[list[int]], room: int) -> Logits:
+    """Begin the batch of these prompts, equal ones by reading one of them; return the logits that follow."""
+    distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
+    logits = decoder.read(distinct, room=room)  # (B, V)
+    if len(distinct) == len(prompts):
+        return logits
+    rows = [distinct.index(prompt) for prompt in prompts]
+    decoder.take(rows)
+    return logits[rows]
+
+
 @torch.inference_mode()
 def generate(
     decoder: Decoder,
@@ -163,15 +174,10 @@ def generate(
     Raises FloatingPointError when the first logits are not finite.
     """
     prompts = [prompt[-decoder.model.config.block_size :] for prompt in prompts]
-    distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
     samples = list(range(len(prompts)))
-    logits = decoder.read(distinct, room=max_new_tokens)  # (B, V)
+    logits = read_once(decoder, prompts, max_new_tokens)
     if not logits.isfinite().all():
         raise FloatingPointError("its logits are not finite")
-    if len(distinct) < len(prompts):
-        rows = [distinct.index(prompt) for prompt in prompts]
-        decoder.take(rows)
-        logits = logits[rows]
     sampler = Sampler(prompts, seeds, controls or Controls(), allowed, logits)
 
     def step(tokens: Int[Tensor, " B"]) -> tuple[Int[Tensor, " B"], Logits]:

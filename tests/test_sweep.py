@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import math
+import mmap
 import os
 import re
 import shlex
@@ -17,7 +18,6 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import run_here
@@ -238,10 +238,10 @@ def test_a_failed_run_leaves_its_reason_and_no_nan(train_config, monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_peak_memory_is_measured_anew_for_each_run():
     cpu = torch.device("cpu")
-    big = np.ones(10_000_000)
-    high = peak_memory(cpu)
-    size = big.nbytes
-    del big
+    size = 80_000_000
+    with mmap.mmap(-1, size) as big:  # not from malloc, which may have kept as much for the next
+        big.write(bytes([1]) * size)
+        high = peak_memory(cpu)
     reset_peak_memory(cpu)
     assert peak_memory(cpu) < high - 0.9 * size
 
