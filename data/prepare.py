@@ -130,11 +130,11 @@ def _make(
     with replacing(directory) as unfinished:
         unfinished.mkdir()
         split = Split(corpus, data.held_out)
-        _report_losses(corpus.losses, log)
         if encoding is None:
             encoding = make_tokenizer(config, (piece.text for piece in split if piece.split == "train"))
         save_tokenizer(encoding, unfinished / "tokenizer.json")
         summaries = encode_splits(split, encoding, unfinished, size=corpus.size)
+        _report_losses(corpus.losses, log)  # now that all is read: of a large corpus Split reads the beginning only
         if not any(summary["documents"] for summary in summaries.values()):
             raise DataError(
                 f"data={data.source} gave no text ({corpus.description}; empty and binary files are left out): "

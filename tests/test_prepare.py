@@ -211,6 +211,15 @@ def test_beyond_what_is_looked_at_the_rule_stays(monkeypatch):
     assert len(found["val"]) == pytest.approx(300, rel=0.2) and set(found["val"]) - set(essays(700))
 
 
+def test_characters_lost_beyond_what_is_looked_at_are_said_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.split.LOOKED_AT", 400_000)
+    (folder := tmp_path / "texts").mkdir()
+    for number, essay in enumerate(essays(1500)):
+        (folder / f"{number:04}.txt").write_bytes(essay.encode() + b"\xff" * (number == 1499))
+    prepared(tmp_path, folder, log=(log := []))
+    assert f"{folder / '1499.txt'} is not all UTF-8: 1 character became U+FFFD." in log
+
+
 def test_few_documents_lose_their_tails_at_a_line_or_else_a_word_or_else_anywhere():
     lines, words, letters = "a line\n" * 1000, "word " * 1000, "x" * 5000
     found = split_texts([lines, words, letters], 0.1)
