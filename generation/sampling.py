@@ -140,9 +140,14 @@ def later(tensors: list[Tensor], copied: bool) -> Callable[[], list[list[Any]]]:
 
 
 def read_once(decoder: Decoder, prompts: list[list[int]], room: int) -> Logits:
-    """Begin the batch of these prompts, equal ones by reading one of them; return the logits that follow."""
+    """Begin the batch of these prompts, equal ones by reading one of them; return the logits that follow.
+
+    Raises FloatingPointError when they are not finite.
+    """
     distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
     logits = decoder.read(distinct, room=room)  # (B, V)
+    if not logits.isfinite().all():
+        raise FloatingPointError("its logits are not finite")
     if len(distinct) == len(prompts):
         return logits
     rows = [distinct.index(prompt) for prompt in prompts]
@@ -176,8 +181,6 @@ def generate(
     prompts = [prompt[-decoder.model.config.block_size :] for prompt in prompts]
     samples = list(range(len(prompts)))
     logits = read_once(decoder, prompts, max_new_tokens)
-    if not logits.isfinite().all():
-        raise FloatingPointError("its logits are not finite")
     sampler = Sampler(prompts, seeds, controls or Controls(), allowed, logits)
 
     def step(tokens: Int[Tensor, " B"]) -> tuple[Int[Tensor, " B"], Logits]:

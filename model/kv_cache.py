@@ -29,7 +29,7 @@ class KVCache:
         self.length = self.start = self.first = 0
         self.slot: Int[Tensor, " 1"] | None = None
         self.bias: Float[Tensor, "#B #H 1 sight"] | None = None
-        self.size = self.sight = size  # slots in all, and those that a fixed step sees
+        self.size = size
 
     def _keep(self, stored: Float[Tensor, "n_layer B both size D"]) -> None:
         """Hold a layer's keys and values in one tensor, one behind the other: a token's are written by one kernel."""
@@ -60,9 +60,10 @@ class KVCache:
         if self.slot is None:
             torch.cat((k, v), 1, out=both.narrow(2, self.length, T))
         else:
+            assert self.bias is not None
             keys.index_copy_(2, self.slot, k)
             values.index_copy_(2, self.slot, v)
-            end = self.sight
+            end = self.bias.size(-1)
         return keys[:, :, first:end], values[:, :, first:end]
 
     def at(self, slot: Int[Tensor, " 1"], bias: Float[Tensor, "#B #H 1 sight"]) -> "KVCache":
@@ -72,7 +73,7 @@ class KVCache:
         hides the empty ones, if no mask does. The caller advances.
         """
         fixed = copy.copy(self)
-        fixed.slot, fixed.first, fixed.bias, fixed.sight = slot, 0, bias, bias.size(-1)
+        fixed.slot, fixed.first, fixed.bias = slot, 0, bias
         return fixed
 
     def advance(self, T: int) -> None:

@@ -1,7 +1,6 @@
 """Where and in which precision a run computes: `auto` resolved, and what this machine lacks refused."""
 
 import ctypes
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from errors import SettingsError, first_line
+from model.size import memory_of
 
 MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
 
@@ -129,7 +129,7 @@ def free_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     with suppress(OSError):
         return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return memory_of(device) // 2
 
 
 def reset_peak_memory(device: torch.device) -> None:

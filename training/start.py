@@ -60,10 +60,11 @@ def build_run(config: TrainConfig, held: ExitStack) -> Run:
     keep_freed_memory(device)
     precision = choose_precision(config.precision, device)
     check_machine(config, device, ranks)
+    windows = windows_each(config, ranks.size)
     checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config, held) if ranks.is_first else (None, None))
     shards = {"fsdp": ranks.size, "hsdp": ranks.local_size}.get(config.distributed, 1)
-    room = device.type, memory_of(device), shards
-    refuse_too_large(config, *room, windows_each(config, ranks.size))
+    room = device.type, memory_of(device), shards, windows
+    refuse_too_large(config, *room)
     pretrained, encoding = load_origin(config)
     if checkpoint and meta and meta["own_tokenizer"]:
         encoding = read_tokenizer(checkpoint / "tokenizer.json")
@@ -74,7 +75,7 @@ def build_run(config: TrainConfig, held: ExitStack) -> Run:
     if asked and asked < known:
         raise SettingsError(f"model.vocab_size={asked} is less than the tokenizer's {known}: leave it null.")
     config.model.vocab_size = asked or known
-    refuse_too_large(config, *room, windows_each(config, ranks.size))
+    refuse_too_large(config, *room)
     if checkpoint and meta:
         check_settings(asdict(config), meta, data=data.directory.name)
 
@@ -112,7 +113,6 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
         given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
         if idle := [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]:
             log.warning("attention=%s has one head, of width n_embd: %s is ignored.", model.attention, ", ".join(idle))
-    windows_each(config, ranks.size)
     if config.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.backends.cudnn.benchmark = False
