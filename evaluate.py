@@ -76,7 +76,9 @@ def evaluate(config: EvaluateConfig) -> "list[Scores]":
         name = checkpoint.meta["config"]["precision"] if config.precision == "auto" else config.precision
         precision = choose_precision(name, device)
         autocast = torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32)
-        scores.append(score(checkpoint.model, checkpoint.tokenizer, tokens, stride=stride, autocast=autocast))
+        apart = bool(checkpoint.meta["config"]["data"].get("document_mask"))
+        model, tokenizer = checkpoint.model, checkpoint.tokenizer
+        scores.append(score(model, tokenizer, tokens, stride=stride, autocast=autocast, document_mask=apart))
 
     totals = [s.total for s in scores]
     print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")

@@ -26,7 +26,7 @@ from errors import SettingsError
 from runs.formatting import RANGES, LogFormatter, literal, visible
 from runs.summary import begin_job, device_of_job, fail_job, has_checkpoints
 from schema import Schema, explain_value, from_arguments, help_text, refuse_flags, to_settings
-from training.config import ATTENTION_FORMS, TrainConfig, refuse_idle_settings
+from training.config import TrainConfig, refuse_idle_settings
 
 ModelOf = Callable[[str], dict[str, Any]]
 log = logging.getLogger("tinygpt")
@@ -237,7 +237,7 @@ def checked(cfg: DictConfig) -> TrainConfig:
         raise SettingsError(f"{given} are both given: choose one.")
     if empty := [name for name in ("run_dir", "resume", "init_from") if typed.get(name) == ""]:
         raise SettingsError(f"{empty[0]}= is empty: give a folder, or leave it out.")
-    if cfg.attention in ATTENTION_FORMS:  # here, so that the model is checked with it
+    if cfg.attention:  # here, so that the model is checked with it
         cfg.model.attention, cfg.attention = cfg.attention, None
     config = to_settings(cfg, TrainConfig)
     refuse_idle_settings(config, typed)

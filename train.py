@@ -73,6 +73,7 @@ def train(config: TrainConfig) -> float:
 
 def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
     """Score the model on the validation split, remember which step was the best, and let the model write a sample."""
+    from generation.decoder import decode_rate
     from generation.text import complete_text
     from training.evaluation import evaluate
 
@@ -90,6 +91,8 @@ def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
             sample = "".join(drawn)
         except FloatingPointError as error:  # check_numbers ends the run if it stays so
             log.warning("step %d: there is no sample (%s)", progress.step, error)
+        if run.share_done() >= 1:
+            run.decode_rate = decode_rate(run.model)
     return result, sample
 
 

@@ -88,6 +88,15 @@ def _network(numbers: np.ndarray, root: np.uint64, keys: np.ndarray) -> np.ndarr
     return left * root + right
 
 
+def document_starts(tokens: np.ndarray, separator: int) -> np.ndarray:
+    """Return where in its window the document of each token begins, int64 [rows, T] like `tokens`.
+
+    A document begins with its <|endoftext|>, `separator`; one that began before the window is seen from place 0 on.
+    """
+    places = np.where(tokens == separator, np.arange(tokens.shape[-1]), 0)
+    return np.maximum.accumulate(places, axis=-1)
+
+
 def evaluation_batches(
     tokens: TokenStream, *, block_size: int, batch_size: int, most: int | None = None
 ) -> Iterator[np.ndarray]:

@@ -33,6 +33,8 @@ class DataConfig:
     val_fraction: float | None = None
     """Share of the text held out for validation; when null 0.04 for stdlib, 0.1 for shakespeare and text, 0.01 for
     jsonl and hf."""
+    document_mask: bool = False
+    """Keep the documents of a window apart: attention, and whatever else looks back, ends where a document begins."""
     cache_dir: str = "~/.cache/tinygpt"
     """Where downloads and token shards are kept."""
 

@@ -5,7 +5,7 @@ import json
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tiktoken import Encoding
 
+from data.batches import document_starts
 from data.config import DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.files import UNFINISHED, Losses, remove, replacing
@@ -38,6 +39,12 @@ class PreparedData:
     """Where the shards are."""
     description: str
     """The corpus in words."""
+    document_mask: bool = False
+    """Whether the documents of a window are kept apart."""
+
+    def starts(self, tokens: np.ndarray) -> np.ndarray | None:
+        """Return where in its window the document of each token begins, if they are kept apart."""
+        return document_starts(tokens, self.tokenizer.eot_token) if self.document_mask else None
 
 
 def prepare(
@@ -73,7 +80,7 @@ def prepare(
         why = f"data.cache_dir={data.cache_dir} cannot be written ({error.strerror or error})"
         raise DataError(f"{why}: give a writable folder on a disk with room.") from error
     assert prepared, "what was just written can be read"
-    return prepared
+    return replace(prepared, document_mask=data.document_mask)
 
 
 def _lock(directory: Path, timeout: float) -> AbstractContextManager:

@@ -13,6 +13,7 @@ is captured as a graph, and the next one launched before the last token is read.
 124M at batch 1 in bf16 on an H200; that has not been measured.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +24,9 @@ from torch import Tensor
 from errors import SettingsError
 from model.attention.functional import ATTENTION_FUNCTIONS
 from model.gpt import GPT
-from model.kv_cache import KVCache
 from model.masks import alibi_slopes
 from model.packed import packed
-from model.size import memory_of
+from model.size import memory_of, without_weights
 
 FEWEST_SLOTS = 128  # that a CUDA graph looks at
 
@@ -44,16 +44,15 @@ class Decoder:
         self.model, self.packed = model, packed(model)
         self.device = model.token_embedding.weight.device
         self.slides = config.position != "learned"
-        self.window = min(config.block_size, config.attention_window or config.block_size)
+        self.sight = config.block_size if self.slides else None
         self.captures = self.runs_ahead = self.device.type == "cuda"
         self.graphs: dict[int, CapturedCall] = {}  # by the number of slots that each looks at
 
     def refuse_more(self, name: str, texts: int, room: int) -> None:
         """Raise SettingsError, naming the setting that asks for so many texts at a time, when they cannot fit."""
-        weight, attention = self.model.token_embedding.weight, self.model.blocks[0].attention
-        slots = min(room, self.window)
-        keys_and_values = 2 * len(self.model.blocks) * attention.kv_heads * attention.head_size * slots
-        each = (keys_and_values + len(weight)) * weight.element_size()  # and logits
+        weight = self.model.token_embedding.weight
+        cache = without_weights(self.model.config).make_cache(1, self.slots(1, room), self.sight)
+        each = cache.nbytes * weight.element_size() // 4 + len(weight) * weight.element_size()  # and logits
         if (fit := memory_of(self.device) // each) < texts:
             at_once = f"{texts:,} texts at a time need {texts * each / 1e9:,.1f} GB"
             raise SettingsError(
@@ -68,10 +67,10 @@ class Decoder:
         self.padding = torch.tensor([longest - len(text) for text in texts], device=self.device)  # (B,)
         self.most_padding = longest - shortest
 
-        largest = self.window + self.window // 4 + 1 if self.slides else model.config.block_size
-        size, attention = max(longest, min(longest + room, largest)), model.blocks[0].attention
-        shape = (len(model.blocks), len(texts), attention.kv_heads, size, attention.head_size)
-        self.cache = KVCache(*shape, device=self.device, dtype=model.token_embedding.weight.dtype)
+        size = self.slots(longest, room)
+        self.cache = model.make_cache(len(texts), size, self.sight)
+        # What a layer keeps beside keys and values changes its place, which a graph does not.
+        self.can_capture = self.cache.alike and not any(block.attention.overlayers for block in model.blocks)
         # The tokens in the cache's slots, from which learned positions begin anew.
         self.written = torch.zeros(len(texts), size, dtype=torch.long, device=self.device)
         self.written[:, :longest] = tokens
@@ -84,6 +83,12 @@ class Decoder:
         x = model.hidden(tokens, attention_mask=real, positions=positions, cache=self.cache)
         return model.logits(x[:, -1])
 
+    def slots(self, longest: int, room: int) -> int:
+        """Return how many positions to have room for: with a quarter more, the oldest are seldom dropped."""
+        block_size = self.model.config.block_size
+        largest = block_size + block_size // 4 + 1 if self.slides else block_size
+        return max(longest, min(longest + room, largest))
+
     def step(
         self, tokens: Int[Tensor, " B"], choose: Callable[[Float[Tensor, "B V"]], Any] = lambda logits: logits
     ) -> Any:
@@ -94,22 +99,23 @@ class Decoder:
         the next, and work on tensors alone; the next step overwrites what it returns.
         """
         cache = self.cache
-        if cache.length == cache.size:
-            if not self.slides:
-                return choose(self._begin_anew(tokens))
-            cache.drop_oldest(cache.length + 1 - self.window)
         if not self.slides:
-            self.written[:, cache.length] = tokens
-        if not self.captures:
+            if cache.position == self.written.size(1):
+                return choose(self._begin_anew(tokens))
+            self.written[:, cache.position] = tokens
+        if not (self.captures and self.can_capture):
             return choose(self._plain_step(tokens))
 
+        for layer in cache.layers:
+            layer.make_room(1)
+        filled, most = cache.layers[0].filled, cache.layers[0].room
         if not self.graphs:
             self.tokens = torch.empty_like(tokens)
             self.slot, self.position = (torch.empty(1, dtype=torch.long, device=self.device) for _ in range(2))
         self.tokens.copy_(tokens)
-        self.slot.fill_(cache.length)
+        self.slot.fill_(filled)
         self.position.fill_(cache.position)
-        S = min(cache.size, max(FEWEST_SLOTS, 1 << cache.length.bit_length()))
+        S = min(most, max(FEWEST_SLOTS, 1 << filled.bit_length()))
         if S not in self.graphs:
             self.graphs[S] = CapturedCall(lambda: choose(self._fixed_step(S)), self.device)
         result = self.graphs[S]()
@@ -118,14 +124,12 @@ class Decoder:
 
     def _plain_step(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """step() over no more than the slots in sight, with a mask only where there is something to hide."""
-        cache, position = self.cache, self.cache.position
-        cache.first = max(0, cache.length + 1 - self.window)
-        positions = real = None
+        cache, position, positions, real = self.cache, self.cache.position, None, None
         if self.most_padding:
             positions = (position - self.padding)[:, None]  # (B, 1)
-            if self.most_padding > cache.start + cache.first:
-                slots = torch.arange(cache.start + cache.first, position + 1, device=self.device)
-                real = slots >= self.padding[:, None]  # (B, S)
+            first = 0 if self.sight is None else max(0, position + 1 - self.sight)
+            if self.most_padding > first:
+                real = torch.arange(first, position + 1, device=self.device) >= self.padding[:, None]  # (B, S)
         x = self.packed.hidden(tokens[:, None], attention_mask=real, positions=positions, cache=cache)
         return self.packed.logits(x[:, -1])
 
@@ -137,8 +141,11 @@ class Decoder:
         """
         slots = torch.arange(S + -S % 16, device=self.device)  # fused kernels want rows of such a length
         seen = slots + (self.position - self.slot) >= self.padding[:, None]  # (B, S)
-        seen = seen & (slots <= self.slot) & (slots > self.slot - self.window)
-        attention, dtype = self.model.blocks[0].attention, self.cache.keys.dtype
+        store, attention = self.cache.layers[0], self.model.blocks[0].attention
+        seen = seen & (slots <= self.slot)
+        if store.sight is not None:
+            seen = seen & (slots > self.slot - store.sight)
+        dtype = store.rows["kv"].dtype
         bias = alibi_slopes(attention.n_head, self.device) if attention.alibi else seen.new_zeros(1, dtype=dtype)
         bias = (bias[None, :, None, None] * (slots - self.slot)).to(dtype)  # (1, H, 1, S)
         mask: Tensor | None = seen[:, :S]
@@ -163,6 +170,23 @@ class Decoder:
             text = [*written[padding:], token]
             texts.append(text if len(text) <= most else text[-max(1, most // 2) :])
         return self.read(texts, room=most)
+
+
+@torch.no_grad()
+def decode_rate(model: GPT, steps: int = 32) -> float:
+    """Return how many tokens a second a model generates for one text, at the end of its context."""
+    was_training = model.training
+    decoder = Decoder(model.eval())
+    length = max(1, model.config.block_size - steps - 2)
+    token = decoder.read([[0] * length], room=steps + 2).argmax(-1)
+    for step in range(steps + 2):  # the first two warm up, and are captured
+        if step == 2:
+            token.item()  # waits for the device
+            started = time.perf_counter()
+        token = decoder.step(token).argmax(-1)
+    token.item()
+    model.train(was_training)
+    return steps / (time.perf_counter() - started)
 
 
 class CapturedCall:

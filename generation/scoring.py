@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
+from data.batches import document_starts
 from data.config import DataConfig, TokenizerConfig
 from data.corpus import open_corpus
 from data.prepare import prepare
@@ -39,12 +40,13 @@ class Scores:
 
 
 def score(
-    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], *, stride: int, autocast: torch.autocast
-) -> Scores:
+    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], *, stride: int, autocast: torch.autocast,
+    document_mask: bool = False,
+) -> Scores:  # fmt: skip
     """Return the scores of every token except the first, with a progress bar.
 
     Windows of block_size tokens begin `stride` apart, and each scores only its last `stride` targets. So every token
-    past the first window is predicted from at least block_size - stride others.
+    past the first window is predicted from at least block_size - stride others, of its document with document_mask.
     """
     assert len(tokens) > 1 and 0 < stride <= model.config.block_size
     device = model.token_embedding.weight.device
@@ -54,7 +56,8 @@ def score(
     with tqdm(total=len(nats), desc="scoring", unit="token", unit_scale=True, disable=None) as bar:
         for starts, scored in _passes(len(nats), length, stride, batch):
             rows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
-            surprise = _surprise(model, torch.from_numpy(rows).to(device), scored, autocast)
+            separator = tokenizer.eot_token if document_mask else None
+            surprise = _surprise(model, torch.from_numpy(rows).to(device), scored, autocast, separator)
             for start, row in zip(starts, surprise, strict=True):
                 nats[start + length - scored : start + length] = row
             bar.update(scored * len(starts))
@@ -74,18 +77,21 @@ def _passes(targets: int, length: int, stride: int, batch: int) -> Iterator[tupl
 
 @torch.inference_mode()
 def _surprise(
-    model: GPT, windows: Int[torch.Tensor, "B T1"], scored: int, autocast: torch.autocast
+    model: GPT, windows: Int[torch.Tensor, "B T1"], scored: int, autocast: torch.autocast, separator: int | None
 ) -> Float[np.ndarray, "B scored"]:
     """Return the nats of the last `scored` targets of each window, in halves when memory runs out."""
+    starts = None
+    if separator is not None:
+        starts = torch.from_numpy(document_starts(windows[:, :-1].cpu().numpy(), separator)).to(windows.device)
     try:
         with autocast:
-            logits = model.logits(model.hidden(windows[:, :-1])[:, -scored:])  # (B, scored, V)
+            logits = model.logits(model.hidden(windows[:, :-1], starts=starts)[:, -scored:])  # (B, scored, V)
         nats = F.cross_entropy(logits.float().transpose(1, 2), windows[:, -scored:], reduction="none")
         return nats.cpu().numpy()
     except torch.OutOfMemoryError:
         if len(windows) == 1:
             raise
-    return np.concatenate([_surprise(model, half, scored, autocast) for half in windows.chunk(2)])
+    return np.concatenate([_surprise(model, half, scored, autocast, separator) for half in windows.chunk(2)])
 
 
 def compare(first: Scores, second: Scores) -> tuple[float, float | None]:

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from errors import HuggingFaceError, first_line
-from model.attention import MultiHeadAttention
+from model.attention import ATTENTION_FUNCTIONS, MultiHeadAttention
 from model.attention.layer import NORM_EPS
-from model.config import ATTENTION_FUNCTIONS, GPTConfig
+from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights, save_file
 from model.size import without_weights
 
@@ -50,7 +50,7 @@ QWEN3 = Target(
     name="Qwen3ForCausalLM",
     preset="tiny",
     settings={},
-    fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False},
+    fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     names={
         "vocab_size": "vocab_size", "block_size": "max_position_embeddings", "n_embd": "hidden_size",
         "n_inner": "intermediate_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
@@ -63,6 +63,7 @@ QWEN3 = Target(
     },
 )  # fmt: skip
 LLAMA = replace(QWEN3, name="LlamaForCausalLM", preset="llama", settings={"qk_norm": False})
+SLIDING = "sliding_attention"  # one of Qwen3's layer_types; the other is full_attention
 GPT2 = Target(
     name="GPT2LMHeadModel",
     preset="gpt2",
@@ -81,8 +82,8 @@ TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}  # by their model_type
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")  # may be missing from their config.json
-CHECKED = ("attention", "n_head", "rope_theta", "rope_scaling", "rope_scaling_factor")  # by rules of their own
-WITHOUT_EFFECT = ("tie_embeddings", "zero_init", "dropout")  # on what is in the way of an export
+CHECKED = ("attention", "attention_window", "n_head", "rope_theta", "rope_scaling", "rope_scaling_factor")
+WITHOUT_EFFECT = ("tie_embeddings", "zero_init", "dropout", "score_softcap", "latent_size")
 
 
 def _obstacles(model: GPT, kind: str) -> list[str]:
@@ -92,8 +93,14 @@ def _obstacles(model: GPT, kind: str) -> list[str]:
     if kind == "gpt2":
         wanted["mlp"] = config.mlp if config.mlp in GPT2_ACTIVATIONS else "gelu_tanh"
     found = [name for name, value in (wanted | TARGETS[kind].settings).items() if getattr(config, name) != value]
-    if config.attention not in (*ATTENTION_FUNCTIONS, "single_head", "stacked"):
+    layers = [config.at(layer) for layer in range(config.n_layer)]
+    known = {*ATTENTION_FUNCTIONS, "single_head", "stacked"}
+    if not {layer.form for layer in layers} <= known or any({*layer.modifiers} - {"window"} for layer in layers):
         found.append("attention")
+    if kind != "qwen3" and any(layer.attention_window for layer in layers):
+        found.append("attention_window")
+    if config.rope_scaling == "yarn":
+        found.append("rope_scaling")
     obstacles = [f"{name}={getattr(config, name)}" for name in found]
     if isinstance(attention, MultiHeadAttention):
         if kind == "gpt2" and attention.kv_heads != attention.n_head:
@@ -193,6 +200,7 @@ def read_config(where: str) -> GPTConfig:
                 ours |= {"rope_scaling": "linear", "rope_scaling_factor": rope["factor"]}
         if kind == "qwen3":
             fixed["rms_norm_eps"] = NORM_EPS  # that of QK-norm
+            ours |= _windows(settings)
         for name, value in fixed.items():
             if settings.get(name, value) != value:
                 raise HuggingFaceError(f"{name}={settings[name]} is not known here: only {name}={value} is.")
@@ -200,6 +208,16 @@ def read_config(where: str) -> GPTConfig:
             if name not in OPTIONAL or settings.get(theirs) is not None:
                 ours[name] = settings[theirs]
         return GPTConfig(**ours, tie_embeddings=settings.get("tie_word_embeddings", kind == "gpt2"))
+
+
+def _windows(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what a Qwen3's layer_types come to in our words."""
+    n, window = settings["num_hidden_layers"], settings.get("sliding_window")
+    if not settings.get("use_sliding_window") or window is None:
+        return {}
+    most = settings.get("max_window_layers", 28)  # where there are no layer_types, the first that has a window
+    types = settings.get("layer_types") or [SLIDING if layer >= most else "" for layer in range(n)]
+    return {"attention": "/".join("sdpa" + "+window" * (kind == SLIDING) for kind in types), "attention_window": window}
 
 
 @contextmanager
@@ -268,6 +286,10 @@ def _their_config(model: GPT, kind: str) -> dict[str, Any]:
         dropout = {"attn_pdrop": config.attention_dropout, "embd_pdrop": config.dropout, "resid_pdrop": config.dropout}
         return theirs | dropout | {"n_ctx": config.block_size, "activation_function": GPT2_ACTIVATIONS[config.mlp]}
     assert attention.rope is not None, "to_huggingface wants it"
+    windows = [block.attention.window is not None for block in model.blocks]
+    if kind == "qwen3" and any(windows):
+        types = [SLIDING if window else "full_attention" for window in windows]
+        theirs |= {"use_sliding_window": True, "sliding_window": config.attention_window, "layer_types": types}
     linear = {"rope_type": "linear", "factor": config.rope_scaling_factor}
-    theirs["rope_theta"] = attention.rope.theta  # the base that ntk has raised
+    theirs["rope_theta"] = attention.rope.planes.theta  # the base that ntk has raised
     return theirs | {"rope_scaling": linear if config.rope_scaling == "linear" else None}

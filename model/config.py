@@ -1,19 +1,13 @@
 """The settings of a model: its attention and the GPT around it, checked when made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from errors import SettingsError, at_least, fraction, one_of, positive
 
-# The forms of attention that `attention=NAME` selects. Their names are here, not beside the code in
-# model/attention, so that settings are checked without importing torch.
-ATTENTION_FUNCTIONS = ("sdpa", "fused", "matmul", "einsum", "bmm", "loop", "flex")  # functional.py: one, seven ways
-ATTENTION_VARIANTS = ("softmax1",)  # variants.py: other functions in its place
-ATTENTION_RUNGS = ("average", "simple", "single_head", "stacked")  # ladder.py: the steps towards it
-ONE_HEAD = ("average", "simple", "single_head")  # rungs with one head of width n_embd, whatever n_head says
-ATTENTION_FORMS = ATTENTION_FUNCTIONS + ATTENTION_VARIANTS + ATTENTION_RUNGS
-
 POSITIONS = ("rope", "learned", "alibi", "none")
-ROPE_SCALINGS = ("none", "linear", "ntk")
+ONE_HEAD = ("average", "simple", "single_head")  # forms with one head of width n_embd, whatever n_head says
+STATES = ("linear", "retention", "delta")  # forms that keep a state in place of keys and values
+ROPE_SCALINGS = ("none", "linear", "ntk", "yarn")
 NORMS = ("rmsnorm", "layernorm")
 MLPS = ("swiglu", "relu2", "gelu", "gelu_tanh")
 
@@ -23,9 +17,9 @@ class AttentionConfig:
     """The settings of one attention layer; SettingsError when they do not fit together."""
 
     attention: str = "sdpa"
-    """Form of attention, for which attention=NAME is short: sdpa (the fast one), fused (torch's fused kernels), matmul
-    (the one to read), einsum, bmm, loop, flex (CUDA only) or stacked, which compute the same; softmax1, a variant; or
-    average, simple or single_head, the steps that lead to it."""
+    """Form of attention, for which attention=NAME is short, with modifiers after +: sdpa+gate+sink. In a GPT also a
+    pattern of these over the layers, repeated: delta/delta/delta/sdpa. sdpa is the fast form of what a GPT uses;
+    docs/attention.md has all, and python -m model.attention.check lists them."""
     n_embd: int = 128
     """Width C of the residual stream."""
     n_head: int = 4
@@ -39,17 +33,29 @@ class AttentionConfig:
     attention_dropout: float = 0.0
     """Probability of dropping an attention weight in training."""
     attention_window: int | None = None
-    """Sliding window: a query sees itself and the attention_window - 1 positions before it; all when null."""
+    """Sliding window: a query sees itself and the attention_window - 1 positions before it; all when null. Where a
+    pattern says window, as sdpa+window/sdpa, only those layers have it."""
+    score_softcap: float = 50.0
+    """For attention=softcap: squash scores into ± this value, as cap × tanh(score / cap)."""
+    latent_size: int | None = None
+    """For attention=mla: width of the vector from which all heads' keys and values are made; 4 × head size when
+    null, as in DeepSeek-V2."""
+    block_size: int = 128
+    """Longest training window, in tokens."""
     position: str = "rope"
     """How the model learns order: rope, learned, alibi or none. RoPE rotates queries and keys (Su et al. 2021),
     alibi adds a distance penalty to the scores (Press et al. 2022), learned adds a position embedding to the
     tokens (in the GPT, not here), none leaves order to the causal mask."""
     rope_theta: float = 10_000.0
     """Base of RoPE's geometric series of frequencies."""
+    rope_fraction: float = 1.0
+    """Share of a head's channels that RoPE rotates, the first ones; the others tell no order (GPT-NeoX)."""
     rope_scaling: str = "none"
-    """How RoPE is stretched to longer texts: none, linear (divides the positions) or ntk (raises the base)."""
+    """How RoPE is stretched to longer texts: none, linear (divides the positions), ntk (raises the base) or yarn
+    (divides those of slow planes, and sharpens the scores)."""
     rope_scaling_factor: float = 1.0
-    """How many times the trained length the stretched positions reach."""
+    """How many times the trained length the stretched positions reach. yarn takes that length to be block_size
+    divided by it."""
     qk_norm: bool = True
     """RMS-normalise queries and keys per head, with learned weights, before RoPE."""
     qkv_bias: bool = False
@@ -58,28 +64,45 @@ class AttentionConfig:
     """Biases on every other linear layer and in layernorm."""
 
     def __post_init__(self) -> None:
-        one_of("model.attention", self.attention, ATTENTION_FORMS)
         one_of("model.position", self.position, POSITIONS)
         one_of("model.rope_scaling", self.rope_scaling, ROPE_SCALINGS)
-        for name in ("n_embd", "n_head", "head_size", "n_kv_head", "attention_window"):
+        for name in ("n_embd", "n_head", "head_size", "n_kv_head", "attention_window", "latent_size", "block_size"):
             at_least(f"model.{name}", getattr(self, name), 1)
         fraction("model.attention_dropout", self.attention_dropout, below=1)
+        fraction("model.rope_fraction", self.rope_fraction, above=0)
         positive("model.rope_theta", self.rope_theta)
+        positive("model.score_softcap", self.score_softcap)
         at_least("model.rope_scaling_factor", self.rope_scaling_factor, 1.0)
-        if self.attention == "flex" and self.attention_dropout > 0:
+        if "flex" in self.forms and self.attention_dropout > 0:
             problem = f"attention=flex has no dropout, but model.attention_dropout={self.attention_dropout}"
             raise SettingsError(f"{problem}: set model.attention_dropout=0, or choose attention=sdpa.")
         if self.head_size is None:
             _must_divide("n_head", self.n_head, "n_embd", self.n_embd, "another model.n_embd")
         _must_divide("n_kv_head", self.kv_heads, "n_head", self.n_head, "null for one per query head")
-        channels, given = self.head_channels, f"model.n_embd={self.n_embd} over model.n_head={self.n_head}"
-        if self.attention in ONE_HEAD:
-            channels, given = self.n_embd, f"model.n_embd={self.n_embd}, the one head of attention={self.attention},"
-        elif self.head_size is not None:
-            given = f"model.head_size={self.head_size}"
-        if self.position == "rope" and self.attention != "average" and channels % 2:
-            problem = f"model.position=rope rotates pairs of channels, but {given} gives an odd head size of {channels}"
+
+    @property
+    def forms(self) -> list[str]:
+        """The forms of the pattern, without modifiers."""
+        return [layer.split("+")[0] for layer in self.attention.split("/")]
+
+    @property
+    def form(self) -> str:
+        """The form of one layer's attention."""
+        return self.forms[0]
+
+    @property
+    def modifiers(self) -> list[str]:
+        """The modifiers of one layer's attention."""
+        return self.attention.split("+")[1:]
+
+    def rotated(self, head_size: int) -> int:
+        """Return how many channels of a head RoPE rotates; SettingsError when they are not pairs."""
+        channels = self.rope_fraction * head_size
+        if channels != int(channels) or channels % 2:
+            given = f"model.rope_fraction={self.rope_fraction} of " if self.rope_fraction < 1 else ""
+            problem = f"model.position=rope rotates pairs of channels, but {given}a head size of {head_size} is odd"
             raise SettingsError(f"{problem}: choose an even one, or another model.position.")
+        return int(channels)
 
     @property
     def head_channels(self) -> int:
@@ -98,8 +121,6 @@ class GPTConfig(AttentionConfig):
 
     n_layer: int = 4
     """Number of blocks."""
-    block_size: int = 128
-    """Longest training window, in tokens."""
     vocab_size: int | None = None
     """Number of token ids V; the tokenizer's when null."""
     norm: str = "rmsnorm"
@@ -126,11 +147,19 @@ class GPTConfig(AttentionConfig):
         super().__post_init__()
         one_of("model.norm", self.norm, NORMS)
         one_of("model.mlp", self.mlp, MLPS)
-        for name in ("n_layer", "block_size", "vocab_size", "n_inner"):
+        for name in ("n_layer", "vocab_size", "n_inner"):
             at_least(f"model.{name}", getattr(self, name), 1)
         fraction("model.dropout", self.dropout, below=1)
         positive("model.logit_softcap", self.logit_softcap, "or null for none")
         positive("model.norm_eps", self.norm_eps)
+
+    def at(self, layer: int) -> AttentionConfig:
+        """Return the settings of one layer's attention: its part of the pattern."""
+        parts = self.attention.split("/")
+        own = parts[layer % len(parts)]
+        names = self.attention.replace("/", "+").split("+")
+        window = None if "window" in names and "window" not in own.split("+") else self.attention_window
+        return replace(self, attention=own, attention_window=window)
 
     @property
     def inner(self) -> int:

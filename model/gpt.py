@@ -14,18 +14,18 @@ from torch.utils.checkpoint import checkpoint
 
 from model.attention import make_attention
 from model.attention.functional import Blocks
-from model.attention.layer import Rotation
 from model.config import GPTConfig
 from model.kv_cache import KVCache
 from model.loss import chunk_nats_and_slope, summed_nats
-from model.masks import padding_mask
+from model.masks import combine, document_mask, padding_mask
 from model.packed import together
 
 Tokens = Int[Tensor, "B T"]
 Padding = Shaped[Tensor, "B S"] | None
 Positions = Int[Tensor, "B T"] | Int[Tensor, " T"] | None
+Starts = Int[Tensor, "B T"] | None
 Stream = Float[Tensor, "B T C"]
-Mask = Bool[Tensor, "B 1 1 S"] | Blocks | None
+Mask = Bool[Tensor, "B 1 #T S"] | Blocks | None
 Cache = KVCache | None
 
 
@@ -41,11 +41,12 @@ class GPT(nn.Module):
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.block_size, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = cast("Sequence[Block]", nn.ModuleList(Block(config) for _ in range(config.n_layer)))
+        self.blocks = cast("Sequence[Block]", nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)))
         self.final_norm = make_norm(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
+        self.layers_alike = len({config.at(layer).attention for layer in range(config.n_layer)}) == 1
         self.nats_and_slope = chunk_nats_and_slope  # which training may compile
         self.largest_chunk: int | None = None  # see summed_nats
         self.initialize()
@@ -57,6 +58,7 @@ class GPT(nn.Module):
         *,
         attention_mask: Padding = None,
         positions: Positions = None,
+        starts: Starts = None,
         cache: Cache = None,
     ) -> Float[Tensor, "B T V"] | Float[Tensor, ""]:
         """Return the logits of the token that follows each position; with `targets` the loss they are wanted for.
@@ -67,42 +69,74 @@ class GPT(nn.Module):
         attention_mask: 1 = real, 0 = padding, over all S keys (S = T without a cache, the cached
             positions and the new ones with it).
         positions: absolute positions; by default they count on from what the cache holds.
-        cache: keys and values of earlier tokens; this pass appends its own and advances it.
+        starts: where in the window each token's document begins: what comes before is out of sight, and learned
+            positions count from there. Not together with a cache.
+        cache: what make_cache() made, with earlier tokens; this pass appends its own and advances it.
 
         Raises ValueError for more positions than position=learned has embeddings.
         """
-        x = self.hidden(tokens, attention_mask=attention_mask, positions=positions, cache=cache)
+        x = self.hidden(tokens, attention_mask=attention_mask, positions=positions, starts=starts, cache=cache)
         if targets is None:
             return self.logits(x)
         x, weight = self.final_norm(x), self.lm_head.weight
         return summed_nats(x, weight, targets, self.config.logit_softcap, self.nats_and_slope, self.largest_chunk)
 
     def hidden(
-        self, tokens: Tokens, *, attention_mask: Padding = None, positions: Positions = None, cache: Cache = None
+        self,
+        tokens: Tokens,
+        *,
+        attention_mask: Padding = None,
+        positions: Positions = None,
+        starts: Starts = None,
+        cache: Cache = None,
     ) -> Stream:
         """Return the residual stream after the last block, as forward(), for callers that need only a few logits."""
         mask: Mask = None if attention_mask is None else padding_mask(attention_mask)
+        begins = None
         past = 0 if cache is None else cache.position
+        if starts is not None:
+            assert cache is None, "a cache continues one document"
+            place = torch.arange(tokens.size(1), device=tokens.device)
+            begins, allowed = starts == place, document_mask(starts)
+            mask = allowed if attention_mask is None else combine(padding_mask(attention_mask), allowed)
+            if positions is None and self.config.position == "learned":
+                positions = place - starts
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.config.position == "learned":
-            if positions is None:
-                end, most = past + tokens.size(1), self.config.block_size
-                if end > most:
-                    remedy = "shorten the text, or train with position=rope"
-                    raise ValueError(f"{end} positions do not fit the {most} learned embeddings: {remedy}.")
-                x = x + self.position_embedding.weight[past:end]
-            else:
-                x = x + self.position_embedding(positions)
+            x = x + self.embedded_positions(past, tokens.size(1), positions)
         x = self.dropout(x)
-        first = self.blocks[0]
-        rotation = first.attention.rotation(x, positions, past)
-        if mask is None and cache is None:
-            mask = first.attention.blocks(x, compiled=first._compiled_call_impl is not None)
+        attentions = [block.attention for block in self.blocks]
+        ropes = {rope.planes: rope for attention in attentions if (rope := attention.rope) is not None}
+        rotations = {planes: rope.rotation(x, positions, past) for planes, rope in ropes.items()}
+        if mask is None and cache is None and self.layers_alike:
+            mask = attentions[0].blocks(x, compiled=self.blocks[0]._compiled_call_impl is not None)
+        shared: dict[str, Any] = {"mask": mask, "cache": cache, "begins": begins, "carried": {}}
         for layer, block in enumerate(self.blocks):
-            x = block(x, mask=mask, rotation=rotation, cache=cache, layer=layer)
+            rope = attentions[layer].rope
+            rotation = None if rope is None else rotations[rope.planes]
+            x = block(x, rotation=rotation, layer=layer, **shared)
         if cache is not None:
             cache.advance(tokens.size(1))
         return x
+
+    def embedded_positions(self, past: int, T: int, positions: Positions) -> Float[Tensor, "*B T C"]:
+        """Return the learned embeddings of these positions, or of past … past+T-1; ValueError beyond the last."""
+        if positions is not None:
+            return self.position_embedding(positions)
+        end, most = past + T, self.config.block_size
+        if end > most:
+            remedy = "shorten the text, or train with position=rope"
+            raise ValueError(f"{end} positions do not fit the {most} learned embeddings: {remedy}.")
+        return self.position_embedding.weight[past:end]
+
+    def make_cache(self, B: int, size: int, sight: int | None = None) -> KVCache:
+        """Return an empty cache for B texts with room for `size` positions.
+
+        sight: how many positions a token sees in every layer, which lets a text outgrow the cache; all when None.
+        """
+        weight = self.token_embedding.weight
+        attentions = (block.attention for block in self.blocks)
+        return KVCache([layer.make_store(B, size, sight, weight.device, weight.dtype) for layer in attentions])
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
         """Return the logits of the residual stream x, squashed into ± logit_softcap where that is set."""
@@ -137,10 +171,10 @@ class Block(nn.Module):
     recompute = False
     """Whether training keeps x alone for the backward pass, and there computes the rest again (Chen et al. 2016)."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = make_norm(config)
-        self.attention = make_attention(config)
+        self.attention = make_attention(config.at(layer))
         self.mlp_norm = make_norm(config)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -151,11 +185,8 @@ class Block(nn.Module):
             return checkpoint(self._add, x, use_reentrant=False, **others)
         return self._add(x, **others)
 
-    def _add(
-        self, x: Stream, *, mask: Mask = None, rotation: Rotation = None, cache: Cache = None, layer: int = 0
-    ) -> Stream:
-        y = self.attention(self.attention_norm(x), mask=mask, rotation=rotation, cache=cache, layer=layer)
-        x = x + self.dropout(y)
+    def _add(self, x: Stream, **others: Any) -> Stream:
+        x = x + self.dropout(self.attention(self.attention_norm(x), **others))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from model.attention import CausalSelfAttention
-from model.gpt import GPT
+from model.gpt import GPT, Starts
 
 Result = TypeVar("Result")
 
@@ -37,8 +37,9 @@ class HeadStatistics:
 
 @torch.no_grad()
 def for_each_layer(
-    model: GPT, tokens: Int[Tensor, "B T"], function: Callable[[Float[Tensor, "B H T T"]], Result]
-) -> list[Result]:
+    model: GPT, tokens: Int[Tensor, "B T"], function: Callable[[Float[Tensor, "B H T T"]], Result],
+    starts: Starts = None,
+) -> list[Result]:  # fmt: skip
     """Return `function` of each layer's attention weights, dropout off; the model's mode stays as it was.
 
     A form with one head has H = 1. One layer's weights are in memory at a time.
@@ -46,13 +47,13 @@ def for_each_layer(
     results: list[Result] = []
 
     def visit(attention: CausalSelfAttention, args: tuple, kwargs: dict) -> None:
-        results.append(function(attention.weights(*args, mask=kwargs["mask"])))
+        results.append(function(attention.weights(*args, mask=kwargs["mask"], begins=kwargs["begins"])))
 
     was_training = model.training
     model.eval()
     hooks = [block.attention.register_forward_pre_hook(visit, with_kwargs=True) for block in model.blocks]
     try:
-        model.hidden(tokens)
+        model.hidden(tokens, starts=starts)
     finally:
         for hook in hooks:
             hook.remove()
@@ -76,21 +77,22 @@ def brightness(maps: Float[Tensor, "L H T T"]) -> tuple[Float[Tensor, "L H T T"]
     return maps.clamp(min=0) / brightest, brightest, note
 
 
-def head_statistics(model: GPT, tokens: Int[Tensor, "B T"]) -> HeadStatistics:
-    """Measure every head of a model on some texts."""
+def head_statistics(model: GPT, tokens: Int[Tensor, "B T"], starts: Starts = None) -> HeadStatistics:
+    """Measure every head of a model on some texts, with documents kept apart that begin at `starts`."""
     T = tokens.size(1)
     position = torch.arange(T, device=tokens.device)
     back = position[:, None] - position  # (T, T): how far key s lies behind query t
-    allowed = (position + 1).clamp(max=model.config.attention_window or T)  # (T,): the keys in sight of each query
-    most = allowed.log().mean()
+    windows = iter([block.attention.window or T for block in model.blocks])
 
     def measure(weights: Float[Tensor, "B H T T"]) -> tuple[list[float], list[float], list[float], float | None]:
+        in_sight = position + 1 - (0 if starts is None else starts)
+        most = in_sight.clamp(max=next(windows)).log().mean()  # the entropy of an even average
         weights = F.normalize(weights.clamp(min=0), p=1, dim=-1)
         entropy = torch.special.entr(weights).sum(-1).mean((0, 2))  # (B, H, T, T) -> (H,)
         distance = (weights * back).sum(-1).mean((0, 2))
         return entropy.tolist(), (entropy / most).tolist(), distance.tolist(), head_similarity(weights)
 
-    return HeadStatistics(*map(list, zip(*for_each_layer(model, tokens, measure), strict=True)))
+    return HeadStatistics(*map(list, zip(*for_each_layer(model, tokens, measure, starts), strict=True)))
 
 
 def head_similarity(weights: Float[Tensor, "B H T S"]) -> float | None:

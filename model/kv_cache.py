@@ -1,7 +1,8 @@
-"""The keys and values a model has already computed, so that a new token costs one row instead of T.
+"""What a model keeps of the tokens it has read, so that a new one costs one row instead of T.
 
-The caller makes the cache and passes it to every forward pass; what runs the layers (GPT.hidden) advances it once,
-after the last. No layer moves it, so all of them write to the same slots, and a pass that fails leaves no trace.
+GPT.make_cache makes the cache; the caller passes it to every forward pass, and what runs the layers (GPT.hidden)
+advances it once, after the last. Until then all layers write to the same positions, and a pass that fails can be
+repeated.
 """
 
 import copy
@@ -10,90 +11,109 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from model.masks import Device
+
+class LayerCache:
+    """What one layer keeps of the latest positions: in `rows` something of each, in `state` the sum of all.
+
+    rows: tensors (B, n, size, width), such as n = 2 Hkv keys and values of width D.
+    sight: how many positions, itself included, a query sees; all when None, and then no more than `size` fit.
+    state: tensors of any shape that begins with B; who reads one also replaces it.
+
+    Of the slots of `rows` `filled` hold something, the first of them position `start`. Keys keep the rotation of the
+    position they were written at. Gradients do not flow through a cache.
+    """
+
+    def __init__(self, size: int, sight: int | None, rows: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+        self.size, self.sight, self.rows, self.state = size, sight, rows, state
+        self.room, self.start, self.filled, self.first = size, 0, 0, 0
+        self.slot: Int[Tensor, " 1"] | None = None
+        self.bias: Float[Tensor, "#B #H 1 sight"] | None = None
+
+    def make_room(self, T: int) -> None:
+        """Have slots for T positions more; what their queries do not see is dropped where there are none.
+
+        A chunk longer than `size` gets more slots, which the next pass gives back.
+        """
+        end = self.filled + T
+        if self.sight is not None:
+            self.first = max(0, self.filled + 1 - self.sight)  # what the first of the new queries sees
+            if end > self.room:
+                kept = self.filled - self.first
+                self.room = max(self.size, kept + T)
+                for name, rows in self.rows.items():
+                    old = rows[:, :, self.first : self.filled].clone()  # the ranges may overlap
+                    if rows.size(2) != self.room:
+                        rows = self.rows[name] = rows.new_zeros(*rows.shape[:2], self.room, rows.size(3))
+                    rows[:, :, :kept] = old
+                self.start, self.filled, self.first = self.start + self.first, kept, 0
+
+    def write(self, name: str, *parts: Float[Tensor, "B _ T width"]) -> Float[Tensor, "B n S width"]:
+        """Write something of T positions behind the filled slots, parts one after the other on the second axis.
+
+        Returns that of all positions in sight, as a view. ValueError, naming the shapes, when it does not fit.
+        """
+        rows, T = self.rows[name], parts[0].shape[-2]
+        shape = parts[0].shape
+        heads = sum(part.shape[1] for part in parts) if len(shape) == 4 else 0
+        fits = (*shape[:1], heads, *shape[3:]) == (*rows.shape[:2], *rows.shape[3:])
+        fits = fits and all(part.shape[::2] == shape[::2] and part.shape[3] == shape[3] for part in parts)
+        if not fits or shape[2] + self.filled > self.room or parts[0].dtype != rows.dtype or parts[0].requires_grad:
+            given = " and ".join(str(tuple(part.shape)) for part in parts)
+            raise ValueError(
+                f"{given} do not fit a cache of {tuple(rows.shape)} with {self.filled} slots filled: it takes "
+                f"(B, Hkv, T, D) of {rows.dtype}, made under torch.no_grad()."
+            )
+        if self.slot is None:
+            torch.cat(parts, 1, out=rows.narrow(2, self.filled, T))
+            return rows[:, :, self.first : self.filled + T]
+        assert self.bias is not None
+        rows.index_copy_(2, self.slot, torch.cat(parts, 1))
+        return rows[:, :, : self.bias.size(-1)]
 
 
 class KVCache:
-    """Room for `size` positions of every layer's keys and values, allocated once.
+    """A LayerCache for every layer, and the position of the next token."""
 
-    `length` slots are filled, the same ones in every layer and row. Slot 0 holds position `start`, which
-    is 0 until drop_oldest() has made room: keys keep the rotation of the position they were written at.
-    Slots before `first`, which the caller sets, are out of sight: no layer gets them.
-    Gradients do not flow through a cache.
-    """
-
-    def __init__(
-        self, n_layer: int, B: int, Hkv: int, size: int, D: int, device: Device = None, dtype: torch.dtype | None = None
-    ):
-        self._keep(torch.zeros(n_layer, B, 2 * Hkv, size, D, device=device, dtype=dtype))
-        self.length = self.start = self.first = 0
-        self.slot: Int[Tensor, " 1"] | None = None
-        self.bias: Float[Tensor, "#B #H 1 sight"] | None = None
-        self.size = size
-
-    def _keep(self, stored: Float[Tensor, "n_layer B both size D"]) -> None:
-        """Hold a layer's keys and values in one tensor, one behind the other: a token's are written by one kernel."""
-        self.stored, (self.keys, self.values) = stored, stored.chunk(2, dim=2)
-        self.layers = list(zip(stored, self.keys, self.values, strict=True))
+    def __init__(self, layers: list[LayerCache]) -> None:
+        self.layers, self.position = layers, 0
 
     @property
-    def position(self) -> int:
-        """Position of the next token."""
-        return self.start + self.length
+    def alike(self) -> bool:
+        """Whether every layer keeps keys and values of the same positions, and nothing else."""
+        return len({(layer.size, layer.sight, *layer.rows, *layer.state) for layer in self.layers}) == 1 and (
+            [*self.layers[0].rows, *self.layers[0].state] == ["kv"]
+        )
 
-    def write(
-        self, layer: int, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T D"]
-    ) -> tuple[Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]:
-        """Write T new keys and values behind the filled slots; return those of all slots in sight, as views.
-
-        Raises ValueError, naming the shapes, when they do not fit or no room is left.
-        """
-        both, keys, values = self.layers[layer]
-        T = k.shape[-2]
-        first, end = self.first, self.length + T
-        fits = k.shape[:-2] == keys.shape[:-2] and k.shape[-1] == keys.shape[-1] and k.shape == v.shape
-        if not fits or k.dtype != keys.dtype or end > self.size or k.requires_grad:
-            raise ValueError(
-                f"k {tuple(k.shape)} and v {tuple(v.shape)} do not fit a cache of {tuple(keys.shape)} with "
-                f"{self.length} slots filled: it takes (B, Hkv, T, D) of {keys.dtype}, made under torch.no_grad()."
-            )
-        if self.slot is None:
-            torch.cat((k, v), 1, out=both.narrow(2, self.length, T))
-        else:
-            assert self.bias is not None
-            keys.index_copy_(2, self.slot, k)
-            values.index_copy_(2, self.slot, v)
-            end = self.bias.size(-1)
-        return keys[:, :, first:end], values[:, :, first:end]
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        kept = [tensor for layer in self.layers for tensor in (*layer.rows.values(), *layer.state.values())]
+        return sum(tensor.nbytes for tensor in kept)
 
     def at(self, slot: Int[Tensor, " 1"], bias: Float[Tensor, "#B #H 1 sight"]) -> "KVCache":
         """Return the same memory for a step that a CUDA graph repeats: for one token, at a slot that is a tensor.
 
         Layers see the first slots, as many as `bias` has, filled or not, and add it to the scores: ALiBi's, and what
-        hides the empty ones, if no mask does. The caller advances.
+        hides the empty ones, if no mask does. The caller makes room and advances.
         """
-        fixed = copy.copy(self)
-        fixed.slot, fixed.first, fixed.bias = slot, 0, bias
+        fixed = KVCache([copy.copy(layer) for layer in self.layers])
+        fixed.position = self.position
+        for layer in fixed.layers:
+            layer.slot, layer.bias = slot, bias
         return fixed
 
     def advance(self, T: int) -> None:
-        """Count T positions as filled, once every layer has written them."""
-        assert 0 <= T <= self.size - self.length
-        self.length += T
-
-    def drop_oldest(self, n: int) -> None:
-        """Drop the first n slots and move the rest forward, so that a text may outgrow the cache.
-
-        Positions go on counting, so this suits rope, alibi and none. Moving costs a copy: drop many at once.
-        """
-        assert 0 <= n <= self.length
-        self.stored[..., : self.length - n, :] = self.stored[..., n : self.length, :].clone()  # the ranges overlap
-        self.length -= n
-        self.start += n
-        self.first = max(0, self.first - n)
+        """Count T positions as read, once every layer has written them."""
+        self.position += T
+        for layer in self.layers:
+            assert not layer.rows or 0 <= T <= layer.room - layer.filled
+            layer.filled += T
 
     def take(self, rows: Int[Tensor, " rows"]) -> "KVCache":
         """Return a new cache of these rows of the batch, in this order; a row may come several times or not at all."""
-        taken = copy.copy(self)
-        taken._keep(self.stored.index_select(1, rows))
+        taken = KVCache([copy.copy(layer) for layer in self.layers])
+        taken.position = self.position
+        for layer in taken.layers:
+            layer.rows = {name: tensor.index_select(0, rows) for name, tensor in layer.rows.items()}
+            layer.state = {name: tensor.index_select(0, rows) for name, tensor in layer.state.items()}
         return taken

@@ -8,7 +8,8 @@ the whole row. Aligned at the other corner, a cached token would see nothing but
 from functools import reduce
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 Device = torch.device | str | None
@@ -29,6 +30,37 @@ def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S
     """Shape a tokenizer's mask, 1 for a token and 0 for padding, for every head and query."""
     assert attention_mask.ndim == 2, f"must be (B, S), one row per text, but is {tuple(attention_mask.shape)}"
     return as_bool(attention_mask)[:, None, None, :]
+
+
+def document_mask(starts: Int[Tensor, "B T"]) -> Bool[Tensor, "B 1 T T"]:
+    """Hide from each token the documents before its own, which begins at position `starts` of the window.
+
+    Together with causality a token sees s where starts[t] ≤ s ≤ t.
+    """
+    return torch.arange(starts.size(1), device=starts.device) >= starts[:, None, :, None]
+
+
+def first_of_text(mask: Shaped[Tensor, " ..."], T: int) -> Bool[Tensor, "... T"] | None:
+    """Return which of the last T keys have no key before them, of a mask that is the same for all heads and queries.
+
+    None of any other mask, which does not say.
+    """
+    if any(size != 1 for size in mask.shape[-3:-1]) or mask.shape[-1] < T:
+        return None
+    real = as_bool(mask).reshape(*mask.shape[:-3], mask.shape[-1])
+    before = F.pad(real, (1, 0))[..., -T - 1 : -1]
+    return real[..., -T:] & ~before
+
+
+def keys_allowed(
+    mask: Shaped[Tensor, " ..."] | None, is_causal: bool, T: int, S: int, device: Device = None
+) -> Float[Tensor, "... #T"]:
+    """Return how many keys each query may attend to, as an attention function is told by mask and is_causal."""
+    if mask is not None:
+        return as_bool(mask).expand(*mask.shape[:-1], S).sum(-1).clamp(min=1).float()  # of none there is no logarithm
+    if is_causal:
+        return torch.arange(S - T + 1, S + 1, dtype=torch.float32, device=device)
+    return torch.full((1,), float(S), device=device)
 
 
 def combine(*masks: Shaped[Tensor, " ..."] | None) -> Bool[Tensor, " ..."] | None:

@@ -29,7 +29,7 @@ def packed(model: Module) -> Module:
 
 
 def _packed(module: nn.Module, copy: bool) -> nn.Module:
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and not isinstance(module, Unpacked):
         weight, panels = module.weight, torch.get_num_threads()
         pays = weight.numel() >= LARGE and (copy or len(weight) % panels == 0)
         if pays and weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkl.is_available():
@@ -49,9 +49,17 @@ def _packed(module: nn.Module, copy: bool) -> nn.Module:
     twin._modules |= {name: _packed(child, copy) for name, child in children.items()}
     twin.training = False
     # Looked up and called as plain functions: what nn.Module does around that takes longer than some of the work.
-    direct = {name: child.forward for name, child in twin._modules.items() if isinstance(child, DIRECT)}
+    direct = {
+        name: child.forward
+        for name, child in twin._modules.items()
+        if isinstance(child, DIRECT) and not isinstance(child, Unpacked)
+    }
     twin.__dict__.update(twin._modules | twin._parameters | direct)
     return twin
+
+
+class Unpacked(nn.Linear):
+    """A linear layer that packed() leaves alone, because decoding reads its weight."""
 
 
 class Joined(nn.Module):

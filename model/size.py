@@ -29,16 +29,22 @@ def without_weights(config: GPTConfig) -> GPT:
 
 
 def count_weights(config: GPTConfig) -> tuple[int, int]:
-    """Return how many tensors plain_weights() would have, and numbers in them; of one block's shapes, so at once."""
+    """Return how many tensors plain_weights() would have, and numbers in them.
+
+    Of one block of each kind in the pattern, so at once.
+    """
+    kinds = config.attention.count("/") + 1
     try:
-        weights = plain_weights(without_weights(replace(config, n_layer=1)))
+        weights = plain_weights(without_weights(replace(config, n_layer=min(kinds, config.n_layer))))
     except (RuntimeError, OverflowError, TypeError):  # torch cannot count them
         widths = [f"model.{name}={getattr(config, name)}" for name in ("n_embd", "vocab_size", "block_size")]
         raise SettingsError(f"a weight would have more than 2^63 numbers: lower {' or '.join(widths)}.") from None
-    sizes = {name: tensor.numel() for name, tensor in weights.items()}
-    block = [size for name, size in sizes.items() if name.startswith("blocks.")]
-    others = config.n_layer - 1
-    return len(sizes) + others * len(block), sum(sizes.values()) + others * sum(block)
+    tensors = numbers = 0
+    for name, tensor in weights.items():
+        part, _, rest = name.partition(".")
+        times = len(range(int(rest.split(".")[0]), config.n_layer, kinds)) if part == "blocks" else 1
+        tensors, numbers = tensors + times, numbers + times * tensor.numel()
+    return tensors, numbers
 
 
 def memory_of(device: torch.device) -> int:
@@ -62,11 +68,14 @@ def count_parameters(model: GPT) -> Counter[str]:
 def flops_per_token(model: GPT) -> float:
     """Return the floating-point operations of forward and backward per token, in texts of block_size tokens.
 
-    6 for each weight that multiplies it (Kaplan et al. 2020), and 12 · n_layer · H·D for each position that
-    causal attention sees on average: half the text, fewer with attention_window.
+    6 for each weight that multiplies it (Kaplan et al. 2020), and three times what each layer's attention takes
+    beside its weights in the forward pass: see CausalSelfAttention.flops.
     """
-    config, parts, attention = model.config, count_parameters(model), model.blocks[0].attention
+    parts = count_parameters(model)
     multiplied = parts["attention"] + parts["mlp"] + model.lm_head.weight.numel()
-    sees = min(config.attention_window or config.block_size, config.block_size)
-    seen = sees - sees**2 / (2 * config.block_size)
-    return 6 * multiplied + 12 * config.n_layer * attention.n_head * attention.head_size * seen
+    return 6 * multiplied + 3 * sum(block.attention.flops(model.config.block_size) for block in model.blocks)
+
+
+def cache_bytes_per_token(config: GPTConfig) -> float:
+    """Return the bytes of float32 that generation keeps for each token of a text of block_size tokens."""
+    return without_weights(config).make_cache(1, config.block_size).nbytes / config.block_size

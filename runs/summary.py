@@ -17,6 +17,7 @@ NAME, JOB = "summary.json", "job.json"
 STATUSES = ("running", "stopped", "failed", "finished")
 LOSSES = ["val_loss", "val_bpb", "val_bpb_stderr"]
 NUMBERS = ["seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb", *LOSSES]
+NUMBERS += ["decode_tokens_per_s", "cache_bytes_per_token"]
 NOTHING_KNOWN: dict[str, Any] = {"status": "running", "reason": None, "device": None, **dict.fromkeys(NUMBERS)}
 
 

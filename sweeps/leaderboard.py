@@ -23,6 +23,8 @@ MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {  # columns: the name
     "parameters": ("parameters", lambda number: si(number, 3, "")),
     "tokens": ("tokens", lambda number: si(number, 3, "")),
     "tokens/s": ("tokens_per_s", "{:,.0f}".format),
+    "decode tokens/s": ("decode_tokens_per_s", "{:,.0f}".format),
+    "cache B/token": ("cache_bytes_per_token", "{:,.0f}".format),
     "peak memory": ("peak_memory_mb", "{:,.0f} MB".format),
     "time": ("seconds", duration),
     "± documents": ("val_bpb_stderr", "{:.4f}".format),  # the standard error of the result

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model import config
 from model.attention import functional
 from model.attention.contract import AttentionFunction
 from model.attention.functional import ATTENTION_FUNCTIONS, SHORT, attention_weights, flex, fused, loop, matmul, sdpa
 from model.attention.ladder import head_by_head
-from model.attention.variants import ATTENTION_VARIANTS, softmax1
+from model.attention.registry import FUNCTIONS
+from model.attention.variants import softmax1
 from model.masks import causal_mask, combine, padding_mask, sliding_window_mask
 
 ALL = ATTENTION_FUNCTIONS | {"head_by_head": head_by_head}
+ATTENTION_VARIANTS = {name: f for name, f in FUNCTIONS.items() if name not in ATTENTION_FUNCTIONS}
 UNDER_CONTRACT = ALL | ATTENTION_VARIANTS
 TRAINING = {name: f for name, f in ALL.items() if name != "flex"}  # flex has no gradients on a CPU, and no dropout
 
@@ -407,7 +408,3 @@ def test_nothing_to_attend_to_and_nothing_to_ask_keep_their_shapes(attend):
     assert attend(torch.randn(2, 4, 0, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)).shape == (2, 4, 0, 6)
     empty = attend(torch.randn(2, 4, 3, 8), torch.randn(2, 2, 0, 8), torch.randn(2, 2, 0, 6))
     assert torch.equal(empty, torch.zeros(2, 4, 3, 6))
-
-
-def test_the_forms_are_the_ones_the_settings_know():
-    assert tuple(ATTENTION_FUNCTIONS) == config.ATTENTION_FUNCTIONS

@@ -14,7 +14,7 @@ from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from errors import SettingsError
 from generation.text import encode_prompt
-from model.attention import ATTENTION_VARIANTS
+from model.attention import FUNCTIONS
 from model.heads import attention_maps
 from pages.attention_map import draw_attention_map, label
 
@@ -70,7 +70,7 @@ def test_the_page_holds_the_weights_and_the_tokens_and_needs_no_network(byte, tm
 
 
 def test_weights_beyond_0_to_1_are_drawn_as_shares_of_the_largest_and_the_pictures_say_so(byte, tmp_path, monkeypatch):
-    monkeypatch.setitem(ATTENTION_VARIANTS, "softmax1", leaky_attention)
+    monkeypatch.setitem(FUNCTIONS, "softmax1", leaky_attention)
     model, tokens = random_gpt(vocab_size=257, attention="softmax1"), list(b"hello")
     weights = triangles(model, tokens)
     largest = weights.max()

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from errors import SettingsError
-from model.config import ATTENTION_FORMS, GPTConfig
+from model.attention import forms
+from model.config import GPTConfig
 from model.size import without_weights
 from training import compiling
 from training.compiling import choose_compile
@@ -24,11 +25,12 @@ COUNT = """
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
-from model.config import ATTENTION_FORMS, GPTConfig
+from model.attention import forms
+from model.config import GPTConfig
 from model.gpt import GPT
 from training.compiling import uncompiled
 
-for form in ATTENTION_FORMS:
+for form in (*forms(), "sdpa+key_offset+logn+forget+sink+diff+xsa+gate", "mla+gate", "delta+gate_element"):
     if form == "flex":  # trains on CUDA only
         continue
     torch._dynamo.reset()
@@ -54,7 +56,8 @@ def test_a_run_compiles_twice_without_breaks_whatever_its_form_and_depth_and_eva
     # In a process of its own: the checks of annotations, on in the tests, are code that would be compiled too.
     counted = subprocess.run([sys.executable, "-c", COUNT], cwd=ROOT, capture_output=True, text=True, check=True)
     lines = [line.split() for line in counted.stdout.splitlines()]
-    assert lines == [[form, "2", "0"] for form in ATTENTION_FORMS if form != "flex"]
+    modified = ["sdpa+key_offset+logn+forget+sink+diff+xsa+gate", "mla+gate", "delta+gate_element"]
+    assert lines == [[form, "2", "0"] for form in (*forms(), *modified) if form != "flex"]
 
 
 BLOCKS = """

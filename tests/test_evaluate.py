@@ -91,7 +91,7 @@ def test_memory_that_does_not_suffice_is_met_with_smaller_batches(monkeypatch):
     expected = score(model, BYTE, tokens, stride=4, autocast=PLAIN)
     hidden = model.hidden
 
-    def cramped(windows):
+    def cramped(windows, starts=None):
         if len(windows) > 3:
             raise torch.OutOfMemoryError
         return hidden(windows)

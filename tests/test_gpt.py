@@ -141,10 +141,10 @@ def test_a_model_without_a_vocabulary_is_refused():
         ({"n_head": 3}, "n_head=3 does not divide model.n_embd=128"),
         ({"n_head": 4, "n_kv_head": 3}, "n_kv_head=3 does not divide model.n_head=4"),
         ({"n_kv_head": 0}, "n_kv_head=0"),
-        ({"n_embd": 12, "n_head": 4}, "n_embd=12 over model.n_head=4 gives an odd head size of 3"),
-        ({"head_size": 7}, "head_size=7 gives an odd head size of 7"),
+        ({"n_embd": 12, "n_head": 4}, "rotates pairs of channels, but a head size of 3 is odd"),
+        ({"head_size": 7}, "but a head size of 7 is odd"),
         ({"head_size": 0}, "head_size=0 must be at least 1"),
-        ({"attention": "fast"}, "attention=fast is not known"),
+        ({"attention": "fast"}, "attention=fast: 'fast' is unknown"),
         ({"position": "absolute"}, "position=absolute is not known"),
         ({"norm": "batchnorm"}, "norm=batchnorm is not known"),
         ({"mlp": "relu"}, "mlp=relu is not known"),
@@ -163,4 +163,4 @@ def test_a_model_without_a_vocabulary_is_refused():
 )
 def test_settings_that_do_not_fit_are_named(settings, named):
     with pytest.raises(ValueError, match=named):
-        GPTConfig(**settings)
+        GPT(GPTConfig(**{"vocab_size": 61} | settings))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import random_gpt
 
-from model.attention import ATTENTION_VARIANTS
+from model.attention import FUNCTIONS
 from model.heads import attention_maps, for_each_layer, head_similarity, head_statistics
 from pages.attention_map import draw_heads
 
@@ -27,11 +27,11 @@ def test_every_form_has_the_same_figures(form, settings):
 
 
 def test_the_figures_of_a_variant_are_those_of_its_own_weights_as_shares_of_each_row_s_sum(monkeypatch):
-    softmax1, model = ATTENTION_VARIANTS["softmax1"], random_gpt(n_layer=1, attention="softmax1")
+    softmax1, model = FUNCTIONS["softmax1"], random_gpt(n_layer=1, attention="softmax1")
     (weights,) = for_each_layer(model, TOKENS, lambda weights: weights)
     assert (weights.sum(-1) < 0.999).any()  # softmax1 keeps some of each query's weight back
     wanted = head_statistics(model, TOKENS)
-    monkeypatch.setitem(ATTENTION_VARIANTS, "softmax1", lambda *args, **settings: 7 * softmax1(*args, **settings))
+    monkeypatch.setitem(FUNCTIONS, "softmax1", lambda *args, **settings: 7 * softmax1(*args, **settings))
     found = head_statistics(random_gpt(n_layer=1, attention="softmax1"), TOKENS)
     assert_same_figures(found, wanted)
     assert all(0 <= share <= 1 for share in found.relative_entropy[0]) and found.distance[0][0] < 12

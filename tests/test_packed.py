@@ -8,7 +8,7 @@ from conftest import random_gpt
 from torch import nn
 
 import model.packed
-from model.config import ATTENTION_FORMS
+from model.attention import forms
 from model.packed import Joined, PackedLinear, PackedRMSNorm, packed
 
 
@@ -43,7 +43,7 @@ def test_a_packed_norm_is_the_norm():
         torch.testing.assert_close(fast(x), norm(x))
 
 
-@pytest.mark.parametrize("form", ATTENTION_FORMS)
+@pytest.mark.parametrize("form", forms())
 @pytest.mark.parametrize("limits", [{"LARGE": 1}, {"LARGE": 1, "COPIED": 0}, {}], ids=str)
 @torch.no_grad()
 def test_a_packed_model_is_the_model_in_eval_mode_and_leaves_it_as_it_was(form, limits, monkeypatch):

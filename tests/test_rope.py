@@ -153,8 +153,8 @@ def test_angles_first_needed_in_inference_serve_training():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RotaryEmbedding(7), "D=7 is odd"),
-        (lambda: RotaryEmbedding(8, scaling="yarn"), "'yarn' is not known: choose none, linear or ntk"),
+        (lambda: RotaryEmbedding(7), "but 7 is odd"),
+        (lambda: RotaryEmbedding(8, scaling="xarn"), "'xarn' is not known"),
         (lambda: RotaryEmbedding(8)(torch.randn(1, 4, 8), torch.arange(5)), r"positions \(5,\)"),
     ],
 )

@@ -40,7 +40,7 @@ from training.device import peak_memory, reset_peak_memory
 from training.evaluation import evaluate
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-WALL_CLOCK = ("seconds", "tokens_per_s", "peak_memory_mb")
+WALL_CLOCK = ("seconds", "tokens_per_s", "decode_tokens_per_s", "peak_memory_mb")
 
 
 def put_job(sweep: Path, number: int, *overrides: str, bpb: float | None = 1.0, **summary) -> Path:

@@ -62,7 +62,7 @@ def test_watching_does_not_change_a_bit_of_the_run(train_config, tmp_path, monke
 
 def test_heads_are_measured_on_the_beginning_of_the_validation_text_in_few_tokens(train_config):
     run = start_run(train_config)
-    windows = first_windows(run.model, run.data.val)
+    windows, _ = first_windows(run.model, run.data)
     whole = next(evaluation_batches(run.data.val, block_size=16, batch_size=10_000))[:, :-1]
     assert windows.shape[1] == 16 and 0 < windows.numel() <= 512
     assert torch.equal(windows, torch.from_numpy(whole[: len(windows)]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from data.config import DataConfig, TokenizerConfig
 from errors import SettingsError, at_least, fraction, one_of, positive, refuse_idle
-from model.config import ATTENTION_FORMS, ONE_HEAD, GPTConfig
+from model.config import ONE_HEAD, STATES, GPTConfig
 
 IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # whose agent has called this command
 WANDB_MODES = ("disabled", "offline", "online")
@@ -23,7 +23,7 @@ class OptimizerConfig:
     embedding_lr: float | None = 0.1
     """Peak learning rate of the embeddings, norms and biases; lr when null."""
     lm_head_lr: float | None = 0.008
-    """Peak learning rate of an untied lm_head; lr when null."""
+    """Peak learning rate of an untied lm_head, and of matrices of the blocks with a row for each head; lr when null."""
     momentum: float = 0.95
     """Muon's Nesterov momentum."""
     beta1: float = 0.9
@@ -186,7 +186,6 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.attention is not None:
-            one_of("attention", self.attention, ATTENTION_FORMS)
             if self.model.attention not in (GPTConfig.attention, self.attention):
                 given = f"attention={self.attention} and model.attention={self.model.attention}"
                 raise SettingsError(f"{given} are both given: choose one.")
@@ -221,12 +220,16 @@ class TrainConfig:
 
 def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
     """Raise SettingsError for a setting that was typed and changes nothing beside the others."""
-    form, source, name = c.model.attention, c.data.source, c.schedule.name
-    rope = "model.rope_theta model.rope_scaling model.rope_scaling_factor"
+    form, forms, source, name = c.model.attention, set(c.model.forms), c.data.source, c.schedule.name
+    rope = "model.rope_theta model.rope_fraction model.rope_scaling model.rope_scaling_factor"
     scaling, silent = c.model.rope_scaling, c.wandb.active_mode == "disabled" and "wandb.mode" not in typed
     rules = (
-        ("model.n_kv_head model.head_size", f"attention={form}", form in ONE_HEAD),
+        ("model.n_kv_head model.head_size", f"attention={form}", forms <= set(ONE_HEAD)),
+        ("model.n_kv_head", f"attention={form}", forms == {"mla"}),
+        ("model.attention_window model.attention_dropout", f"attention={form}", forms <= set(STATES)),
         ("model.position", f"attention={form}", form == "average" and c.model.position == "alibi"),
+        ("model.score_softcap", f"attention={form}", "softcap" not in forms),
+        ("model.latent_size", f"attention={form}", "mla" not in forms),
         (rope, f"model.position={c.model.position}", c.model.position != "rope"),
         ("model.rope_scaling_factor", "model.rope_scaling=none", scaling == "none"),
         ("model.rope_scaling", "model.rope_scaling_factor=1", c.model.rope_scaling_factor == 1),

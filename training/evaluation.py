@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from data.batches import evaluation_batches
 from data.prepare import PreparedData
-from data.shards import Tokens
 from data.tokenizer import token_bytes
 from model.gpt import GPT
 from runs.metrics import Evaluation
@@ -49,9 +48,9 @@ def evaluate(
     while turn := [torch.from_numpy(rows) for rows in itertools.islice(batches, ranks.size)]:
         own = min(ranks.rank, len(turn) - 1)
         # A rank without a batch runs another's: FSDP gathers weights from all ranks, so none may sit out.
-        windows = turn[own].to(device)
+        windows, starts = turn[own].to(device), data.starts(turn[own][:, :-1].numpy())
         with autocast:
-            logits = model(windows[:, :-1])
+            logits = model(windows[:, :-1], starts=None if starts is None else torch.from_numpy(starts).to(device))
         surprise = F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="none")
         for number, targets in enumerate(rows[:, 1:].flatten() for rows in turn):
             nats.append(surprise if number == ranks.rank else surprise.new_zeros(len(targets)))
@@ -62,8 +61,10 @@ def evaluate(
     return Evaluation.of_tokens(ranks.sum_(torch.cat(nats)).cpu().numpy(), torch.cat(sizes).numpy())
 
 
-def first_windows(model: GPT, tokens: Tokens) -> Int[Tensor, "B T"]:
-    """Return the beginning of a split, in windows of up to block_size tokens, MEASURED_TOKENS in total."""
+def first_windows(model: GPT, data: PreparedData) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
+    """Return the beginning of the validation text, in windows of up to block_size tokens, MEASURED_TOKENS in total,
+    and where in them documents begin, if they are kept apart."""
     T = min(model.config.block_size, MEASURED_TOKENS)
-    windows = next(evaluation_batches(tokens, block_size=T, batch_size=MEASURED_TOKENS // T))
-    return torch.from_numpy(windows[:, :-1]).to(next(model.parameters()).device)
+    windows = next(evaluation_batches(data.val, block_size=T, batch_size=MEASURED_TOKENS // T))[:, :-1]
+    device, starts = next(model.parameters()).device, data.starts(windows)
+    return torch.from_numpy(windows).to(device), None if starts is None else torch.from_numpy(starts).to(device)

@@ -32,8 +32,9 @@ State = dict[nn.Parameter, dict[str, Tensor]]
 def make_optimizers(model: GPT, config: OptimizerConfig) -> "list[Muon | AdamW]":
     """Return one AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest."""
     embedding_lr = config.embedding_lr or config.lr
-    rates = (config.lr, embedding_lr, config.lm_head_lr or config.lr, embedding_lr)
-    decays = (config.weight_decay, config.weight_decay, config.weight_decay, 0.0)
+    lm_head_lr = config.lm_head_lr or config.lr
+    rates = (config.lr, embedding_lr, lm_head_lr, lm_head_lr, embedding_lr)
+    decays = (config.weight_decay, config.weight_decay, config.weight_decay, config.weight_decay, 0.0)
     kinds = zip(split_parameters(model), rates, decays, strict=True)
     blocks, *others = (Group(params=params, peak_lr=lr, lr=lr, weight_decay=decay) for params, lr, decay in kinds)
     others = [group for group in others if group["params"]]
@@ -43,11 +44,20 @@ def make_optimizers(model: GPT, config: OptimizerConfig) -> "list[Muon | AdamW]"
 
 
 def split_parameters(model: GPT) -> tuple[list[nn.Parameter], ...]:
-    """Return (the blocks' matrices, embeddings, an untied lm_head, norms and biases)."""
-    kinds: dict[str, list[nn.Parameter]] = {"blocks": [], "embeddings": [], "lm_head": [], "vectors": []}
+    """Return (the blocks' matrices, embeddings, an untied lm_head, other weights of the blocks, norms and biases).
+
+    The blocks' matrices, which Muon moves, are the weights of their nn.Linear layers: what has a few rows, as a gate
+    for each head has, is a parameter of its own.
+    """
+    matrices = {id(layer.weight) for layer in model.blocks.modules() if isinstance(layer, nn.Linear)}  # type: ignore[attr-defined]
+    kinds: dict[str, list[nn.Parameter]] = {"blocks": [], "embeddings": [], "lm_head": [], "thin": [], "vectors": []}
     for name, parameter in model.named_parameters():
         part = name.partition(".")[0]
-        kinds["vectors" if parameter.ndim < 2 else part if part in kinds else "embeddings"].append(parameter)
+        if parameter.ndim < 2:
+            part = "vectors"
+        elif part == "blocks" and id(parameter) not in matrices:
+            part = "thin"
+        kinds[part if part in kinds else "embeddings"].append(parameter)
     return tuple(kinds.values())
 
 

@@ -22,7 +22,14 @@ from errors import one_of
 from model.attention.functional import flex, fused, sdpa
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
-from model.size import count_parameters, flops_per_token, memory_of, without_weights
+from model.size import (
+    cache_bytes_per_token,
+    count_parameters,
+    count_weights,
+    flops_per_token,
+    memory_of,
+    without_weights,
+)
 from runs.formatting import duration, si
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, free_memory, keep_freed_memory
@@ -150,7 +157,9 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
     with device:
         model = GPT(config.model)
     text = Tokens([np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)], documents=1, text_bytes=0)
-    data = PreparedData(make_tokenizer(TokenizerConfig(name="byte"), ()), text, text, Path(), "made up")
+    data = PreparedData(
+        make_tokenizer(TokenizerConfig(name="byte"), ()), text, text, Path(), "made up", config.data.document_mask
+    )
     return Run(config, device, precision, data, model, forward=model)
 
 
@@ -163,6 +172,7 @@ def plan_run(config: TrainConfig) -> str:
         check_machine(config, choose_device(config.device), Ranks())
     else:
         one_of("plan.device", name, DEVICES)
+    count_weights(replace(config.model, vocab_size=config.model.vocab_size or 257))  # refuses what no model can be
     windows = windows_each(config, config.plan.devices if name else 1)
     micro = config.micro_batch_size or windows
     _, encoding = load_origin(config)
@@ -182,6 +192,7 @@ def plan_run(config: TrainConfig) -> str:
     lines = [
         f"parameters  {parts.total():,} with {model.config.vocab_size:,} ids: {listed}{tied}",
         f"arithmetic  {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
+        f"cache       {si(cache_bytes_per_token(config.model))}B a token in generation, of block_size tokens",
         f"text        {len(data.train):,} tokens an epoch{read}",
     ]
     scored = min(SCORED_TOKENS, len(data.val))

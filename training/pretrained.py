@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import tiktoken
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from errors import SettingsError
-from model.config import ATTENTION_FUNCTIONS, GPTConfig
+from model.attention import ATTENTION_FUNCTIONS
+from model.config import GPTConfig
 from model.gpt import GPT
 from runs.checkpoint import find_checkpoints, first_intact, read_meta, read_parts
 from training.config import TrainConfig
@@ -21,8 +22,9 @@ Read = Callable[[str], Tensor]
 log = logging.getLogger("tinygpt")
 
 SAME_WEIGHTS = {*ATTENTION_FUNCTIONS, "stacked"}  # forms of attention that read a checkpoint alike
+WEIGHTLESS = {"window", "nope"}  # modifiers without weights
 # What a run may change of the model that its weights were trained in.
-FREE = {"attention_window", "rope_theta", "rope_scaling", "rope_scaling_factor"}
+FREE = {"attention_window", "score_softcap", "rope_theta", "rope_scaling", "rope_scaling_factor"}
 FREE |= {"block_size", "vocab_size", "dropout", "attention_dropout"}
 
 
@@ -67,7 +69,7 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
     """
     settings, differing = asdict(found), []
     for name, value in asdict(asked).items():
-        free = {value, found.attention} <= SAME_WEIGHTS if name == "attention" else name in FREE
+        free = name in FREE or (name == "attention" and layers_of(found, value) == layers_of(found, found.attention))
         if not free and value not in (None, settings[name]):
             differing.append(f"model.{name}={value} (it has {settings[name]})")
         elif free and (name != "vocab_size" or value is not None):
@@ -76,6 +78,14 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
         remedy = "leave these settings out to continue with its weights, or leave out init_from"
         raise SettingsError(f"its model is not the one asked for: {', '.join(differing)}: {remedy}.")
     return GPTConfig(**settings)
+
+
+def layers_of(config: GPTConfig, attention: str) -> list[tuple[str, set[str]]]:
+    """Return each layer's form and modifiers of a pattern, as far as a checkpoint tells them apart."""
+    layers = []
+    for part in (replace(config, attention=attention).at(layer) for layer in range(config.n_layer)):
+        layers.append(("sdpa" if part.form in SAME_WEIGHTS else part.form, set(part.modifiers) - WEIGHTLESS))
+    return layers
 
 
 def copy_weights(read: Read, model: GPT) -> None:

@@ -64,6 +64,8 @@ class Run:
     """What the latest checkpoint holds: its step, the step of the latest evaluation, whether the run was finished."""
     stop: int = 0
     """The signal by which a person or the system has asked this process to end; 0 for none."""
+    decode_rate: float | None = None
+    """Tokens a second at which the finished model generates one text."""
     started: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:

@@ -107,9 +107,9 @@ def build_run(config: TrainConfig, held: ExitStack) -> Run:
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Raise SettingsError for what cannot train on this machine, say what is ignored, and choose exact kernels."""
     model = config.model
-    if model.attention == "flex" and device.type != "cuda":
+    if "flex" in model.forms and device.type != "cuda":
         raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
-    if model.attention in ONE_HEAD:
+    if set(model.forms) <= set(ONE_HEAD):
         given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
         if idle := [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]:
             log.warning("attention=%s has one head, of width n_embd: %s is ignored.", model.attention, ", ".join(idle))

@@ -24,13 +24,15 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     end = (ranks.rank + 1) * share
     for first in range(end - share, end, run.micro_batch_size):
         last = first + run.micro_batch_size
-        windows = to_device(run.batches.batch(step, first, last), run.device)  # (B, T + 1)
+        drawn = run.batches.batch(step, first, last)
+        windows, starts = to_device(drawn, run.device), run.data.starts(drawn[:, :-1])  # (B, T + 1), (B, T)
         inputs, targets = windows[:, :-1], windows[:, 1:]
+        apart = {} if starts is None else {"starts": to_device(starts, run.device)}
         torch.manual_seed(dropout_seed(config.seed, step, first))
         with gradients_of(run.forward, last=last == end):
             with run.autocast:
                 # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
-                loss = run.forward(inputs, targets) / config.tokens_per_step
+                loss = run.forward(inputs, targets, **apart) / config.tokens_per_step
             # DDP and FSDP average over the ranks, but each rank's loss is already its share of the sum.
             run.scaler.scale(loss * ranks.size).backward()
         total_loss += loss.detach()

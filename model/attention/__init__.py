@@ -3,27 +3,37 @@
 ladder.py      from averaging the past to stacked heads, one step at a time
 functional.py  scaled dot-product attention: `matmul`, explained line by line, and its equals
 contract.py    what they all agree on: shapes, masks, empty rows
-variants.py    other functions in place of softmax attention, yours too
-layer.py       the layer: project, rotate, remember, attend, merge
+layer.py       the layer: project, mix, rotate, remember, overlay, attend, finish, merge
+variants.py    other functions in place of softmax attention
+places.py      the places of a layer at which modifiers act
+modifiers.py   small changes to a layer: gates, sinks, what keys and values are
+latent.py      keys and values remembered as one small vector
+recurrent.py   a state in place of the cache
+registry.py    the decorators that give a form or a modifier its name, yours too
 check.py       python -m model.attention.check: does all of it work on your machine?
 
 Next door: model/masks.py, model/rope.py, model/kv_cache.py.
 """
 
-from collections.abc import Callable
-
-from model.attention.functional import ATTENTION_FUNCTIONS
-from model.attention.functional import attention_weights as attention_weights
-from model.attention.ladder import Averaging, SimpleAttention, SingleHead, StackedHeads
+from model.attention import ladder, latent, modifiers, recurrent, variants  # noqa: F401  (they register their names)
+from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights
 from model.attention.layer import CausalSelfAttention, MultiHeadAttention
-from model.attention.variants import ATTENTION_VARIANTS
+from model.attention.registry import FUNCTIONS, LAYERS, MODIFIERS, check_names, form, forms, modifier
 from model.config import AttentionConfig
 
-RUNGS = dict(average=Averaging, simple=SimpleAttention, single_head=SingleHead, stacked=StackedHeads)
-ATTENTION_LAYERS: dict[str, Callable[[AttentionConfig], CausalSelfAttention]]
-ATTENTION_LAYERS = {**RUNGS, **dict.fromkeys(ATTENTION_FUNCTIONS | ATTENTION_VARIANTS, MultiHeadAttention)}
+__all__ = [
+    "ATTENTION_FUNCTIONS", "FUNCTIONS", "MODIFIERS", "CausalSelfAttention", "MultiHeadAttention", "attention_weights",
+    "check_names", "form", "forms", "make_attention", "modifier",
+]  # fmt: skip
 
 
 def make_attention(config: AttentionConfig) -> CausalSelfAttention:
-    """Make the layer that `config.attention` names."""
-    return ATTENTION_LAYERS[config.attention](config)
+    """Make the layer that `config.attention` names: a form with its modifiers.
+
+    Raises SettingsError for names that are unknown or do not go together.
+    """
+    check_names(config.attention)
+    layer = LAYERS.get(config.form, MultiHeadAttention)(config)
+    assert isinstance(layer, CausalSelfAttention)
+    layer.modify(config)
+    return layer

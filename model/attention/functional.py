@@ -1,9 +1,9 @@
 """One attention, several ways to compute it, all under the contract of contract.py.
 
 Read `matmul`. `einsum`, `bmm` and `loop` spell the same differently; `loop` in float64 is the reference for
-all others. They are the mathematics alone: obeys_contract() has checked the arguments, given every query head
-its keys and values, and joined mask and causality into `allowed`. They scale the queries, not the product:
-fp16 ends at 65,504, which the products of large queries and keys pass √D times sooner than the scaled scores.
+all others. They are the mathematics alone: obeys_contract(), which form() applies, has checked the arguments, given
+every query head its keys and values, and joined mask and causality into `allowed`. They scale the queries, not the
+product: fp16 ends at 65,504, which the products of large queries and keys pass √D times sooner than the scaled scores.
 
 `fused` and `flex` call torch's kernels, which never write the (T, S) matrix to memory (Dao et al. 2022,
 FlashAttention). `sdpa` is the fast choice: `fused`, or `bmm` for short texts on a CPU. The layer's blocks() put
@@ -33,17 +33,17 @@ from model.attention.contract import (
     Value,
     allowed_keys,
     check_arguments,
-    obeys_contract,
     repeat_heads,
     zero_empty_rows,
 )
+from model.attention.registry import FUNCTIONS, form
 
 SHORT = 256  # up to this many queries and keys `bmm` beats the fused kernels of a CPU: see benchmarks/attention.py
 AMPERE = (8, 0)  # the compute capability from which GPUs have FlashAttention, and memory enough for flex_attention
 Blocks = tuple[BlockMask | None, Callable[..., Tensor] | None]  # flex_attention's block_mask and score_mod
 
 
-@obeys_contract
+@form("matmul")
 def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), one step per line."""
     # A dot product of D independent terms of variance 1 has variance D. The scale, 1/√D, brings it back
@@ -72,7 +72,7 @@ def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
     return weights @ v  # (…, H, T, S) @ (…, H, S, Dv) -> (…, H, T, Dv)
 
 
-@obeys_contract
+@form("einsum")
 def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same in index notation: it names the axes that are summed and those that stay."""
     scores = torch.einsum("...td,...sd->...ts", q * scale, k)
@@ -84,7 +84,7 @@ def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
     return torch.einsum("...ts,...sd->...td", F.dropout(weights, dropout_p), v)
 
 
-@obeys_contract
+@form("bmm")
 def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same with batch and heads folded into one axis, N = … × H.
 
@@ -104,7 +104,7 @@ def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, 
     return y.unflatten(0, lead)  # (N, T, Dv) -> (…, H, T, Dv)
 
 
-@obeys_contract
+@form("loop")
 def loop(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same one query at a time. In float64 it is the reference for the other forms."""
     every_pair = (*q.shape[:-1], k.shape[-2])  # (…, H, T, S)
@@ -124,6 +124,7 @@ def loop(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float,
     return torch.cat(rows, dim=-2)
 
 
+@form("sdpa")
 def sdpa(
     q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
     dropout_p: float = 0.0, scale: float | None = None,
@@ -136,6 +137,7 @@ def sdpa(
     return how(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
 
 
+@form("fused")
 def fused(
     q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
     dropout_p: float = 0.0, scale: float | None = None,
@@ -195,6 +197,7 @@ def fold_overlay(overlay: Overlay, q: Query, S: int) -> Shaped[Tensor, " B #H #T
     return fold(overlay)
 
 
+@form("flex")
 def flex(
     q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
     dropout_p: float = 0.0, scale: float | None = None,
@@ -277,6 +280,4 @@ def softmax_dtype(scores: Float[Tensor, " ..."]) -> torch.dtype:
     return torch.promote_types(scores.dtype, torch.float32)
 
 
-ATTENTION_FUNCTIONS: dict[str, AttentionFunction] = dict(
-    sdpa=sdpa, fused=fused, matmul=matmul, einsum=einsum, bmm=bmm, loop=loop, flex=flex
-)
+ATTENTION_FUNCTIONS = dict(FUNCTIONS)  # those above: one function, seven ways

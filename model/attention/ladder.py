@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from model.attention.contract import Allowed, Bias, Key, Output, Query, Stream, Value, obeys_contract
 from model.attention.functional import matmul
 from model.attention.layer import CausalSelfAttention, MultiHeadAttention
+from model.attention.registry import form
 from model.config import AttentionConfig
 
 # Rung 1: the average of the past, four times the same.
@@ -48,6 +49,7 @@ def average_softmax(x: Stream) -> Stream:
     return torch.softmax(scores, dim=-1) @ x  # (T, T) @ (…, T, C) -> (…, T, C)
 
 
+@form("average")
 class Averaging(CausalSelfAttention):
     """`attention=average`: the mean of the values over whatever the mask allows, as in average_softmax().
 
@@ -77,8 +79,11 @@ def simple_attention(x: Stream) -> Stream:
     return torch.softmax(scores, dim=-1) @ x  # (…, T, T) @ (…, T, C) -> (…, T, C)
 
 
+@form("simple")
 class SimpleAttention(CausalSelfAttention):
     """`attention=simple`: simple_attention() over the past. No weights, hence no projections and no QK-norm."""
+
+    places = ("window", "rotation")
 
     def __init__(self, config: AttentionConfig):
         super().__init__(config, 1, 1, config.n_embd, matmul)
@@ -94,6 +99,7 @@ class SimpleAttention(CausalSelfAttention):
 # Rung 3: queries, keys and values that can be trained.
 
 
+@form("single_head")
 class SingleHead(MultiHeadAttention):
     """`attention=single_head`: one head of size C, which learns what to ask, what to answer and what to say."""
 
@@ -104,6 +110,7 @@ class SingleHead(MultiHeadAttention):
 # Rung 4: several heads, each with its own subspace and its own weights.
 
 
+@form("stacked")
 class StackedHeads(MultiHeadAttention):
     """`attention=stacked`: H heads one after the other, their results side by side.
 

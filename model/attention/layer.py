@@ -1,30 +1,36 @@
-"""Causal self-attention as a layer: project, rotate, remember, attend, merge.
+"""Causal self-attention as a layer: project, mix, rotate, remember, overlay, attend, finish, merge.
 
-CausalSelfAttention is what every trainable form has in common, MultiHeadAttention the form a GPT uses.
+CausalSelfAttention is what every trainable form has in common, MultiHeadAttention the form a GPT uses. Modifiers
+(modifiers.py) act at three of these places: mix, overlay and finish.
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from errors import SettingsError
 from model.attention import functional
 from model.attention.contract import AttentionFunction, Key, Output, Query, Stream, Value
-from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights, matmul
-from model.attention.variants import ATTENTION_VARIANTS
+from model.attention.functional import ATTENTION_FUNCTIONS, matmul
+from model.attention.places import Begins, Call, Here, Kept, LayerMask, Modifier
+from model.attention.registry import FUNCTIONS, MODIFIERS
 from model.config import AttentionConfig
-from model.kv_cache import KVCache
+from model.kv_cache import KVCache, LayerCache
 from model.masks import alibi_bias, alibi_slopes, causal_with, check_broadcast
 from model.packed import together
 from model.rope import RotaryEmbedding, rotate
 
 NORM_EPS = 1e-6
 
-LayerMask = Shaped[Tensor, "..."] | None
-LayerBias = Float[Tensor, "H T reach"] | None
 Positions = Int[Tensor, "*#lead T"] | Int[Tensor, " T"] | None
 Rotation = Float[Tensor, "... T half 2"] | None
+
+# What tokens are found by: the one of multi-head latent attention has another width than the queries.
+Keys = Float[Tensor, "*lead _ S E"]
 
 
 class CausalSelfAttention(nn.Module):
@@ -34,14 +40,36 @@ class CausalSelfAttention(nn.Module):
     (`merge`). Mask, window, cache, ALiBi and dropout are the same for all and are here.
     """
 
+    places: ClassVar[tuple[str, ...]] = ("window",)
+    """What modifiers may change."""
+
     def __init__(self, config: AttentionConfig, n_head: int, kv_heads: int, head_size: int, attend: AttentionFunction):
         super().__init__()
         self.n_head, self.kv_heads, self.head_size = n_head, kv_heads, head_size
+        self.query_heads = n_head
         self.attend = attend
-        rope = (head_size, config.rope_theta, config.rope_scaling, config.rope_scaling_factor)
-        self.rope = RotaryEmbedding(*rope) if config.position == "rope" else None
+        self.rope = self.make_rope(config, head_size) if config.position == "rope" else None
         self.dropout, self.window = config.attention_dropout, config.attention_window
         self.alibi = config.position == "alibi"
+        self.modifiers = nn.ModuleDict()
+        self.mixers, self.overlayers, self.finishers = list[Modifier](), list[Modifier](), list[Modifier]()
+
+    def make_rope(self, config: AttentionConfig, head_size: int) -> RotaryEmbedding:
+        """Return the rotation of queries and keys."""
+        scaling = config.rope_scaling, config.rope_scaling_factor, config.block_size
+        return RotaryEmbedding(config.rotated(head_size), config.rope_theta, *scaling)
+
+    def modify(self, config: AttentionConfig) -> None:
+        """Add the modifiers that config.attention names, in the order of their registration."""
+        for name in (name for name in MODIFIERS if name in config.modifiers):
+            kind: type[Modifier] = MODIFIERS[name]  # type: ignore[assignment]
+            if kind.place not in self.places:
+                what = f"attention={config.attention}: {config.form} has no {kind.place} for {name} to change"
+                raise SettingsError(f"{what}: leave out {name}, or choose another form.")
+            self.modifiers[name] = modifier = kind(self, config)
+            for method, users in (("mix", self.mixers), ("overlay", self.overlayers), ("finish", self.finishers)):
+                if getattr(kind, method) is not getattr(Modifier, method):
+                    users.append(modifier)
 
     def forward(
         self,
@@ -52,6 +80,8 @@ class CausalSelfAttention(nn.Module):
         rotation: Rotation = None,
         cache: KVCache | None = None,
         layer: int = 0,
+        begins: Begins = None,
+        carried: dict[str, Tensor] | None = None,
     ) -> Stream:
         """Mix x over the past, in any number of leading dimensions.
 
@@ -59,40 +89,91 @@ class CausalSelfAttention(nn.Module):
             attended; causality and window hold in any case. Or the blocks() that the caller has made for all layers.
         positions: turn RoPE; by default they follow on from the cache, or from 0.
         rotation: that of these positions, where the caller has made it for all layers.
-        cache: keys and values of earlier tokens, for an x of (B, T, C). The new ones are written at `layer`; the
+        cache: what is kept of earlier tokens, for an x of (B, T, C). The new ones are written at `layer`; the
             caller advances the cache after the last layer.
+        begins: (…, T), True for the first token of each document, where a mask keeps them apart: what shifts along
+            time or sums up the past stops there. Padding that `mask` hides from all queries needs no telling.
+        carried: what layers leave for those after them; the same dict for all layers of a pass.
 
         Raises ValueError, naming the shapes, when mask, positions or cache do not fit x.
         """
-        q, k, v = self.project(x)
-        if rotation is None:
-            rotation = self.rotation(x, positions, 0 if cache is None else cache.position)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        if isinstance(mask, tuple):
-            return self.merge(functional.in_blocks(q, k, v, mask))
-        if cache is not None:
-            k, v = cache.write(layer, k, v)  # (…, Hkv, T, D) -> (…, Hkv, S, D)
-        if cache is not None and cache.slot is not None:  # one query, at a slot that only the device knows
-            is_causal, bias = False, cache.bias
-        else:
-            k, v, mask, is_causal, bias = self._overlay(q, k, v, mask)
-        dropout_p = self.dropout if self.training else 0.0
-        return self.merge(self.attend(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p))
+        store = None if cache is None else cache.layers[layer]
+        if store is not None and store.slot is None:
+            store.make_room(x.shape[-2])
+        here = Here(x, mask, store, begins, {} if carried is None else carried)
+        q, k, v = self.queries_keys_values(here, positions, rotation, 0 if cache is None else cache.position)
+        y = functional.in_blocks(q, k, v, mask) if isinstance(mask, tuple) else self.gather(q, k, v, here)
+        for modifier in self.finishers:
+            y = modifier.finish(y, here, v)
+        return self.merge(y)
 
-    def weights(self, x: Stream, *, mask: LayerMask = None, positions: Positions = None) -> Float[Tensor, "... H T T"]:
-        """Return the weights of forward(x) without dropout, for pictures and statistics."""
-        q, k, v = self.project(x)
-        if (rotation := self.rotation(x, positions, 0)) is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        k, _, mask, is_causal, bias = self._overlay(q, k, v, mask)
-        # All forms but the variants have matmul's weights, and fused kernels are not made for values of width S.
-        attend = self.attend if self.attend in ATTENTION_VARIANTS.values() else matmul
-        return attention_weights(q, k, mask=mask, bias=bias, is_causal=is_causal, attend=attend)
+    def weights(
+        self, x: Stream, *, mask: LayerMask = None, positions: Positions = None, begins: Begins = None
+    ) -> Float[Tensor, "... H T T"]:
+        """Return the weights of forward(x) without dropout, for pictures and statistics.
 
-    def rotation(self, x: Stream, positions: Positions, start: int) -> Rotation:
-        """Return RoPE's rotation of x's `positions`, or of start … start+T-1; None without RoPE."""
-        return None if self.rope is None else self.rope.rotation(x, positions, start)
+        What is gathered is the weights times the values, so with the identity matrix for values it is the weights.
+        """
+        here = Here(x, mask, None, begins, {}, pictured=True)
+        q, k, v = self.queries_keys_values(here, positions, None, 0)
+        T = x.shape[-2]
+        y = self.gather(q, k, torch.eye(T, dtype=v.dtype, device=v.device).expand(*v.shape[:-2], T, T), here)
+        for modifier in self.finishers:
+            y = modifier.finish(y, here, y) if modifier.pictured else y
+        return y
+
+    def queries_keys_values(
+        self, here: Here, positions: Positions, rotation: Rotation, start: int
+    ) -> tuple[Query, Keys, Value]:
+        """Project, mix and rotate."""
+        q, k, v = self.project(here.x)
+        for modifier in self.mixers:
+            q, k, v = modifier.mix(q, k, v, here)
+        if self.rope is not None:
+            if rotation is None:
+                rotation = self.rope.rotation(here.x, positions, start)
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return q, k, v
+
+    def gather(self, q: Query, k: Keys, v: Value, here: Here) -> Output:
+        """Remember, overlay and attend."""
+        store = here.store
+        if store is not None:
+            k, v = store.write("kv", k, v).chunk(2, 1)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
+            if store.slot is not None:  # one query, at a slot that only the device knows
+                assert not isinstance(here.mask, tuple)
+                return self.attend(q, k, v, mask=here.mask, bias=store.bias)
+        return self.attend_to(self.call(q, k, v, here), here)
+
+    def call(self, q: Query, k: Key, v: Value, here: Here) -> Call:
+        """Return the keys and values in reach, and the mask, is_causal and bias to lay over their scores."""
+        T, S, mask = q.shape[-2], k.shape[-2], here.mask
+        assert not isinstance(mask, tuple)
+        if mask is not None:
+            if here.store is not None and mask.shape[-1] > S:  # it covers more than this layer keeps
+                mask = mask[..., -S:]
+            check_broadcast("mask", mask, (*q.shape[:-1], S))
+        reach = S if self.window is None else min(S, self.window + T - 1)
+        if reach < S:  # the first query does not see further back, so neither does any other
+            k, v = k[..., -reach:, :], v[..., -reach:, :]
+            if mask is not None and mask.shape[-1] > 1:
+                mask = mask[..., -reach:]
+        bias = alibi_bias(self.n_head, T, reach, q.device) if self.alibi else None
+        mask, is_causal = causal_with(mask, T, reach, self.window, q.device)
+        call = Call(q, k, v, mask, is_causal, bias)
+        for modifier in self.overlayers:
+            call = modifier.overlay(call, here)
+        return call
+
+    def attend_to(self, call: Call, here: Here) -> Output:
+        """Call the attention function."""
+        dropout_p = self.dropout if self.training and not here.pictured else 0.0
+        pictured = here.pictured and self.attend in ATTENTION_FUNCTIONS.values()
+        attend = matmul if pictured else self.attend  # fused kernels take no values of width S
+        return attend(
+            call.q, call.k, call.v, mask=call.mask, bias=call.bias, is_causal=call.is_causal, dropout_p=dropout_p,
+            scale=call.scale,
+        )  # fmt: skip
 
     def blocks(self, x: Stream, *, compiled: bool) -> functional.Blocks | None:
         """Return what flex_attention needs for a whole text x in every layer; None where `attend` does better.
@@ -104,7 +185,7 @@ class CausalSelfAttention(nn.Module):
         window = T if self.window is None else min(T, self.window)
         instead = attend is functional.sdpa and compiled and self.training and self.dropout == 0
         instead &= T > 128 and (self.alibi or window < T)  # in one block there is nothing to skip
-        instead &= 16 <= self.head_size <= 256  # the kernels' sizes
+        instead &= 16 <= self.head_size <= 256 and not self.overlayers  # the kernels' sizes
         if not (attend is functional.flex or instead) or functional.capability(x.device) < functional.AMPERE:
             return None
         block_mask = functional.causal_blocks(T, T, window, x.device)
@@ -113,31 +194,39 @@ class CausalSelfAttention(nn.Module):
         slopes = alibi_slopes(self.n_head, x.device)
         return block_mask, lambda score, b, h, t, s: score - slopes[h] * (t - s)
 
-    def project(self, x: Stream) -> tuple[Query, Key, Value]:
+    def make_store(self, B: int, size: int, sight: int | None, device: torch.device, dtype: torch.dtype) -> LayerCache:
+        """Return room for `size` positions, or for no more than a window sees and a quarter; see LayerCache."""
+        sight = min((n for n in (sight, self.window) if n is not None), default=None)
+        size = size if sight is None else min(size, sight + sight // 4 + 1)
+        kept = self.keeps(dtype)
+        for modifier in self.modifiers.values():
+            kept |= modifier.keeps(dtype)  # type: ignore[operator]
+        rows, state = dict[str, Tensor](), dict[str, Tensor]()
+        for name, (shape, kind) in kept.items():
+            full = [B, *(size if length is None else length for length in shape)]
+            (rows if None in shape else state)[name] = torch.zeros(full, device=device, dtype=kind)
+        return LayerCache(size, sight, rows, state)
+
+    def keeps(self, dtype: torch.dtype) -> Kept:
+        """Return what the form itself keeps in the cache."""
+        return {"kv": ((2 * self.kv_heads, None, self.head_size), dtype)}
+
+    def flops(self, block_size: int) -> float:
+        """Return the floating-point operations of a forward pass per token beside those of the weights.
+
+        4 D for each pair of a query head and a position that causal attention sees: half the text on average, fewer
+        with a window.
+        """
+        sees = min(self.window or block_size, block_size)
+        return 4 * self.query_heads * self.head_size * (sees - sees**2 / (2 * block_size))
+
+    def project(self, x: Stream) -> tuple[Query, Keys, Value]:
         """Return the queries, keys and values of x, not yet rotated."""
         raise NotImplementedError
 
     def merge(self, y: Output) -> Stream:
         """Return what the heads gathered as a change to the residual stream."""
         raise NotImplementedError
-
-    def _overlay(
-        self, q: Query, k: Key, v: Value, mask: LayerMask
-    ) -> tuple[Float[Tensor, "... Hkv reach D"], Float[Tensor, "... Hkv reach Dv"], LayerMask, bool, LayerBias]:
-        """Return the keys and values in reach, and the mask, is_causal and bias to lay over their scores."""
-        T, S = q.shape[-2], k.shape[-2]
-        if mask is not None:
-            check_broadcast("mask", mask, (*q.shape[:-1], S))
-        bias = None
-        reach = S if self.window is None else min(S, self.window + T - 1)
-        if reach < S:  # the first query does not see further back, so neither does any other
-            k, v = k[..., -reach:, :], v[..., -reach:, :]
-            if mask is not None and mask.shape[-1] > 1:
-                mask = mask[..., -reach:]
-        if self.alibi:
-            bias = alibi_bias(self.n_head, T, reach, q.device)
-        mask, is_causal = causal_with(mask, T, reach, self.window, q.device)
-        return k, v, mask, is_causal, bias
 
 
 class MultiHeadAttention(CausalSelfAttention):
@@ -148,10 +237,11 @@ class MultiHeadAttention(CausalSelfAttention):
     et al. 2023, ViT-22B; Henry et al. 2020 did it first, with an L2 norm and a learned scale).
     """
 
+    places: ClassVar[tuple[str, ...]] = ("window", "rotation", "queries", "keys", "values", "scores", "result")
+
     def __init__(self, config: AttentionConfig, attend: AttentionFunction | None = None):
         C, D = config.n_embd, config.head_channels
-        attend = attend or (ATTENTION_FUNCTIONS | ATTENTION_VARIANTS)[config.attention]
-        super().__init__(config, config.n_head, config.kv_heads, D, attend)
+        super().__init__(config, config.n_head, config.kv_heads, D, attend or FUNCTIONS[config.form])
         self.q_proj = nn.Linear(C, config.n_head * D, bias=config.qkv_bias)
         self.k_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
         self.v_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
@@ -164,7 +254,7 @@ class MultiHeadAttention(CausalSelfAttention):
         heads = (*x.shape[:-1], -1, self.head_size)
         q, k, v = [y.view(heads).transpose(-3, -2) for y in self.products(x)]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = _normalise(self.q_norm, q), _normalise(self.k_norm, k)
+            q, k = normalised(self.q_norm, q), normalised(self.k_norm, k)
         return q, k, v
 
     def products(self, x: Stream) -> tuple[Float[Tensor, "*lead T _"], ...]:
@@ -176,7 +266,8 @@ class MultiHeadAttention(CausalSelfAttention):
         return self.o_proj(joined)  # (…, T, H·D) -> (…, T, C)
 
 
-def _normalise(norm: Callable[[Tensor], Tensor], x: Query) -> Query:
+def normalised(norm: Callable[[Tensor], Tensor], x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return norm(x), in x's type."""
     if isinstance(norm, nn.RMSNorm) and x.dtype != norm.weight.dtype:
         # Under autocast x is half precision and the weight is not: torch's fused kernel wants them alike.
         return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)

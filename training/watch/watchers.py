@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from errors import first_line
 from model.heads import attention_maps, head_statistics
-from model.size import flops_per_token
+from model.size import cache_bytes_per_token, flops_per_token
 from runs.metrics import Evaluation, Row, finite, read_metrics
 from runs.summary import LOSSES, is_number, sentence_of, write_summary
 from training.device import peak_memory, reset_peak_memory
@@ -76,10 +76,10 @@ class Plots:
     def draw_heads(self, run: Run) -> None:
         from pages.attention_map import draw_heads
 
-        windows = first_windows(run.model, run.data.val)
+        windows, starts = first_windows(run.model, run.data)
         tokens = windows[:1, :PICTURED_TOKENS]
         caption = f"{run.directory.name}, step {run.progress.step:,}: {tokens.size(1)} tokens of validation text"
-        maps, figures = attention_maps(run.model, tokens), head_statistics(run.model, windows)
+        maps, figures = attention_maps(run.model, tokens), head_statistics(run.model, windows, starts)
         self.draw(run.directory / "heads.png", lambda path: draw_heads(maps, path, statistics=figures, caption=caption))
 
     def draw(self, path: Path, how: Callable[[Path], None]) -> None:
@@ -113,6 +113,8 @@ class Summary:
             "flops": tokens * flops_per_token(run.model),
             "seconds": round(run.seconds, 3),
             "tokens_per_s": round(statistics.median(speeds), 1) if speeds else None,
+            "decode_tokens_per_s": None if run.decode_rate is None else round(run.decode_rate, 1),
+            "cache_bytes_per_token": round(cache_bytes_per_token(run.config.model), 1),
             "device": run.device.type,
             "peak_memory_mb": round(peak_memory(run.device) / 1e6, 1),
             **{name: best.get(name) for name in LOSSES},
@@ -160,7 +162,7 @@ class Watchers:
             return
         model, figures = self.run.model, dict[str, Any]()
         if not self.run.is_sharded:  # else no process has the whole model
-            heads = head_statistics(model, first_windows(model, self.run.data.val))
+            heads = head_statistics(model, *first_windows(model, self.run.data))
             figures = {"attention_entropy": heads.entropy, "attention_relative_entropy": heads.relative_entropy}
             figures |= {"attention_distance": heads.distance, "head_similarity": heads.similarity}
             figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
