@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/attention.md:  python docs/draw.py"""
+"""Draw the pictures of docs/attention.md and docs/attention_field.md:  python docs/draw.py"""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ matplotlib.use("Agg")
 import torch
 from matplotlib import pyplot as plt
 
-from model.attention import attention_weights
+from model.attention import attention_weights, make_attention
+from model.config import AttentionConfig
 from model.masks import alibi_bias, causal_mask, combine, padding_mask, sliding_window_mask
 
 IMAGES = ROOT / "docs" / "images"
@@ -69,8 +70,35 @@ def rotation() -> None:
     figure.savefig(IMAGES / "rope.png", dpi=120)
 
 
+def field() -> None:
+    """The weights of one head over the same text, by what the field has added."""
+    forms = ("sdpa", "sdpa+window", "sdpa+forget", "sparsemax", "sigmoid", "sdpa+diff", "retention", "delta")
+    T, C = 24, 32
+    torch.manual_seed(1)
+    x = torch.randn(1, T, C)
+    x[:, 12:] = x[:, :12]  # the second half repeats the first
+    figure, axes = plt.subplots(2, 4, figsize=(10, 5.4), layout="constrained")
+    for panel, form in zip(axes.flat, forms, strict=True):
+        torch.manual_seed(1)
+        window = 6 if "window" in form else None
+        layer = make_attention(
+            AttentionConfig(attention=form, n_embd=C, n_head=2, attention_window=window, rope_fraction=0.5)
+        )
+        with torch.no_grad():
+            for name in ("q_proj", "k_proj"):
+                torch.nn.init.orthogonal_(getattr(layer, name).weight)
+            layer.k_proj.weight.copy_(layer.q_proj.weight[:C])  # tokens look for their like
+            weight = layer.eval().weights(x)[0, 0]
+        most = weight.abs().max()
+        panel.imshow(weight, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+        panel.set(title=form, xticks=[], yticks=[])
+    figure.savefig(IMAGES / "field.png", dpi=100)
+
+
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     weights()
     masks()
     rotation()
+    field()
+    field()
