@@ -99,8 +99,10 @@ class AttentionConfig:
         """Return how many channels of a head RoPE rotates; SettingsError when they are not pairs."""
         channels = self.rope_fraction * head_size
         if channels != int(channels) or channels % 2:
-            given = f"model.rope_fraction={self.rope_fraction} of " if self.rope_fraction < 1 else ""
-            problem = f"model.position=rope rotates pairs of channels, but {given}a head size of {head_size} is odd"
+            given, what = f"a head size of {head_size}", "odd"
+            if self.rope_fraction < 1:
+                given, what = f"model.rope_fraction={self.rope_fraction} of {given}", f"{channels:g}"
+            problem = f"model.position=rope rotates pairs of channels, but {given} is {what}"
             raise SettingsError(f"{problem}: choose an even one, or another model.position.")
         return int(channels)
 

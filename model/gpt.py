@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import make_attention
+from model.attention import check_names, make_attention
 from model.attention.functional import Blocks
 from model.config import GPTConfig
 from model.kv_cache import KVCache
@@ -36,6 +36,7 @@ class GPT(nn.Module):
         super().__init__()
         if config.vocab_size is None:
             raise ValueError("vocab_size=null: a GPT needs the tokenizer's number of token ids.")
+        check_names(config.attention)
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
         if config.position == "learned":
