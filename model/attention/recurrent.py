@@ -106,7 +106,7 @@ class Recurrent(MultiHeadAttention):
 
     def gather(self, q: Query, k: Key, v: Value, here: Here) -> Output:
         """Read and write the state, in float32 at least, whatever autocast says."""
-        (log_decay, beta), begins, store = self.rates(here.x), here.begins, here.store
+        (log_decay, beta), begins, store = self.rates(here.x), here.told, here.store
         if (real := self.real_tokens(here)) is not None:  # padding writes nothing, and nothing fades meanwhile
             k, log_decay = k.masked_fill(~real[..., None], 0), log_decay.masked_fill(~real, 0)
         begins = None if begins is None else begins.unsqueeze(-2)  # (…, 1, T)
