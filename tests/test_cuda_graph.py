@@ -104,6 +104,7 @@ def test_a_call_is_rehearsed_then_captured_and_from_then_on_replayed(monkeypatch
     assert happened == ["function", *captured, "replay", "replay", "replay"]
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("case", MODELS, ids=str)
 @torch.inference_mode()
 def test_the_captured_step_gives_the_logits_of_the_plain_one_before_and_past_the_block(case, traces):

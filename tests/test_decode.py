@@ -79,6 +79,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usefixtures("unchecked")  # the checks of annotations take longer than the rest
 @pytest.mark.parametrize("case", CASES, ids=str)
 @torch.inference_mode()
 def test_cached_logits_equal_uncached_ones_in_every_form_before_and_past_the_block(case):
