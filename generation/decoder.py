@@ -173,7 +173,7 @@ class Decoder:
         return self.read(texts, room=most)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def decode_rate(model: GPT, steps: int = 48) -> float:
     """Return how many tokens a second a model generates for one text at the end of its context, by the median step."""
     was_training = model.training
