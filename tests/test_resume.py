@@ -32,7 +32,7 @@ import training.step
 from errors import CheckpointError, SettingsError
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import describe_file, load_checkpoint, open_checkpoint, read_meta, verify_checkpoint
-from runs.directory import find_run, is_locked, lock_run, saved_settings
+from runs.directory import check_settings, find_run, is_locked, lock_run, saved_settings
 from runs.formatting import hydra_quoted
 from train import train
 from training.config import OptimizerConfig, TrainConfig
@@ -176,6 +176,14 @@ def test_settings_that_change_the_result_are_named_and_refused_and_others_may_ch
     text_file.write_text(text_file.read_text() + "one more sentence.\n")
     with pytest.raises(SettingsError, match="the text has changed: restore the text, or set allow_changes=true"):
         train(replace(others, resume=config.run_dir))
+
+
+def test_settings_that_a_run_of_an_older_tinygpt_did_not_have_do_not_differ_from_it():
+    saved = {"config": {"model": {"n_embd": 32}, "seed": 1}, "data": "text"}
+    now = {"model": {"n_embd": 32, "younger": 5}, "seed": 1, "resume": "run", "allow_changes": False}
+    check_settings(now, saved, data="text")
+    with pytest.raises(SettingsError, match=r"seed=2 \(was 1\)"):
+        check_settings(now | {"seed": 2}, saved, data="text")
 
 
 def test_a_run_directory_that_was_moved_resumes(config, tmp_path):
