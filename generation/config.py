@@ -65,7 +65,7 @@ class SampleConfig(Controls):
     logprobs: bool = False
     """Add each token's log-probability, in nats and before the controls, to results."""
     attention_map: str | None = None
-    """Instead of generating, draw what every head attends to in the prompt to this .html or .png file."""
+    """Instead of generating, write a page of what every head attends to in the prompt to this .html file."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
@@ -87,6 +87,8 @@ class SampleConfig(Controls):
         refuse_idle(self, rules)
         if self.logprobs and not (self.results or self.prompts):
             raise SettingsError("logprobs=true is written as JSON: add results=FILE, or results=- to see it here.")
+        if self.attention_map and not self.attention_map.endswith(".html"):
+            raise SettingsError(f"attention_map={self.attention_map} is a page: give its name the ending .html.")
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         if "" in self.stop:
             raise SettingsError("stop has an empty string, which every text contains: remove it.")

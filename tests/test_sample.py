@@ -282,6 +282,7 @@ REFUSED = [
     ({"prompts": "a", "prompt_file": "b"}, "are given: choose one"),
     ({"interactive": True, "results": "-"}, "interactive=true"),
     ({"logprobs": True}, "add results=FILE"),
+    ({"attention_map": "map.png"}, "attention_map=map.png is a page"),
     ({"prompt_file": "{tmp}/no"}, "cannot be read (No such file"),
     ({"prompt_file": "{tmp}"}, "cannot be read (Is a directory)"),
     ({"prompts": "{tmp}/no"}, "cannot be read (No such file"),
