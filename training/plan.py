@@ -25,7 +25,6 @@ from model.loss import LARGEST_CHUNK_ON_GPU
 from model.size import (
     cache_bytes_per_token,
     count_parameters,
-    count_weights,
     flops_per_token,
     memory_of,
     without_weights,
@@ -34,7 +33,7 @@ from runs.formatting import duration, si
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, free_memory, keep_freed_memory
 from training.distributed import Ranks, float_stream
-from training.evaluation import SCORED_TOKENS, evaluate
+from training.evaluation import SCORED_TOKENS
 from training.optimizer import optimizer_state
 from training.pretrained import load_origin
 from training.run import Run, steps_to_take, windows_each
@@ -47,8 +46,6 @@ log = logging.getLogger("tinygpt")
 # The share of its peak arithmetic that a well-fed GPU reaches in training; published GPT-2 runs report 40%.
 UTILISATION = 0.4
 DEVICES_A_MACHINE = 8
-# Blocks, tokens in a micro-batch and ids up to which a prediction takes seconds.
-TRIED = (1_000, 100_000_000, 10_000_000)
 
 
 @dataclass(frozen=True)
@@ -169,19 +166,18 @@ def plan_run(config: TrainConfig) -> str:
     Raises SettingsError for an unknown plan.device, what the run would refuse, and text that cannot be had.
     """
     if (name := config.plan.device) is None:
-        check_machine(config, choose_device(config.device), Ranks())
+        device = choose_device(config.device)
+        check_machine(config, device, Ranks())
+        room = device.type, memory_of(device), 1
     else:
         one_of("plan.device", name, DEVICES)
-    count_weights(replace(config.model, vocab_size=config.model.vocab_size or 257))  # refuses what no model can be
-    windows = windows_each(config, config.plan.devices if name else 1)
-    micro = config.micro_batch_size or windows
+        room = name, int(DEVICES[name].memory), config.plan.devices
+    windows = windows_each(config, room[2])
+    refuse_too_large(config, *room, windows)  # and again when the text has told how many ids there are
     _, encoding = load_origin(config)
     data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info)
     config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
-    sizes = (config.model.n_layer, micro * config.model.block_size, config.model.vocab_size)
-    if any(size > most for size, most in zip(sizes, TRIED, strict=True)):
-        memory = DEVICES[name].memory if name else memory_of(choose_device(config.device))
-        refuse_too_large(config, name or config.device, int(memory), config.plan.devices if name else 1, windows)
+    refuse_too_large(config, *room, windows)
     model = without_weights(config.model)
     flops, parts, size = flops_per_token(model), count_parameters(model), config.tokens_per_step
     config = replace(config, max_steps=(steps := steps_to_take(config, model)))
@@ -217,8 +213,8 @@ def _this_machine(config: TrainConfig, flops: float, scored: int) -> list[str]:
         return [*lines, f"            too much for the {si(free)}B free on {device}: lower {remedy}"]
     with fast_products(device):
         seconds, windows = seconds_per_step(config, micro, device, precision)
-        pause = seconds_per_evaluation(config, scored, device, precision)
     rate = config.tokens_per_step / seconds
+    pause = scored / rate / 3  # a forward pass is a third of the arithmetic
     step = f"a step took {seconds:.3g} s on {device}"
     if windows < config.batch_size:
         step = f"a step would take {seconds:.3g} s on {device} (measured on {windows} of {config.batch_size} windows)"
@@ -239,19 +235,6 @@ def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtyp
         if more == windows or seconds * more / windows > 20:
             return seconds * config.batch_size / windows, windows
         windows = more
-
-
-def seconds_per_evaluation(config: TrainConfig, scored: int, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the time of scoring `scored` tokens, measured on a single pass."""
-    run = trial_run(replace(config, batch_size=1, micro_batch_size=None), device, dtype)
-    size, windows = config.model.block_size, config.windows_per_evaluation_pass
-    text = Tokens([np.zeros(size * windows + 1, np.uint16)], documents=1, text_bytes=0)
-    data, seconds = replace(run.data, val=text), 0.0
-    for _ in range(2):  # the first warms up
-        started = time.perf_counter()
-        evaluate(run.model, data, size, windows, run.autocast)
-        seconds = time.perf_counter() - started
-    return seconds * scored / (size * windows)
 
 
 def _cluster(config: TrainConfig, model: GPT, flops: float, device: Device, scored: int) -> list[str]:
