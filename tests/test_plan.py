@@ -164,8 +164,9 @@ def test_dropout_in_a_gpu_s_kernel_takes_no_memory(train_config):
 
 def test_a_budget_of_time_is_said_in_steps(train_config, monkeypatch):
     monkeypatch.setattr(plan, "seconds_per_step", lambda *arguments: (0.5, 8))
-    assert " s for 120 steps and " in plan_run(replace(train_config, max_steps=None, max_minutes=1.0))
-    assert "3.5 s for 7 steps" in plan_run(replace(train_config, max_steps=7, max_minutes=1.0))
+    config = replace(train_config, eval_interval=10**6, max_minutes=1.0)
+    assert " s for 120 steps and 1 evaluations of 1.67 s" in plan_run(replace(config, max_steps=None))
+    assert "5.2 s for 7 steps" in plan_run(replace(config, max_steps=7))
 
 
 def test_a_number_has_the_prefix_that_fits_it_as_it_is_rounded():
