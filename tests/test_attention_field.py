@@ -327,6 +327,7 @@ def test_value_residual_mixes_in_the_values_of_the_first_layer():
     close(second(z, carried=carried), second.merge(FUNCTIONS["loop"](q, k, v, is_causal=True)))
 
 
+@pytest.mark.slow
 def test_one_layer_with_key_offset_learns_induction_where_a_plain_one_cannot():
     """A random block of 6 to 16 tokens, twice: the loss on the second one after 300 steps."""
     losses = {}

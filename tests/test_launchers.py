@@ -46,6 +46,7 @@ def final_losses(run_dir: Path, name: str = "val_loss") -> list[tuple[int, float
     return [(row["step"], row[name]) for row in rows if name in row]
 
 
+@pytest.mark.slow
 @needs_joblib
 def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(tiny, tmp_path):
     # The default folder's name is made up anew wherever it is resolved: workers must not make up their own.

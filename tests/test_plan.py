@@ -107,6 +107,7 @@ for model, batch, micro, name, *recompute in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
 def test_peak_memory_is_within_15_percent_of_the_measured():
     # The allocator is told to give freed blocks back, so that what is measured is what tensors hold.

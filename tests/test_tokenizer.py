@@ -107,6 +107,7 @@ def test_documents_encoded_together_have_the_tokens_of_each(name, texts, continu
     assert encode_documents(encoding(name), texts, continued=continued and bool(texts)).tolist() == expected
 
 
+@pytest.mark.slow
 @every_encoding
 @pytest.mark.parametrize(
     "text",
