@@ -10,6 +10,7 @@ from model.attention.functional import ATTENTION_FUNCTIONS, matmul
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_every_check_of_every_form_passes_and_says_so(capsys):
     assert check.main() == 0

@@ -367,6 +367,7 @@ META_FORGERIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgery", [*META_FORGERIES, *STATE_FORGERIES, "no progress", "more than data"])
 def test_a_forged_checkpoint_is_refused_in_a_sentence_and_the_run_stays_as_it_is(text_file, tmp_path, forgery):
     # As by the command line, which takes its settings from the checkpoint.
