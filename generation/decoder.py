@@ -27,7 +27,7 @@ from model.attention.functional import ATTENTION_FUNCTIONS
 from model.gpt import GPT
 from model.masks import alibi_slopes
 from model.packed import packed
-from model.size import memory_of, without_weights
+from model.size import memory_of
 
 FEWEST_SLOTS = 128  # that a CUDA graph looks at
 
@@ -52,8 +52,8 @@ class Decoder:
     def refuse_more(self, name: str, texts: int, room: int) -> None:
         """Raise SettingsError, naming the setting that asks for so many texts at a time, when they cannot fit."""
         weight = self.model.token_embedding.weight
-        cache = without_weights(self.model.config).make_cache(1, self.slots(1, room), self.sight)
-        each = cache.nbytes * weight.element_size() // 4 + len(weight) * weight.element_size()  # and logits
+        cache = self.model.make_cache(1, self.slots(1, room), self.sight, device="meta")
+        each = cache.nbytes + len(weight) * weight.element_size()  # and logits
         if (fit := memory_of(self.device) // each) < texts:
             at_once = f"{texts:,} texts at a time need {texts * each / 1e9:,.1f} GB"
             raise SettingsError(

@@ -17,7 +17,7 @@ from model.attention.functional import Blocks
 from model.config import GPTConfig
 from model.kv_cache import KVCache
 from model.loss import chunk_nats_and_slope, summed_nats
-from model.masks import combine, document_mask, padding_mask
+from model.masks import Device, combine, document_mask, padding_mask
 from model.packed import together
 
 Tokens = Int[Tensor, "B T"]
@@ -130,14 +130,15 @@ class GPT(nn.Module):
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: {remedy}.")
         return self.position_embedding.weight[past:end]
 
-    def make_cache(self, B: int, size: int, sight: int | None = None) -> KVCache:
+    def make_cache(self, B: int, size: int, sight: int | None = None, device: Device = None) -> KVCache:
         """Return an empty cache for B texts with room for `size` positions.
 
         sight: how many positions a token sees in every layer, which lets a text outgrow the cache; all when None.
+        device: where it is, if not beside the weights; "meta" to count its bytes.
         """
-        weight = self.token_embedding.weight
-        attentions = (block.attention for block in self.blocks)
-        return KVCache([layer.make_store(B, size, sight, weight.device, weight.dtype) for layer in attentions])
+        weight, attentions = self.token_embedding.weight, (block.attention for block in self.blocks)
+        device = torch.device(device or weight.device)
+        return KVCache([layer.make_store(B, size, sight, device, weight.dtype) for layer in attentions])
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
         """Return the logits of the residual stream x, squashed into ± logit_softcap where that is set."""

@@ -40,14 +40,18 @@ def document_mask(starts: Int[Tensor, "B T"]) -> Bool[Tensor, "B 1 T T"]:
     return torch.arange(starts.size(1), device=starts.device) >= starts[:, None, :, None]
 
 
-def first_of_text(mask: Shaped[Tensor, " ..."], T: int) -> Bool[Tensor, "... T"] | None:
-    """Return which of the last T keys have no key before them, of a mask that is the same for all heads and queries.
-
-    None of any other mask, which does not say.
-    """
-    if any(size != 1 for size in mask.shape[-3:-1]) or mask.shape[-1] < T:
+def real_keys(mask: Shaped[Tensor, " ..."]) -> Bool[Tensor, " ..."] | None:
+    """Return which keys a mask shows, (…, S), if it is the same for all heads and queries; None of any other."""
+    if any(size != 1 for size in mask.shape[-3:-1]):
         return None
-    real = as_bool(mask).reshape(*mask.shape[:-3], mask.shape[-1])
+    return as_bool(mask).reshape(*mask.shape[:-3], mask.shape[-1])
+
+
+def first_of_text(mask: Shaped[Tensor, " ..."], T: int) -> Bool[Tensor, "... T"] | None:
+    """Return which of the last T keys have no key before them; None of a mask that does not say, as in real_keys."""
+    real = real_keys(mask)
+    if real is None or real.shape[-1] < T:
+        return None
     before = F.pad(real, (1, 0))[..., -T - 1 : -1]
     return real[..., -T:] & ~before
 

@@ -38,7 +38,6 @@ class RotaryEmbedding(nn.Module):
         assert scaling in ("none", "linear", "ntk", "yarn"), f"{scaling!r} is not known"
         if scaling == "ntk" and channels > 2:  # a single plane has θ = 1 whatever the base
             theta = theta * factor ** (channels / (channels - 2))
-        self.channels = channels
         yarn = length / factor if scaling == "yarn" else None
         self.planes = Planes(channels, theta, factor if scaling in ("linear", "yarn") else 1.0, yarn)
 

@@ -76,6 +76,7 @@ def flops_per_token(model: GPT) -> float:
     return 6 * multiplied + 3 * sum(block.attention.flops(model.config.block_size) for block in model.blocks)
 
 
-def cache_bytes_per_token(config: GPTConfig) -> float:
-    """Return the bytes of float32 that generation keeps for each token of a text of block_size tokens."""
-    return without_weights(config).make_cache(1, config.block_size).nbytes / config.block_size
+def cache_bytes_per_token(model: GPT) -> float:
+    """Return the bytes that generation keeps for each token of a text of block_size tokens."""
+    size = model.config.block_size
+    return model.make_cache(1, size, device="meta").nbytes / size

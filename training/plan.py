@@ -22,13 +22,7 @@ from errors import one_of
 from model.attention.functional import flex, fused, sdpa
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
-from model.size import (
-    cache_bytes_per_token,
-    count_parameters,
-    flops_per_token,
-    memory_of,
-    without_weights,
-)
+from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
 from runs.formatting import duration, si
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, free_memory, keep_freed_memory
@@ -188,7 +182,7 @@ def plan_run(config: TrainConfig) -> str:
     lines = [
         f"parameters  {parts.total():,} with {model.config.vocab_size:,} ids: {listed}{tied}",
         f"arithmetic  {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
-        f"cache       {si(cache_bytes_per_token(config.model))}B a token in generation, of block_size tokens",
+        f"cache       {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
         f"text        {len(data.train):,} tokens an epoch{read}",
     ]
     scored = min(SCORED_TOKENS, len(data.val))

@@ -69,9 +69,6 @@ class LatentAttention(CausalSelfAttention):
         call = self.call(absorbed, k, k[..., self.turned :], here)._replace(scale=q.shape[-1] ** -0.5)
         return self.attend_to(call, here) @ v_up.mT  # (B, H, T, latent) -> (B, H, T, D)
 
-    def merge(self, y: Output) -> Stream:
-        return self.o_proj(y.transpose(-3, -2).flatten(-2))
-
     def keeps(self, dtype: torch.dtype) -> Kept:
         return {"latent": ((1, None, self.turned + self.latent), dtype)}
 

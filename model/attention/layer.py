@@ -42,6 +42,7 @@ class CausalSelfAttention(nn.Module):
 
     places: ClassVar[tuple[str, ...]] = ("window",)
     """What modifiers may change."""
+    o_proj: nn.Module
 
     def __init__(self, config: AttentionConfig, n_head: int, kv_heads: int, head_size: int, attend: AttentionFunction):
         super().__init__()
@@ -226,7 +227,8 @@ class CausalSelfAttention(nn.Module):
 
     def merge(self, y: Output) -> Stream:
         """Return what the heads gathered as a change to the residual stream."""
-        raise NotImplementedError
+        joined = y.transpose(-3, -2).flatten(-2)  # (…, H, T, D) -> (…, T, H, D) -> (…, T, H·D)
+        return self.o_proj(joined)  # (…, T, H·D) -> (…, T, C)
 
 
 class MultiHeadAttention(CausalSelfAttention):
@@ -260,10 +262,6 @@ class MultiHeadAttention(CausalSelfAttention):
     def products(self, x: Stream) -> tuple[Float[Tensor, "*lead T _"], ...]:
         """Return x times the weights of all queries, of all keys and of all values."""
         return together(x, self.q_proj, self.k_proj, self.v_proj)
-
-    def merge(self, y: Output) -> Stream:
-        joined = y.transpose(-3, -2).flatten(-2)  # (…, H, T, D) -> (…, T, H, D) -> (…, T, H·D)
-        return self.o_proj(joined)  # (…, T, H·D) -> (…, T, C)
 
 
 def normalised(norm: Callable[[Tensor], Tensor], x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from errors import SettingsError
-from model.attention.contract import Key, Output, Query, Value
+from model.attention.contract import Key, Output, Query, Value, repeat_heads
 from model.attention.layer import CausalSelfAttention
 from model.attention.places import Call, Here, Kept, Modifier, PerHead, wide
 from model.attention.registry import modifier
@@ -228,7 +228,7 @@ class Exclusive(Modifier):
 
     def finish(self, y: Output, here: Here, v: Value) -> Output:
         v = F.normalize(wide(v), dim=-1).to(y.dtype)  # in half precision small values would vanish when squared
-        v = v.repeat_interleave(y.shape[-3] // v.shape[-3], -3)
+        v = repeat_heads(v, y.shape[-3])
         return y - torch.tanh(self.strength)[:, None, None].to(y.dtype) * (y * v).sum(-1, keepdim=True) * v
 
 

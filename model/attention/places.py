@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from model.attention.contract import Key, Output, Query, Stream, Value
-from model.attention.functional import Blocks
+from model.attention.functional import Blocks, softmax_dtype
 from model.config import AttentionConfig
 from model.kv_cache import LayerCache
 from model.masks import first_of_text
@@ -102,4 +102,4 @@ class PerHead(nn.Module):
 
 def wide(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return x in float32 or wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(softmax_dtype(x))

@@ -27,7 +27,7 @@ from model.attention.layer import NORM_EPS, MultiHeadAttention, normalised
 from model.attention.places import Here, Kept, PerHead, wide
 from model.attention.registry import form
 from model.config import AttentionConfig
-from model.masks import as_bool, check_broadcast
+from model.masks import check_broadcast, real_keys
 
 CHUNK = 64
 PerToken = Float[Tensor, "*#lead #H T"]
@@ -125,13 +125,14 @@ class Recurrent(MultiHeadAttention):
         mask = here.mask
         if mask is None or here.told is not None:
             return None
-        if not isinstance(mask, Tensor) or any(size != 1 for size in mask.shape[-3:-1]):
+        real = real_keys(mask) if isinstance(mask, Tensor) else None
+        if real is None:
             raise ValueError(
                 "a state sums up the past: mask may hide keys from all queries alike; tell where texts begin"
             )
         *lead, T, _ = here.x.shape
-        check_broadcast("mask", mask[..., -T:], (*lead, 1, 1, T))
-        return (as_bool(mask)[..., 0, -T:] if mask.ndim > 1 else as_bool(mask)[None, -T:]).expand(*lead, 1, T)
+        check_broadcast("mask", real[..., None, None, -T:], (*lead, 1, 1, T))
+        return real[..., None, -T:].expand(*lead, 1, T)
 
     def keeps(self, dtype: torch.dtype) -> Kept:
         return {"state": ((self.n_head, self.head_size, self.head_size), torch.float32)}

@@ -6,8 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from model.attention.contract import Allowed, AttentionFunction, Bias, Key, Output, Query, Value, obeys_contract
-from model.attention.functional import softmax_dtype
 from model.attention.layer import MultiHeadAttention
+from model.attention.places import wide
 from model.attention.registry import form
 from model.config import AttentionConfig
 
@@ -16,8 +16,7 @@ def masked_scores(
     q: Query, k: Key, allowed: Allowed, bias: Bias, scale: float, cap: float | None = None
 ) -> Float[Tensor, "*lead H T S"]:
     """Return q kᵀ · scale, capped, plus bias, with −∞ where a key is not allowed, in float32 or wider."""
-    scores = q * scale @ k.transpose(-2, -1)  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
-    scores = scores.to(softmax_dtype(scores))
+    scores = wide(q * scale @ k.transpose(-2, -1))  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
     if cap is not None:
         scores = cap * torch.tanh(scores / cap)
     if bias is not None:

@@ -114,7 +114,7 @@ class Summary:
             "seconds": round(run.seconds, 3),
             "tokens_per_s": round(statistics.median(speeds), 1) if speeds else None,
             "decode_tokens_per_s": None if run.decode_rate is None else round(run.decode_rate, 1),
-            "cache_bytes_per_token": round(cache_bytes_per_token(run.config.model), 1),
+            "cache_bytes_per_token": round(cache_bytes_per_token(run.model), 1),
             "device": run.device.type,
             "peak_memory_mb": round(peak_memory(run.device) / 1e6, 1),
             **{name: best.get(name) for name in LOSSES},
