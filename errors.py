@@ -74,6 +74,12 @@ def refuse_idle(settings: object, rules: Iterable[tuple[str, str, bool]], given:
                 raise SettingsError(f"{name}={value} means nothing with {taker}: leave it out, or change the other.")
 
 
+def page_name(name: str, path: str | None) -> None:
+    """Refuse a file whose name no browser would take for a page."""
+    if path and not path.endswith(".html"):
+        raise SettingsError(f"{name}={path} is a page: give its name the ending .html.")
+
+
 def refuse_unwritable(name: str, path: str) -> None:
     """Refuse a file that cannot be written, before the work that fills it."""
     file, is_new = Path(path), not Path(path).exists()

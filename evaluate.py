@@ -1,23 +1,30 @@
 """Measure how well a checkpoint predicts text:  python evaluate.py [NAME=VALUE ...]
 
 python evaluate.py                             # the newest run, on its validation split
-python evaluate.py data.path=notes.txt against=outputs/DATE/TIME-xxxx html=surprise.html
+python evaluate.py data.path=notes.txt against=outputs/DATE/TIME-xxxx page=text.html
+python evaluate.py probes=true                 # induction, long contexts, sinks, gates, a needle
 """
 
+import json
 import os
 import sys
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
-from errors import SettingsError, at_least, one_of, refuse_unwritable
+from errors import SettingsError, at_least, one_of, page_name, refuse_idle, refuse_unwritable
 from runs.formatting import visible
+from runs.metrics import finite
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
+    import torch
+
     from generation.scoring import Scores
+    from runs.checkpoint import Checkpoint
+    from runs.metrics import Evaluation
 
 
 @dataclass(kw_only=True)
@@ -40,50 +47,83 @@ class EvaluateConfig:
     stride: int | None = None
     """Each token has at least block_size - stride tokens before it; an eighth of block_size when null. 1 is exact and
     slow; block_size is fast, and what the trainer reports."""
-    html: str | None = None
-    """File for a page of the text in which every token is tinted by its surprise under `checkpoint`."""
+    page: str | None = None
+    """File for a page of the text: each token's surprise, what was expected, what every head looked at."""
+    probes: bool = False
+    """Instead of scoring, probe what the model does: induction, loss by position up to 16 × block_size, sinks, gates, a
+    needle. Figures go to probes/probes.json of the run's directory, with a picture of each."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
-    """Type of the matrix products: fp32, bf16 or fp16; auto is the run's, whose own auto is bf16 where that is fast."""
+    """Type of the matrix products: fp32, bf16 or fp16; auto is the run's, whose own auto is bf16 where that is fast.
+    int8, on a CPU, compares the checkpoint with itself in the weights of sample.py precision=int8."""
 
     def __post_init__(self) -> None:
-        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16", "int8"))
+        page_name("page", self.page)
         at_least("stride", self.stride, 1, "or null for an eighth of block_size")
+        rounded = "precision=int8, which compares a checkpoint with itself"
+        refuse_idle(self, [("against probes", rounded, self.precision == "int8")])
+        refuse_idle(self, [("against stride page", "probes=true", self.probes)])
 
 
-def evaluate(config: EvaluateConfig) -> "list[Scores]":
+def evaluate(config: EvaluateConfig) -> "list[Scores] | list[Evaluation]":
     """Print and return the figures of one checkpoint, or of two side by side."""
-    import torch
-
-    from generation.scoring import BLOCK_BYTES, compare, load_text, score
-    from pages.surprise import write_surprise
+    from generation.reading import beginnings, read
+    from generation.scoring import load_text, score
+    from model.packed import to_int8
+    from pages.text import write_text_page
     from runs.checkpoint import open_checkpoint
-    from training.device import choose_device, choose_precision
+    from training.device import choose_device, refuse_int8
 
-    if config.html:
-        refuse_unwritable("html", config.html)
+    if config.page:
+        refuse_unwritable("page", config.page)
     device = choose_device(config.device)
-    places = [config.checkpoint] + [config.against] * (config.against is not None)
+    refuse_int8(config.precision, device)
+    rounded = config.precision == "int8"
+    second = config.checkpoint if rounded else config.against
+    places = [config.checkpoint] + [second] * (rounded or second is not None)
     checkpoints = [open_checkpoint(place, device) for place in places]
+    if rounded:
+        to_int8(checkpoints[1].model)
+    if config.probes:
+        return probe_checkpoint(config, checkpoints[0])
+    if config.data.path is None and checkpoints[0].encoding is None:
+        return evaluate_task(config, checkpoints)
     description, texts = load_text(config.data.path, checkpoints)
-    scores = []
-    for checkpoint, tokens in zip(checkpoints, texts, strict=True):
+    scores, readings, begun = [], [], beginnings([checkpoint.tokenizer for checkpoint in checkpoints], texts)
+    for checkpoint, tokens, beginning in zip(checkpoints, texts, begun, strict=True):
         block_size = checkpoint.model.config.block_size
         stride = config.stride or max(1, block_size // 8)
         if stride > block_size:
             raise SettingsError(f"stride={stride} would skip tokens: the model of {checkpoint.path} sees {block_size}.")
-        name = checkpoint.meta["config"]["precision"] if config.precision == "auto" else config.precision
-        precision = choose_precision(name, device)
-        autocast = torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32)
+        autocast = autocast_of(checkpoint, config.precision)
         apart = bool(checkpoint.meta["config"]["data"].get("document_mask"))
         model, tokenizer = checkpoint.model, checkpoint.tokenizer
-        scores.append(score(model, tokenizer, tokens, stride=stride, autocast=autocast, document_mask=apart))
+        how: dict[str, Any] = dict(stride=stride, autocast=autocast, document_mask=apart)
+        scores.append(score(model, tokenizer, tokens, **how))
+        if config.page:
+            place = os.path.relpath(checkpoint.path)
+            readings.append(read(model, tokenizer, beginning, name=place, models=len(places), **how))
 
-    totals = [s.total for s in scores]
+    names = [os.path.relpath(checkpoint.path) for checkpoint in checkpoints]
+    print_figures(description, names, scores, rounded)
+    if config.page:
+        figures = (f"{name}: {one.total.bpb:.3f} bits a byte" for name, one in zip(names, scores, strict=True))
+        kept = "" if len(begun[0]) == len(texts[0]) else f" Shown here are the first {len(begun[0]):,} tokens."
+        write_text_page(Path(config.page), readings, f"{description}. {'; '.join(figures)}.{kept}")
+        print(f"page        {visible(config.page)}")
+    return scores
+
+
+def print_figures(description: str, names: list[str], scores: "list[Scores]", rounded: bool) -> None:
+    from generation.scoring import BLOCK_BYTES, compare
+
+    totals = [each.total for each in scores]
     print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
     rows = {
-        "checkpoint": [visible(os.path.relpath(c.path)) for c in checkpoints],
+        "checkpoint": [visible(name) for name in names],
+        "weights": ["fp32", "int8"] if rounded else [],
         "tokens": [f"{total.tokens:,}" for total in totals],
         "nats/token": [f"{total.loss:.4f}" for total in totals],
         "perplexity": [f"{total.perplexity:,.2f}" for total in totals],
@@ -97,12 +137,62 @@ def evaluate(config: EvaluateConfig) -> "list[Scores]":
         if error is not None:
             shown, note = f" ± {error:.4f}", "standard error"
         print(f"difference  {difference:+.4f}{shown} bits/byte ({note})")
-    if config.html:
-        summary = f"{description}. {totals[0].loss:.3f} nats a token, {totals[0].bpb:.3f} bits a byte."
-        title = f"Surprise of {os.path.relpath(checkpoints[0].path)}"
-        write_surprise(Path(config.html), checkpoints[0].tokenizer, texts[0], scores[0].nats, title, summary)
-        print(f"page        {visible(config.html)}")
-    return scores
+
+
+def evaluate_task(config: EvaluateConfig, checkpoints: "list[Checkpoint]") -> "list[Evaluation]":
+    """Print and return the figures of checkpoints on the held-out windows of the task that the first has learned."""
+    from data.tasks import HELD_OUT
+    from generation.scoring import learned_task
+    from training.evaluation import evaluate
+
+    task, block_size = learned_task(checkpoints[0]), checkpoints[0].model.config.block_size
+    refuse_idle(config, [("stride page", f"a checkpoint that has learned data={task.name}", True)])
+    results = []
+    for model, autocast in ((c.model, autocast_of(c, config.precision)) for c in checkpoints):
+        has = model.config
+        if (has.vocab_size or 0) < task.vocab_size or (has.position == "learned" and has.block_size < block_size):
+            problem = f"has {has.vocab_size} ids and windows of {has.block_size}, too few for {task.name}"
+            raise SettingsError(f"against={config.against} {problem}: name another checkpoint.")
+        results.append(evaluate(model, task, block_size, max(1, 16_384 // block_size), autocast))
+    print(f"task        {task.name}: {HELD_OUT:,} held-out windows of {block_size:,} tokens")
+    rows = {
+        "checkpoint": [visible(os.path.relpath(c.path)) for c in checkpoints],
+        "answers": [f"{result.tokens:,}" for result in results],
+        "nats/answer": [f"{result.loss:.4f}" for result in results],
+        "accuracy": [f"{result.accuracy:.4f}" for result in results],
+    }
+    print_columns(rows)
+    return results
+
+
+def probe_checkpoint(config: EvaluateConfig, checkpoint: "Checkpoint") -> "list[Evaluation]":
+    """Print, write and draw what the probes find."""
+    from generation.probes import probe, summary
+    from pages.probes_plot import draw_probes
+
+    run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
+    folder = run / "probes" if run else checkpoint.path.with_name(f"{checkpoint.path.name}.probes")
+    folder.mkdir(exist_ok=True)
+    found = probe(checkpoint, autocast_of(checkpoint, config.precision), config.data.path)
+    (folder / "probes.json").write_text(json.dumps(finite(found), indent=1) + "\n", encoding="utf-8")
+    draw_probes(found, folder)
+    print(f"checkpoint  {visible(os.path.relpath(checkpoint.path))}")
+    for line in summary(found):
+        print(visible(line))
+    print(f"pictures    {visible(os.path.relpath(folder))}")
+    return []
+
+
+def autocast_of(checkpoint: "Checkpoint", precision: str) -> "torch.autocast":
+    """Return autocast in the asked precision; auto is that of the checkpoint's run."""
+    import torch
+
+    from training.device import choose_precision
+
+    device = checkpoint.model.token_embedding.weight.device
+    name = checkpoint.meta["config"]["precision"] if precision in ("auto", "int8") else precision
+    dtype = choose_precision(name, device)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def print_columns(rows: dict[str, list[str]]) -> None:

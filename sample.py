@@ -19,33 +19,36 @@ def sample(config: SampleConfig) -> None:
     """Print the samples as they are drawn."""
     from generation.decoder import Decoder
     from generation.jsonl import read_input, read_prompts, write_results
+    from generation.reading import read_prompt
     from generation.terminal import converse, print_samples
-    from generation.text import encode_prompt
-    from pages.attention_map import draw_attention_map
+    from model.packed import to_int8
     from runs.checkpoint import open_checkpoint
-    from training.device import choose_device, decoding_precision
+    from training.device import choose_device, decoding_precision, refuse_int8
 
-    if config.attention_map:
-        refuse_unwritable("attention_map", config.attention_map)
+    if config.page:
+        refuse_unwritable("page", config.page)
     device = choose_device(config.device)
+    refuse_int8(config.precision, device)
     records, prompt = read_prompts(config.prompts) if config.prompts else None, config.prompt
     if config.prompt_file is not None:
         prompt = read_input("prompt_file", config.prompt_file).decode("utf-8", errors="replace")
     checkpoint = open_checkpoint(config.checkpoint, device)
+    tokenizer = checkpoint.tokenizer
     checkpoint.model.to(decoding_precision(config.precision, device))
+    if config.precision == "int8":
+        to_int8(checkpoint.model)
     if sys.stderr.isatty():
         print(f"{visible(checkpoint.path)}, step {checkpoint.meta['step']}", file=sys.stderr)
 
     try:
-        if config.attention_map:
-            tokens = encode_prompt(checkpoint.tokenizer, prompt, config.special_tokens)
-            draw_attention_map(checkpoint.model, checkpoint.tokenizer, tokens, Path(config.attention_map))
+        if config.page:
+            print(visible(read_prompt(checkpoint, prompt, config.special_tokens, Path(config.page))))
         elif config.interactive:
             converse(checkpoint, config)
         elif records or config.results:
             write_results(checkpoint, config, records or [{"prompt": prompt}])
         else:
-            print_samples(Decoder(checkpoint.model), checkpoint.tokenizer, config, prompt)
+            print_samples(Decoder(checkpoint.model), tokenizer, config, prompt)
     except FloatingPointError as error:
         remedy = "set precision=bf16" if config.precision == "fp16" else "take an earlier one"
         raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error}): {remedy}.") from None

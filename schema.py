@@ -101,7 +101,7 @@ def explain_value(error: OmegaConfBaseException, schema: type) -> str:
         return unknown_setting(str(name), schema)
     if name is None:  # of an interpolation
         return f"{first_line(error)}."
-    is_list = "is not a ListConfig" in str(error)
+    is_list = "ListConfig" in str(error)
     return f"{name} takes a list, as in '{name}=[a,b]'." if is_list else f"{name}: {first_line(error)}."
 
 
@@ -121,19 +121,19 @@ def help_text(schema: type, about: str, groups: str = "") -> str:
     """Return what --help shows: about the command, its groups, and each setting with its default and meaning."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     lines = [f"{about.strip()}\n\n{groups}Settings and their defaults:\n"]
-    for name, default, meaning in _described(schema):
+    for name, default, meaning in described(schema):
         left = f"  {name}={default}"
         filled = textwrap.fill(meaning, width, initial_indent=" " * 36, subsequent_indent=" " * 36)
         lines.append(f"{left:<35} {filled[36:]}" if len(left) < 36 else f"{left}\n{filled}")
     return "\n".join(lines)
 
 
-def _described(schema: type, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+def described(schema: type, prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield the name, default and meaning of every setting that takes a value, groups after single ones."""
     hints, meanings = get_type_hints(schema), setting_docs(schema)
     for field in sorted(fields(schema), key=lambda field: is_dataclass(hints[field.name])):
         if is_dataclass(hints[field.name]):
-            yield from _described(hints[field.name], f"{prefix}{field.name}.")
+            yield from described(hints[field.name], f"{prefix}{field.name}.")
             continue
         default = field.default if field.default_factory is MISSING else field.default_factory()
         shown = default if isinstance(default, str) and default else json.dumps(default)

@@ -25,7 +25,7 @@ from console import INTERRUPTED, close_console, open_console, say
 from errors import SettingsError
 from runs.formatting import RANGES, LogFormatter, literal, visible
 from runs.summary import begin_job, device_of_job, fail_job, has_checkpoints
-from schema import Schema, explain_value, from_arguments, help_text, refuse_flags, to_settings
+from schema import Schema, described, explain_value, from_arguments, help_text, refuse_flags, to_settings
 from training.config import TrainConfig, refuse_idle_settings
 
 ModelOf = Callable[[str], dict[str, Any]]
@@ -37,8 +37,8 @@ CONSOLE.setFormatter(LogFormatter())
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR)
 # Two sweeps that start in the same second need folders of their own: short_id ends their names.
 OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
-# Settings that follow from others: ${floordiv:65536,${model.n_embd}}.
-OmegaConf.register_new_resolver("floordiv", lambda *numbers: functools.reduce(operator.floordiv, numbers), replace=True)
+# Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${floordiv:${max_steps},0.5}.
+OmegaConf.register_new_resolver("floordiv", lambda *n: int(functools.reduce(operator.floordiv, n)), replace=True)
 
 
 def run_command(schema: type[Schema], about: str | None, function: Callable[[Schema], object]) -> None:
@@ -50,6 +50,9 @@ def run_command(schema: type[Schema], about: str | None, function: Callable[[Sch
         arguments = sys.argv[1:]
         if {"--help", "-h"} & set(arguments):
             print(help_text(schema, about or ""), flush=True)
+            return
+        if arguments[:1] == ["-sc"]:  # what train.py's tab completion asks of every command
+            print(*(f"{name}=" for name, *_ in described(schema)))
             return
         refuse_flags(schema, arguments)
         function(from_arguments(schema, arguments))

@@ -46,6 +46,7 @@ def train(config: TrainConfig) -> float:
             done = run.share_done()
             finished = done >= 1
             if (finished or progress.step % config.eval_interval == 0) and progress.step > progress.evaluated:
+                watchers.tell("evaluates")
                 with uncompiled(run.compiled):
                     watchers.evaluated(*evaluate_run(run))
             due = progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step
@@ -60,6 +61,7 @@ def train(config: TrainConfig) -> float:
             with memory_named(run):
                 loss, grad_norm = take_step(run, progress.step)
             progress.step += 1
+            watchers.tell("moved")
             logged = progress.step % config.log_interval == 0 or progress.step == 1
             if logged or progress.step % config.max_skipped_steps == 0:
                 run.check_numbers()
@@ -81,16 +83,17 @@ def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
     size = config.model.block_size, config.windows_per_evaluation_pass
     result = evaluate(run.forward, run.data, *size, run.autocast, run.ranks)
     progress.evaluated = progress.step
-    progress.metrics = {"val_loss": result.loss, "val_bpb": result.bpb}
+    progress.metrics = result.figures
     if result.loss < (float("inf") if progress.best_loss is None else progress.best_loss):
         progress.best_loss, progress.best_step = result.loss, progress.step
     sample = ""
     if config.sample_tokens and not run.is_sharded:  # generating goes past FSDP, which gathers the shards
-        drawn = complete_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
-        try:
-            sample = "".join(drawn)
-        except FloatingPointError as error:  # check_numbers ends the run if it stays so
-            log.warning("step %d: there is no sample (%s)", progress.step, error)
+        if tokenizer := run.data.tokenizer:
+            drawn = complete_text(run.model, tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
+            try:
+                sample = "".join(drawn)
+            except FloatingPointError as error:  # check_numbers ends the run if it stays so
+                log.warning("step %d: there is no sample (%s)", progress.step, error)
         if run.share_done() >= 1:
             run.decode_rate = decode_rate(run.model)
     return result, sample

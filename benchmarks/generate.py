@@ -5,8 +5,8 @@
 The programs take turns on every shape, at batch 1 unless --batch says more. A text ends where the context does, so that
 all programs attend to the same tokens: to all that came before. A short text is written several times in a row.
 "GPT-2's shape" is exactly the others' model, "default" the same sizes with our default settings (rope, swiglu, rmsnorm,
-QK-norm). On a GPU Hugging Face uses a static cache and is compiled. The floor is the time to read every weight once per
-token: a sum over as many bytes.
+QK-norm), in float32 and with int8 weights. On a GPU Hugging Face uses a static cache and is compiled. The floor is the
+time to read every weight once per token: a sum over as many bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from generation.decoder import Decoder
 from generation.sampling import Controls, generate
 from model.config import GPTConfig
 from model.gpt import GPT
+from model.packed import to_int8
 
 SHAPES = {  # n_layer, n_head, n_embd, block_size, vocab_size; a text begins with one token
     "4 × 128, T = 64": (4, 4, 128, 64, 65),
@@ -72,6 +73,8 @@ def speed(
     peers = list(programs)
     programs["ours, GPT-2's shape"] = ours(sizes | GPT2_SHAPE, batch, new, precision)
     programs["ours, default"] = ours(sizes | dict(zero_init=False), batch, new, precision)
+    if paired.device().type == "cpu":
+        programs["ours, default, int8"] = ours(sizes | dict(zero_init=False), batch, new, precision, int8=True)
     measured = {name: paired.timed(program, texts) for name, program in programs.items()}
     tenth = paired.timed(floor(sizes | GPT2_SHAPE, new // 10, precision))
     measured["floor"] = lambda: new / (new // 10) * tenth()
@@ -83,13 +86,16 @@ def speed(
     rows = []
     for name, taken in seconds.items():
         rate = paired.spread([batch * new / one for one in taken], ",.0f")
-        ratios = (paired.ratio(seconds[peer], taken) for peer in peers)
+        ratios = (paired.ratio(seconds[peer], taken) for peer in (*peers, "ours, default"))
         rows.append([name, rate, *ratios])
-    paired.table(["", "tokens/s", *(f"of {peer}" for peer in peers)], rows)
+    paired.table(["", "tokens/s", *(f"of {peer}" for peer in peers), "of our default"], rows)
 
 
-def ours(settings: dict, batch: int, new: int, precision: torch.dtype) -> Callable[[], None]:
-    decoder = Decoder(GPT(GPTConfig(**settings)).to(paired.device(), precision).eval())
+def ours(settings: dict, batch: int, new: int, precision: torch.dtype, *, int8: bool = False) -> Callable[[], None]:
+    model = GPT(GPTConfig(**settings)).to(paired.device(), precision).eval()
+    if int8:
+        to_int8(model)
+    decoder = Decoder(model)
     controls, seeds = Controls(temperature=TEMPERATURE), list(range(batch))
 
     def run() -> None:

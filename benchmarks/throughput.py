@@ -28,7 +28,7 @@ import paired
 import torch
 from torch import Tensor
 
-from data.batches import Batches
+from data.batches import Batch, Batches
 from model.config import GPTConfig
 from model.size import flops_per_token, without_weights
 from training.config import OptimizerConfig, TrainConfig
@@ -175,7 +175,8 @@ def make_run(config: TrainConfig, precision: torch.dtype, device: torch.device, 
     torch._dynamo.config.automatic_dynamic_shapes = False
     torch.manual_seed(1)
     run = trial_run(config, device, precision)
-    run.batches = random_batches(config)
+    windows = random_batches(config)
+    run.batch = lambda *place: run.data.batch(windows.batch(*place))
     run.forward = spread(run.model, run.ranks, "ddp", device, precision, compiled=compiled)
     return run
 
@@ -184,14 +185,14 @@ def ours(config: TrainConfig, precision: torch.dtype, steps: int, device: torch.
     """Some steps of train.py."""
     run, clock = make_run(config, precision, device, compiled=device.type == "cuda"), Clock()
     run.scaler = Scaler(clock)
-    draw = run.batches.batch
+    draw = run.batch
 
-    def batch(*place: int) -> np.ndarray:
-        windows = draw(*place)
+    def batch(*place: int) -> Batch:
+        drawn = draw(*place)
         clock.mark("data")
-        return windows
+        return drawn
 
-    run.batches.batch = batch
+    run.batch = batch
     return measure(lambda step: take_step(run, step), clock, steps, lambda: fast_products(device))
 
 

@@ -4,9 +4,9 @@
 
 The text (by default the standard library's) goes through data.prepare, as in train.py: read, split, encoded on all
 cores, written to shards and read back. Beside it is tiktoken's `encode_ordinary` of the same text in memory, on one
-thread, with the same encoding: bpe trained on it, and gpt2 if TIKTOKEN_CACHE_DIR has it. Then 100,000 small
-documents of about 200 characters, beside tiktoken's `encode_ordinary_batch`, which also takes several threads and
-writes nothing.
+thread, with the same encoding: bpe trained on it, and gpt2 if TIKTOKEN_CACHE_DIR has it. The same follows for its
+first million characters, if it has more. Then 100,000 small documents of about 200 characters, beside tiktoken's
+`encode_ordinary_batch`, which also takes several threads and writes nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from errors import DataError
 
 DOCUMENTS = 100_000
 CHARACTERS = 200
+SHORT = 1_000_000
 
 
 def main() -> None:
@@ -45,6 +46,8 @@ def main() -> None:
             parser.error(f"{arguments.text} has no text: give a file that has some")
         paired.header("tiktoken")
         one_file(text, folder, arguments.rounds)
+        if len(text) > SHORT:
+            one_file(text[:SHORT], folder, arguments.rounds)
         small_documents(text, folder, arguments.rounds)
 
 

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +23,18 @@ class TokenStream(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: slice, /) -> np.ndarray: ...
+
+
+class Batch(NamedTuple):
+    """What a pass reads and is to predict, int64 [rows, T] each."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    """What each place is to predict; -1 where nothing is scored."""
+    starts: np.ndarray | None = None
+    """Where in its window the document of each token begins, if documents are kept apart."""
+    text: str | None = None
+    """Which text of a mixture an evaluation's windows are of."""
 
 
 class Batches:
@@ -50,10 +62,14 @@ class Batches:
         assert 0 <= start <= stop <= self.batch_size and step >= 0
         windows = np.empty((stop - start, self.block_size + 1), dtype=np.int64)
         for row in range(stop - start):
-            epoch, number = divmod(step * self.batch_size + start + row, self.windows_per_epoch)
-            place = self._places(epoch, number // _BLOCK)[number % _BLOCK]
-            windows[row] = self.tokens[place : place + self.block_size + 1]
+            windows[row] = self.window(step * self.batch_size + start + row)
         return windows
+
+    def window(self, number: int) -> np.ndarray:
+        """Return window `number`, counted over all epochs from 0, integers [block_size + 1]."""
+        epoch, number = divmod(number, self.windows_per_epoch)
+        place = self._places(epoch, number // _BLOCK)[number % _BLOCK]
+        return self.tokens[place : place + self.block_size + 1]
 
     def _find_places(self, epoch: int, block: int) -> list[int]:
         """Return the first tokens of the windows that an epoch visits as number block × _BLOCK and following."""

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPException
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from data import files
-from data.config import DataConfig
+from data.config import JSONL_NAMES, DataConfig
 from data.pieces import pieces, replace_surrogates
 from errors import DataError, first_line
 
@@ -30,7 +31,6 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 _SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}) | {
     *("encodings", "stringprep.py", "_casefix.py")
 }
-_JSONL_NAMES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,11 @@ def open_corpus(config: DataConfig) -> Corpus:
     Raises DataError when there is nothing to read. Reading the documents can raise it too.
     """
     if config.source == "stdlib":
-        root = Path(sysconfig.get_path("stdlib"))
-        found = [file for file in files.walk(root, _SKIPPED) if file.path.suffix == ".py"]
+        root = sysconfig.get_path("stdlib")
+        found = [file for file in files.walk(Path(root), _SKIPPED) if file.path.endswith(".py")]
         # Not what a distribution or an administrator has added.
-        found = [file for file in found if Path(file.path.relative_to(root).parts[0]).stem in sys.stdlib_module_names]
+        tops = (file.path.removeprefix(f"{root}/").partition("/")[0].removesuffix(".py") for file in found)
+        found = [file for file, top in zip(found, tops, strict=True) if top in sys.stdlib_module_names]
         name = f"stdlib of {platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
         return _of_text_files(name, found, sys.version)
     if config.source == "shakespeare":
@@ -68,8 +69,8 @@ def open_corpus(config: DataConfig) -> Corpus:
         return _open_hf(config)
     assert config.path, "DataConfig requires it"
     found = files.find_files(config.path)
-    if config.source == "jsonl":
-        return _of_jsonl_files(config.path, found, config.text_field)
+    if config.source in _READERS:
+        return _of_records(config, found)
     is_named = Path(config.path).expanduser().is_file()
     return _of_text_files(f"text of {config.path}", found, "text", refuse_binary=is_named)
 
@@ -80,7 +81,7 @@ def _of_text_files(name: str, found: list[files.Source], kind: str, *, refuse_bi
     return Corpus(
         description=f"{name}: {_count(found)}",
         fingerprint=files.fingerprint(found, kind),
-        size=None if any(file.path.suffix == ".gz" for file in found) else sum(file.size for file in found),
+        size=None if any(file.path.endswith(".gz") for file in found) else sum(file.size for file in found),
         documents=lambda: (pieces(blocks(file.path)) for file in found),
         losses=losses,
     )
@@ -113,22 +114,50 @@ def tiny_shakespeare(cache_dir: str) -> Path:
     return path
 
 
-def _of_jsonl_files(path: str, found: list[files.Source], name: str) -> Corpus:
+def _of_records(config: DataConfig, found: list[files.Source]) -> Corpus:
+    """Return the corpus of files of many documents, each a record with a field of text."""
+    path, name, (endings, read) = str(config.path), config.text_field, _READERS[config.source]
     if Path(path).expanduser().is_dir():
-        found = [file for file in found if file.path.name.endswith(_JSONL_NAMES)]
+        found = [file for file in found if file.path.endswith(endings)]
         if not found:
-            raise DataError(f"data.path={path} holds no {', '.join(_JSONL_NAMES)} files: give their folder.")
+            raise DataError(f"data.path={path} holds no {', '.join(endings)} files: give their folder.")
     losses: files.Losses = {}
+    return Corpus(
+        description=f"field {name} of {path}: {_count(found)}",
+        fingerprint=files.fingerprint(found, config.source, name),
+        size=None,
+        documents=lambda: (pieces([text]) for file in found for text in read(file.path, name, losses)),
+        losses=losses,
+    )
 
-    def texts() -> Iterator[str]:
-        for file in found:
-            with files.reading(file.path) as lines:
-                for where, record in files.json_records(lines, str(file.path), losses):
-                    yield _text_of(record, name, where)
 
-    mark = files.fingerprint(found, "jsonl", name)
-    documents = f"field {name} of {path}: {_count(found)}"
-    return Corpus(documents, mark, None, lambda: (pieces([text]) for text in texts()), losses)
+def _jsonl_texts(file: str, field: str, losses: files.Losses) -> Iterator[str]:
+    with files.reading(file) as lines:
+        for where, record in files.json_records(lines, file, losses):
+            yield _text_of(record, field, where)
+
+
+def _parquet_texts(file: str, field: str, losses: files.Losses) -> Iterator[str]:
+    try:  # optional, and slow to import
+        import pyarrow  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError("data=parquet needs the pyarrow library: pip install pyarrow.") from error
+    try:
+        with parquet.ParquetFile(file) as opened:
+            if field not in (names := opened.schema_arrow.names):
+                _text_of(dict.fromkeys(names), field, file)  # says so
+            batches = opened.iter_batches(_RECORDS, columns=[field])  # of one group of rows after the other
+            records = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, record in enumerate(records, start=1):
+                yield _text_of(record, field, f"{file} record {number}")
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        why = f"data.path: {file} cannot be read as Parquet ({first_line(error)})"
+        raise DataError(f"{why}: mend it or leave it out.") from error
+
+
+_RECORDS = 256  # of a Parquet file that become text together
+_READERS = {"jsonl": (JSONL_NAMES, _jsonl_texts), "parquet": ((".parquet",), _parquet_texts)}
 
 
 def _text_of(record: dict[str, Any], field: str, where: str) -> str:

@@ -26,7 +26,7 @@ _BINARY_PROBE = 8192  # a NUL byte this early means a file is not text
 class Source(NamedTuple):
     """A file of text as it was found."""
 
-    path: Path
+    path: str
     size: int
     changed: int  # nanoseconds
 
@@ -42,15 +42,16 @@ def find_files(path: str) -> list[Source]:
             files = walk(root)
         else:
             # PTH207: Path.glob refuses absolute patterns.
-            names = sorted(map(Path, glob.glob(str(root), recursive=True)))  # noqa: PTH207
+            names = map(Path, glob.glob(str(root), recursive=True))  # noqa: PTH207
             found = [root] if root.exists() else filter(Path.is_file, names)
-            files = [Source(file, (status := file.stat()).st_size, status.st_mtime_ns) for file in found]
+            files = [Source(str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in found]
+            files.sort(key=_parts)
     except (OSError, RuntimeError) as error:  # a closed parent folder, or no such user
         raise DataError(f"data.path={path} cannot be read ({error}): change its permissions or the path.") from error
     if not files:
         what = "is a folder without files" if root.is_dir() else f"does not exist (seen from {Path.cwd()})"
         raise DataError(f"data.path={path} {what}: give a file, a folder or a quoted glob that holds text.")
-    if files[0].path == root and not root.is_file():
+    if files[0].path == str(root) and not root.is_file():
         raise DataError(f"data.path={path}: {root} is not a readable file: change its permissions or the path.")
     return files
 
@@ -58,7 +59,7 @@ def find_files(path: str) -> list[Source]:
 def walk(root: Path, skipped: frozenset[str] = frozenset()) -> list[Source]:
     """Return all files below `root`, sorted, without hidden files and folders and those named in `skipped`.
 
-    A file costs one call of the system: folders of 200,000 are read at every start.
+    A file costs one call of the system and no Path: folders of 200,000 are read at every start.
     """
     files, folders = [], [str(root)]
     while folders:
@@ -71,27 +72,31 @@ def walk(root: Path, skipped: frozenset[str] = frozenset()) -> list[Source]:
                         folders.append(entry.path)
                     elif entry.is_file():
                         status = entry.stat()
-                        files.append(Source(Path(entry.path), status.st_size, status.st_mtime_ns))
+                        files.append(Source(entry.path.removeprefix("./"), status.st_size, status.st_mtime_ns))
         except OSError as error:
             why = f"{error.filename} cannot be read ({error.strerror})"
             raise DataError(f"{why}: change its permissions or data.path.") from error
-    return sorted(files)
+    return sorted(files, key=_parts)
+
+
+def _parts(file: Source) -> str:
+    """Return a key that sorts as Path does, part by part: a/b before a-b."""
+    return file.path.replace("/", "\0")
 
 
 def fingerprint(files: list[Source], *extra: str) -> str:
     """Return a hex string that changes with any file's path, size or time of change. Contents are not read."""
-    digest = hashlib.sha256("\0".join(extra).encode())
-    here = Path.cwd()
-    for file in files:
-        digest.update(f"\0{here / file.path}\0{file.size}\0{file.changed}".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:16]
+    here = f"{Path.cwd()}/"
+    found = (f"\0{'' if path.startswith('/') else here}{path}\0{size}\0{changed}" for path, size, changed in files)
+    content = "\0".join(extra) + "".join(found)
+    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 @contextmanager
-def reading(file: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+def reading(file: str) -> Iterator[BinaryIO | gzip.GzipFile]:
     """Open a file's bytes, unpacked when its name ends in .gz. Raises DataError when they cannot be read."""
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        with gzip.open(file) if file.endswith(".gz") else open(file, "rb") as stream:  # noqa: PTH123
             yield stream
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"data.path: {file} cannot be read ({error}): mend it or leave it out.") from error
@@ -102,7 +107,7 @@ Losses = dict[str, int]
 is left out."""
 
 
-def text_blocks(file: Path, losses: Losses, *, refuse_binary: bool) -> Iterator[str]:
+def text_blocks(file: str, losses: Losses, *, refuse_binary: bool) -> Iterator[str]:
     """Yield a file's text in blocks of bounded size, without a BOM, with U+FFFD for bytes that are not UTF-8.
 
     A file that is mostly such bytes raises DataError. So does a binary one with `refuse_binary`; without it yields
@@ -118,14 +123,14 @@ def text_blocks(file: Path, losses: Losses, *, refuse_binary: bool) -> Iterator[
             if not size and b"\0" in block[:_BINARY_PROBE]:
                 if refuse_binary:
                     raise DataError(f"data.path={file} is a binary file (it has NUL bytes): give text in UTF-8.")
-                losses[str(file)] = 0
+                losses[file] = 0
                 return
             text = decoder.decode(block, final=not block)
             size, lost = size + len(text), lost + _lost(text, before + block)
             before = block[-2:]
             yield text
     if lost:
-        losses[str(file)] = lost
+        losses[file] = lost
     if 2 * lost > size:
         why = f"{lost:,} of its {size:,} characters cannot be read"
         raise DataError(f"data.path: {file} is not UTF-8 ({why}): convert it, e.g. with iconv, or leave it out.")

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +14,71 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tiktoken import Encoding
 
-from data.batches import document_starts
 from data.config import DataConfig, TokenizerConfig
 from data.corpus import Corpus, open_corpus
 from data.files import UNFINISHED, Losses, remove, replacing
-from data.shards import Tokens, encode_splits, open_tokens, token_dtype
+from data.mix import mix_texts, naming
+from data.nanogpt import open_nanogpt
+from data.prepared import PreparedData
+from data.shards import encode_splits, open_tokens, token_dtype
 from data.split import SPLITS, Split
-from data.tokenizer import make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
+from data.tokenizer import BPE_CHARACTERS, make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
 from errors import DataError
 
-FORMAT = 3
+FORMAT = 4
 _NAMED = 5  # files with losses that are named
 
 Log = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class PreparedData:
-    """A corpus as tokens. `len(data.train)`, `.documents` and `.text_bytes` count a split's contents."""
-
-    tokenizer: Encoding
-    train: Tokens
-    val: Tokens
-    directory: Path
-    """Where the shards are."""
-    description: str
-    """The corpus in words."""
-    document_mask: bool = False
-    """Whether the documents of a window are kept apart."""
-
-    def starts(self, tokens: np.ndarray) -> np.ndarray | None:
-        """Return where in its window the document of each token begins, if they are kept apart."""
-        return document_starts(tokens, self.tokenizer.eot_token) if self.document_mask else None
+Others = Sequence[tuple[Corpus, float]]  # texts that a bpe is trained on too, and what is held out of each
 
 
 def prepare(
     data: DataConfig, tokenizer: TokenizerConfig, *, encoding: Encoding | None = None, log: Log = print
 ) -> PreparedData:
-    """Return the tokens of a corpus from the cache, or make them now in parallel and in bounded memory.
+    """Return the tokens of a text or a mixture from the cache, or make them now in parallel and in bounded memory.
 
     encoding: replaces the one that `tokenizer` names, e.g. by that of the model to fine-tune.
     Of two runs that start at once one does the work. Raises DataError when the text, the tokenizer or the cache folder
     cannot be used.
     """
-    corpus = open_corpus(data)
+    if data.source == "mix":
+        prepared = _prepare_mix(data, tokenizer, encoding, log)
+    elif data.source == "nanogpt":
+        assert data.path, "DataConfig requires it"
+        prepared = open_nanogpt(data.path, encoding or make_tokenizer(tokenizer, ()))
+    else:
+        prepared = _prepare_text(open_corpus(data), data, tokenizer, encoding, log)
+    return replace(prepared, document_mask=data.document_mask)
+
+
+def _prepare_mix(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None, log: Log) -> PreparedData:
+    """Prepare the texts of data.mix one after the other. A bpe is trained with the first, on as much of each."""
+    mix, corpora, texts = data.mixed(), dict[str, Corpus](), dict[str, PreparedData]()
+    for name, (config, _) in mix.items():
+        with naming(name):
+            corpora[name] = open_corpus(config)
+    others = [(corpora[name], config.held_out) for name, (config, _) in mix.items()][1:]
+    for name, (config, _) in mix.items():
+        with naming(name):
+            text = _prepare_text(corpora[name], config, tokenizer, encoding, log, others)
+            texts[name] = replace(text, document_mask=data.document_mask)
+        if tokenizer.name == "bpe":
+            encoding = texts[name].tokenizer
+    return mix_texts(texts, [weight for _, weight in mix.values()])
+
+
+def _prepare_text(
+    corpus: Corpus,
+    data: DataConfig,
+    tokenizer: TokenizerConfig,
+    encoding: Encoding | None,
+    log: Log,
+    others: Others = (),
+) -> PreparedData:
     root = Path(data.cache_dir).expanduser() / "tokens"
-    directory = root / _directory_name(corpus, data, tokenizer, encoding)
+    directory = root / _directory_name(corpus, data, tokenizer, encoding, others)
     try:
-        prepared = _open(directory, corpus, log)
+        prepared = _open(directory, corpus, encoding, log)
         if prepared is None:
             root.mkdir(parents=True, exist_ok=True)
             for leftover in root.glob(f".*{UNFINISHED}"):  # of killed runs: nobody holds its lock
@@ -72,23 +90,27 @@ def prepare(
                 log(f"Another run is preparing the same tokens; waiting for it ({directory}).")
                 lock = _lock(directory, timeout=-1)
             with lock:
-                prepared = _open(directory, corpus, log=lambda _: None)
+                prepared = _open(directory, corpus, encoding, log=lambda _: None)
                 if prepared is None:
-                    _make(directory, corpus, data, tokenizer, encoding, log)
-                    prepared = _open(directory, corpus, log)
+                    encoding = _make(directory, corpus, data, tokenizer, encoding, log, others)
+                    prepared = _open(directory, corpus, encoding, log)
     except OSError as error:
         why = f"data.cache_dir={data.cache_dir} cannot be written ({error.strerror or error})"
         raise DataError(f"{why}: give a writable folder on a disk with room.") from error
     assert prepared, "what was just written can be read"
-    return replace(prepared, document_mask=data.document_mask)
+    return prepared
 
 
 def _lock(directory: Path, timeout: float) -> AbstractContextManager:
     return FileLock(f"{directory}.lock").acquire(timeout)
 
 
-def _directory_name(corpus: Corpus, data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> str:
+def _directory_name(
+    corpus: Corpus, data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None, others: Others
+) -> str:
     kind, parts = tokenizer.name, [tokenizer.name, tokenizer.vocab_size if tokenizer.name == "bpe" else None]
+    if tokenizer.name == "bpe":
+        parts += [f"{other.fingerprint} {held_out}" for other, held_out in others]
     if encoding is not None:
         content = json.dumps(tokenizer_content(encoding), sort_keys=True).encode()
         kind, parts = "given", [hashlib.sha256(content).hexdigest()]
@@ -96,8 +118,8 @@ def _directory_name(corpus: Corpus, data: DataConfig, tokenizer: TokenizerConfig
     return f"{data.source}-{kind}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
-def _open(directory: Path, corpus: Corpus, log: Log) -> PreparedData | None:
-    """Return what `directory` holds, or None when it is missing or, which is logged, damaged."""
+def _open(directory: Path, corpus: Corpus, encoding: Encoding | None, log: Log) -> PreparedData | None:
+    """Return what `directory` holds, in `encoding` if known; None when it is missing or, which is logged, damaged."""
     if not directory.exists():
         return None
     try:
@@ -107,7 +129,8 @@ def _open(directory: Path, corpus: Corpus, log: Log) -> PreparedData | None:
         if meta["tokenizer_crc32"] != zlib.crc32((directory / "tokenizer.json").read_bytes()):
             raise ValueError("tokenizer.json is not what was written")
         train, val = (open_tokens(directory, split, np.dtype(meta["dtype"]), meta[split]) for split in SPLITS)
-        return PreparedData(read_tokenizer(directory / "tokenizer.json"), train, val, directory, corpus.description)
+        encoding = encoding or read_tokenizer(directory / "tokenizer.json")
+        return PreparedData(encoding, train, val, directory, corpus.description)
     except (OSError, ValueError, KeyError, TypeError) as error:
         log(f"The prepared tokens in {directory} are damaged ({error}); preparing them again.")
         return None
@@ -129,16 +152,24 @@ def _report_losses(losses: Losses, log: Log) -> None:
 
 
 def _make(
-    directory: Path, corpus: Corpus, data: DataConfig, config: TokenizerConfig, encoding: Encoding | None, log: Log
-) -> None:
-    """Write tokenizer, shards and meta.json, and put them in the place of `directory` in one step."""
+    directory: Path,
+    corpus: Corpus,
+    data: DataConfig,
+    config: TokenizerConfig,
+    encoding: Encoding | None,
+    log: Log,
+    others: Others,
+) -> Encoding:
+    """Write tokenizer, shards and meta.json, put them in the place of `directory` in one step, return the encoding."""
     log(f"Preparing {corpus.description} with tokenizer={encoding.name if encoding else config.name}, once.")
     remove(directory)  # a damaged one
     with replacing(directory) as unfinished:
         unfinished.mkdir()
         split = Split(corpus, data.held_out)
         if encoding is None:
-            encoding = make_tokenizer(config, (piece.text for piece in split if piece.split == "train"))
+            most = BPE_CHARACTERS * config.vocab_size // (1 + len(others))
+            splits = chain([split], (Split(*other) for other in others))
+            encoding = make_tokenizer(config, chain.from_iterable(each.sample(most) for each in splits))
         save_tokenizer(encoding, unfinished / "tokenizer.json")
         summaries = encode_splits(split, encoding, unfinished, size=corpus.size)
         _report_losses(corpus.losses, log)  # now that all is read: of a large corpus Split reads the beginning only
@@ -158,3 +189,4 @@ def _make(
         f"{train['tokens']:,} tokens to train on, {val['tokens']:,} held out, {per_token:.2f} bytes a token "
         f"({train['documents']:,} and {val['documents']:,} documents)."
     )
+    return encoding

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from threading import Thread
+from threading import Thread, local
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import tiktoken
 from tqdm import tqdm
 
 from data.split import SPLITS, SplitPiece
-from data.tokenizer import encode_documents
+from data.tokenizer import copy_encoding, encode_documents
 from errors import DataError
 
 SHARD_TOKENS = 100_000_000
@@ -26,7 +26,8 @@ VERIFIED_BYTES = 500_000_000
 one are compared once each, while they are used already."""
 
 _FILE = "{split}_{number:05d}.bin"
-_CHUNK = 1 << 20  # characters that a thread encodes at a time
+_CHUNK = 1 << 18  # characters that a thread encodes at a time
+_IDS_A_CHUNK = 1 << 15  # of an encoding to copy, for each chunk before it
 
 
 class Tokens:
@@ -85,6 +86,12 @@ class ShardWriter:
             counts[-1] += len(part)
 
 
+def join_tokens(parts: list[Tokens]) -> Tokens:
+    """Return splits of several texts, in the same tokens, end to end."""
+    documents, text_bytes = (sum(getattr(part, name) for part in parts) for name in ("documents", "text_bytes"))
+    return Tokens([shard for part in parts for shard in part._shards], documents=documents, text_bytes=text_bytes)
+
+
 def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str, Any]) -> Tokens:
     """Return the split that a ShardWriter wrote. Raises ValueError when a file is missing or altered."""
     if sum(summary["shards"]) != summary["tokens"]:
@@ -126,11 +133,18 @@ def token_dtype(n_vocab: int) -> np.dtype:
 
 
 class _Chunk(NamedTuple):
-    """About a megabyte of one split's text: whole documents, or first the rest of one begun before."""
+    """About a quarter of a megabyte of one split's text: whole documents, or first the rest of one begun before."""
 
     split: str
     continued: bool
     texts: list[str]
+
+
+class _Own(local):
+    """A thread's own encoding, once it wins back its making: one that another used first takes a third longer."""
+
+    chunks = 0  # encoded so far
+    encoding: tiktoken.Encoding | None = None
 
 
 _Encoded = tuple[_Chunk, np.ndarray, int]  # its tokens, and the bytes of its text
@@ -144,11 +158,14 @@ def encode_splits(
     size: bytes of text that the progress bar counts up to, where known. Returns the summary of each split that
     open_tokens takes.
     """
-    dtype = token_dtype(encoding.n_vocab)
+    dtype, own = token_dtype(encoding.n_vocab), _Own()
 
     def encode(chunk: _Chunk) -> _Encoded:
-        tokens = encode_documents(encoding, chunk.texts, continued=chunk.continued).astype(dtype)
-        return chunk, tokens, sum(len(text.encode()) for text in chunk.texts)
+        if own.chunks == 1 + _workers() * encoding.n_vocab // _IDS_A_CHUNK:
+            own.encoding = copy_encoding(encoding)
+        own.chunks += 1
+        tokens = encode_documents(own.encoding or encoding, chunk.texts, continued=chunk.continued).astype(dtype)
+        return chunk, tokens, sum(map(len, map(str.encode, chunk.texts)))
 
     writers = {split: ShardWriter(directory, split, dtype) for split in SPLITS}
     with tqdm(total=size, desc="preparing tokens", unit="B", unit_scale=True, disable=None) as bar:
@@ -174,9 +191,13 @@ def _chunks(split_pieces: Iterable[SplitPiece]) -> Iterator[_Chunk]:
     yield from waiting.values()
 
 
+def _workers() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _in_order(function: Callable[[_Chunk], _Encoded], items: Iterable[_Chunk]) -> Iterator[_Encoded]:
     """Yield map(function, items) from threads on all cores, with a bounded number of items under way."""
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = _workers()
     under_way: deque[Future[_Encoded]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:

@@ -1,10 +1,11 @@
 """Which text is held out for validation: whole documents where enough are short and unlike the others, else tails."""
 
 import hashlib
-import math
 import zlib
+from array import array
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice, repeat
+from dataclasses import replace
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +15,11 @@ from data.corpus import Corpus
 
 SPLITS = ("train", "val")
 
-LOOKED_AT = 64_000_000  # characters of a large corpus that its split is made of
+LOOKED_AT = 64_000_000  # characters of a large corpus that its split is made of, and of a small one kept in memory
 LONGEST_SHARE = 1 / 30  # of the validation text that a single document may be
 COPIED_LINES = 0.15  # from this share of telling lines that other documents have too a document is a copy
 _TELLING = 16  # characters from which a line says where it is from
+_WINDOW = 1 << 14  # characters of which a sample has the first few
 _NEAR = 1000  # a tail grows by at most so many characters to begin where a line, or else a word, does
 
 
@@ -46,35 +48,40 @@ class Split:
         self.corpus, self.fraction = corpus, fraction
         self.longest = 0  # characters of a document that is held out whole; 0 where tails are
         self.lengths: list[int] = []
-        known: list[tuple[int, int, np.ndarray]] = []  # documents of a single piece: hash, length, lines
-        total = 0
+        self.total = 0
+        known: list[tuple[int, int, int]] = []  # documents of a single piece: hash, length, number of lines
+        lines = array("I")  # of all of them
+        kept: list[list[str]] = []
         with tqdm(total=corpus.size, desc="choosing the split", unit="B", unit_scale=True, disable=None) as bar:
             for whole, texts in _documents(corpus):
-                length = 0
+                length, document = 0, []
                 for text in texts:
                     length += len(text)
+                    if self.total + length <= LOOKED_AT:
+                        document.append(text)
                     bar.update(len(text.encode()))
-                if whole and total < LOOKED_AT:
-                    known.append((_hash(whole), length, _telling_lines(whole)))
+                if whole and self.total < LOOKED_AT:
+                    own = _telling_lines(whole)
+                    lines.extend(own)
+                    known.append((_hash(whole), length, len(own)))
                 self.lengths.append(length)
-                total += length
-                if total - length < LOOKED_AT <= total and self._choose(known, total * fraction):
+                kept.append(document)
+                self.total += length
+                if self.total - length < LOOKED_AT <= self.total and self._choose(known, lines, self.total * fraction):
                     return
-        self._choose(known, total * fraction)
+        if self.total <= LOOKED_AT:  # is read once
+            self.corpus = replace(corpus, documents=lambda: iter(kept))
+        self._choose(known, lines, self.total * fraction)
 
-    def _choose(self, known: list[tuple[int, int, np.ndarray]], wanted: float) -> bool:
+    def _choose(self, known: list[tuple[int, int, int]], lines: array, wanted: float) -> bool:
         """Set the rule for whole documents; False where they are too few for `wanted` characters."""
-        seen, times = np.unique(
-            np.concatenate([np.zeros(0, np.uint32), *(own for *_, own in known)]), return_counts=True
-        )
-        short = [one for one in known if one[1] <= wanted * LONGEST_SHARE]
-        copies = {
-            number
-            for number, _, own in short
-            if (times[np.searchsorted(seen, own)] > 1).sum() > COPIED_LINES * len(own)
-        }
+        _, places, times = np.unique(np.array(lines, dtype=np.uint32), return_inverse=True, return_counts=True)
+        owners = np.repeat(np.arange(len(known)), [own for *_, own in known])
+        shared = np.bincount(owners, times[places] > 1, minlength=len(known)).tolist()
+        short = [(*one, copied) for one, copied in zip(known, shared, strict=True) if one[1] <= wanted * LONGEST_SHARE]
+        copies = {number for number, _, own, copied in short if copied > COPIED_LINES * own}
         for self.copies in (copies, set()):
-            free = sorted((number, length) for number, length, _ in short if number not in self.copies)
+            free = sorted((number, length) for number, length, *_ in short if number not in self.copies)
             sizes = np.cumsum([0, *(length for _, length in free)])
             if sizes[-1] >= 2 * wanted > 0:
                 self.longest = int(wanted * LONGEST_SHARE)
@@ -87,28 +94,41 @@ class Split:
         for (whole, texts), length in zip(_documents(self.corpus), chain(self.lengths, repeat(0)), strict=False):
             if self.longest:
                 number = _hash(whole) if 0 < len(whole) <= self.longest else self.highest + 1
-                yield from _cut(texts, 0 if number <= self.highest and number not in self.copies else math.inf, 0)
+                split = "val" if number <= self.highest and number not in self.copies else "train"
+                yield from (SplitPiece(split, not place, text) for place, text in enumerate(texts))
             else:
                 tail = round(length * self.fraction)
                 yield from _cut(texts, length - tail, min(_NEAR, tail // 2))
+
+    def sample(self, most: int) -> Iterator[str]:
+        """Yield about `most` characters to train on, spread evenly over the text, of a large corpus its beginning."""
+        size, position = min(self.total, LOOKED_AT), 0
+        window, kept = (_WINDOW, _WINDOW * most // size) if most < size else (size, size)
+        for split, _, text in self:
+            if split == "train":
+                for start in range(-(position % window), len(text), window):
+                    if part := text[max(start, 0) : max(start + kept, 0)]:
+                        yield part
+                if (position := position + len(text)) >= size:
+                    return
 
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def _telling_lines(text: str) -> np.ndarray:
-    """Return a number for each different line that is long enough to say where it is from, uint32 [N]."""
-    lines = {line for line in map(str.strip, text.split("\n")) if len(line) >= _TELLING}
-    return np.unique(np.array([zlib.crc32(line.encode()) for line in lines], dtype=np.uint32))
+def _telling_lines(text: str) -> set[int]:
+    """Return a number for each different line that is long enough to say where it is from."""
+    return {zlib.crc32(line.encode()) for line in map(str.strip, text.split("\n")) if len(line) >= _TELLING}
 
 
 def _documents(corpus: Corpus) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the text of each document that is not empty, "" where it has several pieces, and its pieces."""
     for document in corpus.documents():
         texts = iter(document)
-        if beginning := list(islice(texts, 2)):
-            yield beginning[0] if len(beginning) == 1 else "", chain(beginning, texts)
+        if first := next(texts, ""):
+            second = next(texts, "")
+            yield ("", chain((first, second), texts)) if second else (first, (first,))
 
 
 def _cut(texts: Iterable[str], kept: float, most: int) -> Iterator[SplitPiece]:

@@ -1,11 +1,12 @@
 """Text to token ids: every tokenizer is a tiktoken Encoding with the special token <|endoftext|>."""
 
-import base64
 import hashlib
 import json
 import pickle
 import sys
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -33,8 +34,8 @@ BPE_PATTERN = (
 # With nothing to merge the pattern sets only the speed: 64 characters at a time is 5x one at a time.
 BYTE_PATTERN = r"(?s:.){1,64}"
 
-# bpe learns from at most this many characters: more hardly changes the merges.
-BPE_TRAINING_CHARACTERS = 64_000_000
+# bpe learns from so many characters for each token: the default text has 0.03% fewer tokens when it learns from all.
+BPE_CHARACTERS = 2_000
 
 _SERVER = "https://openaipublic.blob.core.windows.net/"
 _FILES = {
@@ -80,17 +81,15 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
 
     A text with too few pairs to merge gives a smaller vocabulary.
     """
-    left, command = BPE_TRAINING_CHARACTERS, [sys.executable, "-c", _TRAINER]
+    command = [sys.executable, "-c", _TRAINER]
     bar = tqdm(desc="training the tokenizer", unit="B", unit_scale=True, disable=None)
     with bar, Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True) as process:
         assert process.stdin and process.stdout
         try:
             pickle.dump((vocab_size - 1, pattern), process.stdin)
             for text in training_text:
-                pickle.dump(text[:left], process.stdin)
-                bar.update(len(text[:left].encode()))
-                if (left := left - len(text)) <= 0:
-                    break
+                pickle.dump(text, process.stdin)
+                bar.update(len(text.encode()))
             pickle.dump("", process.stdin)
             process.stdin.flush()
             merged = pickle.load(process.stdout)
@@ -99,6 +98,12 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
             raise
     ranks = {bytes(token): rank for token, rank in merged}
     return tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
+
+
+def copy_encoding(encoding: tiktoken.Encoding) -> tiktoken.Encoding:
+    """Return another encoding with the same tokens."""
+    ranks, special = encoding._mergeable_ranks, encoding._special_tokens
+    return tiktoken.Encoding(encoding.name, pat_str=encoding._pat_str, mergeable_ranks=ranks, special_tokens=special)
 
 
 def token_bytes(encoding: tiktoken.Encoding) -> np.ndarray:
@@ -138,9 +143,10 @@ def save_tokenizer(encoding: tiktoken.Encoding, path: str | Path) -> None:
     Path(path).write_text(json.dumps(tokenizer_content(encoding)), encoding="utf-8")
 
 
+@lru_cache(maxsize=1)
 def tokenizer_content(encoding: tiktoken.Encoding) -> dict[str, Any]:
     """Return an encoding as plain types: tokens in order of rank, as base64, None for an unused rank."""
-    by_rank = {rank: base64.b64encode(token).decode() for token, rank in encoding._mergeable_ranks.items()}
+    by_rank = {rank: b2a_base64(token, newline=False).decode() for token, rank in encoding._mergeable_ranks.items()}
     return {
         "format": FORMAT,
         "name": encoding.name,
@@ -157,7 +163,7 @@ def read_tokenizer(path: str | Path) -> tiktoken.Encoding:
         if content["format"] != FORMAT:
             raise ValueError(f"it has format {content['format']}, not {FORMAT}")
         tokens = content["mergeable_ranks"]
-        ranks = {base64.b64decode(token, validate=True): rank for rank, token in enumerate(tokens) if token is not None}
+        ranks = {a2b_base64(token, strict_mode=True): rank for rank, token in enumerate(tokens) if token is not None}
         special = {str(token): int(rank) for token, rank in content["special_tokens"].items()}
         if len(ranks) != len(tokens) - tokens.count(None) or not all(bytes([byte]) in ranks for byte in range(256)):
             raise ValueError("it lacks a byte or has a token twice")

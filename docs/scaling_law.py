@@ -1,8 +1,10 @@
 """Fit and draw a scaling law:  python docs/scaling_law.py SWEEP [PICTURE.png]
 
 SWEEP is the folder of  python train.py -m +experiment=scaling  (or any sweep over max_flops and one size
-setting). For every compute budget, a parabola of loss against log(parameters) gives the best size; a line
-through the best sizes in log-log space is the power law (Hoffmann et al. 2022, approach 2).
+setting). Each size has the learning rate that was best for it on average over the seeds. For every compute budget, a
+parabola of loss against log(parameters) gives the best size; a line through the best sizes in log-log space is the
+power law (Hoffmann et al. 2022, approach 2), for parameters with embeddings and without. The interval of an exponent
+is two standard errors by the jackknife (Quenouille 1956) each way: the law is fitted again without each of the runs.
 """
 
 from __future__ import annotations
@@ -36,24 +38,42 @@ class Budget:
         self.best_bpb = self.curve(np.log10(self.best_size))
 
 
-def read_budgets(sweep: Path) -> list[Budget]:
-    """Return a sweep's finished runs by budget, with the seeds of a size averaged."""
+def read_budgets(sweep: Path, column: str) -> list[Budget]:
+    """Return a sweep's finished runs by budget and size, `column`; of a size its best rate, seeds averaged."""
     table = sweep / "leaderboard.csv"
     if not table.is_file():
         sys.exit(f"error: {table} does not exist: give the folder of a sweep of +experiment=scaling.")
-    runs: dict[float, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    runs: dict[float, dict[float, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     with table.open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
-            if row["status"] == "finished" and row.get("max_flops"):
-                runs[float(row["max_flops"])][float(row["parameters"])].append(float(row["val_bpb"]))
+            if row["status"] == "finished" and row.get("max_flops") and row.get(column):
+                rates = runs[float(row["max_flops"])][float(row[column])]
+                rates[row.get("optimizer.lr", "")].append(float(row["val_bpb"]))
     budgets = []
     for flops, sizes in sorted(runs.items()):
         if len(sizes) >= 3:
-            parameters = sorted(sizes)
-            budgets.append(Budget(flops, np.array(parameters), np.array([np.mean(sizes[n]) for n in parameters])))
-    if len(budgets) < 2:
-        sys.exit(f"error: {table} has fewer than two values of max_flops with three sizes each: sweep both.")
+            bpb = [min(map(np.mean, sizes[n].values())) for n in sorted(sizes)]
+            budgets.append(Budget(flops, np.array(sorted(sizes)), np.array(bpb)))
     return budgets
+
+
+def law_of(budgets: list[Budget]) -> tuple[float, float] | None:
+    return power_law(np.array([b.flops for b in budgets]), np.array([b.best_size for b in budgets]))
+
+
+def interval(budgets: list[Budget], exponent: float) -> str:
+    """Return where the exponent lies, give or take two standard errors of the jackknife over runs."""
+    found = []
+    for number, budget in enumerate(budgets):
+        for left_out in range(len(budget.bpb)):
+            if len(budget.bpb) > 3:
+                rest = Budget(budget.flops, np.delete(budget.parameters, left_out), np.delete(budget.bpb, left_out))
+                if law := law_of([*budgets[:number], rest, *budgets[number + 1 :]]):
+                    found.append(law[1])
+    if len(found) < 2:
+        return "; no interval: each budget needs four sizes"
+    error = np.sqrt((len(found) - 1) * np.var(found))
+    return f", exponent {exponent - 2 * error:.2f} to {exponent + 2 * error:.2f}"
 
 
 def power_law(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
@@ -101,21 +121,30 @@ def draw_law(budgets: list[Budget], law: tuple[float, float], best: Axes) -> Non
     best.yaxis.set_minor_formatter(EngFormatter(places=0, sep=""))
 
 
+def report(budgets: list[Budget], what: str) -> tuple[float, float] | None:
+    """Print the best sizes and the law through them, which is returned."""
+    print(f"| training FLOP | best {what} | bits per byte there |\n|---|---|---|")
+    for budget in budgets:
+        size = "outside the sizes tried" if np.isnan(budget.best_size) else f"{budget.best_size:,.0f}"
+        print(f"| {budget.flops:.0e} | {size} | {'–' if np.isnan(budget.best_size) else f'{budget.best_bpb:.3f}'} |")
+    if law := law_of(budgets):
+        print(f"\nbest {what} N = {law[0]:.3g} · C^{law[1]:.2f}{interval(budgets, law[1])}\n")
+    else:
+        print("\nno law: fewer than two budgets have their best size within the sizes tried: add sizes\n")
+    return law
+
+
 def main() -> None:
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     sweep = Path(sys.argv[1])
     picture = Path(sys.argv[2]) if len(sys.argv) == 3 else sweep / "scaling_law.png"
-    budgets = read_budgets(sweep)
-    law = power_law(np.array([b.flops for b in budgets]), np.array([b.best_size for b in budgets]))
-    print("| training FLOP | best parameters | bits per byte there |\n|---|---|---|")
-    for budget in budgets:
-        size = "outside the sizes tried" if np.isnan(budget.best_size) else f"{budget.best_size:,.0f}"
-        print(f"| {budget.flops:.0e} | {size} | {'–' if np.isnan(budget.best_size) else f'{budget.best_bpb:.3f}'} |")
-    if law:
-        print(f"\nbest parameters N = {law[0]:.3g} · C^{law[1]:.2f}")
-    else:
-        print("\nno law: fewer than two budgets have their best size within the sizes tried: add sizes")
+    budgets = read_budgets(sweep, "parameters")
+    if len(budgets) < 2:
+        sys.exit(f"error: {sweep} has fewer than two values of max_flops with three sizes each: sweep both.")
+    law = report(budgets, "parameters")
+    if inside := read_budgets(sweep, "parameters_in_blocks"):
+        report(inside, "parameters without embeddings")
     draw(budgets, law, picture)
     print(f"drawn in {picture}")
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from errors import SettingsError, at_least, fraction, one_of, positive, refuse_idle
+from errors import SettingsError, at_least, fraction, one_of, page_name, positive, refuse_idle
 
 
 @dataclass(kw_only=True)
@@ -64,12 +64,14 @@ class SampleConfig(Controls):
     """Sample i of a prompt is drawn with seed + i."""
     logprobs: bool = False
     """Add each token's log-probability, in nats and before the controls, to results."""
-    attention_map: str | None = None
-    """Instead of generating, write a page of what every head attends to in the prompt to this .html file."""
+    page: str | None = None
+    """Instead of generating, write a page of how the model reads the prompt to this .html file: its surprise, what it
+    expected, what every head looked at."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
-    """Type of the weights: fp32, bf16 or fp16; auto is bf16 on GPUs that have it, else fp32."""
+    """Type of the weights: fp32, bf16, fp16, or on a CPU int8, whose price evaluate.py tells; auto is bf16 on GPUs that
+    have it, else fp32."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,8 +80,8 @@ class SampleConfig(Controls):
             raise SettingsError(f"{' and '.join(given)} are given: choose one.")
         drawn = "temperature top_k top_p min_p repetition_penalty num_samples max_new_tokens stop seed"
         rules = (
-            ("prompt prompt_file prompts results attention_map", "interactive=true", self.interactive),
-            (f"prompts results logprobs {drawn}", f"attention_map={self.attention_map}", bool(self.attention_map)),
+            ("prompt prompt_file prompts results page", "interactive=true", self.interactive),
+            (f"prompts results logprobs {drawn}", f"page={self.page}", bool(self.page)),
             ("top_k top_p min_p num_samples", "temperature=0", self.temperature == 0),
             ("batch_size", "prompts=null and results=null", not (self.prompts or self.results)),
             ("special_tokens", "an empty prompt", not (self.interactive or given)),
@@ -87,9 +89,8 @@ class SampleConfig(Controls):
         refuse_idle(self, rules)
         if self.logprobs and not (self.results or self.prompts):
             raise SettingsError("logprobs=true is written as JSON: add results=FILE, or results=- to see it here.")
-        if self.attention_map and not self.attention_map.endswith(".html"):
-            raise SettingsError(f"attention_map={self.attention_map} is a page: give its name the ending .html.")
-        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        page_name("page", self.page)
+        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16", "int8"))
         if "" in self.stop:
             raise SettingsError("stop has an empty string, which every text contains: remove it.")
         for name in ("num_samples", "batch_size", "max_new_tokens"):

@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 from tqdm import tqdm
 
 from data.batches import document_starts
-from data.config import DataConfig, TokenizerConfig
+from data.config import DataConfig, TaskConfig, TokenizerConfig
 from data.corpus import open_corpus
 from data.prepare import prepare
+from data.tasks import TaskData
 from data.tokenizer import encode_text, token_bytes, tokenizer_content
 from errors import DataError
 from model.gpt import GPT
@@ -54,7 +55,7 @@ def score(
     batch = max(1, (131_072 if device.type == "cuda" else 16_384) // length)  # windows in one forward pass
     nats = np.empty(len(tokens) - 1, dtype=np.float32)
     with tqdm(total=len(nats), desc="scoring", unit="token", unit_scale=True, disable=None) as bar:
-        for starts, scored in _passes(len(nats), length, stride, batch):
+        for starts, scored in passes(len(nats), length, stride, batch):
             rows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
             separator = tokenizer.eot_token if document_mask else None
             surprise = _surprise(model, torch.from_numpy(rows).to(device), scored, autocast, separator)
@@ -64,7 +65,7 @@ def score(
     return Scores(nats, token_bytes(tokenizer)[tokens[1:]])
 
 
-def _passes(targets: int, length: int, stride: int, batch: int) -> Iterator[tuple[list[int], int]]:
+def passes(targets: int, length: int, stride: int, batch: int) -> Iterator[tuple[list[int], int]]:
     """Yield for each forward pass where its windows begin, and how many targets at a window's end are new."""
     yield [0], length
     starts = list(range(stride, targets - length + 1, stride))
@@ -135,6 +136,12 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
     if min(map(len, texts)) < 2:
         raise DataError(f"{description} has nothing to score: give a longer text with data.path=...")
     return description, texts
+
+
+def learned_task(checkpoint: Checkpoint) -> TaskData:
+    """Return the synthetic task that a checkpoint has learned."""
+    settings = checkpoint.meta["config"]
+    return TaskData(settings["data"]["source"], TaskConfig(**settings["data"]["task"]), settings["seed"])
 
 
 def _validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:

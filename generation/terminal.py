@@ -15,13 +15,14 @@ from runs.formatting import visible
 from schema import from_arguments
 
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
-Ctrl-C stops the text, Ctrl-D ends the session.
+A line that ends in \\ goes on in the next one.
+Ctrl-C stops the text, Ctrl-D or /quit ends the session.
 /settings            what can be changed, with its present value
 /temperature 0.5     change a setting for the texts to come
 //text               a prompt that begins with a slash"""
 
 FIXED = {"checkpoint", "prompt", "prompt_file", "prompts", "results", "interactive"}
-FIXED |= {"batch_size", "logprobs", "attention_map", "device", "precision"}
+FIXED |= {"batch_size", "logprobs", "page", "device", "precision"}
 
 
 def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
@@ -76,12 +77,16 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
     while True:
         try:
             line = input("> ")
+            while line.endswith("\\"):
+                line = line[:-1] + "\n" + input("... ")
         except EOFError:
             print()
             return
         except KeyboardInterrupt:
             print()
             continue
+        if line.strip() == "/quit":
+            return
         if line.startswith("/") and not line.startswith("//"):
             config = _obey(line[1:], config)
         else:

@@ -60,7 +60,7 @@ def draw_losses(panel: Axes, rows: list[Row]) -> None:
         panel.text(0.5, 0.5, "no finite loss", transform=panel.transAxes, ha="center")
     elif min(seen) > 0 and max(seen) > 20 * min(seen):
         panel.set_yscale("log")  # a loss that has exploded leaves the rest readable
-    panel.set_ylabel("loss (nats per token)")
+    panel.set_ylabel(f"loss (nats per {'answer' if any('val_accuracy' in row for row in rows) else 'token'})")
     if panel.get_legend_handles_labels()[0]:
         panel.legend()
 

@@ -5,7 +5,7 @@ A checkpoint is a directory, complete or absent:
     model.safetensors   the weights, under plain names
     state.pt            the optimizers' state, for resuming; in a sharded run the folder state/ instead
     meta.json           format version, settings, step, metrics, and a checksum of every file
-    tokenizer.json      all that is needed to encode and decode
+    tokenizer.json      all that is needed to encode and decode; absent where a synthetic task was learned
 
 Reading one runs no code from it: safetensors and JSON hold data only, state.pt is read with
 `weights_only=True`. A run keeps `checkpoints/step_N` and the links `last` and `best` to them.
@@ -17,7 +17,7 @@ import json
 import logging
 import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -54,8 +54,19 @@ class Checkpoint:
 
     path: Path
     model: GPT
-    tokenizer: tiktoken.Encoding
+    encoding: tiktoken.Encoding | None
     meta: Meta
+
+    @property
+    def tokenizer(self) -> tiktoken.Encoding:
+        """What makes text of the model's ids; CheckpointError where a synthetic task was learned."""
+        if self.encoding is None:
+            task = self.meta["config"]["data"]["source"]
+            raise CheckpointError(
+                f"checkpoint={self.path} has learned data={task} and has no tokenizer: "
+                f"python evaluate.py checkpoint={self.path} scores it, without other settings for text."
+            )
+        return self.encoding
 
 
 @dataclass
@@ -100,7 +111,13 @@ class MetaTypes:
 
 
 def save_checkpoint(
-    directory: Path, *, model: GPT, tokenizer: tiktoken.Encoding, config: Any, state: Meta | None = None, **meta: Any
+    directory: Path,
+    *,
+    model: GPT,
+    tokenizer: tiktoken.Encoding | None,
+    config: Any,
+    state: Meta | None = None,
+    **meta: Any,
 ) -> None:
     """Write a checkpoint of a model that is not being trained here; `config` is a dataclass with the field model."""
     meta = {"step": 0, "metrics": {}, **meta, "config": asdict(config)}
@@ -108,7 +125,11 @@ def save_checkpoint(
 
 
 def write_checkpoint(
-    directory: Path, weights: dict[str, Tensor], state: dict[str, Any] | Path, meta: Meta, tokenizer: tiktoken.Encoding
+    directory: Path,
+    weights: dict[str, Tensor],
+    state: dict[str, Any] | Path,
+    meta: Meta,
+    tokenizer: tiktoken.Encoding | None,
 ) -> None:
     """Write `directory` from tensors on the CPU; it is there afterwards whole, or as it was and one of WRITE_ERRORS.
 
@@ -125,7 +146,8 @@ def write_checkpoint(
                 state.rename(unfinished / "state")
             else:
                 torch.save(state, unfinished / "state.pt")
-            save_tokenizer(tokenizer, unfinished / "tokenizer.json")
+            if tokenizer is not None:
+                save_tokenizer(tokenizer, unfinished / "tokenizer.json")
             written = sorted(path for path in unfinished.rglob("*") if path.is_file())
             files = {file.relative_to(unfinished).as_posix(): describe_file(file) for file in written}
             meta = {"format_version": FORMAT_VERSION, **meta, "files": files}
@@ -232,11 +254,11 @@ def as_typed(schema: type, values: dict[str, Any]) -> dict[str, Any]:
     return asdict(checked)
 
 
-def verify_checkpoint(path: Path, names: Iterable[str] | None = None) -> Meta:
+def verify_checkpoint(path: Path, names: set[str] | None = None) -> Meta:
     """Return a checkpoint's meta.json; CheckpointError unless the named files, or all, match their checksums."""
     meta = read_meta(path)
     with readable(path):
-        for name in names or meta["files"]:
+        for name in meta["files"] if names is None else names & meta["files"].keys():
             if path.resolve() not in (path / name).resolve().parents:
                 raise ValueError(f"{name} is outside the checkpoint")
             if not (path / name).is_file() or describe_file(path / name) != meta["files"][name]:
@@ -252,13 +274,13 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
 
 
-def read_parts(path: Path) -> tuple[GPTConfig, dict[str, Tensor], tiktoken.Encoding, Meta]:
+def read_parts(path: Path) -> tuple[GPTConfig, dict[str, Tensor], tiktoken.Encoding | None, Meta]:
     """Return a checkpoint's settings, weights, tokenizer and meta.json; CheckpointError when it is unusable."""
-    meta = verify_checkpoint(path, ("model.safetensors", "tokenizer.json"))
+    meta = verify_checkpoint(path, {"model.safetensors", "tokenizer.json"})
     with readable(path):
         weights = read_weights(path, config := GPTConfig(**meta["config"]["model"]))
-        tokenizer = read_tokenizer(path / "tokenizer.json")
-        if tokenizer.n_vocab > len(weights["token_embedding.weight"]):
+        tokenizer = read_tokenizer(path / "tokenizer.json") if "tokenizer.json" in meta["files"] else None
+        if tokenizer and tokenizer.n_vocab > len(weights["token_embedding.weight"]):
             raise ValueError(f"tokenizer.json has {tokenizer.n_vocab:,} ids, more than the model")
     return config, weights, tokenizer, meta
 

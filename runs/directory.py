@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from filelock import FileLock, Timeout
 
 from errors import CheckpointError, FormatError, SettingsError
@@ -18,7 +19,7 @@ from runs.formatting import LogFormatter, flat, hydra_quoted
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")
 
-LOGS = ("metrics.jsonl", "train.log")
+LOGS = ("metrics.jsonl", "report.jsonl", "train.log")
 
 # What a person asks of one invocation, which the next one does not inherit.
 OF_THIS_INVOCATION = ("resume", "sweep", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
@@ -93,6 +94,14 @@ def _newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = l
         raise CheckpointError(f"resume={run} has no checkpoint that can be read ({reason}): start anew.") from error
 
 
+def written_settings(run: Path) -> dict[str, Any]:
+    """Return the settings in a run's config.yaml by their dotted names; none where it cannot be read."""
+    try:
+        return flat(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return {}
+
+
 def check_settings(settings: dict[str, Any], saved: Meta, *, data: str) -> None:
     """Raise SettingsError, naming every setting that differs from the saved run's and would change its result.
 
@@ -105,6 +114,9 @@ def check_settings(settings: dict[str, Any], saved: Meta, *, data: str) -> None:
     remedies = ["leave these out"] * bool(changed) + ["restore the text"] * (data != saved["data"])
     changed += ["the text has changed"] * (data != saved["data"])
     sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
+    if "optimizer.name" in bound:  # the state of one means nothing to another
+        again = f"leave it out, or begin anew with {hydra_quoted('init_from', settings['resume'])}"
+        raise SettingsError(f"{sentence}, and what the optimizer has kept fits no other: {again}.")
     if changed and not settings["allow_changes"]:
         remedy = " and ".join(remedies)
         raise SettingsError(f"{sentence}: {remedy}, or set allow_changes=true to go on from there all the same.")

@@ -3,7 +3,7 @@
 import json
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]  # a line of metrics.jsonl: `step`, `tokens` and `seconds` 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The surprise of a model at a whole text."""
+    """The surprise of a model at a whole text, or at the answers of a synthetic task."""
 
     nats: float
     """-log p(token | what precedes it), summed over the tokens."""
@@ -24,6 +24,10 @@ class Evaluation:
     """Length of the original text in UTF-8."""
     bpb_stderr: float | None = None
     """Standard error of bpb over documents; None of a single one."""
+    accuracy: float | None = None
+    """Share of a synthetic task's answers that are right; None of a text."""
+    texts: dict[str, float] = field(default_factory=dict)
+    """Nats per token of each text of a mixture, by its name."""
 
     @classmethod
     def of_tokens(cls, nats: "np.ndarray", sizes: "np.ndarray") -> Self:
@@ -54,6 +58,15 @@ class Evaluation:
     def bpb(self) -> float:
         """Bits per byte of text, comparable between tokenizers."""
         return self.nats / math.log(2) / self.text_bytes
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The evaluation as metrics.jsonl has it."""
+        if self.accuracy is not None:
+            return {"val_loss": self.loss, "val_accuracy": self.accuracy}
+        stderr = {} if self.bpb_stderr is None else {"val_bpb_stderr": self.bpb_stderr}
+        texts = {f"val_loss/{name}": loss for name, loss in self.texts.items()}
+        return {"val_loss": self.loss, "val_bpb": self.bpb} | stderr | texts
 
 
 def read_metrics(path: Path) -> list[Row]:

@@ -30,7 +30,7 @@ Tensors = dict[str, Tensor]
 class Saver:
     """Writes a run's checkpoints one at a time, points last and best at them, and deletes the old ones."""
 
-    def __init__(self, checkpoints: Path, keep: int, tokenizer: Encoding, timeout: float) -> None:
+    def __init__(self, checkpoints: Path, keep: int, tokenizer: Encoding | None, timeout: float) -> None:
         self.checkpoints, self.keep, self.tokenizer = checkpoints, keep, tokenizer
         self.timeout = timeout  # seconds that a step and a save may take; the first that take longer are reported
         self.failure: str | None = None

@@ -15,9 +15,9 @@ from runs.metrics import finite
 log = logging.getLogger("tinygpt")
 NAME, JOB = "summary.json", "job.json"
 STATUSES = ("running", "stopped", "failed", "finished")
-LOSSES = ["val_loss", "val_bpb", "val_bpb_stderr"]
+LOSSES = ["val_loss", "val_bpb", "val_bpb_stderr", "val_accuracy"]
 NUMBERS = ["seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb", *LOSSES]
-NUMBERS += ["decode_tokens_per_s", "cache_bytes_per_token"]
+NUMBERS += ["decode_tokens_per_s", "cache_bytes_per_token", "parameters_in_blocks"]
 NOTHING_KNOWN: dict[str, Any] = {"status": "running", "reason": None, "device": None, **dict.fromkeys(NUMBERS)}
 
 
@@ -84,7 +84,7 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
             remedy = "remove it, or give the sweep another folder by hydra.sweep.dir=FOLDER"
             raise SettingsError(f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`: {remedy}.")
         if summary and summary["status"] == "finished":
-            log.info("job %d is finished already: %s bits/byte", number, summary["val_bpb"])
+            log.info("job %d is finished already: validation loss %s", number, summary["val_loss"])
             return float("inf") if summary["val_loss"] is None else summary["val_loss"]
     JobRecord(number, overrides).write(folder)
     return None

@@ -1,15 +1,26 @@
-"""Write and print the leaderboard of a sweep's folder, while it runs too:  python -m sweeps DIR"""
+"""Write the page of a run, or of a sweep's or any other folder of runs and print its leaderboard, while they go on too:
+python -m sweeps FOLDER"""
 
 import sys
 from pathlib import Path
 
+from data.files import replacing
+from pages.runs import run_page
 from runs.formatting import visible
-from sweeps.leaderboard import write_leaderboard
+from runs.summary import read_summary
+from sweeps.leaderboard import PAGE, write_leaderboard
 
 if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-    sys.exit("usage: python -m sweeps DIR    (a folder that -m made under multirun/)")
-sweep = Path(sys.argv[1])
-if text := write_leaderboard(sweep):
-    print(visible(text))
-else:
-    sys.exit(f"error: {sweep} holds no sweep (no job.json in its folders): give the folder that -m made.")
+    sys.exit("usage: python -m sweeps FOLDER    (a run's, or one with runs in it, as -m makes under multirun/)")
+folder = Path(sys.argv[1])
+try:
+    if read_summary(folder):
+        with replacing(folder / PAGE) as file:
+            file.write_text(run_page(folder), encoding="utf-8", errors="replace")
+        print(visible(f"page      {folder / PAGE}"))
+    elif text := write_leaderboard(folder):
+        print(visible(text))
+    else:
+        sys.exit(f"error: {visible(folder)} holds no run (no summary.json or job.json): give a folder with one.")
+except OSError as error:
+    sys.exit(f"error: {visible(folder)} cannot be used ({error.strerror}): name a folder that is yours to write to.")

@@ -39,14 +39,15 @@ OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, re
 
 
 class Grid(Sweeper):
-    """Runs every combination of the values given; a job that fails does not end the others."""
+    """Runs every combination of the values given, with every variant; a job that fails does not end the others."""
 
     config: DictConfig
     hydra_context: HydraContext
     launcher: Launcher
 
-    def __init__(self, params: dict[str, str] | None = None) -> None:
+    def __init__(self, params: dict[str, str] | None = None, variants: list[str] | None = None) -> None:
         self.params = [f"{name}={values}" for name, values in (params or {}).items()]
+        self.variants = [variant.split() for variant in variants or [""]]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         launcher = self.launcher_name = config.hydra.runtime.choices["hydra/launcher"]
@@ -65,7 +66,11 @@ class Grid(Sweeper):
         """Run the jobs that are not finished, once all can be composed; SettingsError when some failed."""
         overrides = self.parse([*self.params, *arguments])
         values = {o.get_key_element(): assignments(o) for o in overrides}  # what is typed replaces an experiment's
-        jobs = [list(job) for job in itertools.product(*values.values())]
+        own = {name for override in self.parse(self.variants[0]) if (name := override.get_key_element())}
+        if typed := own & {o.get_key_element() for o in self.parse(arguments)}:
+            remedy = """leave it out, or type 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
+            raise SettingsError(f"{min(typed)} is what hydra.sweeper.variants compares: {remedy}.")
+        jobs = [[*job, *variant] for job in itertools.product(*values.values()) for variant in self.variants]
         self.validate_batch_is_legal(jobs)
         with self.keeping_folder():
             results = self.launch(jobs, 0)

@@ -12,12 +12,14 @@ from typing import Any
 
 from data.files import replacing
 from pages.runs import describe_run, runs_page
-from runs.directory import is_locked
+from runs.directory import OF_THIS_INVOCATION, is_locked, written_settings
 from runs.formatting import duration, si
 from runs.metrics import read_metrics
-from runs.summary import JOB, NOTHING_KNOWN, NUMBERS, is_number, read_job, read_summary
+from runs.summary import JOB, NOTHING_KNOWN, NUMBERS, JobRecord, is_number, read_job, read_summary
+from runs.summary import NAME as SUMMARY
 
 log = logging.getLogger("tinygpt")
+PAGE = "report.html"
 
 MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {  # columns: the name in summary.json, how it is shown
     "parameters": ("parameters", lambda number: si(number, 3, "")),
@@ -50,9 +52,15 @@ Row = list[Job]
 
 
 def read_jobs(sweep: Path) -> list[Job]:
-    """Return the jobs in a sweep's folder in the order of their numbers; what cannot be read is passed over."""
+    """Return the jobs in a sweep's folder in the order of their numbers; what cannot be read is passed over.
+
+    Without jobs, all runs below the folder, with the settings that they were saved with.
+    """
     folders = [path.parent for path in sweep.glob(f"*/**/{JOB}")]
     found = [(record, folder) for folder in folders if (record := read_job(folder))]
+    if not folders:
+        runs = sorted(path.parent for path in sweep.glob(f"*/**/{SUMMARY}"))
+        found = [(JobRecord(number, settings_of(run)), run) for number, run in enumerate(runs)]
     jobs = []
     for record, folder in sorted(found, key=lambda pair: (pair[0].number, pair[1])):
         summary = read_summary(folder) or NOTHING_KNOWN
@@ -73,6 +81,13 @@ def read_jobs(sweep: Path) -> list[Job]:
     return jobs
 
 
+def settings_of(run: Path) -> list[str]:
+    """Return the settings that a run was written with as NAME=VALUE, but those of where and how it was watched."""
+    groups = (*OF_THIS_INVOCATION, "wandb", "data.cache_dir")
+    own = tuple(f"{group}." for group in groups)
+    return [f"{name}={value}" for name, value in written_settings(run).items() if not f"{name}.".startswith(own)]
+
+
 def shortened(value: str) -> str:
     """Return a value of 1e10 as 1e+10: a sweep's overrides have it as 10000000000.0."""
     short = f"{float(value):g}" if re.fullmatch(r"[0-9]{7,}\.0", value) else value
@@ -86,16 +101,25 @@ def swept_settings(jobs: list[Job]) -> list[str]:
 
 
 def rank(jobs: list[Job]) -> list[Row]:
-    """Return rows of jobs: finished by bits per byte, those of other seeds in one, then under way, then failed."""
+    """Return rows of jobs: finished by their result, those of other seeds in one, then under way, then failed."""
     rows: dict[Any, Row] = {}
     for job in jobs:
         alike = tuple(sorted((key, value) for key, value in job.settings.items() if key != "seed"))
         rows.setdefault((alike, job.status == "finished" or job.name), []).append(job)
 
-    def place(row: Row) -> tuple[bool, bool, float]:
-        return row[0].status == "failed", row[0].status != "finished", mean(row, "val_bpb") or float("inf")
+    result, worst = result_of(jobs), float("inf")
+
+    def place(row: Row) -> tuple[bool, bool, float, float]:
+        reached, loss = mean(row, result), mean(row, "val_loss")
+        cost = worst if reached is None else -reached if result == "val_accuracy" else reached
+        return row[0].status == "failed", row[0].status != "finished", cost, worst if loss is None else loss
 
     return sorted(rows.values(), key=place)
+
+
+def result_of(jobs: list[Job]) -> str:
+    """Return what ranks the jobs: val_accuracy, the more the better, where one has learned a task, else val_bpb."""
+    return "val_accuracy" if values(jobs, "val_accuracy") else "val_bpb"
 
 
 def values(row: Row, name: str) -> list[float]:
@@ -106,9 +130,9 @@ def mean(row: Row, name: str) -> float | None:
     return statistics.fmean(values(row, name)) if values(row, name) else None
 
 
-def deviation(row: Row) -> float | None:
-    """Return the standard deviation of the sample (n - 1) of bits per byte; None for a single job."""
-    return statistics.stdev(values(row, "val_bpb")) if len(values(row, "val_bpb")) > 1 else None
+def deviation(row: Row, result: str) -> float | None:
+    """Return the standard deviation of the sample (n - 1) of a result; None for a single job."""
+    return statistics.stdev(values(row, result)) if len(values(row, result)) > 1 else None
 
 
 def write_leaderboard(sweep: Path) -> str:
@@ -116,16 +140,20 @@ def write_leaderboard(sweep: Path) -> str:
     if not (jobs := read_jobs(sweep)):
         return ""
     ranked = [job for row in rank(jobs) for job in row]
-    runs = [describe_run(job.name, job.directory, job.settings, job.summary) for job in ranked]
-    page = runs_page(sweep, swept_settings(jobs), runs)
-    files = {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": markdown(jobs), "report.html": page}
+    page = runs_page(sweep, swept_settings(jobs), [described(job) for job in ranked])
+    files = {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": markdown(jobs), PAGE: page}
     for name, text in files.items():
         try:
             with replacing(sweep / name) as file:
                 file.write_text(text, encoding="utf-8", errors="replace")
         except OSError as error:
             log.error("%s cannot be written (%s).", sweep / name, error)
-    return f"{markdown(jobs)}\ntable     {sweep / 'leaderboard.md'}\ncurves    {sweep / 'report.html'}"
+    return f"{markdown(jobs)}\ntable     {sweep / 'leaderboard.md'}\ncurves    {sweep / PAGE}"
+
+
+def described(job: Job) -> dict[str, Any]:
+    run = describe_run(job.name, read_metrics(job.directory / "metrics.jsonl"), job.settings, job.summary)
+    return run | {"page": f"{job.name}/{PAGE}" if (job.directory / PAGE).is_file() else None}
 
 
 def markdown(jobs: list[Job]) -> str:
@@ -135,30 +163,35 @@ def markdown(jobs: list[Job]) -> str:
     # A row that is not the mean of all seeds names its own.
     own_seed = ["seed"] if seeds and any(row[0].status != "finished" for row in rows) else []
     measured = [name for name, (key, _) in MEASURED.items() if values(jobs, key)]
-    table = [[*shown, *own_seed, *measured, "val bpb, mean ± sd (seeds)" if seeds else "val bpb"]]
+    title = (result := result_of(jobs)).replace("_", " ")
+    table = [[*shown, *own_seed, *measured, f"{title}, mean ± sd (seeds)" if seeds else title]]
     for row in rows:
         settings, is_done = row[0].settings, row[0].status == "finished"
         cells = [settings.get(name, "–") for name in shown]
         cells += ["" if is_done else settings.get(name, "") for name in own_seed]
         for key, show in (MEASURED[name] for name in measured):
             cells.append("–" if (figure := mean(row, key)) is None else show(figure))
-        table.append([*cells, _result(row, seeds)])
-    # In Markdown each cell is shown as it is, in one line.
-    table = [[re.sub(r"([|*`\\])", r"\\\1", " ".join(c.split())).replace("<", "&lt;") for c in line] for line in table]
-    # A failed job's reason is long: it does not set the width of its column.
-    widths = [max(len(c) for c in column if not c.startswith("failed: ")) for column in zip(*table, strict=True)]
-    lines = [f"| {' | '.join(map(str.ljust, cells, widths))} |" for cells in table]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+        table.append([*cells, _result(row, result, seeds)])
+    lines = markdown_lines(table)
     if texts := ", ".join(name for name in swept if name.split(".")[0] == "data" and name != "data.cache_dir"):
         lines += ["", f"The rows were scored on different texts ({texts}): compare only those of the same."]
     return "\n".join(lines) + "\n"
 
 
-def _result(row: Row, seeds: bool) -> str:
-    status, summary, bpb, spread = row[0].status, row[0].summary, mean(row, "val_bpb"), deviation(row)
+def markdown_lines(table: list[list[str]]) -> list[str]:
+    """Return the lines of a table, its head first, in Markdown that shows each cell as it is."""
+    table = [[re.sub(r"([|*`\\])", r"\\\1", " ".join(c.split())).replace("<", "&lt;") for c in line] for line in table]
+    # A failed job's reason is long: it does not set the width of its column.
+    widths = [max(len(c) for c in column if not c.startswith("failed: ")) for column in zip(*table, strict=True)]
+    lines = [f"| {' | '.join(map(str.ljust, cells, widths))} |" for cells in table]
+    return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
+
+
+def _result(row: Row, result: str, seeds: bool) -> str:
+    status, summary, reached, spread = row[0].status, row[0].summary, mean(row, result), deviation(row, result)
     if status == "failed":
         return f"failed: {summary['reason'] or 'no reason was written'}"
-    text = "–" if bpb is None else f"{bpb:.4f}"
+    text = "–" if reached is None else f"{reached:.4f}"
     if status != "finished":
         return f"{text} ({status}, step {summary['step'] or 0})"
     return text + (f" ± {spread:.4f}" if spread is not None else "") + (f" ({len(row)})" if seeds else "")
@@ -168,12 +201,13 @@ def comma_separated(jobs: list[Job]) -> str:
     """Return the leaderboard as CSV: a line a job, ranked, with all digits; for rows of seeds, their mean too."""
     swept = swept_settings(jobs)
     measured = [name for name in NUMBERS if name not in swept]
-    seeds = ["val_bpb_mean", "val_bpb_sd", "seeds"] if "seed" in swept else []
+    result = result_of(jobs)
+    seeds = [f"{result}_mean", f"{result}_sd", "seeds"] if "seed" in swept else []
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["rank", "job", *swept, "status", *measured, *seeds, "reason"])
     for number, row in enumerate(rank(jobs), 1):
-        over_seeds = [mean(row, "val_bpb"), deviation(row), len(row)] if seeds else []
+        over_seeds = [mean(row, result), deviation(row, result), len(row)] if seeds else []
         for job in row:
             settings = [job.settings.get(name) for name in swept]
             figures = [job.summary[name] for name in measured]

@@ -31,10 +31,17 @@ JOURNAL = "search.journal"
 
 
 class Search(Grid):
-    """Runs n_trials trials, n_jobs at a time, to find the settings with the lowest validation bits per byte."""
+    """Runs n_trials trials, n_jobs at a time, to find the settings with the lowest bits per byte, or loss of a task."""
 
-    def __init__(self, n_trials: int, n_jobs: int, seed: int, params: dict[str, str] | None = None) -> None:
-        super().__init__(params)
+    def __init__(
+        self,
+        n_trials: int,
+        n_jobs: int,
+        seed: int,
+        params: dict[str, str] | None = None,
+        variants: list[str] | None = None,
+    ) -> None:
+        super().__init__(params, variants)
         self.n_trials, self.n_jobs, self.seed = n_trials, n_jobs, seed
 
     def sweep(self, arguments: list[str]) -> None:
@@ -49,9 +56,9 @@ class Search(Grid):
                 jobs = [[*fixed, *settings_of(trial)] for trial in trials]
                 for trial, result in zip(trials, self.launch(jobs, trials[0].number), strict=True):
                     assert result.hydra_cfg is not None
-                    bpb = (read_summary(Path(result.hydra_cfg.hydra.runtime.output_dir)) or {}).get("val_bpb")
-                    if result.status == JobStatus.COMPLETED and bpb is not None:
-                        study.tell(trial.number, bpb)
+                    reached, _ = loss_of(Path(result.hydra_cfg.hydra.runtime.output_dir))
+                    if result.status == JobStatus.COMPLETED and reached is not None:
+                        study.tell(trial.number, reached)
                     else:  # from pruned trials the sampler learns to look elsewhere, from failed ones nothing
                         is_mistake = isinstance(result._return_value, SettingsError)  # training that diverged is one
                         study.tell(trial.number, state=TrialState.PRUNED if is_mistake else TrialState.FAIL)
@@ -59,6 +66,9 @@ class Search(Grid):
 
     def check(self) -> None:
         """Raise SettingsError for what the search itself cannot do."""
+        if self.variants != [[]]:
+            remedy = "leave out hydra/sweeper=optuna, or name what may be chosen as attention=sdpa,mla"
+            raise SettingsError(f"hydra.sweeper.variants are compared, all of them, not searched: {remedy}.")
         try:
             import optuna  # noqa: F401
         except ImportError:
@@ -139,8 +149,17 @@ class Search(Grid):
         command = shlex.join(["python", "train.py", *fixed, *settings_of(best)])
         (self.folder / "best.txt").write_text(command + "\n", encoding="utf-8")
         print(f"\nsearch    {done} finished" + (f", {count - done} failed" if done < count else ""))
-        print(f"best      {best.value:.4f} bits/byte, run {best.number}: {visible(self.folder / str(best.number))}")
+        folder = self.folder / str(best.number)
+        print(f"best      {best.value:.4f} {loss_of(folder)[1]}, run {best.number}: {visible(folder)}")
         print(visible(f"again     {command}"), flush=True)
+
+
+def loss_of(folder: Path) -> tuple[float | None, str]:
+    """Return what the search makes small, of a run, and its unit."""
+    summary = read_summary(folder) or {}
+    if summary.get("val_accuracy") is not None:
+        return summary["val_loss"], "nats/answer"
+    return summary.get("val_bpb"), "bits/byte"
 
 
 def open_study(folder: Path, seed: int = 0) -> Study:

@@ -456,8 +456,10 @@ def test_they_act_in_the_order_of_their_registration_and_are_named_in_the_state_
 def test_muon_moves_matrices_and_adamw_what_has_a_row_for_each_head():
     model = GPT(GPTConfig(attention="sdpa+gate+sink+forget/delta/mla", n_layer=3, vocab_size=61, n_embd=C))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    matrices, _, _, thin, vectors = ([names[id(p)] for p in group] for group in split_parameters(model))
+    rows, columns, whole, _, _, thin, vectors = ([names[id(p)] for p in group] for group in split_parameters(model))
+    matrices = [*rows, *columns, *whole]
     assert all(name.endswith(("_proj.weight", "_up.weight")) for name in matrices) and len(matrices) == 4 + 4 + 6 + 9
+    assert {name.split(".")[-2] for name in whole} == {"o_proj", "c_proj", "k_up", "v_up"}
     assert {name.split(".", 3)[3] for name in thin} == {
         "modifiers.gate.gate.weight", "modifiers.forget.gate.weight", "beta.weight", "fade.weight",
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """The commands as a person types them: settings, mistakes, help."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -54,7 +55,8 @@ def test_the_commands_defaults_are_the_dataclasses():
 
 @pytest.mark.parametrize("override", [f"{path.parent.name}={path.stem}" for path in sorted(CONF.glob("*/*.yaml"))])
 def test_every_option_of_every_group_is_a_valid_configuration(override):
-    extra = {"data=text": ["data.path=x"], "data=jsonl": ["data.path=x"], "data=hf": ["data.name=x"]}
+    extra = {f"data={source}": ["data.path=x"] for source in ("text", "jsonl", "parquet", "nanogpt")}
+    extra |= {"data=hf": ["data.name=x"], "data=mix": ["data.mix=[x:1]"]}
     prefix = "+" if override.startswith("experiment") else ""
     settings_of(prefix + override, *extra.get(override, []))
 
@@ -152,10 +154,10 @@ MISTAKES = {
     "sample.py interactive=true prompt=a": "prompt=a means nothing with interactive=true",
     "sample.py batch_size=3": "batch_size=3 means nothing with prompts=null and results=null",
     "sample.py special_tokens=true": "special_tokens=True means nothing with an empty prompt",
-    "sample.py attention_map=a.html num_samples=3": "num_samples=3 means nothing with attention_map=a.html",
-    "evaluate.py html=/proc/x.html": "html=/proc/x.html cannot be written",
-    "evaluate.py html=.": "html=. cannot be written",
-    "sample.py attention_map=/proc/x.html": "attention_map=/proc/x.html cannot be written",
+    "sample.py page=a.html num_samples=3": "num_samples=3 means nothing with page=a.html",
+    "evaluate.py page=/proc/x.html": "page=/proc/x.html cannot be written",
+    "evaluate.py page=x.htm": "page=x.htm is a page: give its name the ending .html",
+    "sample.py page=/proc/x.html": "page=/proc/x.html cannot be written",
     "train.py --batch_size 4": "write batch_size=4",
     "train.py --batch_size=4": "write batch_size=4",
     "train.py --model.n-head 4 seed=1": "write model.n_head=4",
@@ -312,6 +314,21 @@ print(json.dumps([name for name in ('torch', 'hydra') if name in sys.modules]))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert time.perf_counter() - started < 3, "on a busy machine; torch alone would add more than a second"
     assert json.loads(result.stdout.splitlines()[-1]) == (["hydra"] if script == "train.py" else [])
+
+
+def test_tab_completes_settings_and_options_as_the_readme_says(tmp_path):
+    (line,) = re.findall(r'^eval "\$\(python .*\)"', (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    ask = '; COMP_LINE="python $1" COMP_POINT=99 COMP_CWORD=2; hydra_bash_completion; echo ${COMPREPLY[@]}'
+    expected = {
+        "train.py optimizer=": "optimizer=adamw optimizer=muon",
+        "train.py model.n_l": "model.n_layer=",
+        "sample.py prompt": "prompt= prompt_file= prompts=",
+    }
+    environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for typed, completed in expected.items():
+        bash = ["bash", "-c", line + ask, "bash", typed]
+        done = subprocess.run(bash, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.stdout.startswith(completed) and done.stderr == ""  # some versions of Hydra add the default
 
 
 # Runs

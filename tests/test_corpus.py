@@ -60,6 +60,15 @@ def test_a_path_with_the_default_source_means_text_and_holds_out_a_tenth():
         ({"val_fraction": 0.6}, "data.val_fraction=0.6"),
         ({"source": "text"}, "data.path"),
         ({"source": "jsonl"}, "data.path"),
+        ({"source": "parquet"}, "data.path"),
+        ({"source": "nanogpt"}, "data.path"),
+        ({"source": "mix"}, "data.mix"),
+        ({"mix": ["a.txt:1"], "path": "b.txt"}, "data.path=b.txt and data.mix"),
+        *(({"mix": [f"a.txt:{weight}"]}, "data.mix=a.txt:") for weight in ("0", "-1", "inf", "nan", "x", "")),
+        ({"mix": ["a.txt"]}, "data.mix=a.txt must be"),
+        ({"mix": ["a.txt:1", "a.txt:2"]}, "data.mix=a.txt:2 names a text again"),
+        ({"mix": ["mix:1"]}, "data.mix=mix:1"),
+        ({"mix": ["recall:1"]}, "data.mix=recall:1"),
         ({"source": "hf"}, "data.name"),
         ({"cache_dir": ""}, "data.cache_dir"),
         ({"name": "wordpiece"}, "tokenizer.name=wordpiece"),
@@ -75,10 +84,17 @@ def test_settings_that_cannot_be_are_refused_by_name(settings, named):
 def test_every_group_in_conf_fits_its_settings(group):
     schema = {"data": DataConfig, "tokenizer": TokenizerConfig}[group]
     names = {"data": SOURCES, "tokenizer": TOKENIZERS}[group]
-    needed = {"text": {"path": "a.txt"}, "jsonl": {"path": "a.jsonl"}, "hf": {"name": "someone/stories"}}
+    needed = {
+        "text": {"path": "a.txt"},
+        "jsonl": {"path": "a.jsonl"},
+        "parquet": {"path": "a.parquet"},
+        "hf": {"name": "someone/stories"},
+    }
+    needed |= {"mix": {"mix": ["a.txt:1"]}, "nanogpt": {"path": "a"}}
     assert {file.stem for file in (REPOSITORY / "conf" / group).iterdir()} == set(names)
     for name in names:
         given = OmegaConf.load(REPOSITORY / "conf" / group / f"{name}.yaml")
+        given = given.get("data", given)  # a task brings a model's and a run's settings too
         merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given, needed.get(name, {})))
         assert name == (merged.source if group == "data" else merged.name)
 

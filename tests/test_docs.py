@@ -5,26 +5,33 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from conftest import run_here
 from hydra import compose, initialize_config_dir
 
 from evaluate import EvaluateConfig
 from export import ExportConfig
 from generation.config import SampleConfig
 from model.attention import registry
-from schema import from_arguments, to_settings
+from schema import from_arguments, setting_names, to_settings
 from settings import CONF
 from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+SCHEMAS = {"train": TrainConfig, "sample": SampleConfig, "evaluate": EvaluateConfig, "export": ExportConfig}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_block_of_python_runs_in_the_order_of_the_page(page):
     torch.manual_seed(0)
     names: dict[str, object] = {}
@@ -64,7 +71,16 @@ def test_a_form_and_a_modifier_appended_as_the_page_says_exist_and_keep_the_cont
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_attention_module_works_where_the_page_says_to_take_it(tmp_path):
+    text = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
+    text = text[text.index("## Attention in another project") :]
+    bash, python = re.findall(r"^```(?:bash|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    subprocess.run(["bash", "-ec", bash.replace("../mine", str(tmp_path))], cwd=ROOT, check=True)
+    done = subprocess.run([sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_link_inside_the_project_leads_somewhere(page):
     for target in re.findall(r"\]\((?!https?://)([^)]+)\)", _without_code(page)):
         file, _, anchor = target.partition("#")
@@ -81,16 +97,75 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_shown_has_settings_that_exist(page):
-    schemas = {"sample": SampleConfig, "evaluate": EvaluateConfig, "export": ExportConfig}
+def _commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands in a page's blocks and inline code: `python train.py seed=2` is train and [seed=2]."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    for name, rest in re.findall(r"^(?:.*&& )?(?:python|torchrun.*) (\w+)\.py(?!\w)(.*)$", text, re.M):
-        words = shlex.split(rest, comments=True)
+    inline = re.findall(r"`([^`\n]+)`", _without_code(page))
+    for line in [*re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE), *inline]:
+        for found in re.finditer(r"(?<!\()\b(?:python|torchrun)(?: \S+)*? (\w+)\.py(?=\s|$)(.*)", line):
+            if found[1] in SCHEMAS:  # and no script of docs/ or benchmarks/
+                yield found[1], shlex.split(found[2].rstrip(" &"), comments=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_command_shown_has_settings_that_exist(page):
+    for name, words in _commands(page):
         first = [re.sub(r"=(?:tag\(log,)?(?:interval|range)\(([^,]+),.*", r"=\1", word) for word in words]
         overrides = [re.sub(r"^([^=]+)=([^\"'\[]*?),.*", r"\1=\2", word) for word in first if not word.startswith("-")]
-        if name == "train":
+        if name != "train":
+            from_arguments(SCHEMAS[name], words)
+        else:
             with initialize_config_dir(str(CONF), version_base="1.3"):
                 to_settings(compose(name, overrides), TrainConfig)
-        elif name in schemas:  # and no script of docs/ or benchmarks/
-            from_arguments(schemas[name], words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_script_module_and_setting_that_a_page_names_exists(page):
+    text = page.read_text(encoding="utf-8")
+    for module in re.findall(r"\bpython -m ([\w.]+)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+    for script in re.findall(r"\bpython ((?:docs|benchmarks)/\w+\.py)", text):
+        assert (ROOT / script).is_file(), script
+    if page.stem == "CHANGELOG":  # which names settings that are gone
+        return
+    known = {name for schema in SCHEMAS.values() for name in setting_names(schema)} | {"hydra.sweep.dir"}
+    groups = "data|model|tokenizer|optimizer|schedule|wandb|plan"
+    dotted = rf"`((?:{groups})\.(?!json`|safetensors`)[a-z_]+(?:\.[a-z_]+)?)`"
+    for name in re.findall(rf"{dotted}|`([a-z_.]+)=[^`\n]*`", _without_code(page)):
+        assert "".join(name) in known, name
+
+
+TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_size=16", "data.path=notes.txt"]
+TINY += ["sample_tokens=8", "data.cache_dir=cache"]
+RUN = ("training", "generation", "data", "tasks", "interop", "scaling")
+# What needs a network, another project, a GPU, many processes, many runs or many minutes.
+ELSEWHERE = re.compile(r"^-m|--help|nanogpt|experiment=|wandb|hf:|=hf|gpt2|=shakespeare|max_minutes|max_flops")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in RUN)])
+def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
+    text_file.rename(tmp_path / "notes.txt")
+    (tmp_path / "prompt.txt").write_text("the cat")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "the cat"}\n' * 2)
+    (tmp_path / "pages.jsonl").write_text(
+        "".join(f'{{"body": "the cat sat on mat {n}", "text": "{n}"}}\n' for n in range(4000))
+    )
+
+    def run(name, *words):
+        done = run_here(f"{name}.py", *words, cwd=tmp_path, stdin="the cat\n/settings\n")
+        assert done.returncode == 0, (name, words, done.stderr)
+
+    run("train", *TINY, "max_steps=2", "run_dir=outputs/DATE/TIME-xxxx")
+    shutil.copytree(tmp_path / "outputs/DATE/TIME-xxxx", tmp_path / "outputs/OTHER", symlinks=True)
+    commands = [(name, words) for name, words in _commands(ROOT / page) if not ELSEWHERE.search(" ".join(words))]
+    for name, words in commands:
+        if name == "train":
+            typed = " ".join(words)
+            few = [] if "data=recall" in typed else TINY[-2:] if re.search("init_from|resume=outputs", typed) else TINY
+            few = [word for word in few if "data.mix" not in typed or "data.path" not in word]
+            words = [word for word in ["max_steps=1", *few] if f"{word.split('=')[0]}=" not in typed] + words
+            words = [re.sub("^max_steps=.*", "max_steps=3", word) for word in words]
+        run(name, *words)
+    assert commands

@@ -1,6 +1,5 @@
 """python evaluate.py: how good a checkpoint is, which of two is better, and where it is surprised."""
 
-import html
 import json
 import math
 import os
@@ -13,23 +12,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from browser import data_of
 from conftest import random_gpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import generation.scoring
 from data.config import TokenizerConfig
-from data.tokenizer import END_OF_TEXT, make_tokenizer, train_bpe
+from data.tokenizer import make_tokenizer, train_bpe
 from errors import DataError, SettingsError
 from evaluate import EvaluateConfig, TextConfig, evaluate
 from generation.scoring import Scores, compare, score
-from pages.surprise import write_surprise
 from runs.checkpoint import save_checkpoint
 from runs.metrics import Evaluation
 from settings import CONF
 from train import train
 from training.config import TrainConfig
+from training.device import refuse_int8
 
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
 PLAIN = torch.autocast("cpu", enabled=False)
@@ -76,7 +75,7 @@ def test_with_stride_1_every_token_is_scored_after_all_the_context_there_is(posi
 def test_every_token_is_scored_once_after_at_least_the_context_that_the_stride_leaves(size, stride, batch):
     tokens = np.random.default_rng(size).integers(256, size=size)
     model = random_gpt(vocab_size=257)
-    passes = list(generation.scoring._passes(size - 1, min(16, size - 1), stride, batch))
+    passes = list(generation.scoring.passes(size - 1, min(16, size - 1), stride, batch))
     seen, length = [], min(16, size - 1)
     for start, scored in [(start, scored) for starts, scored in passes for start in starts]:
         assert start == 0 or length - scored >= 16 - stride
@@ -201,9 +200,10 @@ def test_a_validation_split_that_is_gone_or_changed_is_refused_in_a_sentence(tra
         ({"stride": 17}, "stride=17 would skip tokens"),
         ({"against": "/no/where"}, "checkpoint=/no/where does not exist"),
         (
-            {"html": "/no/where.html"},
-            "html=/no/where.html cannot be written (No such file or directory): name another file",
+            {"page": "/no/where.html"},
+            "page=/no/where.html cannot be written (No such file or directory): name another file",
         ),
+        ({"page": "text"}, "page=text is a page: give its name the ending .html."),
         ({"checkpoint": "{tmp}"}, "is not a checkpoint"),
     ],
     ids=str,
@@ -222,38 +222,18 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(change, message, text_se
 # The page
 
 
-def test_the_page_shows_the_whole_text_and_needs_nothing_else(tmp_path):
-    text = 'if a < b & c > "d":\n    漢字 😀 é\n'
-    tokens = np.array([BYTE.eot_token, *text.encode(), 0xFF, BYTE.eot_token, *b"x", 0xE6])
-    nats = np.linspace(0, 12, len(tokens) - 1, dtype=np.float32)
-    write_surprise(tmp_path / "s.html", BYTE, tokens, nats, title="<a run>", summary="&")
-    page = (tmp_path / "s.html").read_text(encoding="utf-8")
-    shown = re.sub(r"<[^>]*>", "", page[page.index("<main>") : page.index("</main>")])
-    assert html.unescape(shown) == f"{text}\ufffd{END_OF_TEXT}x\ufffd"
-    assert not re.search(r"https?:|<script|<link|<img|@import|url\(", page)
-    assert "<title>&lt;a run&gt;</title>" in page and "color-scheme: light dark" in page
-    three_bytes = sum(nats[text.encode().index("漢".encode()) + i] for i in range(3)) / math.log(2)
-    assert re.search(rf'class="b\d+" title="{three_bytes:.1f} bits">漢<', page)
-
-
-def test_a_long_text_is_cut_and_the_page_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("pages.surprise.MOST_TOKENS", 10)
-    nats = np.full(50, 3.0, dtype=np.float32)
-    write_surprise(tmp_path / "s.html", BYTE, np.full(51, 97), nats, title="t", summary="s.")
-    page = (tmp_path / "s.html").read_text()
-    assert page.count(">a</i>") == 10 and "first 10 tokens" in page
-
-
-def test_a_token_is_tinted_by_its_own_surprise(text_settings, tmp_path, text_file, monkeypatch):
+def test_the_page_tints_a_token_by_its_own_surprise_and_says_what_it_leaves_out(text_settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    scores = evaluate(EvaluateConfig(**text_settings, html=str(tmp_path / "s.html")))[0]
-    page = (tmp_path / "s.html").read_text()
-    assert "<h1>Surprise of one</h1>" in page  # as the terminal shows it
-    first = re.search(r'<main><i class="b(\d+)" title="([\d.]+) bits">t</i>', page)
-    bits = scores.nats[0] / math.log(2)
-    assert first[2] == f"{bits:.1f}" and int(first[1]) == min(12, round(float(bits)))
-    logits = random_gpt(seed=1, vocab_size=257)(torch.tensor([[256]]))
-    assert scores.nats[0] == pytest.approx(F.cross_entropy(logits[0], torch.tensor([ord("t")])).item(), abs=1e-4)
+    monkeypatch.setattr("generation.reading.LONGEST", 50)
+    scores = evaluate(EvaluateConfig(**text_settings, page="t.html", against=str(save(tmp_path / "two", 2))))
+    data = data_of(tmp_path / "t.html")
+    assert [model["name"] for model in data["models"]] == ["one", "two"]  # as the terminal shows them
+    for model, scored, other in zip(data["models"], scores, scores[::-1], strict=True):
+        assert len(model["bits"]) == 50 and model["bits"][0] is None
+        np.testing.assert_allclose(model["bits"][1:17], scored.nats[:16] / math.log(2), atol=1e-3)
+        np.testing.assert_allclose(model["other"][1:17], other.nats[:16] / math.log(2), atol=2e-3)
+    assert "Shown here are the first 50 tokens." in data["summary"]
+    assert f"one: {scores[0].total.bpb:.3f} bits a byte" in data["summary"]
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -269,3 +249,14 @@ def test_whoever_imports_evaluate_in_the_root_gets_the_installed_package(install
         [sys.executable, "-c", code], cwd=CONF.parent, env=environment, capture_output=True, text=True
     )
     assert done.stdout.split() == ["theirs" if installed else "ours", "False"], done.stderr
+
+
+def test_int8_compares_a_checkpoint_with_itself_rounded(text_settings, capsys):
+    exact, rounded = evaluate(EvaluateConfig(**text_settings, precision="int8"))
+    assert np.array_equal(exact.nats, evaluate(EvaluateConfig(**text_settings, precision="fp32"))[0].nats)
+    assert 0 < np.abs(exact.nats - rounded.nats).mean() < 0.1
+    assert re.search(r"weights +fp32 +int8\n.*difference +[+-]0\.0", capsys.readouterr().out, re.DOTALL)
+    with pytest.raises(SettingsError, match="against=outputs/other means nothing with precision=int8"):
+        EvaluateConfig(precision="int8", against="outputs/other")
+    with pytest.raises(SettingsError, match="precision=int8 is for CPUs, and this is meta"):
+        refuse_int8("int8", torch.device("meta"))

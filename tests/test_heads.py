@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from conftest import random_gpt
+from conftest import leaky_attention, random_gpt
+from matplotlib.figure import Figure
 
 from model.attention import FUNCTIONS
 from model.heads import attention_maps, for_each_layer, head_similarity, head_statistics
-from pages.attention_map import draw_heads
+from pages.heads_plot import draw_heads
 
 TOKENS = torch.randint(61, (3, 12), generator=torch.Generator().manual_seed(5))
 UNIFORM = sum(math.log(n) for n in range(1, 13)) / 12
@@ -91,9 +92,43 @@ def test_measuring_leaves_no_trace_and_neither_does_an_error_on_the_way(training
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (1, 4), (12, 12)])
+FORMS = ["sdpa", "matmul", "average", "simple", "single_head", "stacked"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_row_of_every_head_is_a_distribution_over_the_past(form):
+    model = random_gpt(attention=form).train()
+    maps = attention_maps(model, torch.randint(61, (1, 10)))
+    heads = 4 if form in ("sdpa", "matmul", "stacked") else 1
+    assert maps.shape == (2, heads, 10, 10) and model.training
+    torch.testing.assert_close(maps.sum(-1), torch.ones(2, heads, 10))
+    assert maps.triu(1).abs().max() == 0 and (maps >= 0).all()
+
+
+def test_the_weights_drawn_are_those_of_the_forward_pass():
+    model = random_gpt(n_layer=1, attention="matmul")
+    tokens = torch.randint(61, (1, 8))
+    maps = attention_maps(model, tokens)
+    block = model.blocks[0]
+    x = block.attention_norm(model.token_embedding(tokens))
+    _, _, v = block.attention.project(x)
+    torch.testing.assert_close(block.attention.merge(maps[0] @ v), block.attention(x))
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (1, 4), (12, 3)])
 def test_the_picture_holds_every_head(tmp_path, layers, heads):
     model = random_gpt(n_layer=layers, n_head=heads, n_embd=4 * heads)
     statistics = head_statistics(model, TOKENS)
     draw_heads(attention_maps(model, TOKENS[:1]), tmp_path / "heads.png", statistics=statistics, caption="a run")
     assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_weights_beyond_0_to_1_are_drawn_as_shares_of_the_largest_and_the_picture_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(FUNCTIONS, "softmax1", leaky_attention)
+    model, captions = random_gpt(attention="softmax1"), []
+    maps = attention_maps(model, TOKENS[:1])
+    assert maps.max() > 1 and maps.min() < 0
+    monkeypatch.setattr(Figure, "suptitle", lambda figure, text, **style: captions.append(text))
+    draw_heads(maps, tmp_path / "m.png", statistics=head_statistics(model, TOKENS[:1]), caption="run")
+    note = f"the brightest is a weight of {maps.max():.3g}, and weights below 0 are drawn as 0"
+    assert captions == [f"run\n{note}"]

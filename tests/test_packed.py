@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import random_gpt
 from torch import nn
 
 import model.packed
+from generation.decoder import Decoder
 from model.attention import forms
-from model.packed import Joined, PackedLinear, PackedRMSNorm, packed
+from model.packed import Int8Linear, Joined, PackedLinear, PackedRMSNorm, packed, to_int8
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -67,3 +69,40 @@ def test_a_packed_model_keeps_the_weights_it_was_made_with():
     assert before.isfinite().all() and fast(tokens).shape == (1, 9, 61)
     gpt.blocks[0].mlp.up_proj.weight.zero_()
     assert torch.equal(fast.blocks[0].mlp(torch.ones(1, 1, 32)), before)
+
+
+@torch.no_grad()
+def test_int8_weights_are_within_half_a_step_of_the_scale_of_their_row():
+    torch.manual_seed(0)
+    layer = nn.Linear(40, 8)
+    layer.weight.data[1] = 0  # a row that nothing scales
+    layer.weight.data[2] *= 1e-30
+    rounded = Int8Linear(layer)
+    restored = rounded.whole[:, :40] * rounded.scale.float()[:, None]
+    off = (restored - layer.weight).abs()
+    # The scale itself is rounded to bf16, by at most 2⁻⁸ of it: the largest numbers are then up to half a step further.
+    assert (off <= 1.01 * rounded.scale.float()[:, None]).all() and rounded.whole.abs().max() == 127
+    for rows in (1, Int8Linear.FEW, Int8Linear.FEW + 1):  # two kernels, one result
+        x = torch.randn(rows, 2, 40).bfloat16().float()
+        exact = F.linear(x, restored, layer.bias)
+        torch.testing.assert_close(rounded(x), exact, atol=0.02, rtol=2**-7)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "settings", [{}, {"tie_embeddings": True, "bias": True, "qkv_bias": True}, {"attention": "mla"}]
+)
+def test_a_model_in_int8_decodes_as_it_reads(settings):
+    tokens = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(0))
+    gpt = random_gpt(n_embd=64, **settings).eval()
+    whole = gpt(tokens)
+    to_int8(gpt)
+    linears = [name for name, module in gpt.named_modules() if isinstance(module, nn.Linear)]
+    assert all(name.endswith(("k_up", "v_up")) for name in linears)  # those that decoding reads
+    rounded = gpt(tokens)
+    error = (rounded - whole).norm() / whole.norm()
+    assert 1e-4 < error < 0.05
+    decoder = Decoder(gpt)
+    logits = [decoder.read(tokens[:, :1].tolist(), room=tokens.size(1))]
+    logits += [decoder.step(token) for token in tokens[:, 1:].unbind(1)]
+    assert (torch.stack(logits, 1) - rounded).norm() < 0.02 * rounded.norm()

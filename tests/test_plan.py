@@ -231,7 +231,7 @@ def test_recomputing_blocks_saves_memory_and_costs_a_third_of_their_arithmetic(t
 def test_a_plan_that_cannot_be_is_refused_before_the_text_is_prepared(
     train_config, settings, devices, device, named, monkeypatch
 ):
-    monkeypatch.setattr(plan, "prepare", lambda *arguments, **options: pytest.fail("prepared"))
+    monkeypatch.setattr(plan, "open_data", lambda *arguments, **options: pytest.fail("prepared"))
     with pytest.raises(SettingsError, match=named):
         plan_run(replace(train_config, **settings, plan=PlanConfig(devices=devices, device=device)))
 

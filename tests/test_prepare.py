@@ -235,6 +235,31 @@ def test_a_tail_begins_where_it_should_in_a_document_of_many_pieces():
     assert found["train"][0] + found["val"][0] == text and abs(len(found["val"][0]) - len(text) / 10) < 50
 
 
+@pytest.mark.parametrize("looked_at", [10**9, 100_000])
+def test_a_sample_is_spread_evenly_over_the_text_to_train_on_and_ends_where_the_split_stops_looking(
+    monkeypatch, looked_at
+):
+    monkeypatch.setattr("data.split.LOOKED_AT", looked_at)
+    monkeypatch.setattr("data.split._WINDOW", 1000)
+    texts = essays(600)
+    split, size = Split(corpus_of(texts, longest=300), 0.1), min(looked_at, sum(map(len, texts)))
+    train = "".join(text for kind, _, text in split if kind == "train")
+    assert "".join(split.sample(10**9))[:size] == train[:size]
+    sample = "".join(split.sample(size // 5))
+    assert sample == "".join(train[start : start + 200] for start in range(0, len(train), 1000))[: len(sample)]
+    assert 0.85 < len(sample) / (size // 5) < 1.02
+
+
+def test_a_small_text_is_read_once_and_a_large_one_again(monkeypatch):
+    read = []
+    for looked_at, times in ((10**6, 1), (1000, 3)):
+        monkeypatch.setattr("data.split.LOOKED_AT", looked_at)
+        corpus = Corpus("a test", "0", None, lambda: (read.append(text) or [text] for text in essays(10)))
+        read.clear()
+        split = Split(corpus, 0.1)
+        assert list(split) == list(split) and len(read) == times * 10
+
+
 # Shards
 
 

@@ -243,17 +243,21 @@ def test_ctrl_c_ends_a_text_but_not_the_session(run_directory):
 
 
 def test_settings_can_be_changed_on_the_fly_and_a_bad_value_changes_nothing(say, monkeypatch):
-    lines = (
-        "ab|/seed 9|ab||/top_p 3|/temprature 1|/attention_map x.html|//x|/stop [q]|/settings|/help|/stop []|/seed=1|ab"
-    )
+    lines = "ab|/seed 9|ab||/top_p 3|/temprature 1|/page x.html|//x|/stop [q]|/settings|/help|/stop []|/seed=1|ab"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines.replace("|", "\n")))
     shown = say(interactive=True)
     texts = {seed: say(prompt="ab", seed=seed) for seed in (1, 9)}
     assert shown.count(texts[1]) == 2 and shown.index(texts[1]) < shown.index(texts[9])
     assert say(prompt=texts[9].removesuffix("\n"), seed=9) in shown  # the empty line went on with it
     assert "top_p=3.0 must be above 0" in shown and "there is no /temprature" in shown
-    assert "there is no /attention_map" in shown and "attention_map None" not in shown
-    assert say(prompt="/x", seed=9) in shown and "stop ['q']" in shown and "Ctrl-D ends the session" in shown
+    assert "there is no /page" in shown and "page None" not in shown
+    assert say(prompt="/x", seed=9) in shown and "stop ['q']" in shown and "Ctrl-D or /quit ends the session" in shown
+
+
+def test_a_prompt_may_have_several_lines_and_quit_ends_the_session(say, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ab\\\n  c\\\n\n/quit\nnever read"))
+    assert say(interactive=True).endswith(say(prompt="ab\n  c\n") + "> ")
+    assert sys.stdin.read() == "never read"
 
 
 def test_a_change_is_read_as_on_the_command_line():
@@ -282,7 +286,7 @@ REFUSED = [
     ({"prompts": "a", "prompt_file": "b"}, "are given: choose one"),
     ({"interactive": True, "results": "-"}, "interactive=true"),
     ({"logprobs": True}, "add results=FILE"),
-    ({"attention_map": "map.png"}, "attention_map=map.png is a page"),
+    ({"page": "map.png"}, "page=map.png is a page"),
     ({"prompt_file": "{tmp}/no"}, "cannot be read (No such file"),
     ({"prompt_file": "{tmp}"}, "cannot be read (Is a directory)"),
     ({"prompts": "{tmp}/no"}, "cannot be read (No such file"),
@@ -402,15 +406,20 @@ def wait_for(terminal: int, text: bytes) -> bytes:
 
 
 def test_weights_are_cast_once_to_the_precision_asked_for(say, tmp_path, monkeypatch):
+    def weights(layer):
+        return (tensor for name, tensor in layer.state_dict().items() if name != "scale")
+
     seen = []
     read = Decoder.read
     monkeypatch.setattr(
-        Decoder, "read", lambda self, *a, **k: seen.append(self.model.lm_head.weight.dtype) or read(self, *a, **k)
+        Decoder,
+        "read",
+        lambda self, *a, **k: seen.append(next(weights(self.model.lm_head)).dtype) or read(self, *a, **k),
     )
-    for precision in ("auto", "bf16", "fp16", "fp32"):
+    for precision in ("auto", "bf16", "fp16", "fp32", "int8"):
         say(precision=precision)
-    assert seen == [torch.float32, torch.bfloat16, torch.float16, torch.float32]
-    drawn = {"prompt": "ab", "attention_map": str(tmp_path / "map.html"), "max_new_tokens": SampleConfig.max_new_tokens}
+    assert seen == [torch.float32, torch.bfloat16, torch.float16, torch.float32, torch.int8]
+    drawn = {"prompt": "ab", "page": str(tmp_path / "map.html"), "max_new_tokens": SampleConfig.max_new_tokens}
     say(precision="bf16", **drawn)
     with pytest.raises(SettingsError, match="precision=bf17"):
         SampleConfig(precision="bf17")

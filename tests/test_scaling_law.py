@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -38,8 +39,24 @@ def write_sweep(folder: Path, exponent: float) -> None:
 def test_the_law_behind_the_figures_is_found(tmp_path, exponent):
     write_sweep(tmp_path, exponent)
     result = run_script(tmp_path)
-    assert f"best parameters N = 2 · C^{exponent:.2f}" in result.stdout, result.stderr
+    law = f"best parameters N = 2 · C^{exponent:.2f}, exponent {exponent:.2f} to {exponent:.2f}\n"  # without noise
+    assert law in result.stdout, result.stderr
     assert (tmp_path / "scaling_law.png").stat().st_size > 5000
+
+
+def test_a_size_counts_with_its_best_rate_and_the_law_is_given_without_embeddings_too(tmp_path):
+    lines, draw = ["max_flops,optimizer.lr,status,parameters,parameters_in_blocks,val_bpb"], np.random.default_rng(0)
+    for flops in (1e12, 1e13, 1e14, 1e15):
+        for factor in (0.25, 0.5, 1, 2, 4):
+            n = factor * 2 * flops**0.5
+            best = 3 - 0.05 * np.log10(flops) + 0.2 * np.log10(factor) ** 2 + draw.normal(0, 0.01)
+            lines += [f"{flops},{lr},finished,{10 * n**0.8},{n},{best + worse}" for lr, worse in ((1, 0.3 * n), (2, 0))]
+    (tmp_path / "leaderboard.csv").write_text("\n".join(lines))
+    result = run_script(tmp_path)
+    found = re.search(r"without embeddings N = \S+ · C\^(\S+), exponent (\S+) to (\S+)\n", result.stdout)
+    assert found, result.stdout + result.stderr
+    exponent, low, high = map(float, found.groups())
+    assert low <= 0.5 <= high and 0 < high - low < 0.3 and exponent == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_best_size_outside_those_tried_is_not_given(tmp_path):

@@ -167,6 +167,7 @@ MISTAKES = {
     "model.n_head=2,many": "model.n_head: Value 'many' of type",
     "seed=1,2 dry_run=true": "dry_run=true trains nothing",
     "seed=1,2 dry_run=yes": "dry_run=true trains nothing",
+    "+experiment=attention": "hydra.sweeper.variants are compared, all of them, not searched",
     "seed=1,2 hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0 must be a whole number from 1",
     "seed=1,2 hydra.sweeper.n_jobs=some": "hydra.sweeper.n_jobs=some must be a whole number from 1",
     "seed=1,2 hydra.sweeper.prune=false": "there is no setting hydra.sweeper.prune",

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from browser import browse, data_of, needs_browser
 from conftest import run_here
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
@@ -138,9 +139,8 @@ def test_any_value_of_an_override_comes_through_every_file(tmp_path, value):
     text = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
     assert all(len(row) == 7 for row in cells(text)) and "<script" not in text
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<script>") == page.count("</script>") == 1
-    data = json.loads(re.search(r"^const data = (.*);$", page, re.M)[1])
-    assert value in {job["settings"]["sample_prompt"] for job in data["runs"]}
+    assert page.count("<script") == page.count("</script>") == 2
+    assert value in {job["settings"]["sample_prompt"] for job in data_of(tmp_path / "report.html")["runs"]}
 
 
 BROKEN = ["", "{", "[]", "null", '"x"', '{"status": 3}', '{"status": "finished"}', "\udcff"]
@@ -168,7 +168,44 @@ def test_the_report_asks_the_network_for_nothing_and_stays_small(tmp_path):
         (job / "metrics.jsonl").write_text(lines)
     write_leaderboard(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert not re.search(r"https?://|@import|src=|href=", page) and len(page) < 1_000_000
+    assert not re.search(r"https?://|@import|src=|href=", page) and len(page) < 1_100_000
+
+
+@needs_browser
+def test_the_report_of_a_sweep_answers_to_keys_and_a_filter_and_leaves_failed_runs_out(tmp_path):
+    for number, (heads, rate) in enumerate([(1, 0.1), (2, 0.1), (1, 0.01), (2, 0.01), (4, 0.5)]):
+        ending = {"status": "failed", "bpb": None} if heads == 4 else {"bpb": 1 + number / 10}
+        put_job(tmp_path, number, f"model.n_head={heads}", f"optimizer.lr={rate}", "note=<b>", **ending)
+    (tmp_path / "0" / "report.html").write_text("a page")
+    write_leaderboard(tmp_path)
+    script = """
+      const press = (where, key) => where.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+      const rows = () => [...$("table").tBodies[0].rows].filter(row => !row.hidden).length;
+      const found = {legend: $("legend").textContent, maps: $("maps").textContent, all: rows(),
+        link: document.querySelector("#table a").getAttribute("href"), axes: places.parallel.length};
+      press($("frontier"), "ArrowRight"); press($("frontier"), "Enter");
+      found.read = $("frontier-reading").textContent.trim(); found.chosen = label(chosen);
+      $("filter").value = "lr<0.05 n_head=2"; $("filter").oninput();
+      return {...found, few: rows(), curves: new Set(places.curves.map(place => place.line)).size};
+    """
+    found = browse(tmp_path / "report.html", script)
+    assert found.pop("legend") == "model.n_head=1model.n_head=2" and "4" not in found["maps"].split("n_head")[-1][:9]
+    assert found.pop("maps").count("1.") == 4 and found.pop("axes") == 12
+    first = "0: model.n_head=1  optimizer.lr=0.1"
+    assert found.pop("chosen") == first and found.pop("read").startswith(first)
+    assert found == {"all": 5, "link": "0/report.html", "few": 1, "curves": 1}
+
+
+def test_any_folder_of_runs_has_a_report_with_what_its_runs_differ_in(train_config, tmp_path):
+    for rate in (0.01, 0.02):
+        optimizer = replace(train_config.optimizer, lr=rate)
+        train(replace(train_config, optimizer=optimizer, run_dir=str(tmp_path / f"runs/day/{rate}"), max_steps=2))
+    (tmp_path / "runs/day/0.01/report.html").write_text("its page")
+    assert "| optimizer.lr |" in write_leaderboard(tmp_path / "runs")
+    data = data_of(tmp_path / "runs" / "report.html")
+    assert data["settings"] == ["optimizer.lr"]
+    assert {run["page"] for run in data["runs"]} == {"day/0.01/report.html", None}
+    assert all(run["curves"]["loss"] for run in data["runs"])
 
 
 def test_a_thinned_curve_is_the_mean_of_its_neighbours():
@@ -352,6 +389,19 @@ def test_a_dry_run_of_a_sweep_leaves_nothing_behind(text_file, tmp_path):
     place.mkdir()
     result = run_here("train.py", "-m", "seed=1,2", "dry_run=true", *small_jobs(text_file, max_steps=2), cwd=place)
     assert result.returncode == 0 and not list(place.iterdir()), result.stderr
+
+
+def test_variants_take_turns_within_every_combination_and_may_change_several_settings(text_file, tmp_path):
+    variants = 'hydra.sweeper.variants=["model.n_head=1","model.n_head=2 max_steps=${floordiv:${max_steps},0.5}"]'
+    typed = ["-m", "seed=1,2", "dry_run=true", *small_jobs(text_file, max_steps=2), variants]
+    result = run_here("train.py", *typed, cwd=tmp_path)
+    jobs = [line.split()[-3:] for line in result.stdout.splitlines() if line.startswith("job ")]
+    ends = [(job[-1], job[-2]) if "max_steps=4" in job else job[-1] for job in jobs]
+    assert ends == ["model.n_head=1", ("max_steps=4", "model.n_head=2")] * 2, result.stdout + result.stderr
+    mixed = run_here("train.py", *typed, "model.n_head=4", cwd=tmp_path)
+    assert mixed.stderr.startswith("error: model.n_head is what hydra.sweeper.variants compares: leave it out, or")
+    idle = run_here("train.py", *typed, "hydra/sweeper=optuna", cwd=tmp_path)
+    assert idle.stderr.startswith("error: ") and "Traceback" not in idle.stderr, idle.stderr
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen:

@@ -153,19 +153,6 @@ def test_bpe_of_a_text_with_few_pairs_is_smaller_and_works(texts, largest):
     assert trained.decode(trained.encode_ordinary("any text, 字")) == "any text, 字"
 
 
-def test_bpe_learns_from_a_bounded_amount_of_text(monkeypatch):
-    monkeypatch.setattr(module, "BPE_TRAINING_CHARACTERS", 10)
-    taken = []
-
-    def endless():
-        while True:
-            taken.append("abc ")
-            yield taken[-1]
-
-    make_tokenizer(TokenizerConfig(vocab_size=300), endless())
-    assert len(taken) == 3
-
-
 @every_encoding
 def test_token_bytes_are_the_lengths_of_what_ids_decode_to(name):
     lengths = token_bytes(encoding(name))

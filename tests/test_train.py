@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -186,11 +185,11 @@ def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation(train_config
 
     def loss(step: int) -> float:
         """Of a step that moves nothing, on the batch of step 0."""
-        run.batches = SimpleNamespace(batch=lambda _, first, last: batch(0, first, last))
+        run.batch = lambda _, first, last: batch(0, first, last)
         set_learning_rate(run.optimizers, 0.0)
         return take_step(run, step)[0].item()
 
-    batch = run.batches.batch
+    batch = run.batch
     assert loss(0) == loss(0) != loss(1)
     first, second = (evaluate(run.model, run.data, 16, 8, run.autocast) for _ in range(2))
     assert first == second and run.model.training

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ import torch
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from test_resume import before_step, stop_at
+from tqdm import tqdm
 
 import pages.loss_plot
+import training.watch.terminal
 from data.batches import evaluation_batches
 from pages.loss_plot import draw_loss, draw_losses
 from runs.metrics import Evaluation, read_metrics, series
@@ -22,7 +25,8 @@ from runs.summary import read_summary
 from train import train
 from training.evaluation import first_windows
 from training.start import start_run
-from training.watch.terminal import Terminal, plot_losses, print_losses
+from training.watch.pictures import Report
+from training.watch.terminal import Terminal, describe, plot_losses, print_losses
 from training.watch.watchers import MetricsFile, Plots, Summary, Watchers
 
 FIGURES = ("attention_entropy", "attention_relative_entropy", "attention_distance", "head_similarity")
@@ -78,7 +82,7 @@ def test_the_pictures_are_there_and_the_loss_already_at_an_evaluation(train_conf
     assert not list(Path(train_config.run_dir).glob(".*unfinished"))
 
 
-def test_drawing_takes_at_most_a_fiftieth_of_the_time(train_config, monkeypatch):
+def test_drawing_takes_at_most_a_hundredth_of_the_time(train_config, monkeypatch):
     """Drawings that take a while are not repeated at every evaluation."""
     drawn = []
 
@@ -123,7 +127,7 @@ def test_a_full_disk_costs_the_pictures_and_not_the_run(train_config, monkeypatc
 
 
 @pytest.mark.parametrize("told", ["began", "stepped", "evaluated", "saved", "ended"])
-@pytest.mark.parametrize("watcher", [MetricsFile, Plots, Summary, Terminal])
+@pytest.mark.parametrize("watcher", [MetricsFile, Plots, Summary, Report, Terminal])
 def test_a_watcher_that_fails_is_told_no_more_and_the_run_goes_on(train_config, monkeypatch, caplog, watcher, told):
     monkeypatch.setattr(watcher, told, full_disk, raising=False)
     assert math.isfinite(train(replace(train_config, max_steps=2, eval_interval=2)))
@@ -276,6 +280,7 @@ def test_a_falling_loss_falls_from_the_first_column_to_the_last():
     assert left_most == sorted(left_most) and left_most[0] == 6
     assert len(lines[9]) == 40  # the last point is in the last column of the lowest row
     assert lines[11].strip().split() == ["0", "steps,", "●", "validation", "100"]
+    assert "training, ● validation" in plot_losses(FALLING, 80).splitlines()[11]
 
 
 def test_evaluations_are_circles_where_they_belong():
@@ -300,3 +305,36 @@ def test_a_terminal_gets_it_without_escape_codes_a_pipe_or_another_encoding_noth
     stream = Screen(encoding, tty)
     print_losses(FALLING, stream)
     assert stream.content().count("\n") == lines and "\x1b" not in stream.content()
+
+
+def test_the_bar_moves_with_every_step_and_says_where_the_run_is(train_config, monkeypatch):
+    seen = []
+    shown = partial(tqdm, file=io.StringIO())
+    monkeypatch.setattr(training.watch.terminal, "tqdm", lambda disable, **given: shown(disable=False, **given))
+
+    def observe(name):
+        method = getattr(Terminal, name)
+
+        def told(self, run, *arguments):
+            method(self, run, *arguments)
+            seen.append((name, self.bar.n, self.bar.desc, self.bar.postfix or ""))
+
+        monkeypatch.setattr(Terminal, name, told)
+
+    for name in ("moved", "stepped", "evaluates", "evaluated"):
+        observe(name)
+    train_config.log_interval = 5
+    train(train_config)
+    assert [n for name, n, *_ in seen if name == "moved"] == [*range(1, train_config.max_steps + 1)]
+    words = {name: {one[2].strip() for one in seen if one[0] == name} for name, *_ in seen}
+    assert words == {"moved": {""}, "stepped": {""}, "evaluates": {"evaluating"}, "evaluated": {""}}
+    last = [text for name, *_, text in seen if name == "stepped"][-1]
+    tokens = len(start_run(replace(train_config, run_dir=train_config.run_dir + "2")).data.train)
+    epochs = train_config.max_steps * train_config.tokens_per_step / tokens
+    assert last.startswith("loss ") and f"epoch {epochs:.2f}" in last
+
+
+def test_the_description_counts_the_matrices_of_all_blocks(train_config):
+    run = start_run(train_config)
+    matrices = [p.numel() for name, p in run.model.named_parameters() if name.startswith("blocks.") and p.ndim == 2]
+    assert f"{sum(matrices):,} of them in 2 blocks" in describe(run)

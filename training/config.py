@@ -221,6 +221,8 @@ class TrainConfig:
 def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
     """Raise SettingsError for a setting that was typed and changes nothing beside the others."""
     form, forms, source, name = c.model.attention, set(c.model.forms), c.data.source, c.schedule.name
+    if c.data.is_task and (given := [name for name in typed if name.split(".")[0] == "tokenizer"]):
+        raise SettingsError(f"{given[0]} means nothing with data={source}, which has no text: leave it out.")
     rope = "model.rope_theta model.rope_fraction model.rope_scaling model.rope_scaling_factor"
     scaling, silent = c.model.rope_scaling, c.wandb.active_mode == "disabled" and "wandb.mode" not in typed
     rules = (
@@ -234,6 +236,13 @@ def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
         ("model.rope_scaling_factor", "model.rope_scaling=none", scaling == "none"),
         ("model.rope_scaling", "model.rope_scaling_factor=1", c.model.rope_scaling_factor == 1),
         ("data.name data.subset data.split", f"data={source}", source != "hf"),
+        ("data.path data.text_field data.val_fraction data.document_mask", f"data={source}", c.data.is_task),
+        ("data.cache_dir sample_prompt", f"data={source}", c.data.is_task),
+        ("data.mix", f"data={source}", source != "mix"),
+        ("data.text_field data.val_fraction", f"data={source}", source == "nanogpt"),
+        ("data.task.items", f"data={source}", source not in ("recall", "selective_copy")),
+        ("data.task.power_a data.task.random_non_queries", f"data={source}", source != "recall"),
+        ("data.task.vocab_size", f"data={source}", not c.data.is_task),
         ("tokenizer.vocab_size", f"tokenizer={c.tokenizer.name}", c.tokenizer.name != "bpe"),
         ("optimizer.momentum", f"optimizer={c.optimizer.name}", c.optimizer.name == "adamw"),
         ("schedule.decay_fraction", f"schedule={name}", name != "warmup_stable_decay"),

@@ -56,6 +56,11 @@ def decoding_precision(name: str, device: torch.device) -> torch.dtype:
     return choose_precision(name, device)
 
 
+def refuse_int8(name: str, device: torch.device) -> None:
+    if name == "int8" and device.type != "cpu":
+        raise SettingsError(f"precision=int8 is for CPUs, and this is {device}: add device=cpu, or set precision=auto.")
+
+
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether bf16 products are faster than float32 ones; emulated ones are far slower."""
     if device.type == "cuda":

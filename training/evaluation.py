@@ -1,6 +1,7 @@
 """How well a model predicts a text: nats per token, perplexity, bits per byte."""
 
 import itertools
+from dataclasses import replace
 from multiprocessing import parent_process
 
 import torch
@@ -9,10 +10,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from data.batches import evaluation_batches
-from data.prepare import PreparedData
-from data.tokenizer import token_bytes
+from data.prepared import PreparedData
+from data.tasks import TaskData
 from model.gpt import GPT
+from model.loss import UNSCORED
 from runs.metrics import Evaluation
 from training.distributed import Ranks
 
@@ -25,46 +26,61 @@ SCORED_TOKENS = 1 << 19
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    data: PreparedData,
+    data: PreparedData | TaskData,
     block_size: int,
     batch_size: int,
     autocast: torch.autocast,
     ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Score the validation text, in windows of block_size that cover it or are spread over it evenly.
+    """Score the validation text, in windows of block_size that cover it or are spread over it evenly, or a task.
 
     With several ranks each scores a share of the batches, and all return the figures of their sum. The model
     stays in its mode (train or eval).
     """
     device = next(model.parameters()).device
-    was_training = model.training
+    was_training, is_task = model.training, isinstance(data, TaskData)
     model.eval()
-    lengths = torch.from_numpy(token_bytes(data.tokenizer))
-    nats, sizes = [], []  # of each target: its surprise, by this rank, and its bytes
-    batches = evaluation_batches(data.val, block_size=block_size, batch_size=batch_size, most=SCORED_TOKENS)
+    lengths = torch.from_numpy(data.token_bytes())
+    nats, hits, sizes = [], [], []  # of each target: its surprise and whether it is the likeliest, here; its bytes
+    counts: dict[str, int] = {}  # of a mixture: how many targets are of each text, which come one after the other
+    batches = data.held_out(block_size, batch_size, SCORED_TOKENS)
     off = not ranks.is_first or parent_process() is not None or None  # None: no bar unless on a terminal
-    total = min(SCORED_TOKENS, len(data.val))
+    total = data.held_out_tokens(block_size, SCORED_TOKENS)
     bar = tqdm(total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False, disable=off)
-    while turn := [torch.from_numpy(rows) for rows in itertools.islice(batches, ranks.size)]:
-        own = min(ranks.rank, len(turn) - 1)
+    while turn := list(itertools.islice(batches, ranks.size)):
         # A rank without a batch runs another's: FSDP gathers weights from all ranks, so none may sit out.
-        windows, starts = turn[own].to(device), data.starts(turn[own][:, :-1].numpy())
+        own = turn[min(ranks.rank, len(turn) - 1)]
+        inputs, targets = torch.from_numpy(own.inputs).to(device), torch.from_numpy(own.targets).to(device).flatten()
+        starts = None if own.starts is None else torch.from_numpy(own.starts).to(device)
         with autocast:
-            logits = model(windows[:, :-1], starts=None if starts is None else torch.from_numpy(starts).to(device))
-        surprise = F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="none")
-        for number, targets in enumerate(rows[:, 1:].flatten() for rows in turn):
-            nats.append(surprise if number == ranks.rank else surprise.new_zeros(len(targets)))
-            sizes.append(lengths[targets])
-            bar.update(len(targets))
+            logits = model(inputs, starts=starts).flatten(0, 1)
+        scored = targets != UNSCORED
+        surprise = F.cross_entropy(logits.float(), targets, ignore_index=UNSCORED, reduction="none")[scored]
+        right = (logits.argmax(-1) == targets)[scored].to(surprise) if is_task else surprise[:0]
+        for number, batch in enumerate(turn):
+            wanted = torch.from_numpy(batch.targets[batch.targets != UNSCORED])
+            mine = number == ranks.rank
+            nats.append(surprise if mine else surprise.new_zeros(len(wanted)))
+            hits.append(right if mine else right.new_zeros(len(wanted) * is_task))
+            sizes.append(lengths[wanted])
+            if batch.text:
+                counts[batch.text] = counts.get(batch.text, 0) + len(wanted)
+            bar.update(batch.inputs.size)
     bar.close()
     model.train(was_training)
-    return Evaluation.of_tokens(ranks.sum_(torch.cat(nats)).cpu().numpy(), torch.cat(sizes).numpy())
+    surprises = ranks.sum_(torch.cat(nats)).cpu()
+    parts = zip(counts, surprises.split([*counts.values()]), strict=True) if counts else ()
+    result = Evaluation.of_tokens(surprises.numpy(), torch.cat(sizes).numpy())
+    result = replace(result, texts={name: part.double().mean().item() for name, part in parts})
+    return replace(result, accuracy=ranks.sum_(torch.cat(hits)).mean().item()) if is_task else result
 
 
-def first_windows(model: GPT, data: PreparedData) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
-    """Return the beginning of the validation text, in windows of up to block_size tokens, MEASURED_TOKENS in total,
+def first_windows(model: GPT, data: PreparedData | TaskData) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
+    """Return the beginning of what evaluations read, in windows of up to block_size tokens, MEASURED_TOKENS in total,
     and where in them documents begin, if they are kept apart."""
-    T = min(model.config.block_size, MEASURED_TOKENS)
-    windows = next(evaluation_batches(data.val, block_size=T, batch_size=MEASURED_TOKENS // T))[:, :-1]
-    device, starts = next(model.parameters()).device, data.starts(windows)
-    return torch.from_numpy(windows).to(device), None if starts is None else torch.from_numpy(starts).to(device)
+    block_size = model.config.block_size
+    T = min(block_size, MEASURED_TOKENS)
+    batch = next(data.held_out(block_size, MEASURED_TOKENS // T))
+    device, starts = next(model.parameters()).device, batch.starts
+    tokens = torch.from_numpy(batch.inputs[:, :T]).to(device)
+    return tokens, None if starts is None else torch.from_numpy(starts[:, :T]).to(device)

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from data.config import TokenizerConfig
-from data.prepare import PreparedData, prepare
+from data.prepared import PreparedData
 from data.shards import Tokens
+from data.tasks import TaskData
 from data.tokenizer import make_tokenizer
 from errors import one_of
 from model.attention.functional import flex, fused, sdpa
@@ -32,7 +33,7 @@ from training.optimizer import optimizer_state
 from training.pretrained import load_origin
 from training.run import Run, steps_to_take, windows_each
 from training.size import model_sizes, refuse_too_large
-from training.start import check_machine
+from training.start import check_machine, open_data
 from training.step import take_step
 
 log = logging.getLogger("tinygpt")
@@ -169,8 +170,7 @@ def plan_run(config: TrainConfig) -> str:
     windows = windows_each(config, room[2])
     refuse_too_large(config, *room, windows)  # and again when the text has told how many ids there are
     _, encoding = load_origin(config)
-    data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info)
-    config.model.vocab_size = config.model.vocab_size or data.tokenizer.n_vocab
+    data = open_data(config, encoding)
     refuse_too_large(config, *room, windows)
     model = without_weights(config.model)
     flops, parts, size = flops_per_token(model), count_parameters(model), config.tokens_per_step
@@ -178,14 +178,18 @@ def plan_run(config: TrainConfig) -> str:
     kinds = ("embedding", "attention", "mlp", "norms", "lm_head")
     listed = ", ".join(f"{kind} {parts[kind]:,}" for kind in kinds if parts[kind])
     tied = ", which is lm_head too" if model.config.tie_embeddings else ""
-    read = f"; {steps:,} steps of {size:,} tokens are {steps * size / len(data.train):.2f} epochs" if steps else ""
+    if isinstance(data, TaskData):
+        text = f"task        {data.name}, {data.targets(config.model.block_size):,} of a window's tokens are scored"
+    else:
+        read = f"; {steps:,} steps of {size:,} tokens are {data.epochs(steps * size)}" if steps else ""
+        text = f"text        {len(data.train):,} tokens an epoch{read}"
     lines = [
         f"parameters  {parts.total():,} with {model.config.vocab_size:,} ids: {listed}{tied}",
         f"arithmetic  {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
         f"cache       {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
-        f"text        {len(data.train):,} tokens an epoch{read}",
+        text,
     ]
-    scored = min(SCORED_TOKENS, len(data.val))
+    scored = data.held_out_tokens(config.model.block_size, SCORED_TOKENS)
     more = _cluster(config, model, flops, DEVICES[name], scored) if name else _this_machine(config, flops, scored)
     return "\n".join(lines + more)
 

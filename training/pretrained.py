@@ -28,7 +28,7 @@ FREE = {"attention_window", "score_softcap", "rope_theta", "rope_scaling", "rope
 FREE |= {"block_size", "vocab_size", "dropout", "attention_dropout"}
 
 
-def load_origin(config: TrainConfig) -> tuple[Read, tiktoken.Encoding] | tuple[None, None]:
+def load_origin(config: TrainConfig) -> tuple[Read | None, tiktoken.Encoding | None]:
     """Return what reads a weight of the model that config.init_from names, and its tokenizer; None where it is null.
 
     config.model takes the model's settings where it is null. Raises SettingsError, naming init_from, when they
@@ -36,6 +36,7 @@ def load_origin(config: TrainConfig) -> tuple[Read, tiktoken.Encoding] | tuple[N
     """
     if not config.init_from:
         return None, None
+    encoding: tiktoken.Encoding | None
     with naming(config.init_from) as name:
         if name:
             from interop.huggingface import find_folder, read_huggingface
@@ -48,7 +49,8 @@ def load_origin(config: TrainConfig) -> tuple[Read, tiktoken.Encoding] | tuple[N
         config.model = inherit(found, config.model)
     asked = [f"{name}={now}" for name, now in asdict(config.model).items() if now != getattr(found, name)]
     but = f", but for {', '.join(asked)}" if asked else ""
-    log.info("init_from=%s: its weights, tokenizer and settings%s", config.init_from, but)
+    kept = "weights, tokenizer and settings" if encoding else "weights and settings"
+    log.info("init_from=%s: its %s%s", config.init_from, kept, but)
     return read, encoding
 
 

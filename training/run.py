@@ -17,8 +17,8 @@ from torch import nn
 from torch.amp import GradScaler
 
 from console import ending_signals, say
-from data.batches import Batches
-from data.prepare import PreparedData
+from data.prepared import PreparedData
+from data.tasks import TaskData
 from errors import SettingsError
 from model.gpt import GPT, plain_weights
 from model.size import flops_per_token
@@ -47,7 +47,7 @@ class Run:
     config: TrainConfig
     device: torch.device
     dtype: torch.dtype  # of the forward pass's products
-    data: PreparedData
+    data: PreparedData | TaskData
     model: GPT
     forward: nn.Module
     """The model, copied to or cut up for the ranks."""
@@ -72,8 +72,8 @@ class Run:
         config, kind = self.config, self.device.type
         self.max_steps = steps_to_take(config, self.model)
         self.micro_batch_size = config.micro_batch_size or windows_each(config, self.ranks.size)
-        size = dict(block_size=config.model.block_size, batch_size=config.batch_size)
-        self.batches = Batches(self.data.train, **size, seed=config.seed)
+        self.batch = self.data.training(config.model.block_size, config.batch_size, config.seed)
+        self.targets_per_step = config.batch_size * self.data.targets(config.model.block_size)
         self.autocast = torch.autocast(kind, dtype=self.dtype, enabled=self.dtype != torch.float32)
         self.scaler = GradScaler(kind, enabled=self.dtype == torch.float16)  # elsewhere it does nothing
         for block in self.model.blocks:
@@ -156,9 +156,9 @@ class Run:
                 "step": progress.step,
                 "metrics": progress.metrics if progress.evaluated == progress.step else {},
                 "progress": asdict(progress),
-                "data": self.data.directory.name,
+                "data": self.data.name,
                 "own_tokenizer": self.own_tokenizer,
-                "computed_on": self._computed_on(),
+                "computed_on": self.computed_on(),
                 "logs": log_sizes(self.directory),
                 "scaler": self.scaler.state_dict(),
                 "config": asdict(self.config),
@@ -183,7 +183,7 @@ class Run:
         kept = f"the weights of the steps before are in {self.directory / 'checkpoints'}"
         raise SettingsError(f"{what}: lower optimizer.lr={config.optimizer.lr}, {others}; {kept}.")
 
-    def _computed_on(self) -> dict[str, Any]:
+    def computed_on(self) -> dict[str, Any]:
         """What the last bits of the result depend on besides the settings."""
         return {
             "device": self.device.type,
@@ -216,7 +216,7 @@ class Run:
     def say_resumed(self, meta: Meta) -> None:
         """Log where the run goes on, and what has changed that its last bits depend on."""
         log.info("resuming at step %d of %s", self.progress.step, self.directory)
-        if (before := meta["computed_on"]) != (now := self._computed_on()):
+        if (before := meta["computed_on"]) != (now := self.computed_on()):
             changes = [f"{name} {now[name]} (was {before.get(name)})" for name in now if now[name] != before.get(name)]
             log.info("with %s: the same text in the same order, though not to the last bit", ", ".join(changes))
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 import yaml
+from tiktoken import Encoding
 
-from data.batches import check_split
 from data.files import replacing
 from data.prepare import prepare
+from data.prepared import PreparedData
+from data.tasks import TaskData
 from data.tokenizer import read_tokenizer
 from errors import SettingsError
 from model.config import ONE_HEAD, GPTConfig
@@ -68,16 +70,10 @@ def build_run(config: TrainConfig, held: ExitStack) -> Run:
     pretrained, encoding = load_origin(config)
     if checkpoint and meta and meta["own_tokenizer"]:
         encoding = read_tokenizer(checkpoint / "tokenizer.json")
-    data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info)
-    check_split(data.train, config.model.block_size, "training")
-    check_split(data.val, config.model.block_size, "validation")
-    asked, known = config.model.vocab_size, data.tokenizer.n_vocab
-    if asked and asked < known:
-        raise SettingsError(f"model.vocab_size={asked} is less than the tokenizer's {known}: leave it null.")
-    config.model.vocab_size = asked or known
+    data = open_data(config, encoding)
     refuse_too_large(config, *room)
     if checkpoint and meta:
-        check_settings(asdict(config), meta, data=data.directory.name)
+        check_settings(asdict(config), meta, data=data.name)
 
     weights = read_weights(checkpoint, config.model) if checkpoint else None
     torch.manual_seed(config.seed)
@@ -92,7 +88,7 @@ def build_run(config: TrainConfig, held: ExitStack) -> Run:
         with readable(checkpoint):
             load_whole(model, weights.__getitem__)
     directory = checkpoint.parent.parent if checkpoint else claim_directory(config, ranks, held)
-    own = encoding is not None
+    own = encoding is not None and not config.data.is_task
     run = Run(config, device, precision, data, model, forward, ranks, directory, compiled=compiled, own_tokenizer=own)
     if checkpoint and meta:
         with readable(checkpoint):
@@ -102,6 +98,28 @@ def build_run(config: TrainConfig, held: ExitStack) -> Run:
     if meta:
         run.say_resumed(meta)
     return run
+
+
+def open_data(config: TrainConfig, encoding: Encoding | None) -> PreparedData | TaskData:
+    """Return the text, in tokens, or the task; sets config.model.vocab_size where it is null.
+
+    encoding: that of the model to begin with. Raises SettingsError when the model does not fit the data.
+    """
+    data: PreparedData | TaskData
+    if config.data.is_task:
+        data = TaskData(config.data.source, config.data.task, config.seed)
+    elif config.init_from and encoding is None:
+        remedy = "choose the data of a synthetic task, or another init_from"
+        raise SettingsError(f"init_from={config.init_from} has no tokenizer for data={config.data.source}: {remedy}.")
+    else:
+        data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info)
+    data.check(config.model.block_size)
+    asked, known = config.model.vocab_size, data.vocab_size
+    if asked and asked < known:
+        whose = "task" if config.data.is_task else "tokenizer"
+        raise SettingsError(f"model.vocab_size={asked} is less than the {whose}'s {known}: leave it null.")
+    config.model.vocab_size = asked or known
+    return data
 
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:

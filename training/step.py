@@ -14,7 +14,7 @@ from training.run import Run
 def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     """Move the weights once, by the gradient of the global batch of `step`.
 
-    Returns the batch's loss in nats per token and the gradient's norm before clipping, as tensors on
+    Returns the batch's loss in nats per target and the gradient's norm before clipping, as tensors on
     the device, so that nothing waits for them here. Where one of them is not finite nothing moves.
     """
     config, ranks = run.config, run.ranks
@@ -24,15 +24,14 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     end = (ranks.rank + 1) * share
     for first in range(end - share, end, run.micro_batch_size):
         last = first + run.micro_batch_size
-        drawn = run.batches.batch(step, first, last)
-        windows, starts = to_device(drawn, run.device), run.data.starts(drawn[:, :-1])  # (B, T + 1), (B, T)
-        inputs, targets = windows[:, :-1], windows[:, 1:]
-        apart = {} if starts is None else {"starts": to_device(starts, run.device)}
+        batch = run.batch(step, first, last)
+        inputs, targets = (to_device(part, run.device) for part in (batch.inputs, batch.targets))  # (B, T)
+        apart = {} if batch.starts is None else {"starts": to_device(batch.starts, run.device)}
         torch.manual_seed(dropout_seed(config.seed, step, first))
         with gradients_of(run.forward, last=last == end):
             with run.autocast:
-                # A sum over tokens, divided by the tokens of the whole batch: micro-batches change nothing.
-                loss = run.forward(inputs, targets, **apart) / config.tokens_per_step
+                # A sum over targets, divided by those of the whole batch: micro-batches change nothing.
+                loss = run.forward(inputs, targets, **apart) / run.targets_per_step
             # DDP and FSDP average over the ranks, but each rank's loss is already its share of the sum.
             run.scaler.scale(loss * ranks.size).backward()
         total_loss += loss.detach()

@@ -1,35 +1,31 @@
 """What a run measures, made into rows and told to those that watch it.
 
-A watcher has the methods it needs of began(run), stepped(run, row), evaluated(run, row, result, sample), saved(run)
-and ended(run, error). One that raises is told no more, and the run goes on; its `name` says what is lost then.
+A watcher has the methods it needs of began(run), moved(run) after every step, stepped(run, row) where one is logged,
+evaluates(run), evaluated(run, row, result, sample), saved(run) and ended(run, error). One that raises is told no more,
+and the run goes on; its `name` says what is lost then.
 """
 
 import json
 import logging
-import math
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from errors import first_line
-from model.heads import attention_maps, head_statistics
+from model.heads import head_statistics
 from model.size import cache_bytes_per_token, flops_per_token
 from runs.metrics import Evaluation, Row, finite, read_metrics
 from runs.summary import LOSSES, is_number, sentence_of, write_summary
 from training.device import peak_memory, reset_peak_memory
 from training.evaluation import first_windows
 from training.run import Run
+from training.watch.pictures import Plots, Report
 from training.watch.terminal import Terminal
 from training.watch.wandb import Wandb
 
 log = logging.getLogger("tinygpt")
-
-LEAST_WORK = 50  # times as long as it took to draw loss.png is trained before it is drawn again
-PICTURED_TOKENS = 64
 
 
 class MetricsFile:
@@ -49,44 +45,6 @@ class MetricsFile:
 
     def ended(self, run: Run, error: BaseException | None) -> None:
         self.file.close()
-
-
-class Plots:
-    """Draws a run's pictures into its directory."""
-
-    name = "drawing"
-    next_picture = -math.inf  # when loss.png may be drawn again, by time.perf_counter()
-
-    def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
-        if time.perf_counter() >= self.next_picture and run.progress.step != run.max_steps:  # it is drawn at the end
-            self.draw_loss(run)
-
-    def ended(self, run: Run, error: BaseException | None) -> None:
-        self.draw_loss(run)
-        if error is None and not run.is_sharded:
-            self.draw_heads(run)
-
-    def draw_loss(self, run: Run) -> None:
-        from pages.loss_plot import draw_loss  # matplotlib takes a moment to import
-
-        started = time.perf_counter()
-        self.draw(run.directory / "loss.png", lambda path: draw_loss(run.rows, run.directory.name, path))
-        self.next_picture = time.perf_counter() + LEAST_WORK * (time.perf_counter() - started)
-
-    def draw_heads(self, run: Run) -> None:
-        from pages.attention_map import draw_heads
-
-        windows, starts = first_windows(run.model, run.data)
-        tokens = windows[:1, :PICTURED_TOKENS]
-        caption = f"{run.directory.name}, step {run.progress.step:,}: {tokens.size(1)} tokens of validation text"
-        maps, figures = attention_maps(run.model, tokens), head_statistics(run.model, windows, starts)
-        self.draw(run.directory / "heads.png", lambda path: draw_heads(maps, path, statistics=figures, caption=caption))
-
-    def draw(self, path: Path, how: Callable[[Path], None]) -> None:
-        try:
-            how(path)
-        except Exception as error:  # whatever it is; the next picture may succeed
-            log.error("%s cannot be drawn (%s).", path, error)
 
 
 class Summary:
@@ -109,6 +67,9 @@ class Summary:
             "seed": run.config.seed,
             "step": run.progress.step,
             "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+            "parameters_in_blocks": sum(
+                parameter.numel() for parameter in run.model.get_submodule("blocks").parameters()
+            ),
             "tokens": tokens,
             "flops": tokens * flops_per_token(run.model),
             "seconds": round(run.seconds, 3),
@@ -138,7 +99,7 @@ class Watchers:
         run.rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
         wandb = [Wandb()] if run.config.wandb.active_mode != "disabled" else []
         # The terminal comes last, so that what the others log at the end goes above its bar.
-        watchers = [MetricsFile(), Plots(), *wandb, Summary(), Terminal()]
+        watchers = [MetricsFile(), Plots(), *wandb, Summary(), Report(), Terminal()]
         self.watchers: list[Any] = watchers if run.ranks.is_first else []
 
     def __enter__(self) -> Self:
@@ -166,9 +127,7 @@ class Watchers:
             figures = {"attention_entropy": heads.entropy, "attention_relative_entropy": heads.relative_entropy}
             figures |= {"attention_distance": heads.distance, "head_similarity": heads.similarity}
             figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
-        if result.bpb_stderr is not None:
-            figures["val_bpb_stderr"] = result.bpb_stderr
-        self.tell("evaluated", self._row(val_loss=result.loss, val_bpb=result.bpb, **figures), result, sample)
+        self.tell("evaluated", self._row(**result.figures, **figures), result, sample)
         self.measured = (self.run.progress.step, time.perf_counter())  # an evaluation's time is not the training's
 
     def _row(self, **values: Any) -> Row:

@@ -1,0 +1,116 @@
+"""Measure what a comparison's runs do not say of their variants:  python docs/measured.py FOLDER [RECALL]
+
+Writes FOLDER/measured.csv, which `python -m sweeps.compare FOLDER` adds to its table. FOLDER is a sweep that compares
+variants, RECALL one of data=recall with the same ones. Speed is the median over ROUNDS of the baseline's time for a
+training step by the variant's, all variants in turn, on a machine that does nothing else. Memory is predicted, as
+dry_run=true predicts it.
+"""
+
+import csv
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from errors import SettingsError
+from generation.probes import Probes
+from generation.scoring import load_text
+from runs.checkpoint import Checkpoint, open_checkpoint
+from sweeps.compare import RATE, SIZE, SPEED, Comparison, chosen
+from sweeps.leaderboard import read_jobs, swept_settings
+from training.config import TrainConfig
+from training.device import choose_precision, fast_products
+from training.plan import predict_memory, trial_run
+from training.step import take_step
+
+T = 4096
+FARTHER = 4  # times the trained length
+WARM_UP, ROUNDS = 3, 25
+
+
+def main(folder: Path, recall: Path | None) -> None:
+    comparison, rows = Comparison(folder), []
+    answered = {} if recall is None else accuracies(recall)
+    for size in comparison.sizes:
+        by_variant = {
+            variant: open_checkpoint(str(next(iter(jobs.values())).directory))
+            for (variant, steps), runs in comparison.runs[size].items()
+            if steps == comparison.baseline[1] and (jobs := chosen(runs))
+        }
+        for (variant, checkpoint), speed in zip(by_variant.items(), speeds(list(by_variant.values())), strict=True):
+            row = {"variant": variant, SIZE: size, SPEED: f"{speed:.2f}"}
+            ends = checkpoint.model.config.position == "learned"  # there is none beyond
+            row[f"nats/token at {FARTHER} × T"] = "–" if ends else f"{extrapolated(checkpoint):+.3f}"
+            row[f"MB at T = {T:,}"] = f"{memory(checkpoint) / 1e6:,.0f}"
+            if recall is not None:
+                row["recall accuracy"] = answered.get(variant, "–")
+            rows.append(row)
+            print(row, flush=True)
+    with (folder / "measured.csv").open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def speeds(checkpoints: list[Checkpoint]) -> list[float]:
+    """Return the speed of training each model, times the first one's."""
+    device = torch.device("cpu")
+    runs = []
+    for checkpoint in checkpoints:
+        config = TrainConfig(
+            model=checkpoint.model.config, batch_size=checkpoint.meta["config"]["batch_size"], max_steps=1
+        )
+        runs.append(trial_run(config, device, choose_precision("auto", device)))
+    seconds: list[list[float]] = []
+    with fast_products(device):
+        for step in range(WARM_UP + ROUNDS):
+            seconds.append([])
+            for run in runs:
+                began = time.perf_counter()
+                take_step(run, step)[0].item()
+                seconds[-1].append(time.perf_counter() - began)
+    return [statistics.median(turn[0] / turn[i] for turn in seconds[WARM_UP:]) for i in range(len(runs))]
+
+
+@torch.inference_mode()
+def extrapolated(checkpoint: Checkpoint) -> float:
+    """Return how many nats more a token costs at the end of windows FARTHER times as long as the trained ones."""
+    _, (tokens,) = load_text(None, [checkpoint])
+    model, length = checkpoint.model, checkpoint.model.config.block_size
+    probes, windows = Probes(model, torch.autocast("cpu", enabled=False)), (len(tokens) - 1) // (FARTHER * length)
+    places = np.linspace(0, windows - 1, min(windows, 32)).astype(int) * FARTHER * length
+    nats = np.mean([probes.nats(tokens[None, place : place + FARTHER * length + 1])[0] for place in places], axis=0)
+    return float(nats[-length:].mean() - nats[length // 2 : length].mean())
+
+
+def memory(checkpoint: Checkpoint) -> int:
+    """Return the bytes of a training step on one window of T tokens, in float32 on a CPU."""
+    model = replace(checkpoint.model.config, block_size=T)
+    return predict_memory(TrainConfig(model=model, batch_size=1, micro_batch_size=1, max_steps=1), 1).peak
+
+
+def accuracies(folder: Path) -> dict[str, str]:
+    """Return the best accuracy of each variant in a sweep of data=recall, over whatever else was varied."""
+    jobs, found = read_jobs(folder), dict[str, float]()
+    given = sorted(set(swept_settings(jobs)) - {"seed", RATE, SIZE})
+    for job in jobs:
+        if job.status == "finished" and (accuracy := job.summary["val_accuracy"]) is not None:
+            name = " ".join(f"{key}={job.settings[key]}" for key in given if key in job.settings)
+            found[name.removeprefix("attention=")] = max(accuracy, found.get(name.removeprefix("attention="), 0.0))
+    if not found:
+        raise SettingsError(f"{folder} has no finished run of data=recall: give the folder that -m made.")
+    return {name: f"{accuracy:.3f}" for name, accuracy in found.items()}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: python docs/measured.py FOLDER [RECALL]")
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) == 3 else None)
+    except SettingsError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,237 @@
+"""What a trained model can do beside its mean loss: look back, go on past its trained length, attend to nothing.
+
+Figures of layers and heads are lists by layer, then head; None stands for a layer that has no such thing.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tiktoken
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from data.batches import document_starts
+from data.tokenizer import encode_text
+from generation.scoring import learned_task, load_text
+from model.config import STATES
+from model.gpt import GPT
+from model.heads import for_each_layer
+from runs.checkpoint import Checkpoint
+
+SINK = 0.3  # a head whose mean weight on the first token is above this is a sink
+CLOSED = 0.05  # a gate below this lets nothing through
+FARTHEST = 16  # times the trained length
+READ_TOKENS = 1 << 17  # of the text, for the loss by position
+HEAD_TOKENS = 512  # of the text, for the figures of the heads
+BLOCKS = 8  # random blocks that are repeated
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+TRIALS = 4  # needles of each length and depth
+NAMES = ("apple", "river", "stone", "cloud", "tiger", "piano", "lemon", "robot")
+
+Nats = Float[np.ndarray, "B T"]
+Weights = Float[Tensor, "B H T T"]
+ByHead = list[Any]  # by layer None, or what there is of each head
+
+
+class Probes:
+    """Measures one model, in eval mode, with products as `autocast` has them."""
+
+    def __init__(self, model: GPT, autocast: torch.autocast, separator: int | None = None) -> None:
+        """separator: <|endoftext|>, where the model keeps documents apart."""
+        self.model, self.autocast, self.separator = model.eval(), autocast, separator
+        self.block_size = model.config.block_size
+        self.unscored = [model.config.at(layer).form in STATES for layer in range(model.config.n_layer)]
+
+    def starts(self, tokens: Int[np.ndarray, "B T"]) -> Int[Tensor, "B T"] | None:
+        return None if self.separator is None else self.to_device(document_starts(tokens, self.separator))
+
+    def to_device(self, tokens: np.ndarray) -> Tensor:
+        return torch.from_numpy(tokens.astype(np.int64)).to(self.model.token_embedding.weight.device)
+
+    @torch.inference_mode()
+    def nats(self, rows: Int[np.ndarray, "B T1"]) -> Nats:
+        """Return the surprise of every token but the first of each row, all of it in sight."""
+        inputs, targets = rows[:, :-1], self.to_device(rows[:, 1:])
+        with self.autocast:
+            x = self.model.hidden(self.to_device(inputs), starts=self.starts(inputs))
+            parts = []
+            for some, wanted in zip(x.split(self.block_size, 1), targets.split(self.block_size, 1), strict=True):
+                logits = self.model.logits(some).float().transpose(1, 2)  # (B, V, some)
+                parts.append(F.cross_entropy(logits, wanted, reduction="none"))
+        return torch.cat(parts, 1).cpu().numpy()
+
+    def by_head(self, rows: np.ndarray, function: Callable[[Weights], Tensor]) -> ByHead:
+        """Return `function` of each layer's weights, one number a head; None for a layer without a score matrix."""
+        with self.autocast:
+            found = for_each_layer(self.model, self.to_device(rows), function, self.starts(rows))
+        return [None if no else one.tolist() for no, one in zip(self.unscored, found, strict=True)]
+
+    def induction(self, ids: int) -> dict[str, Any]:
+        """Probe for induction heads (Olsson et al. 2022): a block of random ids, and the same again.
+
+        Returns the mean nats of the first copy and of the second, and for each head the score: the mean weight from
+        a token of the second copy to the one that followed it in the first.
+        """
+        L = min(self.block_size, HEAD_TOKENS) // 2
+        block = np.random.Generator(np.random.PCG64(1)).integers(0, ids, (BLOCKS, L))
+        rows = np.hstack((block, block))
+        nats = self.nats(rows)
+        second = torch.arange(L, 2 * L)
+        score = self.by_head(rows, lambda weights: weights[..., second, second - L + 1].float().mean((0, -1)))
+        figures = {"first_copy": float(nats[:, : L - 1].mean()), "second_copy": float(nats[:, L:].mean())}
+        return {"block": L, **figures, "score": score}
+
+    def by_position(self, tokens: Int[np.ndarray, " N"]) -> dict[str, Any]:
+        """Return the mean nats at each position of windows of up to FARTHEST times block_size, which do not slide.
+
+        Learned positions end at block_size, and so do the windows.
+        """
+        most = 1 if self.model.config.position == "learned" else FARTHEST
+        T = min(most * self.block_size, len(tokens) - 1)
+        windows = (len(tokens) - 1) // T
+        kept = min(windows, max(1, READ_TOKENS // T))
+        places = [number * windows // kept * T for number in range(kept)]
+        loss = np.mean([self.nats(tokens[None, place : place + T + 1])[0] for place in places], axis=0)
+        return {"trained": self.block_size, "windows": kept, "nats": loss.tolist()}
+
+    def heads(self, rows: Int[np.ndarray, "B T"]) -> dict[str, Any]:
+        """Return figures of the weights of held-out windows, means over queries, and of the gates.
+
+        first: the weight on the first token, of queries after it; sink_mass: its mean over heads; sink_share: the
+        share of heads above SINK (Gu et al. 2025). negative: what weights below 0 sum up to, as a positive number.
+        gates: of each gate the mean of its factor and the share below CLOSED.
+        """
+
+        def measure(weights: Weights) -> Tensor:
+            first = weights[:, :, 1:, 0].float().mean((0, 2))
+            return torch.stack((first, -weights.float().clamp(max=0).sum(-1).mean((0, 2))), 1)
+
+        with self.gates() as gates:
+            found = self.by_head(rows, measure)
+        first, negative = ([one and [head[n] for head in one] for one in found] for n in (0, 1))
+        known = [head for one in first for head in one or ()]
+        share = sum(head > SINK for head in known) / len(known) if known else None
+        mass = sum(known) / len(known) if known else None
+        return {"first": first, "sink_mass": mass, "sink_share": share, "negative": negative, "gates": gates}
+
+    @contextmanager
+    def gates(self) -> Iterator[dict[str, list[float]]]:
+        """Yield what fills with the mean of each gate's factor, and the share of factors below CLOSED, as it runs."""
+        found, hooks = dict[str, list[float]](), []
+
+        def note(name: str, most: int, _: object, __: object, y: Tensor) -> None:
+            factor = most * torch.sigmoid(y.float())
+            found[name] = [factor.mean().item(), (factor < CLOSED).float().mean().item()]
+
+        for layer, block in enumerate(self.model.blocks):
+            for name, most in (("gate", 2), ("gate_element", 2), ("forget", 1)):
+                if name in block.attention.modifiers:
+                    gate = block.attention.modifiers[name].get_submodule("gate")
+                    hooks.append(gate.register_forward_hook(partial(note, f"layer {layer} {name}", most)))
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def needle(self, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> dict[str, Any]:
+        """Probe for a line "name = 1234" in held-out text that the end asks for (as RULER, Hsieh et al. 2024).
+
+        Returns by length, then depth, ln p(the number | "name =") - ln p(the number | "other ="), the mean of TRIALS
+        in nats, with a name that the text does not have: 0 without retrieval, however likely numbers are.
+        """
+        most = 1 if self.model.config.position == "learned" else 4
+        lengths = [self.block_size * n // 2 for n in (1, 2, 4, 8)]
+        lengths = [n for n in lengths if 64 <= n <= min(most * self.block_size, len(tokens))]
+        drawn = random.Random(1)
+        ratio = [[self.retrieved(tokenizer, tokens, n, depth, drawn) for depth in DEPTHS] for n in lengths]
+        return {"lengths": lengths, "depths": list(DEPTHS), "nats": ratio}
+
+    def retrieved(
+        self, tokenizer: tiktoken.Encoding, tokens: np.ndarray, length: int, depth: float, drawn: random.Random
+    ) -> float:
+        """Return the mean ratio of TRIALS needles of one length and depth."""
+        ratios = []
+        for _ in range(TRIALS):
+            (name, other), number = drawn.sample(NAMES, 2), f" {drawn.randrange(1000, 10_000)}"
+            texts = (f"\n{name} ={number}\n", number, f"\n{name} =", f"\n{other} =")
+            line, answer, asked, wrong = (encode_text(tokenizer, text) for text in texts)
+            room = length + 1 - len(line) - len(answer) - max(len(asked), len(wrong))
+            begin = drawn.randrange(len(tokens) - room + 1)
+            text, cut = tokens[begin : begin + room], round(depth * room)
+            before = np.concatenate((text[:cut], line, text[cut:]))
+            rows = [np.concatenate((before, question, answer))[None] for question in (asked, wrong)]
+            known, guessed = (self.nats(row)[0, -len(answer) :].sum() for row in rows)
+            ratios.append(float(guessed - known))
+        return sum(ratios) / TRIALS
+
+
+def probe(checkpoint: Checkpoint, autocast: torch.autocast, path: str | None = None) -> dict[str, Any]:
+    """Return the figures of every probe that fits the model, and in words what is left out.
+
+    path: of the text, as load_text() has it. A model of a synthetic task is probed on the task's held-out windows.
+    """
+    model, apart = checkpoint.model, checkpoint.meta["config"]["data"].get("document_mask")
+    T = min(model.config.block_size, HEAD_TOKENS)
+    if checkpoint.encoding is None and path is None:
+        task = learned_task(checkpoint)
+        probes, ids = Probes(model, autocast), task.vocab_size
+        rows = next(task.held_out(model.config.block_size, HEAD_TOKENS // T)).inputs[:, :T]
+        more = {}
+    else:
+        _, (tokens,) = load_text(path, [checkpoint])
+        tokenizer = checkpoint.tokenizer
+        probes, ids = Probes(model, autocast, tokenizer.eot_token if apart else None), tokenizer.n_vocab
+        T = min(T, len(tokens))
+        rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
+        more = {"by_position": probes.by_position(tokens), "needle": probes.needle(tokenizer, tokens)}
+    found = {"induction": probes.induction(ids), "heads": probes.heads(rows), **more}
+    return found | {"notes": notes(model, has_text=bool(more))}
+
+
+def summary(found: dict[str, Any]) -> Iterator[str]:
+    """Yield lines that tell what the probes have found."""
+    induction, heads = found["induction"], found["heads"]
+    scores = {(layer, head): x for layer, one in enumerate(induction["score"]) for head, x in enumerate(one or ())}
+    yield (
+        f"induction   {induction['first_copy']:.3f} nats/token in {induction['block']} random ids, "
+        f"{induction['second_copy']:.3f} when they come again"
+    )
+    if scores:
+        layer, head = max(scores, key=scores.__getitem__)
+        yield f"            highest score {scores[layer, head]:.3f}, layer {layer} head {head}"
+        share = f"{heads['sink_share']:.0%} of the heads have more than {SINK}"
+        yield f"sinks       {heads['sink_mass']:.3f} of the weight is on the first token; {share}"
+        negative = np.mean([head for one in heads["negative"] for head in one or ()])
+        yield f"negative    {negative:.4f} is the sum of a query's weights below 0"
+    for name, (mean, closed) in heads["gates"].items():
+        yield f"gate        {name}: mean {mean:.3f}, {closed:.1%} below {CLOSED}"
+    if "by_position" in found:
+        nats, trained = found["by_position"]["nats"], found["by_position"]["trained"]
+        ends = [trained * 2**n for n in range(5) if trained * 2**n <= len(nats)] or [len(nats)]
+        shown = "  ".join(f"{end:,}: {np.mean(nats[end // 2 : end]):.3f}" for end in ends)
+        yield f"positions   {shown} nats/token in the second half of so many"
+    if "needle" in found:
+        for length, ratio in zip(found["needle"]["lengths"], found["needle"]["nats"], strict=True):
+            shown = "  ".join(f"{depth:.0%}: {nats:+.2f}" for depth, nats in zip(DEPTHS, ratio, strict=True))
+            yield f"needle      {length:,} tokens, by depth  {shown} nats"
+    yield from (f"note        {note}" for note in found["notes"])
+
+
+def notes(model: GPT, *, has_text: bool) -> list[str]:
+    """Return what is not measured of this model, and why."""
+    config, found = model.config, []
+    if states := [layer for layer in range(config.n_layer) if config.at(layer).form in STATES]:
+        forms = ", ".join(dict.fromkeys(config.at(layer).form for layer in states))
+        found.append(f"{forms} has no score matrix: the heads of layer {', '.join(map(str, states))} are left out")
+    if not has_text:
+        found.append("a synthetic task has no text: loss by position and needle are left out")
+    elif config.position == "learned":
+        found.append(f"position=learned ends at block_size={config.block_size}: nothing is measured beyond it")
+    return found

@@ -1,0 +1,102 @@
+"""How a model reads a text, token by token, for the page of a text."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from data.batches import document_starts
+from generation.scoring import passes
+from generation.text import encode_prompt
+from model.gpt import GPT
+from model.heads import for_each_layer
+from pages.text import Reading, byte_ends, write_text_page
+from runs.checkpoint import Checkpoint
+
+LONGEST = 4000  # tokens: more makes a page slow
+ALTERNATIVES = 10
+MOST_KEYS = 16
+ATTENTION_BYTES = 7_500_000  # of a page, before base64 makes four of three
+
+
+def read_prompt(checkpoint: Checkpoint, prompt: str, special_tokens: bool, page: Path) -> str:
+    """Write the page of a prompt, or of its end where it is longer than LONGEST, and return what to say of it."""
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    tokens = np.array(encode_prompt(tokenizer, prompt, special_tokens))
+    last, stride = tokens[-LONGEST:], max(1, model.config.block_size // 8)
+    plain = torch.autocast(model.token_embedding.weight.device.type, enabled=False)
+    reading = read(model, tokenizer, last, name=os.path.relpath(checkpoint.path), stride=stride, autocast=plain)
+    size = f"{len(tokens):,} tokens" if len(last) == len(tokens) else f"the last {LONGEST:,} of {len(tokens):,} tokens"
+    write_text_page(page, [reading], f"A prompt: {size}.")
+    return f"{page}: {size}"
+
+
+def beginnings(tokenizers: list[tiktoken.Encoding], texts: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the same beginning of one text in each tokenizer's tokens, at most LONGEST."""
+    begun = [tokens[:LONGEST] for tokens in texts]
+    ends = [byte_ends(*each) for each in zip(tokenizers, begun, strict=True)]
+    last = min(end[-1] for end in ends)
+    return [tokens[: np.searchsorted(end, last, "right")] for tokens, end in zip(begun, ends, strict=True)]
+
+
+@torch.inference_mode()
+def read(
+    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], *, name: str, stride: int,
+    autocast: torch.autocast, document_mask: bool = False, models: int = 1,
+) -> Reading:  # fmt: skip
+    """Return a model's reading of a text, in windows of block_size tokens that begin `stride` apart, as score() does.
+
+    name: the model's, on the page. models: how many share the page. Of each token's weights the largest are kept, as
+    many as fit and at most MOST_KEYS.
+    """
+    N, device, config = len(tokens), model.token_embedding.weight.device, model.config
+    length = min(config.block_size, N)
+    rows = 1 + config.n_layer * (1 + config.n_head)
+    kept = max(1, min(MOST_KEYS, length, ATTENTION_BYTES // (3 * N * rows * models)))
+    nats, answers, looked = np.full(N, np.nan, np.float32), list[tuple[np.ndarray, ...]](), list[tuple]()
+    for starts, scored in passes(N, length, min(stride, length), max(1, 2**20 // length**2)):
+        windows = np.stack([tokens[start : start + length] for start in starts]).astype(np.int64)
+        begins = torch.from_numpy(document_starts(windows, tokenizer.eot_token)).to(device) if document_mask else None
+        inputs, offsets = torch.from_numpy(windows).to(device), np.repeat(starts, scored)
+        with autocast:
+            logits = model.logits(model.hidden(inputs, starts=begins)[:, -scored:])  # (B, scored, V)
+            keys, weights, heads = largest_weights(model, inputs, begins, scored, kept)
+        logprobs = logits.float().log_softmax(-1).flatten(0, 1)
+        following = offsets + np.tile(np.arange(length - scored, length), len(starts)) + 1
+        following = following[following < N]
+        nats[following] = -logprobs[range(len(following)), tokens[following].astype(np.int64)].cpu().numpy()
+        best = logprobs.topk(min(ALTERNATIVES, logprobs.size(-1)))
+        answers.append((best.indices.cpu().numpy(), best.values.exp().cpu().numpy()))
+        looked.append((keys + offsets[:, None], weights))
+    likeliest, chances = map(np.concatenate, zip(*answers, strict=True))
+    keys, weights = (np.concatenate(parts, 1) for parts in zip(*looked, strict=True))
+    return Reading(name, tokenizer, tokens, nats, likeliest, chances, heads, keys, weights)
+
+
+def largest_weights(
+    model: GPT, tokens: Int[Tensor, "B T"], starts: Int[Tensor, "B T"] | None, scored: int, kept: int
+) -> tuple[Int[np.ndarray, "R Q K"], Float[np.ndarray, "R Q K"], list[int]]:
+    """Return what the last `scored` tokens of each window look at most, how much, and how many heads each layer has.
+
+    The rows are a Reading's. Weights below 0 count as 0; one layer's weights are in memory at a time.
+    """
+    total = torch.zeros(())
+
+    def largest(rows: Float[Tensor, "H B s T"]) -> tuple[np.ndarray, np.ndarray]:
+        top = rows.flatten(1, 2).topk(kept)
+        return top.indices.cpu().numpy(), top.values.cpu().numpy()
+
+    def visit(weights: Float[Tensor, "B H T T"]) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal total
+        weights = weights[:, :, -scored:].float().clamp(min=0).transpose(0, 1)
+        mean = weights.mean(0, keepdim=True)
+        total = total + mean.cpu()
+        return largest(torch.cat([mean, weights]))
+
+    layers = for_each_layer(model, tokens, visit, starts)
+    keys, weights = (np.concatenate(each) for each in zip(largest(total / len(layers)), *layers, strict=True))
+    return keys, weights, [len(each) - 1 for each, _ in layers]

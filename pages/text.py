@@ -1,0 +1,103 @@
+"""The page of a text: how surprised a model was by each token, what it expected instead, what every head looked at."""
+
+import base64
+import codecs
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiktoken
+from jaxtyping import Float, Int
+
+from data.tokenizer import token_bytes
+from pages.kit import fill_page
+from runs.formatting import visible
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One model's reading of a text of N tokens.
+
+    The R rows of attention are the mean of all heads, then for each layer the mean of its heads and every head.
+    """
+
+    name: str
+    tokenizer: tiktoken.Encoding
+    tokens: Int[np.ndarray, " N"]
+    nats: Float[np.ndarray, " N"]
+    """-log p of each token; NaN of the first, which nothing precedes."""
+    likeliest: Int[np.ndarray, "N A"]
+    """The tokens most likely to follow each, the likeliest first."""
+    chances: Float[np.ndarray, "N A"]
+    """Their probabilities."""
+    heads: list[int]
+    """How many heads each layer has."""
+    keys: Int[np.ndarray, "R N K"]
+    """The tokens that each looked at most."""
+    weights: Float[np.ndarray, "R N K"]
+    """How much; at least 0, above 1 in some variants."""
+
+
+def byte_ends(tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
+    """Return where each token ends, in bytes of text; a special token counts as one."""
+    return np.cumsum(np.maximum(token_bytes(tokenizer)[tokens], 1))
+
+
+def write_text_page(path: Path, readings: list[Reading], summary: str) -> None:
+    """Write one HTML file, which needs nothing else, of one model's reading of a text or of two models'."""
+    title = " and ".join(reading.name for reading in readings)
+    data = {"summary": visible(summary), "models": [described(one, other) for one, other in pairs(readings)]}
+    path.write_text(fill_page("text.html", visible(title), data), encoding="utf-8")
+
+
+def pairs(readings: list[Reading]) -> list[tuple[Reading, Reading | None]]:
+    one, other = readings[0], readings[-1] if len(readings) > 1 else None
+    return [(one, other), (other, one)] if other else [(one, None)]
+
+
+def described(reading: Reading, other: Reading | None) -> dict[str, Any]:
+    """Return what the page knows of a reading; beside another one also that one's surprise at the same bytes."""
+    bits, ends = reading.nats / math.log(2), byte_ends(reading.tokenizer, reading.tokens)
+    vocabulary, numbers = np.unique(np.append(reading.tokens, reading.likeliest), return_inverse=True)
+    count = len(reading.tokens)
+    largest = max(1.0, float(reading.weights.max()))
+    shares = np.round(255 * np.nan_to_num(np.sqrt(reading.weights / largest))).astype(
+        np.uint8
+    )  # √ keeps small weights apart
+    data = {
+        "name": visible(reading.name), "heads": reading.heads, "top": reading.keys.shape[-1], "largest": largest,
+        "vocabulary": [name_of(reading.tokenizer, token) for token in vocabulary.tolist()],
+        "tokens": numbers[:count].tolist(), "likeliest": numbers[count:].tolist(),
+        "chances": [float(f"{chance:.3g}") for chance in reading.chances.flatten().tolist()],
+        "shown": shown(reading.tokenizer, reading.tokens), "bits": np.round(bits, 3).tolist(), "ends": ends.tolist(),
+        "keys": packed(reading.keys.astype("<u2")), "weights": packed(shares),
+    }  # fmt: skip
+    if other:  # which may cut the same bytes into other tokens: each spreads its surprise evenly over its bytes
+        theirs = byte_ends(other.tokenizer, other.tokens)
+        total = np.interp(np.append(0, ends), np.append(0, theirs), np.append(0, np.nancumsum(other.nats)))
+        data["other"] = np.round(np.diff(total) / math.log(2), 3).tolist()
+    return data
+
+
+def packed(values: np.ndarray) -> str:
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def name_of(tokenizer: tiktoken.Encoding, token: int) -> str:
+    """Return a token's text; its bytes as ‹E6› where they are a part of a character, its number where it has none."""
+    try:
+        content = tokenizer.decode_single_token_bytes(token)
+        return visible(content.decode())
+    except UnicodeDecodeError:
+        return f"‹{content.hex(' ').upper()}›"
+    except KeyError:  # of a padded vocabulary
+        return f"‹{token}›"
+
+
+def shown(tokenizer: tiktoken.Encoding, tokens: np.ndarray) -> list[str]:
+    """Return what each token adds to the text: a character of several tokens comes with its last one."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    texts = [decoder.decode(tokenizer.decode_single_token_bytes(token)) for token in tokens.tolist()]
+    return [visible(text) for text in [*texts[:-1], texts[-1] + decoder.decode(b"", final=True)]]

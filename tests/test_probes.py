@@ -1,0 +1,117 @@
+"""evaluate.py probes=true: known models give known figures, and what a model has not is left out in words."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_gpt, run_here
+
+from data.config import DataConfig, TokenizerConfig
+from data.tokenizer import make_tokenizer
+from generation.probes import DEPTHS, NAMES, Probes, notes, probe, summary
+from model.config import GPTConfig
+from model.gpt import GPT
+from model.heads import attention_maps
+from runs.checkpoint import open_checkpoint, save_checkpoint
+from training.config import TrainConfig
+
+OFF = torch.autocast("cpu", enabled=False)
+TOKENS = np.random.default_rng(3).integers(0, 61, 700).astype(np.uint32)
+
+
+def probes(**settings) -> Probes:
+    return Probes(random_gpt(**settings), OFF)
+
+
+def test_the_even_average_looks_back_and_at_the_first_token_as_often_as_chance():
+    found = probes(attention="average").induction(61)
+    assert found["block"] == 8 and found["score"] == [pytest.approx([sum(1 / (i + 1) for i in range(8, 16)) / 8])] * 2
+    heads = probes(attention="average").heads(TOKENS[:48].reshape(3, 16))
+    assert heads["first"] == [pytest.approx([sum(1 / (i + 1) for i in range(1, 16)) / 15])] * 2
+    assert heads["sink_mass"] == pytest.approx(heads["first"][0][0]) and heads["sink_share"] == 0
+    assert heads["negative"] == [[0.0]] * 2 and heads["gates"] == {}
+
+
+def test_negative_weights_and_gates_are_those_of_the_model():
+    measured = probes(attention="sdpa+diff+gate")
+    rows = TOKENS[:16].reshape(1, 16)
+    heads = measured.heads(rows)
+    maps = attention_maps(measured.model, torch.from_numpy(rows.astype(np.int64)))
+    assert torch.tensor(heads["negative"]).allclose(-maps.clamp(max=0).sum(-1).mean(-1)) and maps.min() < 0
+    assert list(heads["gates"]) == ["layer 0 gate", "layer 1 gate"]
+    for block in measured.model.blocks:
+        torch.nn.init.zeros_(block.attention.modifiers["gate"].gate.weight)
+    assert list(measured.heads(rows)["gates"].values()) == [[1.0, 0.0]] * 2
+
+
+def test_the_loss_by_position_is_that_of_whole_windows_and_goes_sixteen_times_as_far():
+    measured = probes()
+    found = measured.by_position(TOKENS)
+    assert len(found["nats"]) == 256 and found["windows"] == 2
+    tokens = torch.from_numpy(TOKENS.astype(np.int64))
+    logits = measured.model(torch.stack((tokens[:256], tokens[256:512]))).transpose(1, 2)
+    wanted = F.cross_entropy(logits, torch.stack((tokens[1:257], tokens[257:513])), reduction="none").mean(0)
+    assert found["nats"] == pytest.approx(wanted.tolist(), rel=1e-4)
+
+
+def test_learned_positions_end_where_they_end_and_a_state_has_no_scores():
+    learned = probes(position="learned")
+    assert len(learned.by_position(TOKENS)["nats"]) == 16
+    assert notes(learned.model, has_text=True) == [
+        "position=learned ends at block_size=16: nothing is measured beyond it"
+    ]
+    hybrid = probes(attention="delta/sdpa")
+    found = hybrid.heads(TOKENS[:16].reshape(1, 16))
+    assert found["first"][0] is None and len(found["first"][1]) == 4 and hybrid.induction(61)["score"][0] is None
+    assert notes(hybrid.model, has_text=True) == ["delta has no score matrix: the heads of layer 0 are left out"]
+    states = probes(attention="linear").heads(TOKENS[:16].reshape(1, 16))
+    assert states["first"] == [None, None] and states["sink_mass"] is None
+
+
+def test_a_needle_is_worth_what_its_name_adds():
+    tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
+    seen = []
+
+    class Reader(Probes):
+        """Knows a number by its name: ten nats a byte elsewhere."""
+
+        def nats(self, rows):
+            text = tokenizer.decode(rows[0].tolist())
+            asked = text.rpartition("\n")[2].partition(" =")[0]
+            seen.append((len(rows[0]), asked))
+            return np.full((1, rows.shape[1] - 1), 0.0 if text.count(f"{asked} =") == 2 else 10.0)
+
+    text = np.full(600, ord("."), dtype=np.uint32)
+    found = Reader(random_gpt(block_size=128, vocab_size=257), OFF).needle(tokenizer, text)
+    assert found["lengths"] == [64, 128, 256, 512] and found["depths"] == list(DEPTHS)
+    assert found["nats"] == [[50.0] * 5] * 4  # a space and four digits
+    assert {asked for _, asked in seen} <= set(NAMES) and max(length for length, _ in seen) == 513
+
+
+def test_the_command_writes_figures_and_pictures_beside_the_checkpoint(tmp_path):
+    sizes = dict(n_layer=1, n_head=2, n_embd=16, block_size=64, vocab_size=257)
+    config = TrainConfig(model=GPTConfig(attention="sdpa+gate", position="learned", **sizes))
+    tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
+    save_checkpoint(tmp_path / "saved", model=GPT(config.model), tokenizer=tokenizer, config=config)
+    (tmp_path / "text.txt").write_text("a line of text\n" * 200)
+    asked = ("evaluate.py", "probes=true", "checkpoint=saved", "data.path=text.txt", "device=cpu")
+    done = run_here(*asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    pictures = {path.stem for path in (tmp_path / "saved.probes").glob("*.png")}
+    assert pictures == {"induction", "sinks", "by_position", "needle", "gates"}
+    found = json.loads((tmp_path / "saved.probes" / "probes.json").read_text())
+    assert list(summary(found)) == done.stdout.splitlines()[1:-1] and len(found["notes"]) == 1
+    again = run_here(*asked, "against=saved", cwd=tmp_path)
+    assert again.returncode == 1 and "against=saved means nothing with probes=true" in again.stderr
+
+
+def test_a_model_of_a_task_is_probed_on_its_windows(tmp_path):
+    model = GPTConfig(n_layer=1, n_embd=16, block_size=32, vocab_size=1024)
+    config = TrainConfig(model=model, data=DataConfig(source="recall"))
+    save_checkpoint(tmp_path / "saved", model=GPT(config.model), tokenizer=None, config=config)
+    found = probe(open_checkpoint(str(tmp_path / "saved")), OFF)
+    assert found.keys() == {"induction", "heads", "notes"} and "no text" in found["notes"][0]
