@@ -29,6 +29,7 @@ FORMAT = 4
 _NAMED = 5  # files with losses that are named
 
 Log = Callable[[str], None]
+Wanted = TokenizerConfig | Encoding  # a tokenizer to make, or one that is there already
 Others = Sequence[tuple[Corpus, float]]  # texts that a bpe is trained on too, and what is held out of each
 
 
@@ -42,16 +43,16 @@ def prepare(
     cannot be used.
     """
     if data.source == "mix":
-        prepared = _prepare_mix(data, tokenizer, encoding, log)
+        prepared = _prepare_mix(data, encoding or tokenizer, log)
     elif data.source == "nanogpt":
         assert data.path, "DataConfig requires it"
         prepared = open_nanogpt(data.path, encoding or make_tokenizer(tokenizer, ()))
     else:
-        prepared = _prepare_text(open_corpus(data), data, tokenizer, encoding, log)
+        prepared = _prepare_text(open_corpus(data), data, encoding or tokenizer, log)
     return replace(prepared, document_mask=data.document_mask)
 
 
-def _prepare_mix(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None, log: Log) -> PreparedData:
+def _prepare_mix(data: DataConfig, tokenizer: Wanted, log: Log) -> PreparedData:
     """Prepare the texts of data.mix one after the other. A bpe is trained with the first, on as much of each."""
     mix, corpora, texts = data.mixed(), dict[str, Corpus](), dict[str, PreparedData]()
     for name, (config, _) in mix.items():
@@ -60,25 +61,18 @@ def _prepare_mix(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     others = [(corpora[name], config.held_out) for name, (config, _) in mix.items()][1:]
     for name, (config, _) in mix.items():
         with naming(name):
-            text = _prepare_text(corpora[name], config, tokenizer, encoding, log, others)
+            text = _prepare_text(corpora[name], config, tokenizer, log, others)
             texts[name] = replace(text, document_mask=data.document_mask)
         if tokenizer.name == "bpe":
-            encoding = texts[name].tokenizer
+            tokenizer = texts[name].tokenizer
     return mix_texts(texts, [weight for _, weight in mix.values()])
 
 
-def _prepare_text(
-    corpus: Corpus,
-    data: DataConfig,
-    tokenizer: TokenizerConfig,
-    encoding: Encoding | None,
-    log: Log,
-    others: Others = (),
-) -> PreparedData:
+def _prepare_text(corpus: Corpus, data: DataConfig, tokenizer: Wanted, log: Log, others: Others = ()) -> PreparedData:
     root = Path(data.cache_dir).expanduser() / "tokens"
-    directory = root / _directory_name(corpus, data, tokenizer, encoding, others)
+    directory = root / _directory_name(corpus, data, tokenizer, others)
     try:
-        prepared = _open(directory, corpus, encoding, log)
+        prepared = _open(directory, corpus, tokenizer, log)
         if prepared is None:
             root.mkdir(parents=True, exist_ok=True)
             for leftover in root.glob(f".*{UNFINISHED}"):  # of killed runs: nobody holds its lock
@@ -90,9 +84,9 @@ def _prepare_text(
                 log(f"Another run is preparing the same tokens; waiting for it ({directory}).")
                 lock = _lock(directory, timeout=-1)
             with lock:
-                prepared = _open(directory, corpus, encoding, log=lambda _: None)
+                prepared = _open(directory, corpus, tokenizer, log=lambda _: None)
                 if prepared is None:
-                    encoding = _make(directory, corpus, data, tokenizer, encoding, log, others)
+                    encoding = _make(directory, corpus, data, tokenizer, log, others)
                     prepared = _open(directory, corpus, encoding, log)
     except OSError as error:
         why = f"data.cache_dir={data.cache_dir} cannot be written ({error.strerror or error})"
@@ -105,21 +99,20 @@ def _lock(directory: Path, timeout: float) -> AbstractContextManager:
     return FileLock(f"{directory}.lock").acquire(timeout)
 
 
-def _directory_name(
-    corpus: Corpus, data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None, others: Others
-) -> str:
-    kind, parts = tokenizer.name, [tokenizer.name, tokenizer.vocab_size if tokenizer.name == "bpe" else None]
-    if tokenizer.name == "bpe":
-        parts += [f"{other.fingerprint} {held_out}" for other, held_out in others]
-    if encoding is not None:
-        content = json.dumps(tokenizer_content(encoding), sort_keys=True).encode()
+def _directory_name(corpus: Corpus, data: DataConfig, tokenizer: Wanted, others: Others) -> str:
+    kind: str = tokenizer.name
+    parts: list[Any] = [kind, None]
+    if isinstance(tokenizer, Encoding):
+        content = json.dumps(tokenizer_content(tokenizer), sort_keys=True).encode()
         kind, parts = "given", [hashlib.sha256(content).hexdigest()]
+    elif kind == "bpe":
+        parts = [kind, tokenizer.vocab_size, *(f"{other.fingerprint} {held_out}" for other, held_out in others)]
     key = json.dumps([FORMAT, corpus.fingerprint, *parts, data.held_out])
     return f"{data.source}-{kind}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
-def _open(directory: Path, corpus: Corpus, encoding: Encoding | None, log: Log) -> PreparedData | None:
-    """Return what `directory` holds, in `encoding` if known; None when it is missing or, which is logged, damaged."""
+def _open(directory: Path, corpus: Corpus, tokenizer: Wanted, log: Log) -> PreparedData | None:
+    """Return what `directory` holds; None when it is missing or, which is logged, damaged."""
     if not directory.exists():
         return None
     try:
@@ -129,7 +122,7 @@ def _open(directory: Path, corpus: Corpus, encoding: Encoding | None, log: Log) 
         if meta["tokenizer_crc32"] != zlib.crc32((directory / "tokenizer.json").read_bytes()):
             raise ValueError("tokenizer.json is not what was written")
         train, val = (open_tokens(directory, split, np.dtype(meta["dtype"]), meta[split]) for split in SPLITS)
-        encoding = encoding or read_tokenizer(directory / "tokenizer.json")
+        encoding = tokenizer if isinstance(tokenizer, Encoding) else read_tokenizer(directory / "tokenizer.json")
         return PreparedData(encoding, train, val, directory, corpus.description)
     except (OSError, ValueError, KeyError, TypeError) as error:
         log(f"The prepared tokens in {directory} are damaged ({error}); preparing them again.")
@@ -151,25 +144,19 @@ def _report_losses(losses: Losses, log: Log) -> None:
         log(f"{len(binary):,} binary file{'s' * (len(binary) > 1)} left out, first {binary[0]}.")
 
 
-def _make(
-    directory: Path,
-    corpus: Corpus,
-    data: DataConfig,
-    config: TokenizerConfig,
-    encoding: Encoding | None,
-    log: Log,
-    others: Others,
-) -> Encoding:
+def _make(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: Wanted, log: Log, others: Others) -> Encoding:
     """Write tokenizer, shards and meta.json, put them in the place of `directory` in one step, return the encoding."""
-    log(f"Preparing {corpus.description} with tokenizer={encoding.name if encoding else config.name}, once.")
+    log(f"Preparing {corpus.description} with tokenizer={tokenizer.name}, once.")
     remove(directory)  # a damaged one
     with replacing(directory) as unfinished:
         unfinished.mkdir()
         split = Split(corpus, data.held_out)
-        if encoding is None:
-            most = BPE_CHARACTERS * config.vocab_size // (1 + len(others))
+        if isinstance(tokenizer, Encoding):
+            encoding = tokenizer
+        else:
+            most = BPE_CHARACTERS * tokenizer.vocab_size // (1 + len(others))
             splits = chain([split], (Split(*other) for other in others))
-            encoding = make_tokenizer(config, chain.from_iterable(each.sample(most) for each in splits))
+            encoding = make_tokenizer(tokenizer, chain.from_iterable(each.sample(most) for each in splits))
         save_tokenizer(encoding, unfinished / "tokenizer.json")
         summaries = encode_splits(split, encoding, unfinished, size=corpus.size)
         _report_losses(corpus.losses, log)  # now that all is read: of a large corpus Split reads the beginning only
