@@ -32,21 +32,21 @@ def open_nanogpt(path: str, encoding: Encoding) -> PreparedData:
     for split in SPLITS:
         file = folder / f"{split}.bin"
         try:
-            size, changed = (status := file.stat()).st_size, status.st_mtime_ns
-            if not size or size % 2:
+            status = file.stat()
+            if not (size := status.st_size) or size % 2:
                 raise ValueError(f"it has {size:,} bytes, which are no ids of two bytes")
             ids = np.memmap(file, dtype="<u2", mode="r").view(np.ndarray)
         except (OSError, ValueError) as error:
             remedy = "give a folder that prepare.py of nanoGPT has filled"
             raise DataError(f"data.path={path}: {file} cannot be used ({error}): {remedy}.") from error
-        tokens = Tokens([ids], documents=1, text_bytes=0)  # neither is known without reading all
+        tokens = Tokens([ids])
         if size > VERIFIED_BYTES:
             Thread(target=_verify, args=(tokens, ids, file), daemon=True).start()
         else:
             _verify(tokens, ids, file)
             if tokens.damage:
                 raise DataError(tokens.damage)
-        found.append(Source(str(file), size, changed))
+        found.append(Source(str(file), size, status.st_mtime_ns))
         splits.append(tokens)
     train, val = splits
     place = folder / f"nanogpt-{fingerprint(found, 'nanogpt')}"

@@ -14,7 +14,7 @@ from data.tokenizer import token_bytes
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A corpus as tokens. `len(data.train)`, `.documents` and `.text_bytes` count a split's contents."""
+    """A corpus as tokens."""
 
     tokenizer: Encoding
     train: Tokens

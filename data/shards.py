@@ -33,11 +33,7 @@ _IDS_A_CHUNK = 1 << 15  # of an encoding to copy, for each chunk before it
 class Tokens:
     """A split's tokens, memory-mapped; `len(tokens)` and `tokens[start:stop]` as with an array."""
 
-    def __init__(self, shards: list[np.ndarray], *, documents: int, text_bytes: int) -> None:
-        self.documents = documents
-        """Number of documents, each preceded by <|endoftext|>."""
-        self.text_bytes = text_bytes
-        """Bytes of UTF-8 text that the tokens stand for, without the <|endoftext|>."""
+    def __init__(self, shards: list[np.ndarray]) -> None:
         self._shards = shards
         self._starts = [0, *accumulate(len(shard) for shard in shards)]
         self.damage = ""
@@ -88,8 +84,7 @@ class ShardWriter:
 
 def join_tokens(parts: list[Tokens]) -> Tokens:
     """Return splits of several texts, in the same tokens, end to end."""
-    documents, text_bytes = (sum(getattr(part, name) for part in parts) for name in ("documents", "text_bytes"))
-    return Tokens([shard for part in parts for shard in part._shards], documents=documents, text_bytes=text_bytes)
+    return Tokens([shard for part in parts for shard in part._shards])
 
 
 def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str, Any]) -> Tokens:
@@ -103,7 +98,7 @@ def open_tokens(directory: Path, split: str, dtype: np.dtype, summary: dict[str,
             raise ValueError(f"{path.name} has {size:,} bytes instead of {count * dtype.itemsize:,}")
     # A plain view: slicing the memmap class itself is several times slower.
     shards = [np.memmap(path, dtype=dtype, mode="r").view(np.ndarray) for path in paths]
-    tokens = Tokens(shards, documents=summary["documents"], text_bytes=summary["bytes"])
+    tokens = Tokens(shards)
     later = list(zip(paths, shards, summary["crc32"], strict=True))
     if summary["tokens"] * dtype.itemsize > VERIFIED_BYTES:
         Thread(target=_verify, args=(tokens, later), daemon=True).start()

@@ -73,6 +73,12 @@ def cache_names(tmp_path: Path) -> list[str]:
     return sorted(file.name for file in (tmp_path / "cache" / "tokens").iterdir() if file.suffix != ".lock")
 
 
+def totals(data: PreparedData, split: str) -> tuple[int, int]:
+    """How many documents, and bytes of their text, meta.json says a split has."""
+    summary = json.loads((data.directory / "meta.json").read_text())[split]
+    return summary["documents"], summary["bytes"]
+
+
 @pytest.fixture
 def text_file(tmp_path) -> Path:
     file = tmp_path / "a.txt"
@@ -90,9 +96,9 @@ def test_nasty_documents_come_back_whole_and_in_order(tmp_path, tokenizer):
     texts.remove("")
     held_out = set(documents(data, data.val))
     assert 300 < len(held_out) < 500 and not any(len(text) > 10_000 for text in held_out)
-    for tokens, expected in ((data.val, held_out), (data.train, set(texts) - held_out)):
-        assert documents(data, tokens) == [text for text in texts if text in expected]
-        assert tokens.documents == len(expected) and tokens.text_bytes == sum(len(text.encode()) for text in expected)
+    for split, expected in (("val", held_out), ("train", set(texts) - held_out)):
+        assert documents(data, getattr(data, split)) == [text for text in texts if text in expected]
+        assert totals(data, split) == (len(expected), sum(len(text.encode()) for text in expected))
 
 
 def test_prepared_tokens_are_those_of_each_document_encoded_whole(tmp_path):
@@ -107,7 +113,7 @@ def test_prepared_tokens_are_those_of_each_document_encoded_whole(tmp_path):
         if text not in held_out:
             expected += [data.tokenizer.eot_token, *data.tokenizer.encode_ordinary(text)]
     assert ids(data.train) == expected and data.tokenizer.n_vocab == 300
-    assert (data.train.documents, data.val.documents) == (700 - len(held_out), len(held_out))
+    assert (totals(data, "train")[0], totals(data, "val")[0]) == (700 - len(held_out), len(held_out))
 
 
 @pytest.mark.skipif(not SHAKESPEARE.exists(), reason="no copy of tiny Shakespeare here")
@@ -127,7 +133,7 @@ def test_invalid_utf8_is_counted_as_it_is_read_and_said(tmp_path):
     assert f"{file} is not all UTF-8: 200 characters became U+FFFD." in log
     text = "good \ufffd\ufffd bad\n" * 100
     assert "".join(documents(data, data.train) + documents(data, data.val)) == text
-    assert data.train.text_bytes + data.val.text_bytes == len(text.encode())
+    assert totals(data, "train")[1] + totals(data, "val")[1] == len(text.encode())
 
 
 def test_bpe_never_learns_from_held_out_text(tmp_path, monkeypatch):
@@ -266,7 +272,7 @@ def test_a_small_text_is_read_once_and_a_large_one_again(monkeypatch):
 @given(sizes=st.lists(st.integers(1, 5), max_size=6), bounds=st.tuples(st.integers(-3, 35), st.integers(-3, 35)))
 def test_shards_read_as_one_long_array(sizes, bounds):
     whole = np.arange(sum(sizes), dtype=np.uint16)
-    tokens = Tokens(np.split(whole, np.cumsum(sizes)[:-1]) if sizes else [], documents=1, text_bytes=1)
+    tokens = Tokens(np.split(whole, np.cumsum(sizes)[:-1]) if sizes else [])
     assert len(tokens) == len(whole) and tokens[slice(*bounds)].tolist() == whole[slice(*bounds)].tolist()
 
 
@@ -306,7 +312,7 @@ def test_a_second_run_reads_no_text_and_trains_no_tokenizer(tmp_path, text_file,
     log: list[str] = []
     second = prepared(tmp_path, text_file, tokenizer="bpe", log=log)
     assert log == [] and second.directory == first.directory
-    assert ids(second.train) == ids(first.train) and second.train.text_bytes == first.train.text_bytes
+    assert ids(second.train) == ids(first.train)
 
 
 def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
@@ -552,7 +558,8 @@ def test_the_standard_library_is_ready_in_seconds_and_then_at_once(tmp_path):
     assert time.perf_counter() - start < 1  # about 0.04 s on a quiet machine
     assert second.directory == first.directory and second.tokenizer.n_vocab == 2048 and len(second.train) > 2_000_000
     assert open_corpus(data).description == second.description
-    share = second.val.text_bytes / (second.train.text_bytes + second.val.text_bytes)
+    train, val = (totals(second, split)[1] for split in ("train", "val"))
+    share = val / (train + val)
     sizes = [len(text.encode()) for text in documents(second, second.val)]
     assert 0.03 < share < 0.05 and len(sizes) >= 60 and max(sizes) < 0.05 * sum(sizes)
 

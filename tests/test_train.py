@@ -78,7 +78,8 @@ def test_a_long_validation_text_is_scored_in_part_and_the_error_is_over_its_docu
     run = start_run(replace(train_config, data=data))
     whole = evaluate(run.model, run.data, 16, 8, run.autocast)
     scores = score(run.model, run.data.tokenizer, run.data.val[:], stride=16, autocast=run.autocast).total
-    assert whole.tokens == len(run.data.val) - 1 and whole.text_bytes == run.data.val.text_bytes
+    held_out = json.loads((run.data.directory / "meta.json").read_text())["val"]
+    assert whole.tokens == len(run.data.val) - 1 and whole.text_bytes == held_out["bytes"]
     assert (whole.bpb, whole.bpb_stderr) == pytest.approx((scores.bpb, scores.bpb_stderr), rel=1e-3)
     monkeypatch.setattr("training.evaluation.SCORED_TOKENS", len(run.data.val) // 2)
     part = evaluate(run.model, run.data, 16, 8, run.autocast)

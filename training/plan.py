@@ -148,7 +148,7 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
     """Build a run of a single process on made-up text, for taking steps only; it writes nothing."""
     with device:
         model = GPT(config.model)
-    text = Tokens([np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)], documents=1, text_bytes=0)
+    text = Tokens([np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)])
     data = PreparedData(
         make_tokenizer(TokenizerConfig(name="byte"), ()), text, text, Path(), "made up", config.data.document_mask
     )
