@@ -13,7 +13,9 @@ VAL_FRACTIONS = {"stdlib": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01,
 # The synthetic tasks, each with its number of ids when data.task.vocab_size is null.
 VOCABULARIES = {"recall": 1024, "copy": 32, "selective_copy": 16, "induction": 16}
 SOURCES = (*VAL_FRACTIONS, "mix", "nanogpt", *VOCABULARIES)
-JSONL_NAMES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+BUILT_IN = ("stdlib", "shakespeare")  # the texts that need neither a path nor a name
+ENDINGS = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"), "parquet": (".parquet",)}  # of their files
+WITH_ITEMS = ("recall", "selective_copy")  # the tasks that data.task.items is for
 
 
 @dataclass(kw_only=True)
@@ -75,11 +77,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.path is not None and self.mix:
             raise SettingsError(f"data.path={self.path} and data.mix are both given: choose one.")
-        if (self.path is not None or self.mix) and self.source in ("stdlib", "shakespeare"):
-            self.source = "mix" if self.mix else "parquet" if str(self.path).endswith(".parquet") else "text"
+        if (self.path is not None or self.mix) and self.source in BUILT_IN:
+            self.source = "mix" if self.mix else "parquet" if str(self.path).endswith(ENDINGS["parquet"]) else "text"
         one_of("data.source", self.source, SOURCES)
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
-        if self.source in ("text", "jsonl", "parquet") and not self.path:
+        if self.source in ("text", *ENDINGS) and not self.path:
             raise SettingsError(f"data={self.source} needs data.path=..., a file, a folder or a glob.")
         if self.source == "nanogpt" and not self.path:
             raise SettingsError("data=nanogpt needs data.path=..., the folder of train.bin and val.bin.")
@@ -113,13 +115,13 @@ class DataConfig:
                 raise SettingsError(f"data.mix={entry} must be PATH:WEIGHT, with a finite weight above 0.")
             if name in found:
                 raise SettingsError(f"data.mix={entry} names a text again: give each one weight.")
-            if name in ("stdlib", "shakespeare"):
+            if name in BUILT_IN:
                 source = name
             elif name in SOURCES:
                 problem = f"data.mix={entry}: data={name} cannot be a part of a mix"
                 raise SettingsError(f"{problem}: name a path, stdlib or shakespeare (a folder as ./{name}).")
             else:
-                source = "jsonl" if name.endswith(JSONL_NAMES) else "parquet" if name.endswith(".parquet") else "text"
+                source = next((source for source, endings in ENDINGS.items() if name.endswith(endings)), "text")
             path = None if source == name else name
             found[name] = replace(self, mix=[], source=source, path=path), weight
         return found

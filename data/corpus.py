@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from data import files
-from data.config import JSONL_NAMES, DataConfig
+from data.config import ENDINGS, DataConfig
 from data.pieces import pieces, replace_surrogates
 from errors import DataError, first_line
 
@@ -116,7 +116,8 @@ def tiny_shakespeare(cache_dir: str) -> Path:
 
 def _of_records(config: DataConfig, found: list[files.Source]) -> Corpus:
     """Return the corpus of files of many documents, each a record with a field of text."""
-    path, name, (endings, read) = str(config.path), config.text_field, _READERS[config.source]
+    path, name = str(config.path), config.text_field
+    endings, read = ENDINGS[config.source], _READERS[config.source]
     if Path(path).expanduser().is_dir():
         found = [file for file in found if file.path.endswith(endings)]
         if not found:
@@ -157,7 +158,7 @@ def _parquet_texts(file: str, field: str, losses: files.Losses) -> Iterator[str]
 
 
 _RECORDS = 256  # of a Parquet file that become text together
-_READERS = {"jsonl": (JSONL_NAMES, _jsonl_texts), "parquet": ((".parquet",), _parquet_texts)}
+_READERS = {"jsonl": _jsonl_texts, "parquet": _parquet_texts}
 
 
 def _text_of(record: dict[str, Any], field: str, where: str) -> str:

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from data.batches import Batch
-from data.config import TaskConfig
+from data.config import WITH_ITEMS, TaskConfig
 from errors import SettingsError
 
 HELD_OUT = 512  # windows that an evaluation scores
@@ -116,7 +116,6 @@ class TaskData:
     """Determines the windows that are held out."""
 
     tokenizer = None
-    document_mask = False
 
     @property
     def vocab_size(self) -> int:
@@ -137,11 +136,10 @@ class TaskData:
     def check(self, block_size: int) -> None:
         """Raise SettingsError when a window or the vocabulary is too small for the task."""
         task, T, n, V = TASKS[self.name], block_size, self.task.items, self.vocab_size
-        given = f"data={self.name}"
-        if self.name in ("recall", "selective_copy"):
-            given += f" with data.task.items={n}"
+        has_items = self.name in WITH_ITEMS
+        given = f"data={self.name}" + f" with data.task.items={n}" * has_items
         if (least := task.shortest(n)) > T:
-            fewer = " or lower data.task.items" if "items" in given else ""
+            fewer = " or lower data.task.items" * has_items
             raise SettingsError(f"{given} needs model.block_size={least} or more, not {T}: raise it{fewer}.")
         if task.even and T % 2:
             raise SettingsError(f"data={self.name} needs an even model.block_size, not {T}: choose {T + 1}.")

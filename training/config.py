@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from data.config import DataConfig, TokenizerConfig
+from data.config import WITH_ITEMS, DataConfig, TokenizerConfig
 from errors import SettingsError, at_least, fraction, one_of, positive, refuse_idle
 from model.config import ONE_HEAD, STATES, GPTConfig
 
@@ -240,7 +240,7 @@ def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
         ("data.cache_dir sample_prompt", f"data={source}", c.data.is_task),
         ("data.mix", f"data={source}", source != "mix"),
         ("data.text_field data.val_fraction", f"data={source}", source == "nanogpt"),
-        ("data.task.items", f"data={source}", source not in ("recall", "selective_copy")),
+        ("data.task.items", f"data={source}", source not in WITH_ITEMS),
         ("data.task.power_a data.task.random_non_queries", f"data={source}", source != "recall"),
         ("data.task.vocab_size", f"data={source}", not c.data.is_task),
         ("tokenizer.vocab_size", f"tokenizer={c.tokenizer.name}", c.tokenizer.name != "bpe"),
