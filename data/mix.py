@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,13 +46,13 @@ class Turns:
         return text, rounds * self.counts[text] + before
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MixedData(PreparedData):
     """Texts in the same tokens, mixed by weight for training. `train` and `val` are those of all, end to end."""
 
-    texts: dict[str, PreparedData] = field(default_factory=dict)
+    texts: dict[str, PreparedData]
     """The texts by the names that data.mix gives them."""
-    turns: Turns = field(default_factory=lambda: Turns([1]))
+    turns: Turns
 
     def epochs(self, tokens: int) -> str:
         """Say how often training on so many tokens reads each text."""

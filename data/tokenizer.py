@@ -138,9 +138,9 @@ def encode_documents(encoding: tiktoken.Encoding, texts: list[str], *, continued
     return encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
 
 
-def save_tokenizer(encoding: tiktoken.Encoding, path: str | Path) -> None:
+def save_tokenizer(encoding: tiktoken.Encoding, path: Path) -> None:
     """Write all that `read_tokenizer` needs to `path`, as JSON."""
-    Path(path).write_text(json.dumps(tokenizer_content(encoding)), encoding="utf-8")
+    path.write_text(json.dumps(tokenizer_content(encoding)), encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
@@ -156,10 +156,10 @@ def tokenizer_content(encoding: tiktoken.Encoding) -> dict[str, Any]:
     }
 
 
-def read_tokenizer(path: str | Path) -> tiktoken.Encoding:
+def read_tokenizer(path: Path) -> tiktoken.Encoding:
     """Return the encoding that `save_tokenizer` wrote. Raises DataError when the file is missing or damaged."""
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:
             raise ValueError(f"it has format {content['format']}, not {FORMAT}")
         tokens = content["mergeable_ranks"]
