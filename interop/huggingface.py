@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,7 @@ def readable(where: object) -> Iterator[None]:
         raise HuggingFaceError(f"{where} cannot be read ({type(error).__name__}: {first_line(error)}).") from error
 
 
+@lru_cache  # settings, weights and tokenizer are in one folder, for which the hub is asked once
 def find_folder(where: str) -> Path:
     """Return a local folder, or that of the files of this name on the hub, which huggingface_hub downloads once."""
     folder = Path(where).expanduser()

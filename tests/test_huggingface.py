@@ -5,6 +5,7 @@ import random
 import string
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiktoken
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from data.config import TokenizerConfig
 from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
 from errors import HuggingFaceError
-from interop.huggingface import from_huggingface, to_huggingface
+from interop.huggingface import find_folder, from_huggingface, to_huggingface
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
 
 GPT2 = {"position": "learned", "norm": "layernorm", "norm_eps": 1e-5, "mlp": "gelu_tanh"}
@@ -159,6 +160,15 @@ def test_a_name_that_cannot_be_had_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(HuggingFaceError, match=r"not a local folder.*pip install huggingface_hub"):
         from_huggingface("no/such-model")
+
+
+def test_the_hub_is_asked_once_for_a_model(tmp_path, monkeypatch):
+    to_huggingface(random_gpt(), tmp_path)
+    asked: list[str] = []
+    hub = SimpleNamespace(snapshot_download=lambda name, **_: asked.append(name) or str(tmp_path))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    from_huggingface("some/model")
+    assert find_folder("some/model") == tmp_path and asked == ["some/model"]
 
 
 # The tokenizer
