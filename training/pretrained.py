@@ -84,10 +84,8 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
 
 def layers_of(config: GPTConfig, attention: str) -> list[tuple[str, set[str]]]:
     """Return each layer's form and modifiers of a pattern, as far as a checkpoint tells them apart."""
-    layers = []
-    for part in (replace(config, attention=attention).at(layer) for layer in range(config.n_layer)):
-        layers.append(("sdpa" if part.form in SAME_WEIGHTS else part.form, set(part.modifiers) - WEIGHTLESS))
-    return layers
+    parts = map(replace(config, attention=attention).at, range(config.n_layer))
+    return [("sdpa" if one.form in SAME_WEIGHTS else one.form, set(one.modifiers) - WEIGHTLESS) for one in parts]
 
 
 def copy_weights(read: Read, model: GPT) -> None:
