@@ -9,20 +9,16 @@ import hashlib
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from data.shards import Tokens
 from errors import DataError
 
+TokenStream = Tokens | np.ndarray  # integers [N]
+
 _BLOCK = 1024  # windows whose places are computed together: one alone costs as much as a hundred
-
-
-class TokenStream(Protocol):
-    """What batches need of a split: an array of integers, or Tokens."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: slice, /) -> np.ndarray: ...
 
 
 class Batch(NamedTuple):
