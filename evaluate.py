@@ -68,11 +68,8 @@ class EvaluateConfig:
 
 
 def evaluate(config: EvaluateConfig) -> "list[Scores] | list[Evaluation]":
-    """Print and return the figures of one checkpoint, or of two side by side."""
-    from generation.reading import beginnings, read
-    from generation.scoring import load_text, score
+    """Print and return the figures of one checkpoint, or of two side by side; none of probes."""
     from model.packed import to_int8
-    from pages.text import write_text_page
     from runs.checkpoint import open_checkpoint
     from training.device import choose_device, refuse_int8
 
@@ -87,56 +84,57 @@ def evaluate(config: EvaluateConfig) -> "list[Scores] | list[Evaluation]":
     if rounded:
         to_int8(checkpoints[1].model)
     if config.probes:
-        return probe_checkpoint(config, checkpoints[0])
+        probe_checkpoint(config, checkpoints[0])
+        return []
     if config.data.path is None and checkpoints[0].encoding is None:
         return evaluate_task(config, checkpoints)
-    description, texts = load_text(config.data.path, checkpoints)
-    scores, readings, begun = [], [], beginnings([checkpoint.tokenizer for checkpoint in checkpoints], texts)
-    for checkpoint, tokens, beginning in zip(checkpoints, texts, begun, strict=True):
-        block_size = checkpoint.model.config.block_size
-        stride = config.stride or max(1, block_size // 8)
-        if stride > block_size:
-            raise SettingsError(f"stride={stride} would skip tokens: the model of {checkpoint.path} sees {block_size}.")
+    return evaluate_text(config, checkpoints)
+
+
+def evaluate_text(config: EvaluateConfig, checkpoints: "list[Checkpoint]") -> "list[Scores]":
+    """Print and return the scores of checkpoints on one text, and write the page of it that is asked for."""
+    from generation.reading import beginnings, read
+    from generation.scoring import BLOCK_BYTES, compare, load_text, score, separator_of
+    from pages.text import write_text_page
+
+    stride, hows = config.stride, list[dict[str, Any]]()
+    for checkpoint in checkpoints:
+        if stride and stride > (sees := checkpoint.model.config.block_size):
+            raise SettingsError(f"stride={stride} would skip tokens: the model of {checkpoint.path} sees {sees}.")
         autocast = autocast_of(checkpoint, config.precision)
-        apart = bool(checkpoint.meta["config"]["data"].get("document_mask"))
-        model, tokenizer = checkpoint.model, checkpoint.tokenizer
-        how: dict[str, Any] = dict(stride=stride, autocast=autocast, document_mask=apart)
-        scores.append(score(model, tokenizer, tokens, **how))
-        if config.page:
-            place = os.path.relpath(checkpoint.path)
-            readings.append(read(model, tokenizer, beginning, name=place, models=len(places), **how))
-
-    names = [os.path.relpath(checkpoint.path) for checkpoint in checkpoints]
-    print_figures(description, names, scores, rounded)
-    if config.page:
-        figures = (f"{name}: {one.total.bpb:.3f} bits a byte" for name, one in zip(names, scores, strict=True))
-        kept = "" if len(begun[0]) == len(texts[0]) else f" Shown here are the first {len(begun[0]):,} tokens."
-        write_text_page(Path(config.page), readings, f"{description}. {'; '.join(figures)}.{kept}")
-        print(f"page        {visible(config.page)}")
-    return scores
-
-
-def print_figures(description: str, names: list[str], scores: "list[Scores]", rounded: bool) -> None:
-    from generation.scoring import BLOCK_BYTES, compare
-
+        hows.append({"stride": stride, "autocast": autocast, "separator": separator_of(checkpoint)})
+    description, texts = load_text(config.data.path, checkpoints)
+    models = [(checkpoint.model, checkpoint.tokenizer) for checkpoint in checkpoints]
+    scores = [score(*model, tokens, **how) for model, tokens, how in zip(models, texts, hows, strict=True)]
     totals = [each.total for each in scores]
     print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
     rows = {
-        "checkpoint": [visible(name) for name in names],
-        "weights": ["fp32", "int8"] if rounded else [],
+        "weights": ["fp32", "int8"] if config.precision == "int8" else [],
         "tokens": [f"{total.tokens:,}" for total in totals],
         "nats/token": [f"{total.loss:.4f}" for total in totals],
         "perplexity": [f"{total.perplexity:,.2f}" for total in totals],
         "bits/byte": [f"{total.bpb:.4f}" for total in totals],
         "± documents": [f"{total.bpb_stderr:.4f}" for total in totals if total.bpb_stderr is not None],
     }
-    print_columns(rows)
+    print_columns(checkpoints, rows)
     if len(scores) == 2:
         difference, error = compare(*scores)
         shown, note = "", f"too short a text for a standard error: give at least {2 * BLOCK_BYTES:,} bytes"
         if error is not None:
             shown, note = f" ± {error:.4f}", "standard error"
         print(f"difference  {difference:+.4f}{shown} bits/byte ({note})")
+    if config.page:
+        names = [os.path.relpath(checkpoint.path) for checkpoint in checkpoints]
+        begun = beginnings([tokenizer for _, tokenizer in models], texts)
+        readings = [
+            read(*model, tokens, name=name, models=len(models), **how)
+            for model, tokens, name, how in zip(models, begun, names, hows, strict=True)
+        ]
+        figures = (f"{name}: {total.bpb:.3f} bits a byte" for name, total in zip(names, totals, strict=True))
+        kept = "" if len(begun[0]) == len(texts[0]) else f" Shown here are the first {len(begun[0]):,} tokens."
+        write_text_page(Path(config.page), readings, f"{description}. {'; '.join(figures)}.{kept}")
+        print(f"page        {visible(config.page)}")
+    return scores
 
 
 def evaluate_task(config: EvaluateConfig, checkpoints: "list[Checkpoint]") -> "list[Evaluation]":
@@ -147,40 +145,39 @@ def evaluate_task(config: EvaluateConfig, checkpoints: "list[Checkpoint]") -> "l
 
     task, block_size = learned_task(checkpoints[0]), checkpoints[0].model.config.block_size
     refuse_idle(config, [("stride page", f"a checkpoint that has learned data={task.name}", True)])
-    results = []
-    for model, autocast in ((c.model, autocast_of(c, config.precision)) for c in checkpoints):
-        has = model.config
+    for has in (checkpoint.model.config for checkpoint in checkpoints[1:]):
         if (has.vocab_size or 0) < task.vocab_size or (has.position == "learned" and has.block_size < block_size):
             problem = f"has {has.vocab_size} ids and windows of {has.block_size}, too few for {task.name}"
             raise SettingsError(f"against={config.against} {problem}: name another checkpoint.")
-        results.append(evaluate(model, task, block_size, max(1, 16_384 // block_size), autocast))
+    batch_size = max(1, 16_384 // block_size)
+    precision = config.precision
+    results = [evaluate(c.model, task, block_size, batch_size, autocast_of(c, precision)) for c in checkpoints]
     print(f"task        {task.name}: {HELD_OUT:,} held-out windows of {block_size:,} tokens")
     rows = {
-        "checkpoint": [visible(os.path.relpath(c.path)) for c in checkpoints],
         "answers": [f"{result.tokens:,}" for result in results],
         "nats/answer": [f"{result.loss:.4f}" for result in results],
         "accuracy": [f"{result.accuracy:.4f}" for result in results],
     }
-    print_columns(rows)
+    print_columns(checkpoints, rows)
     return results
 
 
-def probe_checkpoint(config: EvaluateConfig, checkpoint: "Checkpoint") -> "list[Evaluation]":
+def probe_checkpoint(config: EvaluateConfig, checkpoint: "Checkpoint") -> None:
     """Print, write and draw what the probes find."""
     from generation.probes import probe, summary
     from pages.probes_plot import draw_probes
 
-    run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
-    folder = run / "probes" if run else checkpoint.path.with_name(f"{checkpoint.path.name}.probes")
+    place, folder = checkpoint.path, checkpoint.path.with_name(f"{checkpoint.path.name}.probes")
+    if place.parent.name == "checkpoints":  # of a run
+        folder = place.parents[1] / "probes"
     folder.mkdir(exist_ok=True)
     found = probe(checkpoint, autocast_of(checkpoint, config.precision), config.data.path)
     (folder / "probes.json").write_text(json.dumps(finite(found), indent=1) + "\n", encoding="utf-8")
     draw_probes(found, folder)
-    print(f"checkpoint  {visible(os.path.relpath(checkpoint.path))}")
+    print(f"checkpoint  {visible(os.path.relpath(place))}")
     for line in summary(found):
         print(visible(line))
     print(f"pictures    {visible(os.path.relpath(folder))}")
-    return []
 
 
 def autocast_of(checkpoint: "Checkpoint", precision: str) -> "torch.autocast":
@@ -195,7 +192,9 @@ def autocast_of(checkpoint: "Checkpoint", precision: str) -> "torch.autocast":
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
-def print_columns(rows: dict[str, list[str]]) -> None:
+def print_columns(checkpoints: "list[Checkpoint]", rows: dict[str, list[str]]) -> None:
+    """Print a column for each checkpoint, but no row without cells."""
+    rows = {"checkpoint": [visible(os.path.relpath(checkpoint.path)) for checkpoint in checkpoints], **rows}
     width = max(len(cell) for cells in rows.values() for cell in cells) + 2
     for name, cells in rows.items():
         if cells:

@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import tiktoken
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from data.batches import document_starts
 from data.tokenizer import encode_text
-from generation.scoring import learned_task, load_text
+from generation.scoring import inputs_of, learned_task, load_text, separator_of, surprise
 from model.config import STATES
 from model.gpt import GPT
 from model.heads import for_each_layer
@@ -34,7 +32,6 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRIALS = 4  # needles of each length and depth
 NAMES = ("apple", "river", "stone", "cloud", "tiger", "piano", "lemon", "robot")
 
-Nats = Float[np.ndarray, "B T"]
 Weights = Float[Tensor, "B H T T"]
 ByHead = list[Any]  # by layer None, or what there is of each head
 
@@ -46,30 +43,18 @@ class Probes:
         """separator: <|endoftext|>, where the model keeps documents apart."""
         self.model, self.autocast, self.separator = model.eval(), autocast, separator
         self.block_size = model.config.block_size
+        self.longest = self.block_size * (1 if model.config.position == "learned" else FARTHEST)
         self.unscored = [model.config.at(layer).form in STATES for layer in range(model.config.n_layer)]
 
-    def starts(self, tokens: Int[np.ndarray, "B T"]) -> Int[Tensor, "B T"] | None:
-        return None if self.separator is None else self.to_device(document_starts(tokens, self.separator))
-
-    def to_device(self, tokens: np.ndarray) -> Tensor:
-        return torch.from_numpy(tokens.astype(np.int64)).to(self.model.token_embedding.weight.device)
-
-    @torch.inference_mode()
-    def nats(self, rows: Int[np.ndarray, "B T1"]) -> Nats:
+    def nats(self, rows: Int[np.ndarray, "B T1"]) -> Float[np.ndarray, "B T"]:
         """Return the surprise of every token but the first of each row, all of it in sight."""
-        inputs, targets = rows[:, :-1], self.to_device(rows[:, 1:])
-        with self.autocast:
-            x = self.model.hidden(self.to_device(inputs), starts=self.starts(inputs))
-            parts = []
-            for some, wanted in zip(x.split(self.block_size, 1), targets.split(self.block_size, 1), strict=True):
-                logits = self.model.logits(some).float().transpose(1, 2)  # (B, V, some)
-                parts.append(F.cross_entropy(logits, wanted, reduction="none"))
-        return torch.cat(parts, 1).cpu().numpy()
+        return surprise(self.model, rows, rows.shape[1] - 1, self.autocast, self.separator)
 
-    def by_head(self, rows: np.ndarray, function: Callable[[Weights], Tensor]) -> ByHead:
+    def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> ByHead:
         """Return `function` of each layer's weights, one number a head; None for a layer without a score matrix."""
+        tokens, starts = inputs_of(self.model, rows, self.separator)
         with self.autocast:
-            found = for_each_layer(self.model, self.to_device(rows), function, self.starts(rows))
+            found = for_each_layer(self.model, tokens, function, starts)
         return [None if no else one.tolist() for no, one in zip(self.unscored, found, strict=True)]
 
     def induction(self, ids: int) -> dict[str, Any]:
@@ -92,8 +77,7 @@ class Probes:
 
         Learned positions end at block_size, and so do the windows.
         """
-        most = 1 if self.model.config.position == "learned" else FARTHEST
-        T = min(most * self.block_size, len(tokens) - 1)
+        T = min(self.longest, len(tokens) - 1)
         windows = (len(tokens) - 1) // T
         kept = min(windows, max(1, READ_TOKENS // T))
         places = [number * windows // kept * T for number in range(kept)]
@@ -146,9 +130,8 @@ class Probes:
         Returns by length, then depth, ln p(the number | "name =") - ln p(the number | "other ="), the mean of TRIALS
         in nats, with a name that the text does not have: 0 without retrieval, however likely numbers are.
         """
-        most = 1 if self.model.config.position == "learned" else 4
         lengths = [self.block_size * n // 2 for n in (1, 2, 4, 8)]
-        lengths = [n for n in lengths if 64 <= n <= min(most * self.block_size, len(tokens))]
+        lengths = [n for n in lengths if 64 <= n <= min(self.longest, len(tokens))]
         drawn = random.Random(1)
         ratio = [[self.retrieved(tokenizer, tokens, n, depth, drawn) for depth in DEPTHS] for n in lengths]
         return {"lengths": lengths, "depths": list(DEPTHS), "nats": ratio}
@@ -177,7 +160,7 @@ def probe(checkpoint: Checkpoint, autocast: torch.autocast, path: str | None = N
 
     path: of the text, as load_text() has it. A model of a synthetic task is probed on the task's held-out windows.
     """
-    model, apart = checkpoint.model, checkpoint.meta["config"]["data"].get("document_mask")
+    model = checkpoint.model
     T = min(model.config.block_size, HEAD_TOKENS)
     if checkpoint.encoding is None and path is None:
         task = learned_task(checkpoint)
@@ -187,7 +170,7 @@ def probe(checkpoint: Checkpoint, autocast: torch.autocast, path: str | None = N
     else:
         _, (tokens,) = load_text(path, [checkpoint])
         tokenizer = checkpoint.tokenizer
-        probes, ids = Probes(model, autocast, tokenizer.eot_token if apart else None), tokenizer.n_vocab
+        probes, ids = Probes(model, autocast, separator_of(checkpoint)), tokenizer.n_vocab
         T = min(T, len(tokens))
         rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
         more = {"by_position": probes.by_position(tokens), "needle": probes.needle(tokenizer, tokens)}

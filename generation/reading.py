@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from data.batches import document_starts
-from generation.scoring import passes
+from generation.scoring import inputs_of, passes
 from generation.text import encode_prompt
 from model.gpt import GPT
 from model.heads import for_each_layer
@@ -27,9 +26,8 @@ def read_prompt(checkpoint: Checkpoint, prompt: str, special_tokens: bool, page:
     """Write the page of a prompt, or of its end where it is longer than LONGEST, and return what to say of it."""
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     tokens = np.array(encode_prompt(tokenizer, prompt, special_tokens))
-    last, stride = tokens[-LONGEST:], max(1, model.config.block_size // 8)
-    plain = torch.autocast(model.token_embedding.weight.device.type, enabled=False)
-    reading = read(model, tokenizer, last, name=os.path.relpath(checkpoint.path), stride=stride, autocast=plain)
+    last, plain = tokens[-LONGEST:], torch.autocast(model.token_embedding.weight.device.type, enabled=False)
+    reading = read(model, tokenizer, last, name=os.path.relpath(checkpoint.path), autocast=plain)
     size = f"{len(tokens):,} tokens" if len(last) == len(tokens) else f"the last {LONGEST:,} of {len(tokens):,} tokens"
     write_text_page(page, [reading], f"A prompt: {size}.")
     return f"{page}: {size}"
@@ -45,23 +43,23 @@ def beginnings(tokenizers: list[tiktoken.Encoding], texts: list[np.ndarray]) -> 
 
 @torch.inference_mode()
 def read(
-    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], *, name: str, stride: int,
-    autocast: torch.autocast, document_mask: bool = False, models: int = 1,
+    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], *, name: str, autocast: torch.autocast,
+    stride: int | None = None, separator: int | None = None, models: int = 1,
 ) -> Reading:  # fmt: skip
-    """Return a model's reading of a text, in windows of block_size tokens that begin `stride` apart, as score() does.
+    """Return a model's reading of a text, in the windows of score(), whose arguments these are.
 
     name: the model's, on the page. models: how many share the page. Of each token's weights the largest are kept, as
     many as fit and at most MOST_KEYS.
     """
-    N, device, config = len(tokens), model.token_embedding.weight.device, model.config
+    N, config = len(tokens), model.config
     length = min(config.block_size, N)
     rows = 1 + config.n_layer * (1 + config.n_head)
     kept = max(1, min(MOST_KEYS, length, ATTENTION_BYTES // (3 * N * rows * models)))
     nats, answers, looked = np.full(N, np.nan, np.float32), list[tuple[np.ndarray, ...]](), list[tuple]()
-    for starts, scored in passes(N, length, min(stride, length), max(1, 2**20 // length**2)):
-        windows = np.stack([tokens[start : start + length] for start in starts]).astype(np.int64)
-        begins = torch.from_numpy(document_starts(windows, tokenizer.eot_token)).to(device) if document_mask else None
-        inputs, offsets = torch.from_numpy(windows).to(device), np.repeat(starts, scored)
+    for starts, scored in passes(N, length, stride, max(1, 2**20 // length**2)):
+        windows = np.stack([tokens[start : start + length] for start in starts])
+        inputs, begins = inputs_of(model, windows, separator)
+        offsets = np.repeat(starts, scored)
         with autocast:
             logits = model.logits(model.hidden(inputs, starts=begins)[:, -scored:])  # (B, scored, V)
             keys, weights, heads = largest_weights(model, inputs, begins, scored, kept)

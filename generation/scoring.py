@@ -9,6 +9,7 @@ import tiktoken
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from torch import Tensor
 from tqdm import tqdm
 
 from data.batches import document_starts
@@ -41,33 +42,37 @@ class Scores:
 
 
 def score(
-    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], *, stride: int, autocast: torch.autocast,
-    document_mask: bool = False,
+    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], *, autocast: torch.autocast,
+    stride: int | None = None, separator: int | None = None,
 ) -> Scores:  # fmt: skip
     """Return the scores of every token except the first, with a progress bar.
 
     Windows of block_size tokens begin `stride` apart, and each scores only its last `stride` targets. So every token
-    past the first window is predicted from at least block_size - stride others, of its document with document_mask.
+    past the first window is predicted from at least block_size - stride others. separator: <|endoftext|>, where the
+    model keeps documents apart.
     """
-    assert len(tokens) > 1 and 0 < stride <= model.config.block_size
-    device = model.token_embedding.weight.device
+    assert len(tokens) > 1 and (stride is None or 0 < stride <= model.config.block_size)
     length = min(model.config.block_size, len(tokens) - 1)
-    batch = max(1, (131_072 if device.type == "cuda" else 16_384) // length)  # windows in one forward pass
+    on_gpu = model.token_embedding.weight.is_cuda
+    batch = max(1, (131_072 if on_gpu else 16_384) // length)  # windows in one forward pass
     nats = np.empty(len(tokens) - 1, dtype=np.float32)
     with tqdm(total=len(nats), desc="scoring", unit="token", unit_scale=True, disable=None) as bar:
         for starts, scored in passes(len(nats), length, stride, batch):
-            rows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
-            separator = tokenizer.eot_token if document_mask else None
-            surprise = _surprise(model, torch.from_numpy(rows).to(device), scored, autocast, separator)
-            for start, row in zip(starts, surprise, strict=True):
+            windows = np.stack([tokens[start : start + length + 1] for start in starts])
+            found = surprise(model, windows, scored, autocast, separator)
+            for start, row in zip(starts, found, strict=True):
                 nats[start + length - scored : start + length] = row
             bar.update(scored * len(starts))
     return Scores(nats, token_bytes(tokenizer)[tokens[1:]])
 
 
-def passes(targets: int, length: int, stride: int, batch: int) -> Iterator[tuple[list[int], int]]:
-    """Yield for each forward pass where its windows begin, and how many targets at a window's end are new."""
+def passes(targets: int, length: int, stride: int | None, batch: int) -> Iterator[tuple[list[int], int]]:
+    """Yield for each forward pass where its windows begin, and how many targets at a window's end are new.
+
+    stride: of the windows; an eighth of their length for None.
+    """
     yield [0], length
+    stride = stride or max(1, length // 8)
     starts = list(range(stride, targets - length + 1, stride))
     for first in range(0, len(starts), batch):
         yield starts[first : first + batch], stride
@@ -77,22 +82,42 @@ def passes(targets: int, length: int, stride: int, batch: int) -> Iterator[tuple
 
 
 @torch.inference_mode()
-def _surprise(
-    model: GPT, windows: Int[torch.Tensor, "B T1"], scored: int, autocast: torch.autocast, separator: int | None
+def surprise(
+    model: GPT, windows: Int[np.ndarray, "B T1"], scored: int, autocast: torch.autocast, separator: int | None = None
 ) -> Float[np.ndarray, "B scored"]:
-    """Return the nats of the last `scored` targets of each window, in halves when memory runs out."""
-    starts = None
-    if separator is not None:
-        starts = torch.from_numpy(document_starts(windows[:, :-1].cpu().numpy(), separator)).to(windows.device)
+    """Return the nats of the last `scored` targets of each window, in halves when memory runs out.
+
+    A window may be longer than block_size, but only the logits of so many tokens are in memory at a time.
+    """
+    inputs, starts = inputs_of(model, windows[:, :-1], separator)
+    targets = torch.from_numpy(windows[:, -scored:].astype(np.int64)).to(inputs.device)
+    size, nats = model.config.block_size, []
     try:
         with autocast:
-            logits = model.logits(model.hidden(windows[:, :-1], starts=starts)[:, -scored:])  # (B, scored, V)
-        nats = F.cross_entropy(logits.float().transpose(1, 2), windows[:, -scored:], reduction="none")
-        return nats.cpu().numpy()
+            x = model.hidden(inputs, starts=starts)[:, -scored:]
+            for some, wanted in zip(x.split(size, 1), targets.split(size, 1), strict=True):
+                logits = model.logits(some).float().transpose(1, 2)  # (B, V, some)
+                nats.append(F.cross_entropy(logits, wanted, reduction="none"))
+        return torch.cat(nats, 1).cpu().numpy()
     except torch.OutOfMemoryError:
         if len(windows) == 1:
             raise
-    return np.concatenate([_surprise(model, half, scored, autocast, separator) for half in windows.chunk(2)])
+    return np.concatenate([surprise(model, half, scored, autocast, separator) for half in np.array_split(windows, 2)])
+
+
+def inputs_of(
+    model: GPT, windows: Int[np.ndarray, "B T"], separator: int | None
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
+    """Return windows on the model's device, and where in them documents begin if `separator` keeps these apart."""
+    device = model.token_embedding.weight.device
+    starts = None if separator is None else torch.from_numpy(document_starts(windows, separator)).to(device)
+    return torch.from_numpy(windows.astype(np.int64)).to(device), starts
+
+
+def separator_of(checkpoint: Checkpoint) -> int | None:
+    """Return the id of <|endoftext|> where the checkpoint's run kept documents apart, else None."""
+    apart = checkpoint.meta["config"]["data"].get("document_mask")
+    return checkpoint.tokenizer.eot_token if apart else None
 
 
 def compare(first: Scores, second: Scores) -> tuple[float, float | None]:

@@ -535,7 +535,8 @@ def test_a_hybrid_on_packed_documents_trains_resumes_scores_and_writes(documents
     result = evaluate(whole.model, run.data, 32, 8, run.autocast)
     assert result.loss == pytest.approx(whole.meta["metrics"]["val_loss"], rel=1e-6)
     separate = score(
-        whole.model, run.data.tokenizer, run.data.val[:], stride=32, autocast=run.autocast, document_mask=True
+        *(whole.model, run.data.tokenizer, run.data.val[:]),
+        **dict(stride=32, autocast=run.autocast, separator=run.data.tokenizer.eot_token),
     )
     assert separate.total.loss == pytest.approx(result.loss, rel=1e-5)
     together = score(whole.model, run.data.tokenizer, run.data.val[:], stride=32, autocast=run.autocast)

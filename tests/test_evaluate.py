@@ -34,8 +34,8 @@ BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
 PLAIN = torch.autocast("cpu", enabled=False)
 
 
-def save(directory: Path, seed: int, tokenizer=BYTE) -> Path:
-    model = random_gpt(seed=seed, vocab_size=tokenizer.n_vocab)
+def save(directory: Path, seed: int, tokenizer=BYTE, **sizes) -> Path:
+    model = random_gpt(seed=seed, vocab_size=tokenizer.n_vocab, **sizes)
     config = TrainConfig(model=model.config, precision="fp32")
     save_checkpoint(directory, model=model, tokenizer=tokenizer, config=config, step=1, metrics={}, state={})
     return directory
@@ -217,6 +217,15 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(change, message, text_se
     with pytest.raises((SettingsError, ValueError), match=re.escape(message)) as refused:
         evaluate(EvaluateConfig(**text_settings | change))
     assert "\n" not in str(refused.value)
+
+
+def test_a_stride_that_is_too_long_for_the_second_model_is_refused_before_the_first_one_reads(
+    text_settings, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("generation.scoring.score", None)
+    second = save(tmp_path / "two", 2, block_size=8)
+    with pytest.raises(SettingsError, match=f"stride=12 would skip tokens: the model of {second} sees 8"):
+        evaluate(EvaluateConfig(**text_settings, stride=12, against=str(second)))
 
 
 # The page

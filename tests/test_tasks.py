@@ -17,7 +17,7 @@ from test_train import metrics
 
 from data.config import DataConfig, TaskConfig
 from data.tasks import HELD_OUT, TASKS, TaskData, distinct, uniform_stream
-from errors import CheckpointError
+from errors import CheckpointError, SettingsError
 from evaluate import EvaluateConfig, evaluate
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -143,6 +143,18 @@ def test_a_run_reports_accuracy_in_place_of_bits_per_byte_and_resumes_to_the_sam
     assert f"accuracy    {result.accuracy:.4f}" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="learned data=recall and has no tokenizer"):
         evaluate(EvaluateConfig(checkpoint=str(resumed), data=replace(EvaluateConfig().data, path=__file__)))
+
+
+def test_a_second_model_that_is_too_small_for_the_task_is_refused_before_the_first_one_answers(
+    task_config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("training.evaluation.evaluate", None)
+    for name, size in (("whole", 16), ("small", 8)):
+        model = replace(task_config.model, vocab_size=size)
+        save_checkpoint(tmp_path / name, model=GPT(model), tokenizer=None, config=replace(task_config, model=model))
+    both = EvaluateConfig(checkpoint=str(tmp_path / "whole"), against=str(tmp_path / "small"), device="cpu")
+    with pytest.raises(SettingsError, match="small has 8 ids and windows of 16, too few for recall: name another"):
+        evaluate(both)
 
 
 def test_micro_batches_take_the_step_of_the_whole_batch(task_config):
