@@ -1,12 +1,25 @@
 """The HTML files beside this one, filled in: each page holds the kit's style and script and opens offline."""
 
+import base64
 import html
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from runs.metrics import finite
+
+
+def packed(values: np.ndarray) -> str:
+    """Return numbers as kit.js's bytes() reads them."""
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def packed_shares(shares: np.ndarray) -> str:
+    """Return a byte for each number from 0 to 1, of its square root: small ones stay apart. NaN counts as 0."""
+    return packed(np.round(255 * np.sqrt(np.nan_to_num(shares))).astype(np.uint8))
 
 
 def fill_page(file: str, title: str, data: Any) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from data.files import replacing
 from pages.kit import fill_page
 from runs.directory import written_settings
 from runs.metrics import Row, read_metrics
@@ -36,8 +37,14 @@ def run_page(directory: Path) -> str:
         "samples": spread(texts, SAMPLES), "heads": heads_of(notes, rows), "wanted": written_settings(directory),
         "begun": [note for note in notes if "command" in note],
     }  # fmt: skip
-    run = describe_run(directory.resolve().name, rows, {}, summary, POINTS_ALONE)
+    run = describe_run(directory.resolve().name, rows, {}, summary, alone=True)
     return fill_page("runs.html", title_of(directory), {"settings": [], "runs": [run], "alone": alone})
+
+
+def write_run_page(directory: Path, page: Path) -> None:
+    """Write the page of one run in place of what was there."""
+    with replacing(page) as unfinished:
+        unfinished.write_text(run_page(directory), encoding="utf-8", errors="replace")
 
 
 def title_of(folder: Path) -> str:
@@ -63,17 +70,17 @@ def spread(items: list[T], most: int) -> list[T]:
 
 
 def describe_run(
-    name: str, rows: list[Row], settings: dict[str, str], summary: dict[str, Any], points: int = POINTS
+    name: str, rows: list[Row], settings: dict[str, str], summary: dict[str, Any], *, alone: bool = False
 ) -> dict[str, Any]:
     """Return what the page knows of a run: its settings, its summary and its curves of points (step, tokens, seconds,
-    value)."""
+    value), more of them where it stands alone."""
+    kinds, points = (MEASURED, POINTS_ALONE) if alone else (IN_SWEEPS, POINTS)
 
     def curve(name: str) -> list[tuple[float, ...]]:
         found = [(row["step"], row.get("tokens"), row.get("seconds"), row.get(name)) for row in rows]
         return thin([point for point in found if all(map(is_number, point))], points)
 
     known = {field: summary[field] for field in ("status", "reason", "device", *NUMBERS)}
-    kinds = MEASURED if points > POINTS else IN_SWEEPS
     return {"name": name, "settings": settings, "curves": {key: curve(key) for key in kinds}} | known
 
 

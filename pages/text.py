@@ -1,6 +1,5 @@
 """The page of a text: how surprised a model was by each token, what it expected instead, what every head looked at."""
 
-import base64
 import codecs
 import math
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import tiktoken
 from jaxtyping import Float, Int
 
 from data.tokenizer import token_bytes
-from pages.kit import fill_page
+from pages.kit import fill_page, packed, packed_shares
 from runs.formatting import visible
 
 
@@ -48,13 +47,10 @@ def byte_ends(tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> In
 def write_text_page(path: Path, readings: list[Reading], summary: str) -> None:
     """Write one HTML file, which needs nothing else, of one model's reading of a text or of two models'."""
     title = " and ".join(reading.name for reading in readings)
-    data = {"summary": visible(summary), "models": [described(one, other) for one, other in pairs(readings)]}
+    others = readings[::-1] if len(readings) > 1 else [None]
+    models = [described(one, other) for one, other in zip(readings, others, strict=True)]
+    data = {"summary": visible(summary), "models": models}
     path.write_text(fill_page("text.html", visible(title), data), encoding="utf-8")
-
-
-def pairs(readings: list[Reading]) -> list[tuple[Reading, Reading | None]]:
-    one, other = readings[0], readings[-1] if len(readings) > 1 else None
-    return [(one, other), (other, one)] if other else [(one, None)]
 
 
 def described(reading: Reading, other: Reading | None) -> dict[str, Any]:
@@ -63,26 +59,19 @@ def described(reading: Reading, other: Reading | None) -> dict[str, Any]:
     vocabulary, numbers = np.unique(np.append(reading.tokens, reading.likeliest), return_inverse=True)
     count = len(reading.tokens)
     largest = max(1.0, float(reading.weights.max()))
-    shares = np.round(255 * np.nan_to_num(np.sqrt(reading.weights / largest))).astype(
-        np.uint8
-    )  # √ keeps small weights apart
     data = {
         "name": visible(reading.name), "heads": reading.heads, "top": reading.keys.shape[-1], "largest": largest,
         "vocabulary": [name_of(reading.tokenizer, token) for token in vocabulary.tolist()],
         "tokens": numbers[:count].tolist(), "likeliest": numbers[count:].tolist(),
         "chances": [float(f"{chance:.3g}") for chance in reading.chances.flatten().tolist()],
         "shown": shown(reading.tokenizer, reading.tokens), "bits": np.round(bits, 3).tolist(), "ends": ends.tolist(),
-        "keys": packed(reading.keys.astype("<u2")), "weights": packed(shares),
+        "keys": packed(reading.keys.astype("<u2")), "weights": packed_shares(reading.weights / largest),
     }  # fmt: skip
     if other:  # which may cut the same bytes into other tokens: each spreads its surprise evenly over its bytes
         theirs = byte_ends(other.tokenizer, other.tokens)
         total = np.interp(np.append(0, ends), np.append(0, theirs), np.append(0, np.nancumsum(other.nats)))
         data["other"] = np.round(np.diff(total) / math.log(2), 3).tolist()
     return data
-
-
-def packed(values: np.ndarray) -> str:
-    return base64.b64encode(values.tobytes()).decode()
 
 
 def name_of(tokenizer: tiktoken.Encoding, token: int) -> str:

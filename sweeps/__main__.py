@@ -4,8 +4,7 @@ python -m sweeps FOLDER"""
 import sys
 from pathlib import Path
 
-from data.files import replacing
-from pages.runs import run_page
+from pages.runs import write_run_page
 from runs.formatting import visible
 from runs.summary import read_summary
 from sweeps.leaderboard import PAGE, write_leaderboard
@@ -15,8 +14,7 @@ if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
 folder = Path(sys.argv[1])
 try:
     if read_summary(folder):
-        with replacing(folder / PAGE) as file:
-            file.write_text(run_page(folder), encoding="utf-8", errors="replace")
+        write_run_page(folder, folder / PAGE)
         print(visible(f"page      {folder / PAGE}"))
     elif text := write_leaderboard(folder):
         print(visible(text))

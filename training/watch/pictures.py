@@ -1,6 +1,5 @@
 """What a run draws of itself: loss.png, heads.png and report.html."""
 
-import base64
 import json
 import logging
 import math
@@ -10,14 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data.files import replacing
 from model.heads import attention_maps, for_each_layer, head_statistics
-from pages.runs import RECORD, run_page
+from pages.kit import packed_shares
+from pages.runs import RECORD, write_run_page
 from runs.metrics import Evaluation, Row
 from training.evaluation import first_windows
 from training.run import Run
@@ -113,11 +113,7 @@ class Report:
         self.file.flush()
 
     def draw_page(self, run: Run, now: bool = False) -> None:
-        def how(path: Path) -> None:
-            with replacing(path) as unfinished:
-                unfinished.write_text(run_page(run.directory), encoding="utf-8", errors="replace")
-
-        self.rationed(run.directory / self.name, how, now=now)
+        self.rationed(run.directory / self.name, partial(write_run_page, run.directory), now=now)
 
 
 def is_mapped(evaluation: int) -> bool:
@@ -129,7 +125,7 @@ def repeated_maps(run: Run) -> dict[str, Any]:
     """Return maps of all heads over some validation text, twice: where an induction head shows
     (Olsson et al. 2022), for it looks at what followed its token the first time.
 
-    The maps, base64 by layer and head, are the lower triangles by rows: a byte for each weight w from 0 to 1, 255 √w.
+    The maps, by layer and head, are the lower triangles by rows, as packed_shares() has weights from 0 to 1.
     """
     config, (windows, _) = run.config.model, first_windows(run.model, run.data)
     heads = config.n_layer * config.n_head
@@ -137,14 +133,11 @@ def repeated_maps(run: Run) -> dict[str, Any]:
     half = windows[:1, -max(1, size // 2) :]  # not the first ones: with them a document begins
     tokens = half.repeat(1, 2)[:, :size]
     rows, columns = torch.tril_indices(tokens.size(1), tokens.size(1)).tolist()
-    layers = for_each_layer(run.model, tokens, lambda weights: weights[0].float().cpu().clamp(0, 1).nan_to_num())
-    maps = torch.cat([layer[:, rows, columns].sqrt().mul(255).round().to(torch.uint8) for layer in layers])
-    encoding = run.data.tokenizer
-    texts = [str(token) for token in tokens[0].tolist()]
-    if encoding is not None:
-        texts = [encoding.decode_single_token_bytes(int(token)).decode(errors="replace") for token in texts]
-    packed = base64.b64encode(maps.numpy().tobytes()).decode()
-    return {"maps": packed, "size": len(texts), "heads": [len(layer) for layer in layers], "tokens": texts}
+    layers = for_each_layer(run.model, tokens, lambda weights: weights[0].float().cpu().clamp(0, 1))
+    maps = packed_shares(torch.cat([layer[:, rows, columns] for layer in layers]).numpy())
+    ids, encoding = tokens[0].tolist(), run.data.tokenizer
+    texts = [encoding.decode_single_token_bytes(i).decode(errors="replace") if encoding else str(i) for i in ids]
+    return {"maps": maps, "size": len(texts), "heads": [len(layer) for layer in layers], "tokens": texts}
 
 
 def machine(run: Run) -> dict[str, Any]:
