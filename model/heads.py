@@ -66,17 +66,6 @@ def attention_maps(model: GPT, tokens: Int[Tensor, "1 T"]) -> Float[Tensor, "L H
     return torch.stack(for_each_layer(model, tokens, lambda weights: weights[0])).float().cpu()
 
 
-def brightness(maps: Float[Tensor, "L H T T"]) -> tuple[Float[Tensor, "L H T T"], float, str]:
-    """Return weights as shares of the brightest for pictures, the brightest itself, and a note on how to read them.
-
-    The brightest is 1, or a variant's largest weight above it. The note is empty for weights from 0 to 1.
-    """
-    brightest = max(1.0, maps.max().item())
-    beyond = brightest > 1 or bool(maps.min() < 0)
-    note = f"the brightest is a weight of {brightest:.3g}, and weights below 0 are drawn as 0" if beyond else ""
-    return maps.clamp(min=0) / brightest, brightest, note
-
-
 def head_statistics(model: GPT, tokens: Int[Tensor, "B T"], starts: Starts = None) -> HeadStatistics:
     """Measure every head of a model on some texts, with documents kept apart that begin at `starts`."""
     T = tokens.size(1)
