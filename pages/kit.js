@@ -18,6 +18,7 @@ function bytes(text) {
   for (let i = 0; i < values.length; i++) values[i] = content.charCodeAt(i);  // Uint8Array.from takes ten times as long
   return values;
 }
+const ARROWS = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};  // [down, right]
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const onTheme = draw => matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 
@@ -42,7 +43,7 @@ function headGrid(grid, heads, choose) {
         ariaLabel: `layer ${layer}, head ${head}`, title: `layer ${layer}, head ${head}`}, make("canvas"));
       button.onclick = () => choose(layer, head);
       button.onkeydown = event => {
-        const [down, right] = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key] ?? [];
+        const [down, right] = ARROWS[event.key] ?? [];
         if (right === undefined) return;
         event.preventDefault();
         const row = rows[layer + down], to = row?.[down ? Math.min(head, row.length - 1) : head + right];
