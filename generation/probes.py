@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data.tokenizer import encode_text
 from generation.scoring import inputs_of, learned_task, load_text, separator_of, surprise
-from model.config import STATES
+from model.attention.recurrent import Recurrent
 from model.gpt import GPT
 from model.heads import for_each_layer
 from runs.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ class Probes:
         self.model, self.autocast, self.separator = model.eval(), autocast, separator
         self.block_size = model.config.block_size
         self.longest = self.block_size * (1 if model.config.position == "learned" else FARTHEST)
-        self.unscored = [model.config.at(layer).form in STATES for layer in range(model.config.n_layer)]
+        self.unscored = [isinstance(block.attention, Recurrent) for block in model.blocks]
 
     def nats(self, rows: Int[np.ndarray, "B T1"]) -> Float[np.ndarray, "B T"]:
         """Return the surprise of every token but the first of each row, all of it in sight."""
@@ -210,7 +210,7 @@ def summary(found: dict[str, Any]) -> Iterator[str]:
 def notes(model: GPT, *, has_text: bool) -> list[str]:
     """Return what is not measured of this model, and why."""
     config, found = model.config, []
-    if states := [layer for layer in range(config.n_layer) if config.at(layer).form in STATES]:
+    if states := [layer for layer, block in enumerate(model.blocks) if isinstance(block.attention, Recurrent)]:
         forms = ", ".join(dict.fromkeys(config.at(layer).form for layer in states))
         found.append(f"{forms} has no score matrix: the heads of layer {', '.join(map(str, states))} are left out")
     if not has_text:

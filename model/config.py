@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from errors import SettingsError, at_least, fraction, one_of, positive
 
 POSITIONS = ("rope", "learned", "alibi", "none")
-ONE_HEAD = ("average", "simple", "single_head")  # forms with one head of width n_embd, whatever n_head says
-STATES = ("linear", "retention", "delta")  # forms that keep a state in place of keys and values
 ROPE_SCALINGS = ("none", "linear", "ntk", "yarn")
 NORMS = ("rmsnorm", "layernorm")
 MLPS = ("swiglu", "relu2", "gelu", "gelu_tanh")

@@ -9,12 +9,16 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_mask
 
 from model.attention import ATTENTION_FUNCTIONS, forms, functional, make_attention
-from model.config import ONE_HEAD, POSITIONS, STATES, AttentionConfig
+from model.attention.recurrent import Recurrent
+from model.attention.registry import LAYERS
+from model.config import POSITIONS, AttentionConfig
 from model.kv_cache import KVCache, LayerCache
 from model.masks import causal_mask, padding_mask, sliding_window_mask
 
 C = 16
-SOFTMAX = (*ATTENTION_FUNCTIONS, *ONE_HEAD, "stacked")  # their weights are positive and sum to 1
+STATES = [name for name, layer in LAYERS.items() if issubclass(layer, Recurrent)]
+# Whose weights are positive and sum to 1.
+SOFTMAX = (*ATTENTION_FUNCTIONS, "average", "simple", "single_head", "stacked")
 every_form = pytest.mark.parametrize("form", forms())
 # flex computes gradients on CUDA only
 every_training_form = pytest.mark.parametrize("form", [form for form in forms() if form != "flex"])

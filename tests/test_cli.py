@@ -139,6 +139,8 @@ MISTAKES = {
     "train.py model.position=none model.rope_theta=9": "model.rope_theta=9.0 means nothing with model.position=none",
     "train.py attention=single_head model.n_kv_head=2": "model.n_kv_head=2 means nothing with attention=single_head",
     "train.py attention=average model.position=alibi": "model.position=alibi means nothing with attention=average",
+    "train.py attention=delta/linear model.position=alibi": "model.position=alibi means nothing with attention=delta/",
+    "train.py attention=mla model.rope_fraction=0.5": "model.rope_fraction=0.5 means nothing with attention=mla",
     "train.py data=jsonl data.path=x data.subset=a": "data.subset=a means nothing with data=jsonl",
     "train.py tokenizer=byte tokenizer.vocab_size=500": "tokenizer.vocab_size=500 means nothing with tokenizer=byte",
     "train.py optimizer=adamw optimizer.momentum=0.9": "optimizer.momentum=0.9 means nothing with optimizer=adamw",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from data.config import WITH_ITEMS, DataConfig, TokenizerConfig
 from errors import SettingsError, at_least, fraction, one_of, positive, refuse_idle
-from model.config import ONE_HEAD, STATES, GPTConfig
+from model.config import GPTConfig
 
 IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # whose agent has called this command
 WANDB_MODES = ("disabled", "offline", "online")
@@ -220,18 +220,12 @@ class TrainConfig:
 
 def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
     """Raise SettingsError for a setting that was typed and changes nothing beside the others."""
-    form, forms, source, name = c.model.attention, set(c.model.forms), c.data.source, c.schedule.name
+    source, name = c.data.source, c.schedule.name
     if c.data.is_task and (given := [name for name in typed if name.split(".")[0] == "tokenizer"]):
         raise SettingsError(f"{given[0]} means nothing with data={source}, which has no text: leave it out.")
     rope = "model.rope_theta model.rope_fraction model.rope_scaling model.rope_scaling_factor"
     scaling, silent = c.model.rope_scaling, c.wandb.active_mode == "disabled" and "wandb.mode" not in typed
     rules = (
-        ("model.n_kv_head model.head_size", f"attention={form}", forms <= set(ONE_HEAD)),
-        ("model.n_kv_head", f"attention={form}", forms == {"mla"}),
-        ("model.attention_window model.attention_dropout", f"attention={form}", forms <= set(STATES)),
-        ("model.position", f"attention={form}", form == "average" and c.model.position == "alibi"),
-        ("model.score_softcap", f"attention={form}", "softcap" not in forms),
-        ("model.latent_size", f"attention={form}", "mla" not in forms),
         (rope, f"model.position={c.model.position}", c.model.position != "rope"),
         ("model.rope_scaling_factor", "model.rope_scaling=none", scaling == "none"),
         ("model.rope_scaling", "model.rope_scaling_factor=1", c.model.rope_scaling_factor == 1),
@@ -254,3 +248,9 @@ def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
         ("allow_changes", "resume=null", not c.resume and "resume" not in typed),
     )
     refuse_idle(c, rules, typed)
+    from model.attention import ignored  # with torch, which a mistake above does not wait for
+
+    # A choice of model= may bring heads, and learned positions are the GPT's.
+    known = {"n_head"} if c.model.position == "alibi" else {"n_head", "position"}
+    idle = " ".join(sorted(f"model.{setting}" for setting in ignored(c.model) - known))
+    refuse_idle(c, [(idle, f"attention={c.model.attention}", True)], typed)

@@ -17,7 +17,8 @@ from data.prepared import PreparedData
 from data.tasks import TaskData
 from data.tokenizer import read_tokenizer
 from errors import SettingsError
-from model.config import ONE_HEAD, GPTConfig
+from model.attention import ignored
+from model.config import GPTConfig
 from model.size import memory_of
 from runs.checkpoint import Meta, read_weights, readable, remove_unfinished
 from runs.directory import (
@@ -127,7 +128,7 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
     model = config.model
     if "flex" in model.forms and device.type != "cuda":
         raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
-    if set(model.forms) <= set(ONE_HEAD):
+    if "n_head" in ignored(model):
         given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
         if idle := [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]:
             log.warning("attention=%s has one head, of width n_embd: %s is ignored.", model.attention, ", ".join(idle))

@@ -23,8 +23,13 @@ from model.config import AttentionConfig
 
 __all__ = [
     "ATTENTION_FUNCTIONS", "FUNCTIONS", "MODIFIERS", "CausalSelfAttention", "MultiHeadAttention", "attention_weights",
-    "check_names", "form", "forms", "make_attention", "modifier",
+    "check_names", "form", "forms", "ignored", "make_attention", "modifier",
 ]  # fmt: skip
+
+
+def ignored(config: AttentionConfig) -> set[str]:
+    """Return the settings that change nothing in any layer of the pattern."""
+    return set.intersection(*(set(LAYERS.get(form, MultiHeadAttention).ignores) for form in config.forms))
 
 
 def make_attention(config: AttentionConfig) -> CausalSelfAttention:
@@ -33,7 +38,6 @@ def make_attention(config: AttentionConfig) -> CausalSelfAttention:
     Raises SettingsError for names that are unknown or do not go together.
     """
     check_names(config.attention)
-    layer = LAYERS.get(config.form, MultiHeadAttention)(config)
-    assert isinstance(layer, CausalSelfAttention)
+    layer: CausalSelfAttention = LAYERS.get(config.form, MultiHeadAttention)(config)
     layer.modify(config)
     return layer

@@ -117,7 +117,7 @@ CHECKS = {
 def make_layer(attention: str) -> CausalSelfAttention:
     """Make a small layer in eval mode, whose modifiers are away from where they begin."""
     config = AttentionConfig(
-        attention=attention, n_embd=C, n_head=H, n_kv_head=None if attention.startswith("mla") else HKV,
+        attention=attention, n_embd=C, n_head=H, n_kv_head=HKV,
         attention_dropout=0.0 if attention.startswith("flex") else 0.5,  # in eval mode it is off
         attention_window=WINDOW if "window" in attention else None,
     )  # fmt: skip

@@ -14,6 +14,9 @@ from model.attention.layer import CausalSelfAttention, MultiHeadAttention
 from model.attention.registry import form
 from model.config import AttentionConfig
 
+# What rungs with one head of width n_embd make nothing of.
+OF_HEADS = ("n_head", "n_kv_head", "head_size", *CausalSelfAttention.ignores)
+
 # Rung 1: the average of the past, four times the same.
 
 
@@ -56,6 +59,8 @@ class Averaging(CausalSelfAttention):
     One head whose scores are all zero: RoPE has nothing to rotate, and ALiBi's penalty would make the mean uneven.
     """
 
+    ignores = ("position", *OF_HEADS)
+
     def __init__(self, config: AttentionConfig):
         super().__init__(replace(config, position="none"), 1, 1, config.n_embd, matmul)
         self.v_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
@@ -84,6 +89,7 @@ class SimpleAttention(CausalSelfAttention):
     """`attention=simple`: simple_attention() over the past. No weights, hence no projections and no QK-norm."""
 
     places = ("window", "rotation")
+    ignores = OF_HEADS
 
     def __init__(self, config: AttentionConfig):
         super().__init__(config, 1, 1, config.n_embd, matmul)
@@ -102,6 +108,8 @@ class SimpleAttention(CausalSelfAttention):
 @form("single_head")
 class SingleHead(MultiHeadAttention):
     """`attention=single_head`: one head of size C, which learns what to ask, what to answer and what to say."""
+
+    ignores = OF_HEADS
 
     def __init__(self, config: AttentionConfig):
         super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), attend=matmul)

@@ -30,6 +30,7 @@ class LatentAttention(CausalSelfAttention):
 
     places = ("window", "queries", "scores", "result")
 
+    ignores = ("n_kv_head", "rope_fraction", "score_softcap")
     def __init__(self, config: AttentionConfig):
         C, H, D = config.n_embd, config.n_head, config.head_channels
         self.latent, self.turned = config.latent_size or 4 * D, max(2, D // 4 * 2)  # before the parent rotates them

@@ -41,6 +41,8 @@ class CausalSelfAttention(nn.Module):
     """
 
     places: ClassVar[tuple[str, ...]] = ("window",)
+    ignores: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
+    """Settings that change nothing in this form; position, where ALiBi does not."""
     """What modifiers may change."""
     o_proj: nn.Module
 

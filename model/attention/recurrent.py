@@ -94,6 +94,7 @@ class Recurrent(MultiHeadAttention):
 
     places: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
     flops_of_state = 4.0
+    ignores = ("position", "attention_window", "attention_dropout", *MultiHeadAttention.ignores)
     """Floating-point operations a token for each number of the state: to write it, and to read it."""
 
     def __init__(self, config: AttentionConfig):

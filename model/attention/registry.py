@@ -36,8 +36,8 @@ class Register(Protocol):
 
 FUNCTIONS: dict[str, AttentionFunction] = {}
 """Forms that are functions; MultiHeadAttention calls them."""
-LAYERS: dict[str, Callable[..., nn.Module]] = {}
-"""Forms that are layers."""
+LAYERS: dict[str, Any] = {}
+"""Forms that are layers, classes of CausalSelfAttention."""
 MODIFIERS: dict[str, Callable[..., nn.Module]] = {}
 """In the order in which a layer applies them, whatever the order in which they are typed."""
 

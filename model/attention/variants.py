@@ -69,6 +69,8 @@ class SoftCapped(MultiHeadAttention):
     No score leaves ± cap, nor any gradient a score far beyond it.
     """
 
+    ignores = ("latent_size",)
+
     def __init__(self, config: AttentionConfig):
         super().__init__(config, attend=capped_softmax(config.score_softcap))
 
