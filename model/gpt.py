@@ -49,6 +49,9 @@ class GPT(nn.Module):
             self.lm_head.weight = self.token_embedding.weight
         self.layers_alike = len({config.at(layer).attention for layer in range(config.n_layer)}) == 1
         self.nats_and_slope = chunk_nats_and_slope  # which training may compile
+        ropes = [block.attention.rope for block in self.blocks]
+        self.planes = [None if rope is None else rope.planes for rope in ropes]  # that each layer turns
+        self.ropes = list({rope.planes: rope for rope in ropes if rope is not None}.values())
         self.largest_chunk: int | None = None  # see summed_nats
         self.initialize()
 
@@ -92,30 +95,27 @@ class GPT(nn.Module):
         cache: Cache = None,
     ) -> Stream:
         """Return the residual stream after the last block, as forward(), for callers that need only a few logits."""
-        mask: Mask = None if attention_mask is None else padding_mask(attention_mask)
+        mask: Mask
+        mask = real = None if attention_mask is None else padding_mask(attention_mask)
         begins = None
         past = 0 if cache is None else cache.position
         if starts is not None:
             assert cache is None, "a cache continues one document"
             place = torch.arange(tokens.size(1), device=tokens.device)
-            begins, allowed = starts == place, document_mask(starts)
-            mask = allowed if attention_mask is None else combine(padding_mask(attention_mask), allowed)
+            begins, mask = starts == place, combine(real, document_mask(starts))
             if positions is None and self.config.position == "learned":
                 positions = place - starts
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.config.position == "learned":
             x = x + self.embedded_positions(past, tokens.size(1), positions)
         x = self.dropout(x)
-        attentions = [block.attention for block in self.blocks]
-        ropes = {rope.planes: rope for attention in attentions if (rope := attention.rope) is not None}
-        rotations = {planes: rope.rotation(x, positions, past) for planes, rope in ropes.items()}
+        rotations = {rope.planes: rope.rotation(x, positions, past) for rope in self.ropes}
         if mask is None and cache is None and self.layers_alike:
-            mask = attentions[0].blocks(x, compiled=self.blocks[0]._compiled_call_impl is not None)
+            first = self.blocks[0]
+            mask = first.attention.blocks(x, compiled=first._compiled_call_impl is not None)
         shared: dict[str, Any] = {"mask": mask, "cache": cache, "begins": begins, "carried": {}}
-        for layer, block in enumerate(self.blocks):
-            rope = attentions[layer].rope
-            rotation = None if rope is None else rotations[rope.planes]
-            x = block(x, rotation=rotation, layer=layer, **shared)
+        for layer, (block, planes) in enumerate(zip(self.blocks, self.planes, strict=True)):
+            x = block(x, rotation=None if planes is None else rotations[planes], layer=layer, **shared)
         if cache is not None:
             cache.advance(tokens.size(1))
         return x
