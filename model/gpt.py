@@ -18,6 +18,7 @@ from model.config import GPTConfig
 from model.kv_cache import KVCache
 from model.loss import chunk_nats_and_slope, summed_nats
 from model.masks import Device, combine, document_mask, padding_mask
+from model.norms import LayerNorm, RMSNorm
 from model.packed import together
 
 Tokens = Int[Tensor, "B T"]
@@ -48,10 +49,10 @@ class GPT(nn.Module):
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
         self.layers_alike = len({config.at(layer).attention for layer in range(config.n_layer)}) == 1
-        self.nats_and_slope = chunk_nats_and_slope  # which training may compile
         ropes = [block.attention.rope for block in self.blocks]
         self.planes = [None if rope is None else rope.planes for rope in ropes]  # that each layer turns
         self.ropes = list({rope.planes: rope for rope in ropes if rope is not None}.values())
+        self.nats_and_slope = chunk_nats_and_slope  # which training may compile
         self.largest_chunk: int | None = None  # see summed_nats
         self.initialize()
 
@@ -230,21 +231,6 @@ def make_norm(config: GPTConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return RMSNorm(config.n_embd, eps=config.norm_eps)
     return LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
-
-
-class RMSNorm(nn.RMSNorm):
-    """torch's, in x's type: FSDP may gather the weight in another, and the fused kernel wants them alike."""
-
-    def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
-
-
-class LayerNorm(nn.LayerNorm):
-    """torch's, in x's type, as RMSNorm."""
-
-    def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:

@@ -7,10 +7,11 @@ from torch import nn
 
 from model.attention.contract import Output, Query, Stream, Value
 from model.attention.functional import sdpa
-from model.attention.layer import NORM_EPS, CausalSelfAttention, Keys, normalised
+from model.attention.layer import NORM_EPS, CausalSelfAttention, Keys
 from model.attention.places import Here, Kept
 from model.attention.registry import form
 from model.config import AttentionConfig
+from model.norms import RMSNorm
 from model.packed import Unpacked, together
 from model.rope import RotaryEmbedding
 
@@ -29,8 +30,8 @@ class LatentAttention(CausalSelfAttention):
     """
 
     places = ("window", "queries", "scores", "result")
-
     ignores = ("n_kv_head", "rope_fraction", "score_softcap")
+
     def __init__(self, config: AttentionConfig):
         C, H, D = config.n_embd, config.n_head, config.head_channels
         self.latent, self.turned = config.latent_size or 4 * D, max(2, D // 4 * 2)  # before the parent rotates them
@@ -38,7 +39,7 @@ class LatentAttention(CausalSelfAttention):
         self.q_proj = nn.Linear(C, H * (self.turned + D), bias=config.qkv_bias)
         self.k_proj = nn.Linear(C, self.turned, bias=config.qkv_bias)
         self.c_proj = nn.Linear(C, self.latent, bias=config.qkv_bias)
-        self.c_norm = nn.RMSNorm(self.latent, eps=NORM_EPS)
+        self.c_norm = RMSNorm(self.latent, eps=NORM_EPS)
         self.k_up, self.v_up = (Unpacked(self.latent, H * D, bias=False) for _ in range(2))
         self.o_proj = nn.Linear(H * D, C, bias=config.bias)
 
@@ -48,7 +49,7 @@ class LatentAttention(CausalSelfAttention):
     def project(self, x: Stream) -> tuple[Query, Keys, Value]:
         """Return the queries (…, H, T, turned + D), one key [rotated, c], and the values of all heads."""
         q, turned, c = together(x, self.q_proj, self.k_proj, self.c_proj)
-        c = normalised(self.c_norm, c)
+        c = self.c_norm(c)
         q = q.unflatten(-1, (-1, self.turned + self.head_size)).transpose(-3, -2)
         return q, torch.cat((turned, c), -1).unsqueeze(-3), self.heads(self.v_up(c))
 

@@ -4,11 +4,9 @@ CausalSelfAttention is what every trainable form has in common, MultiHeadAttenti
 (modifiers.py) act at three of these places: mix, overlay and finish.
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -21,6 +19,7 @@ from model.attention.registry import FUNCTIONS, MODIFIERS
 from model.config import AttentionConfig
 from model.kv_cache import KVCache, LayerCache
 from model.masks import alibi_bias, alibi_slopes, causal_with, check_broadcast
+from model.norms import RMSNorm
 from model.packed import together
 from model.rope import RotaryEmbedding, rotate
 
@@ -41,9 +40,9 @@ class CausalSelfAttention(nn.Module):
     """
 
     places: ClassVar[tuple[str, ...]] = ("window",)
+    """What modifiers may change."""
     ignores: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
     """Settings that change nothing in this form; position, where ALiBi does not."""
-    """What modifiers may change."""
     o_proj: nn.Module
 
     def __init__(self, config: AttentionConfig, n_head: int, kv_heads: int, head_size: int, attend: AttentionFunction):
@@ -250,25 +249,17 @@ class MultiHeadAttention(CausalSelfAttention):
         self.k_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
         self.v_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.n_head * D, C, bias=config.bias)
-        self.q_norm = nn.RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
+        self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
+        self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
 
     def project(self, x: Stream) -> tuple[Query, Key, Value]:
         # (…, T, n·D) -> (…, T, n, D) -> (…, n, T, D): one product for all n heads, its channels cut into heads
         heads = (*x.shape[:-1], -1, self.head_size)
         q, k, v = [y.view(heads).transpose(-3, -2) for y in self.products(x)]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = normalised(self.q_norm, q), normalised(self.k_norm, k)
+            q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
 
     def products(self, x: Stream) -> tuple[Float[Tensor, "*lead T _"], ...]:
         """Return x times the weights of all queries, of all keys and of all values."""
         return together(x, self.q_proj, self.k_proj, self.v_proj)
-
-
-def normalised(norm: Callable[[Tensor], Tensor], x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return norm(x), in x's type."""
-    if isinstance(norm, nn.RMSNorm) and x.dtype != norm.weight.dtype:
-        # Under autocast x is half precision and the weight is not: torch's fused kernel wants them alike.
-        return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
-    return norm(x)

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 from model.attention.contract import Key, Output, Query, Stream, Value, repeat_heads
 from model.attention.functional import matmul
-from model.attention.layer import NORM_EPS, MultiHeadAttention, normalised
+from model.attention.layer import NORM_EPS, MultiHeadAttention
 from model.attention.places import Here, Kept, PerHead, wide
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.masks import check_broadcast, real_keys
+from model.norms import RMSNorm
 
 CHUNK = 64
 PerToken = Float[Tensor, "*#lead #H T"]
@@ -93,8 +94,8 @@ class Recurrent(MultiHeadAttention):
     """
 
     places: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
-    flops_of_state = 4.0
     ignores = ("position", "attention_window", "attention_dropout", *MultiHeadAttention.ignores)
+    flops_of_state = 4.0
     """Floating-point operations a token for each number of the state: to write it, and to read it."""
 
     def __init__(self, config: AttentionConfig):
@@ -192,7 +193,7 @@ class GatedDelta(Recurrent):
         self.beta = PerHead(C, H)
         self.fade = PerHead(C, H, torch.full((H,), math.log(math.expm1(0.01))))  # softplus gives 0.01 at first,
         self.log_rate = nn.Parameter(torch.linspace(1, 16, H).log())  # so that α is from 0.99 to 0.85
-        self.out_norm = nn.RMSNorm(self.head_size, eps=NORM_EPS)
+        self.out_norm = RMSNorm(self.head_size, eps=NORM_EPS)
 
     def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
         log_decay = -wide(self.log_rate).exp()[:, None] * F.softplus(wide(self.fade(x)))
@@ -201,4 +202,4 @@ class GatedDelta(Recurrent):
     def gather(self, q: Query, k: Key, v: Value, here: Here) -> Output:
         q, k = (F.normalize(wide(t), dim=-1) for t in (q, k))
         y = super().gather(q * self.head_size**-0.5, k, v, here)
-        return y if here.pictured else normalised(self.out_norm, y)
+        return y if here.pictured else self.out_norm(y)
