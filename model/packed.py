@@ -30,7 +30,7 @@ def packed(model: Module) -> Module:
 
 
 def _packed(module: nn.Module, copy: bool) -> nn.Module:
-    if isinstance(module, nn.Linear) and not isinstance(module, Unpacked):
+    if type(module) is nn.Linear:
         weight, panels = module.weight, torch.get_num_threads()
         pays = weight.numel() >= LARGE and (copy or len(weight) % panels == 0)
         if pays and weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkl.is_available():
@@ -55,7 +55,7 @@ def _packed(module: nn.Module, copy: bool) -> nn.Module:
         for name, child in twin._modules.items()
         if isinstance(child, DIRECT) and not isinstance(child, Unpacked)
     }
-    twin.__dict__.update(twin._modules | twin._parameters | direct)
+    twin.__dict__.update(twin._modules | twin._parameters | twin._buffers | direct)
     return twin
 
 
