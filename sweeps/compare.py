@@ -20,12 +20,13 @@ from data.files import replacing
 from errors import SettingsError
 from runs.formatting import visible
 from runs.summary import is_number
-from sweeps.leaderboard import Job, markdown_lines, read_jobs, swept_settings
+from sweeps.leaderboard import MEASURED, Job, markdown_lines, read_jobs, swept_settings, values
 
 SIZE, RATE, SPEED = "model.n_embd", "optimizer.lr", "× tokens/s"
 MATCHINGS = ("tokens", "FLOPs", "seconds", "parameters")
 DECIDED = 0.05  # the p below which a difference at one size counts
-MEASURED = {"decode tokens/s": "decode_tokens_per_s", "cache B/token": "cache_bytes_per_token"}  # in summary.json
+CACHE = "cache B/token"
+SHOWN = ("decode tokens/s", CACHE)  # of the leaderboard's columns
 
 
 @dataclass(frozen=True)
@@ -112,29 +113,24 @@ class Comparison:
     def __init__(self, folder: Path) -> None:
         if not (jobs := read_jobs(folder)):
             raise SettingsError(f"{folder} holds no sweep (no job.json in its folders): give the folder that -m made.")
-        self.given = sorted(set(swept_settings(jobs)) - {"seed", RATE, SIZE, "max_steps"})
         self.runs: dict[str, dict[tuple[str, str], Runs]] = defaultdict(dict)
-        for job in jobs:
+        keys = [(name, job.settings.get("max_steps", "")) for name, job in zip(variants(jobs), jobs, strict=True)]
+        for key, job in zip(keys, jobs, strict=True):
             if job.status == "failed" or (job.status == "finished" and is_number(job.summary["val_bpb"])):
-                runs = self.runs[job.settings.get(SIZE, "")].setdefault(self.key(job), defaultdict(dict))
+                runs = self.runs[job.settings.get(SIZE, "")].setdefault(key, defaultdict(dict))
                 runs[job.settings.get(RATE, "")][job.settings.get("seed", "")] = job
-        self.baseline = self.key(jobs[0])
+        self.baseline = keys[0]
         self.sizes = sorted(self.runs, key=lambda size: float(size or 0))
         self.measured = read_measured(folder / "measured.csv")
         self.laws: dict[str, Law] = {}
+        self.tested: dict[str, tuple[float, float]] = {}  # by size, the shortest and the longest, times its length
         self.unfinished: list[str] = []
-        self.base = {size: self.chosen_of(size, self.baseline, folder) for size in self.sizes}
-
-    def key(self, job: Job) -> tuple[str, str]:
-        """Return a job's variant, as it was typed, and its length."""
-        settings = " ".join(f"{name}={job.settings[name]}" for name in self.given if name in job.settings)
-        return settings.removeprefix("attention=") or "baseline", job.settings.get("max_steps", "")
-
-    def chosen_of(self, size: str, key: tuple[str, str], folder: Path) -> dict[str, Job]:
-        if len(found := chosen(self.runs[size].get(key, {}))) < 2:
-            what = f"{SIZE}={size}: the baseline, {key[0]}," if size else f"the baseline, {key[0]},"
-            raise SettingsError(f"{folder}: {what} is finished for {len(found)} seeds: let it finish two or more.")
-        return found
+        self.base = {size: chosen(self.runs[size].get(self.baseline, {})) for size in self.sizes}
+        for size, found in self.base.items():
+            if (count := len(found)) < 2:
+                where = f"{SIZE}={size}: " if size else ""
+                problem = f"{where}the baseline, {self.baseline[0]}, is finished for {count} seeds"
+                raise SettingsError(f"{folder}: {problem}: let it finish two or more.")
 
     def rows(self) -> list[Row]:
         """Return the variants at every size, those that save most arithmetic at the largest first."""
@@ -149,32 +145,34 @@ class Comparison:
 
     def law(self, size: str) -> Law:
         """Fit the baseline's losses at its lengths; SettingsError for fewer than three."""
-        lengths = [chosen(runs) for (variant, _), runs in self.runs[size].items() if variant == self.baseline[0]]
-        seeds = set.intersection(*(set(jobs) for jobs in lengths if jobs))
+        baselines = [chosen(runs) for (variant, _), runs in self.runs[size].items() if variant == self.baseline[0]]
+        lengths = [jobs for jobs in baselines if jobs]
+        seeds = set.intersection(*map(set, lengths))
         points = {}
-        for same in ([jobs[seed].summary for seed in seeds] for jobs in lengths if jobs and seeds):
-            points[same[0]["tokens"]] = statistics.fmean(summary["val_bpb"] for summary in same)
-        if len(points) < 3 or not all(map(math.isfinite, points.values())):
+        for jobs in lengths if seeds else ():
+            same = [jobs[seed] for seed in seeds]
+            points[same[0].summary["tokens"]] = statistics.fmean(values(same, "val_bpb"))
+        if len(points) < 3:
             where = f"at {SIZE}={size} " if size else ""
             raise SettingsError(
                 f"the baseline {where}is finished at {len(points)} lengths with the same seeds, and its law needs 3: "
                 "let the sweep finish, or add variants with other max_steps."
             )
         own = next(iter(self.base[size].values())).summary["tokens"]
-        self.tested = min(points) / own, max(points) / own
+        self.tested[size] = min(points) / own, max(points) / own
         return Law.fit([tokens / own for tokens in points], list(points.values()))
 
     def row(self, size: str, variant: str) -> list[Row]:
         runs, base, law = self.runs[size][variant, self.baseline[1]], self.base[size], self.laws[size]
         jobs = chosen(runs)
-        shared = [seed for seed in base if seed in jobs and is_number(jobs[seed].summary["val_bpb"])]
+        shared = [seed for seed in base if seed in jobs]
         if len(shared) < len(base):
             self.unfinished.append(f"{variant} at {SIZE}={size} ({len(shared)} of {len(base)} seeds)")
         if len(shared) < 2:
             return []
-        summaries = [jobs[seed].summary for seed in shared]
+        compared = [jobs[seed] for seed in shared]
         behind = [jobs[seed].summary["val_bpb"] - base[seed].summary["val_bpb"] for seed in shared]
-        mine, its = summaries[0], base[shared[0]].summary
+        mine, its = compared[0].summary, base[shared[0]].summary
         speed = self.speed(size, variant, runs)
         flops = mine["flops"] / mine["tokens"] / (its["flops"] / its["tokens"])
         # The baseline is moved along its law to what the variant took.
@@ -184,17 +182,17 @@ class Comparison:
             moved["parameters"] = law.loss(1) * (math.exp(self.slope() * more) - 1)
         differences = {name: Paired.of([d - shift for d in behind]) for name, shift in moved.items()}
         plain = differences["tokens"]
-        ends = [law.times(law.loss(1) + plain.mean + sign * plain.error) / flops for sign in (0, 1, -1)]
-        known = {name: [s[key] for s in summaries if is_number(s[key])] for name, key in MEASURED.items()}
-        measured = {name: statistics.median(values) for name, values in known.items() if values}
+        middle, worse, better = (law.times(law.loss(1) + plain.mean + n * plain.error) / flops for n in (0, 1, -1))
+        known = {name: values(compared, MEASURED[name][0]) for name in SHOWN}
+        measured = {name: statistics.median(figures) for name, figures in known.items() if figures}
         rates = sorted({job.settings.get(RATE, "") for job in jobs.values()})
-        bpb = statistics.fmean(summary["val_bpb"] for summary in summaries)
-        return [Row(variant, size, bpb, rates, differences, (ends[0], ends[1], ends[2]), speed, flops, measured)]
+        bpb = statistics.fmean(values(compared, "val_bpb"))
+        return [Row(variant, size, bpb, rates, differences, (middle, worse, better), speed, flops, measured)]
 
     def slope(self) -> float:
         """Return d ln(loss) / d ln(parameters without embeddings) of the baseline between the smallest and largest."""
         ends = [list(self.base[size].values()) for size in (self.sizes[0], self.sizes[-1])]
-        losses = [math.log(statistics.fmean(job.summary["val_bpb"] for job in jobs)) for jobs in ends]
+        losses = [math.log(statistics.fmean(values(jobs, "val_bpb"))) for jobs in ends]
         numbers = [math.log(jobs[0].summary["parameters_in_blocks"]) for jobs in ends]
         return (losses[1] - losses[0]) / (numbers[1] - numbers[0])
 
@@ -209,22 +207,27 @@ class Comparison:
         return statistics.median(mine / its for mine, its in speeds if mine and its)
 
 
+def variants(jobs: list[Job]) -> list[str]:
+    """Return each job's variant as it was typed, without seed, learning rate, size and length."""
+    given = sorted(set(swept_settings(jobs)) - {"seed", RATE, SIZE, "max_steps"})
+    typed = (" ".join(f"{name}={job.settings[name]}" for name in given if name in job.settings) for job in jobs)
+    return [name.removeprefix("attention=") or "baseline" for name in typed]
+
+
 def chosen(runs: Runs) -> dict[str, Job]:
     """Return a job a seed, of the learning rate that was best on average over the other seeds: none chooses its own.
 
-    Seeds count that are there for every rate; a run that failed counts as one with an infinite loss.
+    Seeds count that are there for every rate. A run that failed is worse than any that did not, and is not returned.
     """
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in runs.values()))) if runs else []
 
-    def loss(rate: str, seed: str) -> float:
-        bpb = runs[rate][seed].summary["val_bpb"]
-        return bpb if runs[rate][seed].status == "finished" else math.inf
+    def cost(rate: str, seed: str) -> tuple[int, float]:
+        others = [runs[rate][other] for other in seeds if other != seed] or [runs[rate][seed]]
+        finished = [job for job in others if job.status == "finished"]
+        return len(others) - len(finished), sum(values(finished, "val_bpb"))
 
-    def best(seed: str) -> str:
-        others = [other for other in seeds if other != seed] or [seed]
-        return min(runs, key=lambda rate: sum(loss(rate, other) for other in others))
-
-    return {seed: runs[best(seed)][seed] for seed in seeds}
+    found = {seed: runs[min(runs, key=lambda rate: cost(rate, seed))][seed] for seed in seeds}
+    return {seed: job for seed, job in found.items() if job.status == "finished"}
 
 
 def verdict(rows: Sequence[Row], sizes: int) -> str:
@@ -247,7 +250,7 @@ def table_of(comparison: Comparison, rows: list[Row]) -> list[list[str]]:
     several = [name for name in MATCHINGS if any(name in row.differences for row in rows)]
     extra = [name for name in dict.fromkeys(name for columns in more.values() for name in columns) if name != SPEED]
     table = [["variant", SIZE, "val bpb", *(f"± at equal {name} (p)" for name in several)]]
-    table[0] += ["effective compute", SPEED, "effective time", RATE, *MEASURED, *extra, "at all sizes"]
+    table[0] += ["effective compute", SPEED, "effective time", RATE, *SHOWN, *extra, "at all sizes"]
     for row in rows:
         plain = row.variant == comparison.baseline[0]
         cells = [row.variant, row.size, f"{row.bpb:.4f}"]
@@ -257,15 +260,11 @@ def table_of(comparison: Comparison, rows: list[Row]) -> list[list[str]]:
             cells.append("–" if d is None or plain else f"{d.mean:+.4f} ± {d.error:.4f} ({p})")
         middle, worse, better = row.compute
         times = middle * row.flops  # as long
-        known = comparison.tested[0] <= times <= comparison.tested[1]
-        factor = f"{middle:.2f} ({worse:.2f} to {better:.2f})" + ("" if known else " extrapolated")
-        cells += [
-            "1" if plain else factor,
-            f"{row.speed:.2f}",
-            f"{times * row.speed:.2f}",
-            ", ".join(row.rates),
-        ]
-        cells += [f"{row.measured[name]:,.0f}" if name in row.measured else "–" for name in MEASURED]
+        shortest, longest = comparison.tested[row.size]
+        beyond = "" if shortest <= times <= longest else " extrapolated"
+        factor = f"{middle:.2f} ({worse:.2f} to {better:.2f})" + beyond
+        cells += ["1" if plain else factor, f"{row.speed:.2f}", f"{times * row.speed:.2f}", ", ".join(row.rates)]
+        cells += [MEASURED[name][1](row.measured[name]) if name in row.measured else "–" for name in SHOWN]
         cells += [more.get((row.variant, row.size), {}).get(name, "–") for name in extra]
         same = [other for other in rows if other.variant == row.variant]
         table.append([*cells, "the baseline" if plain else verdict(same, len(comparison.sizes))])
@@ -278,8 +277,8 @@ def draw_front(rows: list[Row], size: str, picture: Path) -> None:
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    shown = [row for row in rows if row.size == size and "cache B/token" in row.measured]
-    points = sorted((row.measured["cache B/token"], row.bpb, row.variant) for row in shown)
+    shown = [row for row in rows if row.size == size and CACHE in row.measured]
+    points = sorted((row.measured[CACHE], row.bpb, row.variant) for row in shown)
     most, losses = max(cache for cache, _, _ in points), [bpb for _, bpb, _ in points]
     line, lowest = (max(losses) - min(losses)) / 32, math.inf
     for cache, bpb, name in sorted(points, key=lambda point: -point[1]):
@@ -311,11 +310,6 @@ def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     return {(row.pop("variant"), row.pop(SIZE)): row for row in rows}
 
 
-def span(speeds: Sequence[float]) -> str:
-    """Return the least and the most: where they lie far apart, seconds are the machine's more than the variant's."""
-    return f"{min(speeds):,.0f} to {max(speeds):,.0f}"
-
-
 def compare(folder: Path) -> str:
     """Write comparison.md, comparison.csv and front.png into a sweep's folder; return what to print."""
     comparison = Comparison(folder)
@@ -324,8 +318,10 @@ def compare(folder: Path) -> str:
     lines = markdown_lines(table)
     for size, law in comparison.laws.items():
         text = f"bits per byte = {law.floor:.3f} + {law.scale:.3f} · times^-{law.power:.3f}"
+        # Where these lie far apart, seconds are the machine's more than the variant's.
         speeds = [job.summary["tokens_per_s"] for job in comparison.base[size].values()]
-        lines += ["", f"The baseline at {SIZE}={size}: {text}, trained `times` as long; {span(speeds)} tokens/s."]
+        span = f"{min(speeds):,.0f} to {max(speeds):,.0f} tokens/s"
+        lines += ["", f"The baseline at {SIZE}={size}: {text}, trained `times` as long; {span}."]
     if comparison.unfinished:
         lines += ["", f"Not finished: {'; '.join(comparison.unfinished)}."]
     text = "\n".join(lines) + "\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +99,32 @@ def test_what_is_ahead_at_one_size_only_is_undecided_and_further_columns_are_add
     rows = read(tmp_path)
     assert rows["sdpa+gate", "64"]["at all sizes"] == "undecided"
     assert rows["sdpa+gate", "96"]["recall"] == "0.75" and rows["sdpa", "96"]["recall"] == "–"
+
+
+def test_a_run_that_failed_counts_for_no_variant_and_not_for_the_baseline(tmp_path):
+    """Whatever its last evaluation had found."""
+    put_sweep(tmp_path, {"sdpa+gate": 1.5})
+    for job in read_jobs(tmp_path):
+        failed = ("sdpa+gate", "1") if job.settings["model.n_embd"] == "64" else ("sdpa", "2")
+        if (job.settings["attention"], job.settings["seed"]) == failed:
+            (job.directory / "summary.json").write_text(
+                json.dumps(job.summary | {"status": "failed", "val_bpb": 9.0 if failed[1] == "1" else None})
+            )
+    assert "Not finished: sdpa+gate at model.n_embd=64 (4 of 5 seeds)." in compare(tmp_path)
+    rows = read(tmp_path)
+    for size in SIZES:
+        assert float(rows["sdpa+gate", size]["effective compute"].split()[0]) == pytest.approx(1.5, rel=0.05)
+
+
+def test_a_factor_is_extrapolated_beyond_the_lengths_of_its_own_size(tmp_path):
+    put_sweep(tmp_path, {"sdpa+gate": 1.7})
+    for job in read_jobs(tmp_path):
+        if job.settings["model.n_embd"] == "64" and job.settings.get("max_steps") == "200":
+            shutil.rmtree(job.directory)
+    compare(tmp_path)
+    rows = read(tmp_path)
+    assert "extrapolated" in rows["sdpa+gate", "64"]["effective compute"]
+    assert "extrapolated" not in rows["sdpa+gate", "96"]["effective compute"]
 
 
 def test_no_seed_chooses_its_own_rate(tmp_path):
