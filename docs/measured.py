@@ -9,20 +9,21 @@ dry_run=true predicts it.
 import csv
 import statistics
 import sys
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.paired import interleave, timed
 from errors import SettingsError
 from generation.probes import Probes
 from generation.scoring import load_text
 from runs.checkpoint import Checkpoint, open_checkpoint
-from sweeps.compare import RATE, SIZE, SPEED, Comparison, chosen
-from sweeps.leaderboard import read_jobs, swept_settings
+from sweeps.compare import SIZE, SPEED, Comparison, chosen, variants
+from sweeps.leaderboard import read_jobs
 from training.config import TrainConfig
 from training.device import choose_precision, fast_products
 from training.plan import predict_memory, trial_run
@@ -42,8 +43,9 @@ def main(folder: Path, recall: Path | None) -> None:
             for (variant, steps), runs in comparison.runs[size].items()
             if steps == comparison.baseline[1] and (jobs := chosen(runs))
         }
-        for (variant, checkpoint), speed in zip(by_variant.items(), speeds(list(by_variant.values())), strict=True):
-            row = {"variant": variant, SIZE: size, SPEED: f"{speed:.2f}"}
+        speed = speeds(by_variant)
+        for variant, checkpoint in by_variant.items():
+            row = {"variant": variant, SIZE: size, SPEED: f"{speed[variant]:.2f}"}
             ends = checkpoint.model.config.position == "learned"  # there is none beyond
             row[f"nats/token at {FARTHER} × T"] = "–" if ends else f"{extrapolated(checkpoint):+.3f}"
             row[f"MB at T = {T:,}"] = f"{memory(checkpoint) / 1e6:,.0f}"
@@ -57,24 +59,18 @@ def main(folder: Path, recall: Path | None) -> None:
         writer.writerows(rows)
 
 
-def speeds(checkpoints: list[Checkpoint]) -> list[float]:
+def speeds(checkpoints: dict[str, Checkpoint]) -> dict[str, float]:
     """Return the speed of training each model, times the first one's."""
-    device = torch.device("cpu")
-    runs = []
-    for checkpoint in checkpoints:
-        config = TrainConfig(
-            model=checkpoint.model.config, batch_size=checkpoint.meta["config"]["batch_size"], max_steps=1
-        )
-        runs.append(trial_run(config, device, choose_precision("auto", device)))
-    seconds: list[list[float]] = []
+    device, programs = torch.device("cpu"), {}
+    for name, checkpoint in checkpoints.items():
+        batch_size = checkpoint.meta["config"]["batch_size"]
+        config = TrainConfig(model=checkpoint.model.config, batch_size=batch_size, max_steps=1)
+        run = trial_run(config, device, choose_precision("auto", device))
+        programs[name] = timed(partial(take_step, run, 0))
     with fast_products(device):
-        for step in range(WARM_UP + ROUNDS):
-            seconds.append([])
-            for run in runs:
-                began = time.perf_counter()
-                take_step(run, step)[0].item()
-                seconds[-1].append(time.perf_counter() - began)
-    return [statistics.median(turn[0] / turn[i] for turn in seconds[WARM_UP:]) for i in range(len(runs))]
+        seconds = interleave(programs, ROUNDS, warm_ups=WARM_UP)
+    first = next(iter(seconds.values()))
+    return {name: statistics.median(a / b for a, b in zip(first, own, strict=True)) for name, own in seconds.items()}
 
 
 @torch.inference_mode()
@@ -97,11 +93,9 @@ def memory(checkpoint: Checkpoint) -> int:
 def accuracies(folder: Path) -> dict[str, str]:
     """Return the best accuracy of each variant in a sweep of data=recall, over whatever else was varied."""
     jobs, found = read_jobs(folder), dict[str, float]()
-    given = sorted(set(swept_settings(jobs)) - {"seed", RATE, SIZE})
-    for job in jobs:
+    for name, job in zip(variants(jobs), jobs, strict=True):
         if job.status == "finished" and (accuracy := job.summary["val_accuracy"]) is not None:
-            name = " ".join(f"{key}={job.settings[key]}" for key in given if key in job.settings)
-            found[name.removeprefix("attention=")] = max(accuracy, found.get(name.removeprefix("attention="), 0.0))
+            found[name] = max(accuracy, found.get(name, 0.0))
     if not found:
         raise SettingsError(f"{folder} has no finished run of data=recall: give the folder that -m made.")
     return {name: f"{accuracy:.3f}" for name, accuracy in found.items()}

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from model.config import ROPE_SCALINGS
+
 YARN_FAST, YARN_SLOW = 32.0, 1.0  # turns in the trained length, between which YaRN mixes (β and α)
 
 
@@ -35,7 +37,7 @@ class RotaryEmbedding(nn.Module):
     ):
         super().__init__()
         assert channels % 2 == 0, f"RoPE turns pairs of channels, but {channels} is odd"
-        assert scaling in ("none", "linear", "ntk", "yarn"), f"{scaling!r} is not known"
+        assert scaling in ROPE_SCALINGS, f"{scaling!r} is not known"
         if scaling == "ntk" and channels > 2:  # a single plane has θ = 1 whatever the base
             theta = theta * factor ** (channels / (channels - 2))
         yarn = length / factor if scaling == "yarn" else None

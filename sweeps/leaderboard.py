@@ -141,14 +141,15 @@ def write_leaderboard(sweep: Path) -> str:
         return ""
     ranked = [job for row in rank(jobs) for job in row]
     page = runs_page(sweep, swept_settings(jobs), [described(job) for job in ranked])
-    files = {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": markdown(jobs), PAGE: page}
+    table = markdown(jobs)
+    files = {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": table, PAGE: page}
     for name, text in files.items():
         try:
             with replacing(sweep / name) as file:
                 file.write_text(text, encoding="utf-8", errors="replace")
         except OSError as error:
             log.error("%s cannot be written (%s).", sweep / name, error)
-    return f"{markdown(jobs)}\ntable     {sweep / 'leaderboard.md'}\ncurves    {sweep / PAGE}"
+    return f"{table}\ntable     {sweep / 'leaderboard.md'}\ncurves    {sweep / PAGE}"
 
 
 def described(job: Job) -> dict[str, Any]:
