@@ -48,7 +48,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
-        self.layers_alike = len({config.at(layer).attention for layer in range(config.n_layer)}) == 1
+        self.layers_alike = len(set(config.attention.split("/")[: config.n_layer])) == 1
         ropes = [block.attention.rope for block in self.blocks]
         self.planes = [None if rope is None else rope.planes for rope in ropes]  # that each layer turns
         self.ropes = list({rope.planes: rope for rope in ropes if rope is not None}.values())
@@ -112,8 +112,7 @@ class GPT(nn.Module):
         x = self.dropout(x)
         rotations = {rope.planes: rope.rotation(x, positions, past) for rope in self.ropes}
         if mask is None and cache is None and self.layers_alike:
-            first = self.blocks[0]
-            mask = first.attention.blocks(x, compiled=first._compiled_call_impl is not None)
+            mask = self.blocks[0].attention.blocks(x, compiled=self.blocks[0]._compiled_call_impl is not None)
         shared: dict[str, Any] = {"mask": mask, "cache": cache, "begins": begins, "carried": {}}
         for layer, (block, planes) in enumerate(zip(self.blocks, self.planes, strict=True)):
             x = block(x, rotation=None if planes is None else rotations[planes], layer=layer, **shared)

@@ -42,7 +42,7 @@ class CausalSelfAttention(nn.Module):
     places: ClassVar[tuple[str, ...]] = ("window",)
     """What modifiers may change."""
     ignores: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
-    """Settings that change nothing in this form; position, where ALiBi does not."""
+    """Settings that change nothing in this form; position, where it is ALiBi that does not."""
     o_proj: nn.Module
 
     def __init__(self, config: AttentionConfig, n_head: int, kv_heads: int, head_size: int, attend: AttentionFunction):
@@ -64,7 +64,7 @@ class CausalSelfAttention(nn.Module):
     def modify(self, config: AttentionConfig) -> None:
         """Add the modifiers that config.attention names, in the order of their registration."""
         for name in (name for name in MODIFIERS if name in config.modifiers):
-            kind: type[Modifier] = MODIFIERS[name]  # type: ignore[assignment]
+            kind: type[Modifier] = MODIFIERS[name]
             if kind.place not in self.places:
                 what = f"attention={config.attention}: {config.form} has no {kind.place} for {name} to change"
                 raise SettingsError(f"{what}: leave out {name}, or choose another form.")

@@ -38,7 +38,7 @@ FUNCTIONS: dict[str, AttentionFunction] = {}
 """Forms that are functions; MultiHeadAttention calls them."""
 LAYERS: dict[str, Any] = {}
 """Forms that are layers, classes of CausalSelfAttention."""
-MODIFIERS: dict[str, Callable[..., nn.Module]] = {}
+MODIFIERS: dict[str, Any] = {}
 """In the order in which a layer applies them, whatever the order in which they are typed."""
 
 
