@@ -183,6 +183,12 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8 in place of a file; halves of characters become question marks."""
+    with replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", errors="replace")
+
+
 def remove(path: Path) -> None:
     """Delete a file, a link or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():

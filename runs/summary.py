@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data.files import replacing
+from data.files import replace_text
 from errors import SettingsError, first_line
 from runs.metrics import finite
 
@@ -25,8 +25,7 @@ def write_summary(directory: Path, values: dict[str, Any]) -> None:
     """Write `values` as a directory's summary.json: strict JSON, null for what is unknown or not finite."""
     text = json.dumps(finite(NOTHING_KNOWN | values), indent=2, allow_nan=False) + "\n"
     try:
-        with replacing(directory / NAME) as unfinished:
-            unfinished.write_text(text, encoding="utf-8", errors="replace")
+        replace_text(directory / NAME, text)
     except OSError as error:
         log.error("%s cannot be written (%s).", directory / NAME, error)
 
@@ -62,8 +61,7 @@ class JobRecord:
 
     def write(self, folder: Path) -> None:
         if os.environ.get("RANK", "0") == "0":
-            with replacing(folder / JOB) as file:
-                file.write_text(json.dumps(asdict(self), indent=2) + "\n")
+            replace_text(folder / JOB, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def read_job(folder: Path) -> JobRecord | None:

@@ -4,7 +4,8 @@ python -m sweeps FOLDER"""
 import sys
 from pathlib import Path
 
-from pages.runs import write_run_page
+from data.files import replace_text
+from pages.runs import run_page
 from runs.formatting import visible
 from runs.summary import read_summary
 from sweeps.leaderboard import PAGE, write_leaderboard
@@ -14,7 +15,7 @@ if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
 folder = Path(sys.argv[1])
 try:
     if read_summary(folder):
-        write_run_page(folder, folder / PAGE)
+        replace_text(folder / PAGE, run_page(folder))
         print(visible(f"page      {folder / PAGE}"))
     elif text := write_leaderboard(folder):
         print(visible(text))

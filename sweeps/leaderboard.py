@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.files import replacing
+from data.files import replace_text
 from pages.runs import describe_run, runs_page
 from runs.directory import OF_THIS_INVOCATION, is_locked, written_settings
 from runs.formatting import duration, si
@@ -145,8 +145,7 @@ def write_leaderboard(sweep: Path) -> str:
     files = {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": table, PAGE: page}
     for name, text in files.items():
         try:
-            with replacing(sweep / name) as file:
-                file.write_text(text, encoding="utf-8", errors="replace")
+            replace_text(sweep / name, text)
         except OSError as error:
             log.error("%s cannot be written (%s).", sweep / name, error)
     return f"{table}\ntable     {sweep / 'leaderboard.md'}\ncurves    {sweep / PAGE}"

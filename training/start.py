@@ -11,7 +11,7 @@ import torch
 import yaml
 from tiktoken import Encoding
 
-from data.files import replacing
+from data.files import replace_text
 from data.prepare import prepare
 from data.prepared import PreparedData
 from data.tasks import TaskData
@@ -175,8 +175,8 @@ def enter_directory(run: Run, meta: Meta | None, held: ExitStack) -> None:
         if meta:
             tidy(directory, meta)
             run.saver.link(run.progress.step, run.progress.best_step)
-        with replacing(directory / "config.yaml") as unfinished:
-            unfinished.write_text(yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True), "utf-8")
+        written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
+        replace_text(directory / "config.yaml", written)
         log_to(directory, held)
 
 
