@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data.files import replacing
 from pages.kit import fill_page
 from runs.directory import written_settings
 from runs.metrics import Row, read_metrics
@@ -39,12 +38,6 @@ def run_page(directory: Path) -> str:
     }  # fmt: skip
     run = describe_run(directory.resolve().name, rows, {}, summary, alone=True)
     return fill_page("runs.html", title_of(directory), {"settings": [], "runs": [run], "alone": alone})
-
-
-def write_run_page(directory: Path, page: Path) -> None:
-    """Write the page of one run in place of what was there."""
-    with replacing(page) as unfinished:
-        unfinished.write_text(run_page(directory), encoding="utf-8", errors="replace")
 
 
 def title_of(folder: Path) -> str:

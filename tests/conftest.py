@@ -62,7 +62,7 @@ def unchecked() -> Iterator[None]:
 @pytest.fixture
 def no_pictures() -> Iterator[None]:
     """Runs of this process draw nothing, which would take longer than their training."""
-    with mock.patch("training.watch.pictures.draw"):
+    with mock.patch("training.watch.pictures.Drawing.draw"):
         yield
 
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from data.files import replace_text
 from model.heads import attention_maps, for_each_layer, head_statistics
 from pages.kit import packed_shares
-from pages.runs import RECORD, write_run_page
+from pages.runs import RECORD, run_page
+from pages.text import name_of
 from runs.metrics import Evaluation, Row
 from training.evaluation import first_windows
 from training.run import Run
@@ -30,32 +32,25 @@ MAP_BYTES = 50_000  # of an evaluation, for the maps of all heads
 MAPPED = 64  # evaluations until fewer are mapped
 
 
-class Rationed:
+class Drawing:
     """Draws at evaluations for at most a hundredth of the time; a drawing that fails does not end the run."""
 
     next_time = -math.inf  # by time.perf_counter()
 
-    def __call__(self, path: Path, how: Callable[[Path], None], *, now: bool = False) -> None:
+    def draw(self, path: Path, how: Callable[[Path], None], *, now: bool = False) -> None:
         if now or time.perf_counter() >= self.next_time:
             started = time.perf_counter()
-            draw(path, how)
+            try:
+                how(path)
+            except Exception as error:  # whatever it is; the next picture may succeed
+                log.error("%s cannot be drawn (%s).", path, error)
             self.next_time = time.perf_counter() + LEAST_WORK * (time.perf_counter() - started)
 
 
-def draw(path: Path, how: Callable[[Path], None]) -> None:
-    try:
-        how(path)
-    except Exception as error:  # whatever it is; the next picture may succeed
-        log.error("%s cannot be drawn (%s).", path, error)
-
-
-class Plots:
+class Plots(Drawing):
     """Draws a run's pictures into its directory."""
 
     name = "drawing"
-
-    def __init__(self) -> None:
-        self.rationed = Rationed()
 
     def evaluated(self, run: Run, row: Row, result: Evaluation, sample: str) -> None:
         if run.progress.step != run.max_steps:  # it is drawn at the end
@@ -72,7 +67,7 @@ class Plots:
 
             draw_loss(run.rows, run.directory.name, path)
 
-        self.rationed(run.directory / "loss.png", how, now=now)
+        self.draw(run.directory / "loss.png", how, now=now)
 
     def draw_heads(self, run: Run) -> None:
         from pages.heads_plot import draw_heads
@@ -81,16 +76,14 @@ class Plots:
         tokens = windows[:1, :PICTURED_TOKENS]
         caption = f"{run.directory.name}, step {run.progress.step:,}: {tokens.size(1)} tokens held out"
         maps, figures = attention_maps(run.model, tokens), head_statistics(run.model, windows, starts)
-        draw(run.directory / "heads.png", lambda path: draw_heads(maps, path, statistics=figures, caption=caption))
+        how = partial(draw_heads, maps, statistics=figures, caption=caption)
+        self.draw(run.directory / "heads.png", how, now=True)
 
 
-class Report:
+class Report(Drawing):
     """Notes in report.jsonl what only this moment knows, and draws report.html of all that the directory holds."""
 
     name = "report.html"
-
-    def __init__(self) -> None:
-        self.rationed = Rationed()
 
     def began(self, run: Run) -> None:
         self.file = (run.directory / RECORD).open("a" if run.progress.step else "w", encoding="utf-8")
@@ -113,7 +106,7 @@ class Report:
         self.file.flush()
 
     def draw_page(self, run: Run, now: bool = False) -> None:
-        self.rationed(run.directory / self.name, partial(write_run_page, run.directory), now=now)
+        self.draw(run.directory / self.name, lambda path: replace_text(path, run_page(run.directory)), now=now)
 
 
 def is_mapped(evaluation: int) -> bool:
@@ -136,7 +129,7 @@ def repeated_maps(run: Run) -> dict[str, Any]:
     layers = for_each_layer(run.model, tokens, lambda weights: weights[0].float().cpu().clamp(0, 1))
     maps = packed_shares(torch.cat([layer[:, rows, columns] for layer in layers]).numpy())
     ids, encoding = tokens[0].tolist(), run.data.tokenizer
-    texts = [encoding.decode_single_token_bytes(i).decode(errors="replace") if encoding else str(i) for i in ids]
+    texts = [name_of(encoding, i) if encoding else str(i) for i in ids]
     return {"maps": maps, "size": len(texts), "heads": [len(layer) for layer in layers], "tokens": texts}
 
 
@@ -144,9 +137,8 @@ def machine(run: Run) -> dict[str, Any]:
     """Return what the run computes on, in words."""
     device = run.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {"system": platform.platform(terse=True), "processor": name, "python": platform.python_version()} | (
-        run.computed_on()
-    )
+    here = {"system": platform.platform(terse=True), "processor": name, "python": platform.python_version()}
+    return here | run.computed_on()
 
 
 def commit() -> str | None:
