@@ -41,7 +41,7 @@ def evaluate(
     was_training, is_task = model.training, isinstance(data, TaskData)
     model.eval()
     lengths = torch.from_numpy(data.token_bytes())
-    nats, hits, sizes = [], [], []  # of each target: its surprise and whether it is the likeliest, here; its bytes
+    figures, sizes = [], []  # of each target: its surprise and, in a task, whether it is the likeliest; its bytes
     counts: dict[str, int] = {}  # of a mixture: how many targets are of each text, which come one after the other
     batches = data.held_out(block_size, batch_size, SCORED_TOKENS)
     off = not ranks.is_first or parent_process() is not None or None  # None: no bar unless on a terminal
@@ -56,23 +56,22 @@ def evaluate(
             logits = model(inputs, starts=starts).flatten(0, 1)
         scored = targets != UNSCORED
         surprise = F.cross_entropy(logits.float(), targets, ignore_index=UNSCORED, reduction="none")[scored]
-        right = (logits.argmax(-1) == targets)[scored].to(surprise) if is_task else surprise[:0]
+        right = [(logits.argmax(-1) == targets)[scored].to(surprise)] if is_task else []
+        found = torch.stack([surprise, *right])
         for number, batch in enumerate(turn):
             wanted = torch.from_numpy(batch.targets[batch.targets != UNSCORED])
-            mine = number == ranks.rank
-            nats.append(surprise if mine else surprise.new_zeros(len(wanted)))
-            hits.append(right if mine else right.new_zeros(len(wanted) * is_task))
+            figures.append(found if number == ranks.rank else found.new_zeros(len(found), len(wanted)))
             sizes.append(lengths[wanted])
             if batch.text:
                 counts[batch.text] = counts.get(batch.text, 0) + len(wanted)
             bar.update(batch.inputs.size)
     bar.close()
     model.train(was_training)
-    surprises = ranks.sum_(torch.cat(nats)).cpu()
+    surprises, *hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
     parts = zip(counts, surprises.split([*counts.values()]), strict=True) if counts else ()
     result = Evaluation.of_tokens(surprises.numpy(), torch.cat(sizes).numpy())
-    result = replace(result, texts={name: part.double().mean().item() for name, part in parts})
-    return replace(result, accuracy=ranks.sum_(torch.cat(hits)).mean().item()) if is_task else result
+    texts = {name: part.double().mean().item() for name, part in parts}
+    return replace(result, texts=texts, accuracy=hits[0].mean().item() if hits else None)
 
 
 def first_windows(model: GPT, data: PreparedData | TaskData) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
