@@ -25,8 +25,7 @@ def train(config: TrainConfig) -> float:
     Everything the run writes goes into config.run_dir. A mistake in the settings raises a SettingsError
     that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
-    # Torch takes a second to import: --help and shell completion do without it.
-    from training.compiling import uncompiled
+    from training.compiling import uncompiled  # torch takes a second to import: --help does without it
     from training.device import fast_products
     from training.optimizer import schedule_factor, set_learning_rate
     from training.start import start_run
@@ -68,8 +67,6 @@ def train(config: TrainConfig) -> float:
             if logged:
                 watchers.stepped(loss=loss.item(), lr=factor * config.optimizer.lr, grad_norm=grad_norm.item())
         run.saver.finish()
-    if run.stop:  # too late for this run, but a sweep ends here
-        raise SystemExit(128 + run.stop)
     return progress.best_loss if progress.best_loss is not None else float("inf")
 
 
@@ -79,9 +76,9 @@ def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
     from generation.text import complete_text
     from training.evaluation import evaluate
 
-    config, progress = run.config, run.progress
-    size = config.model.block_size, config.windows_per_evaluation_pass
-    result = evaluate(run.forward, run.data, *size, run.autocast, run.ranks)
+    config, progress, block_size = run.config, run.progress, run.config.model.block_size
+    windows = config.eval_batch_size or max(1, 4_096 // block_size)
+    result = evaluate(run.forward, run.data, block_size, windows, run.autocast, run.ranks)
     progress.evaluated = progress.step
     progress.metrics = result.figures
     if result.loss < (float("inf") if progress.best_loss is None else progress.best_loss):

@@ -212,11 +212,6 @@ class TrainConfig:
         """Tokens that one optimizer step learns from."""
         return self.batch_size * self.model.block_size
 
-    @property
-    def windows_per_evaluation_pass(self) -> int:
-        """Windows in one forward pass of an evaluation."""
-        return self.eval_batch_size or max(1, 4_096 // self.model.block_size)
-
 
 def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
     """Raise SettingsError for a setting that was typed and changes nothing beside the others."""

@@ -41,7 +41,8 @@ DEFAULT_STEPS = 600
 class Run:
     """Everything that lives as long as a training run.
 
-    As a context manager it remembers the signals that end it until the loop asks, and frees the run's directory.
+    As a context manager it remembers the signals that end it until the loop asks, frees the run's directory, and
+    raises SystemExit for a signal that came after the last step.
     """
 
     config: TrainConfig
@@ -110,6 +111,8 @@ class Run:
             problem = f"another process ended during step {self.progress.step + 1}, so this one cannot go on"
             again = f"then start all again with {hydra_quoted('resume', self.directory)}"
             raise SettingsError(f"{problem}: see what it says above, if anything, {again}.") from None
+        if self.stop and not error:  # too late for this run, but a sweep ends here
+            raise SystemExit(128 + self.stop)
 
     @property
     def seconds(self) -> float:
