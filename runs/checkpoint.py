@@ -23,11 +23,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tiktoken
 import torch
 from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from tiktoken import Encoding
 from torch import Tensor
 
 from data.files import UNFINISHED, remove, replacing
@@ -54,11 +54,11 @@ class Checkpoint:
 
     path: Path
     model: GPT
-    encoding: tiktoken.Encoding | None
+    encoding: Encoding | None
     meta: Meta
 
     @property
-    def tokenizer(self) -> tiktoken.Encoding:
+    def tokenizer(self) -> Encoding:
         """What makes text of the model's ids; CheckpointError where a synthetic task was learned."""
         if self.encoding is None:
             task = self.meta["config"]["data"]["source"]
@@ -111,13 +111,7 @@ class MetaTypes:
 
 
 def save_checkpoint(
-    directory: Path,
-    *,
-    model: GPT,
-    tokenizer: tiktoken.Encoding | None,
-    config: Any,
-    state: Meta | None = None,
-    **meta: Any,
+    directory: Path, *, model: GPT, tokenizer: Encoding | None, config: Any, state: Meta | None = None, **meta: Any
 ) -> None:
     """Write a checkpoint of a model that is not being trained here; `config` is a dataclass with the field model."""
     meta = {"step": 0, "metrics": {}, **meta, "config": asdict(config)}
@@ -125,11 +119,7 @@ def save_checkpoint(
 
 
 def write_checkpoint(
-    directory: Path,
-    weights: dict[str, Tensor],
-    state: dict[str, Any] | Path,
-    meta: Meta,
-    tokenizer: tiktoken.Encoding | None,
+    directory: Path, weights: dict[str, Tensor], state: dict[str, Any] | Path, meta: Meta, tokenizer: Encoding | None
 ) -> None:
     """Write `directory` from tensors on the CPU; it is there afterwards whole, or as it was and one of WRITE_ERRORS.
 
@@ -274,7 +264,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
 
 
-def read_parts(path: Path) -> tuple[GPTConfig, dict[str, Tensor], tiktoken.Encoding | None, Meta]:
+def read_parts(path: Path) -> tuple[GPTConfig, dict[str, Tensor], Encoding | None, Meta]:
     """Return a checkpoint's settings, weights, tokenizer and meta.json; CheckpointError when it is unusable."""
     meta = verify_checkpoint(path, {"model.safetensors", "tokenizer.json"})
     with readable(path):

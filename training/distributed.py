@@ -283,5 +283,5 @@ def load_shards(folder: Path, parameters: dict[str, nn.Parameter]) -> dict[str, 
         if saved.size not in (like.shape, torch.Size()):
             raise ValueError(f"the optimizer's {name} does not have its parameter's shape")
         tensors[name] = torch.zeros_like(like) if like.shape == saved.size else torch.zeros(saved.size)
-    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(folder)))
+    dcp.load(tensors, storage_reader=reader)
     return {name: tensor.detach() for name, tensor in tensors.items()}

@@ -1,6 +1,5 @@
 """What a run would take, predicted before it starts: parameters, arithmetic, memory, time, here or on a cluster."""
 
-import logging
 import math
 import time
 import weakref
@@ -35,8 +34,6 @@ from training.run import Run, steps_to_take, windows_each
 from training.size import model_sizes, refuse_too_large
 from training.start import check_machine, open_data
 from training.step import take_step
-
-log = logging.getLogger("tinygpt")
 
 # The share of its peak arithmetic that a well-fed GPU reaches in training; published GPT-2 runs report 40%.
 UTILISATION = 0.4

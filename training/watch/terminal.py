@@ -14,6 +14,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from data.tasks import HELD_OUT, TaskData
+from model.size import count_parameters
 from runs.formatting import hydra_quoted
 from runs.metrics import Evaluation, Row, series
 from training.device import peak_memory
@@ -98,7 +99,7 @@ class Terminal:
 def describe(run: Run) -> str:
     """Say what is about to happen, in a few lines."""
     config, model, data = run.config, run.config.model, run.data
-    total = sum(parameter.numel() for parameter in run.model.parameters())
+    total = count_parameters(run.model).total()
     matrices = itertools.chain(*split_parameters(run.model)[:3])  # what Muon moves
     length = f"{run.max_steps:,} steps" if run.max_steps else f"{config.max_minutes:g} minutes in steps"
     heads = run.model.blocks[0].attention.n_head  # a form with one head has one whatever config.model says

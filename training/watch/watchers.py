@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from errors import first_line
 from model.heads import head_statistics
-from model.size import cache_bytes_per_token, flops_per_token
+from model.size import cache_bytes_per_token, count_parameters, flops_per_token
 from runs.metrics import Evaluation, Row, finite, read_metrics
 from runs.summary import LOSSES, is_number, sentence_of, write_summary
 from training.device import peak_memory, reset_peak_memory
@@ -66,10 +66,8 @@ class Summary:
             "reason": reason,
             "seed": run.config.seed,
             "step": run.progress.step,
-            "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
-            "parameters_in_blocks": sum(
-                parameter.numel() for parameter in run.model.get_submodule("blocks").parameters()
-            ),
+            "parameters": count_parameters(run.model).total(),
+            "parameters_in_blocks": sum(p.numel() for block in run.model.blocks for p in block.parameters()),
             "tokens": tokens,
             "flops": tokens * flops_per_token(run.model),
             "seconds": round(run.seconds, 3),
