@@ -14,6 +14,7 @@ import numpy as np
 
 from data.batches import Batch
 from data.config import WITH_ITEMS, TaskConfig
+from data.prepared import PreparedData
 from errors import SettingsError
 
 HELD_OUT = 512  # windows that an evaluation scores
@@ -159,6 +160,10 @@ class TaskData:
 
     def _draw(self, stream: str, rows: int, block_size: int) -> Windows:
         return TASKS[self.name].make(uniform_stream(f"{self.name} {stream}"), rows, block_size, self.task)
+
+
+Data = PreparedData | TaskData
+"""What a run learns from."""
 
 
 def _rows(windows: Windows, start: int, stop: int) -> Batch:

@@ -10,8 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from data.prepared import PreparedData
-from data.tasks import TaskData
+from data.tasks import Data, TaskData
 from model.gpt import GPT
 from model.loss import UNSCORED
 from runs.metrics import Evaluation
@@ -25,12 +24,7 @@ SCORED_TOKENS = 1 << 19
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    data: PreparedData | TaskData,
-    block_size: int,
-    batch_size: int,
-    autocast: torch.autocast,
-    ranks: Ranks = ALONE,
+    model: nn.Module, data: Data, block_size: int, batch_size: int, autocast: torch.autocast, ranks: Ranks = ALONE
 ) -> Evaluation:
     """Score the validation text, in windows of block_size that cover it or are spread over it evenly, or a task.
 
@@ -74,7 +68,7 @@ def evaluate(
     return replace(result, texts=texts, accuracy=hits[0].mean().item() if hits else None)
 
 
-def first_windows(model: GPT, data: PreparedData | TaskData) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
+def first_windows(model: GPT, data: Data) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
     """Return the beginning of what evaluations read, in windows of up to block_size tokens, MEASURED_TOKENS in total,
     and where in them documents begin, if they are kept apart."""
     block_size = model.config.block_size

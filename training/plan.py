@@ -104,26 +104,21 @@ class LiveBytes(TorchDispatchMode):
 
 
 def predict_memory(
-    config: TrainConfig,
-    micro_batch_size: int,
-    precision: torch.dtype = torch.float32,
-    *,
-    on_gpu: bool = False,
-    gathered: bool = False,
+    config: TrainConfig, micro: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool = False, gathered: bool = False
 ) -> Memory:
     """Return the memory that a run of `config`, whose model.vocab_size is set, will need, without allocating it.
 
     The tensors have shapes but no data, so the largest model takes seconds on the smallest machine. They are those of
     a CPU; with on_gpu the loss and sdpa and flex are counted as they are there, where no kernel keeps scores.
-    gathered: measure activations beside weights that FSDP has gathered in `precision`; autocast keeps a copy of others.
+    gathered: measure activations beside weights that FSDP has gathered in `dtype`; autocast keeps a copy of others.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # half a second that most runs do not need
 
     # Two micro-batches show everything: the second one finds the gradients of the first.
-    few = replace(config, batch_size=min(config.batch_size, 2 * micro_batch_size), micro_batch_size=micro_batch_size)
+    few = replace(config, batch_size=min(config.batch_size, 2 * micro), micro_batch_size=micro)
     live = LiveBytes()
     with FakeTensorMode(allow_non_fake_inputs=True), live:
-        run = trial_run(few, torch.device("cpu"), precision)
+        run = trial_run(few, torch.device("cpu"), dtype)
         run.model.largest_chunk = LARGEST_CHUNK_ON_GPU if on_gpu else None
         for attention in (block.attention for block in run.model.blocks if on_gpu):
             if attention.attend in (sdpa, flex):  # a CPU's `fused` writes the scores where there is dropout
@@ -132,7 +127,7 @@ def predict_memory(
         if gathered:
             float_stream(run.model)
             for parameter in run.model.parameters():
-                parameter.data = parameter.data.to(precision)
+                parameter.data = parameter.data.to(dtype)
         gradients = sum(parameter.nbytes for parameter in run.model.parameters())
         take_step(run, 0)  # makes the optimizer's state
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
@@ -146,9 +141,8 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
     with device:
         model = GPT(config.model)
     text = Tokens([np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)])
-    data = PreparedData(
-        make_tokenizer(TokenizerConfig(name="byte"), ()), text, text, Path(), "made up", config.data.document_mask
-    )
+    tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
+    data = PreparedData(tokenizer, text, text, Path(), "made up", config.data.document_mask)
     return Run(config, device, precision, data, model, forward=model)
 
 

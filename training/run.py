@@ -17,8 +17,7 @@ from torch import nn
 from torch.amp import GradScaler
 
 from console import ending_signals, say
-from data.prepared import PreparedData
-from data.tasks import TaskData
+from data.tasks import Data
 from errors import SettingsError
 from model.gpt import GPT, plain_weights
 from model.size import flops_per_token
@@ -48,7 +47,7 @@ class Run:
     config: TrainConfig
     device: torch.device
     dtype: torch.dtype  # of the forward pass's products
-    data: PreparedData | TaskData
+    data: Data
     model: GPT
     forward: nn.Module
     """The model, copied to or cut up for the ranks."""

@@ -13,8 +13,7 @@ from tiktoken import Encoding
 
 from data.files import replace_text
 from data.prepare import prepare
-from data.prepared import PreparedData
-from data.tasks import TaskData
+from data.tasks import Data, TaskData
 from data.tokenizer import read_tokenizer
 from errors import SettingsError
 from model.attention import ignored
@@ -101,12 +100,12 @@ def build_run(config: TrainConfig, held: ExitStack) -> Run:
     return run
 
 
-def open_data(config: TrainConfig, encoding: Encoding | None) -> PreparedData | TaskData:
+def open_data(config: TrainConfig, encoding: Encoding | None) -> Data:
     """Return the text, in tokens, or the task; sets config.model.vocab_size where it is null.
 
     encoding: that of the model to begin with. Raises SettingsError when the model does not fit the data.
     """
-    data: PreparedData | TaskData
+    data: Data
     if config.data.is_task:
         data = TaskData(config.data.source, config.data.task, config.seed)
     elif config.init_from and encoding is None:
