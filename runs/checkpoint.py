@@ -330,14 +330,14 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
     raise CheckpointError("there is no checkpoint.")
 
 
-def find_checkpoints(where: str | None, outputs: Sequence[Path] = OUTPUTS) -> list[Path]:
+def find_checkpoints(where: str | None) -> list[Path]:
     """The checkpoint directories that `where` can mean, at least one, the likeliest first.
 
     where: a checkpoint; a run's directory, which means its best, then the last, then the others by step;
     None for the newest run.
     """
     if where is None:
-        where = next((str(run) for run in runs_by_age(outputs) if checkpoints_by_step(run / "checkpoints")), None)
+        where = next((str(run) for run in runs_by_age() if checkpoints_by_step(run / "checkpoints")), None)
         if where is None:
             raise CheckpointError("there is no run under outputs/ yet: train one with `python train.py`.")
     path = Path(where)

@@ -101,15 +101,17 @@ def test_the_latest_are_kept_with_their_best_and_what_last_and_best_point_to(sav
     assert open_checkpoint(str(tmp_path / "moved")).meta["step"] == 5
 
 
-def test_the_newest_run_is_found(tmp_path):
+def test_the_newest_run_is_found(tmp_path, monkeypatch):
     for age, name in enumerate(("old/1", "new/2")):
         directory = tmp_path / "outputs" / name / "checkpoints" / "step_1"
         save(directory, step=1)
         link_checkpoint(directory, "last")
         os.utime(directory.parent / "last", (10 * age, 10 * age), follow_symlinks=False)
-    assert find_checkpoints(None, (tmp_path / "outputs",))[0] == tmp_path / "outputs/new/2/checkpoints/step_1"
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoints(None)[0] == tmp_path / "outputs/new/2/checkpoints/step_1"
+    monkeypatch.chdir(tmp_path / "outputs")
     with pytest.raises(CheckpointError, match=r"python train\.py"):
-        find_checkpoints(None, (tmp_path / "nothing",))
+        find_checkpoints(None)
 
 
 def test_a_pickle_in_place_of_the_weights_or_the_tokenizer_runs_nothing(saved, tmp_path):
