@@ -5,14 +5,16 @@
 The programs take turns on every shape, at batch 1 unless --batch says more. A text ends where the context does, so that
 all programs attend to the same tokens: to all that came before. A short text is written several times in a row.
 "GPT-2's shape" is exactly the others' model, "default" the same sizes with our default settings (rope, swiglu, rmsnorm,
-QK-norm), in float32 and with int8 weights. On a GPU Hugging Face uses a static cache and is compiled. The floor is the
-time to read every weight once per token: a sum over as many bytes.
+QK-norm), in float32 and with int8 weights. --gguf adds llama.cpp, through llama-cpp-python and with its defaults, to
+the shape that its files have: models of our default settings, exported and converted as docs/interop.md says, once
+with --outtype f32 and once with q8_0. On a GPU Hugging Face uses a static cache and is compiled. The floor is the time
+to read every weight once per token: a sum over as many bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,11 +47,14 @@ def main() -> None:
     parser.add_argument("nanogpt", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
     parser.add_argument("--shape", type=int, choices=range(len(SHAPES)), help="only this one of the shapes")
     parser.add_argument("--batch", type=paired.count, default=1, help="samples at a time (1)")
+    parser.add_argument("--gguf", type=paired.file, nargs="+", default=[], help="models for llama.cpp, at batch 1")
     arguments = parser.parse_args()
+    if arguments.gguf and (arguments.batch > 1 or not find_spec("llama_cpp")):
+        parser.error("--gguf wants --batch 1 and llama.cpp: pip install llama-cpp-python")
     paired.header("transformers")
     for number, shape in enumerate(SHAPES):
         if arguments.shape in (None, number):
-            speed(shape, arguments.nanogpt, arguments.batch, arguments.rounds)
+            speed(shape, arguments.nanogpt, arguments.batch, arguments.rounds, files=arguments.gguf)
 
 
 def speed(
@@ -59,6 +64,7 @@ def speed(
     rounds: int,
     precision: torch.dtype = torch.float32,
     engine: bool = True,
+    files: Sequence[Path] = (),
 ) -> None:
     """Measure one shape and print its table. engine: beside Hugging Face too, where it is installed."""
     n_layer, n_head, n_embd, block_size, vocab_size = SHAPES[shape]
@@ -70,6 +76,9 @@ def speed(
         programs["nanoGPT"] = theirs(checkout, sizes, batch, new, precision)
     if engine and find_spec("transformers"):
         programs["Hugging Face"] = hugging_face(sizes, batch, new)
+    for file in files:
+        if program := llama_cpp(file, sizes, new):
+            programs[f"llama.cpp, {file.stem}"] = program
     peers = list(programs)
     programs["ours, GPT-2's shape"] = ours(sizes | GPT2_SHAPE, batch, new, precision)
     programs["ours, default"] = ours(sizes | dict(zero_init=False), batch, new, precision)
@@ -133,6 +142,26 @@ def hugging_face(sizes: dict[str, int], batch: int, new: int) -> Callable[[], ob
         start, attention_mask=torch.ones_like(start), max_new_tokens=new, do_sample=True, temperature=TEMPERATURE,
         top_k=0, cache_implementation="static" if torch.cuda.is_available() else None,
     )  # fmt: skip
+
+
+def llama_cpp(file: Path, sizes: dict[str, int], new: int) -> Callable[[], object] | None:
+    """llama.cpp's generation with a model in a GGUF file, None where that has another shape."""
+    from llama_cpp import Llama
+
+    model = Llama(
+        str(file), n_ctx=sizes["block_size"], n_threads=torch.get_num_threads(), n_gpu_layers=-1, verbose=False
+    )
+    architecture = model.metadata["general.architecture"]
+    if int(model.metadata[f"{architecture}.block_count"]) != sizes["n_layer"] or model.n_embd() != sizes["n_embd"]:
+        return None
+
+    def run() -> None:
+        model.reset()
+        tokens = model.generate([0], top_k=0, top_p=1.0, min_p=0.0, temp=TEMPERATURE, repeat_penalty=1.0)
+        for _ in zip(range(new), tokens, strict=False):
+            pass
+
+    return run
 
 
 def floor(settings: dict, tokens: int, precision: torch.dtype) -> Callable[[], None]:

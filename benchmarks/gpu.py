@@ -108,7 +108,7 @@ TINY = Sizes(
 def main() -> None:
     parser = paired.Parser(__doc__)
     parser.add_argument("nanogpt", nargs="?", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
-    parser.add_argument("text", nargs="?", type=paired.text_file, help="tiny Shakespeare")
+    parser.add_argument("text", nargs="?", type=paired.file, help="tiny Shakespeare")
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section, as often as given")
     parser.add_argument("--minutes", type=paired.count, default=9, help="for all sections (9)")
     parser.add_argument("--tiny", action="store_true", help="a rehearsal with tiny shapes, on a CPU too")

@@ -69,7 +69,7 @@ def count(text: str) -> int:
     return int(text)
 
 
-def text_file(text: str) -> Path:
+def file(text: str) -> Path:
     """A file that can be read, from the command line."""
     path = Path(text)
     if not path.is_file() or not os.access(path, os.R_OK):

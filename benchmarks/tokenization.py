@@ -37,7 +37,7 @@ SHORT = 1_000_000
 
 def main() -> None:
     parser = paired.Parser(__doc__)
-    parser.add_argument("text", nargs="?", type=paired.text_file, help="a text file in UTF-8")
+    parser.add_argument("text", nargs="?", type=paired.file, help="a text file in UTF-8")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -84,6 +84,7 @@ def test_every_command_is_in_the_readme():
         ("startup", ["nowhere"], "argument nanogpt: nowhere is not a checkout"),
         ("generate", ["nowhere"], "argument nanogpt: nowhere is not a checkout"),
         ("generate", [], "the following arguments are required: nanogpt"),
+        ("generate", ["--gguf", "nowhere.gguf"], "argument --gguf: nowhere.gguf is not a file that can be read"),
         ("tokenization", ["nowhere.txt"], "argument text: nowhere.txt is not a file that can be read"),
         ("tokenization", ["tests"], "argument text: tests is not a file that can be read"),
         ("scaling", ["--rounds", "0"], "argument --rounds: 0 is not a whole number from 1 on"),
