@@ -17,8 +17,10 @@ from model.packed import Int8Linear, Joined, PackedLinear, PackedRMSNorm, packed
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("copied", [True, False])
 @pytest.mark.parametrize("N", [384, 385])
+@pytest.mark.parametrize("capability", ["AVX512", "AVX2"])
 @torch.no_grad()
-def test_a_packed_layer_is_the_linear_layer_for_any_rows_and_threads(N, copied, threads, monkeypatch):
+def test_a_packed_layer_is_the_linear_layer_for_any_rows_and_threads(capability, N, copied, threads, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(model.packed, "COPIED", 10**9 if copied else 0)
     for bias in (True, False):
