@@ -350,6 +350,7 @@ def rehearsal(monkeypatch, no_pictures):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "rows"),
     [
@@ -513,6 +514,7 @@ def test_small_documents_lose_no_text():
     assert all(len(document) >= tokenization.CHARACTERS for document in documents[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a process reads its peak memory from /proc")
 def test_measured_memory_is_beside_what_is_predicted(capsys, monkeypatch):
     import memory
@@ -528,6 +530,7 @@ def test_measured_memory_is_beside_what_is_predicted(capsys, monkeypatch):
     assert [row[0] for row in table] == ["attention", "`sdpa`", "`matmul`"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
 @pytest.mark.parametrize("right", [True, False])
 def test_an_engine_is_held_to_the_checkpoint_it_serves(engine, right, monkeypatch, capsys, tmp_path):

@@ -191,6 +191,7 @@ torch.nn.utils.clip_grad_norm_ = check
 """
 
 
+@pytest.mark.slow
 def test_gradients_are_kept_once_where_they_are_averaged(text_file, tmp_path):
     run_ranks(tmp_path, job("run", 2, "ddp", 2, patch=ONE_COPY, more={"max_steps": 3}))
 
@@ -321,8 +322,9 @@ def test_a_sigterm_on_any_rank_saves_on_all(text_file, tmp_path):
     assert [row["step"] for row in rows(tmp_path / "run") if "loss" in row] == list(range(1, step + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
-@pytest.mark.parametrize("how", ["ddp", pytest.param("hsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["ddp", "hsdp"])
 def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_file, tmp_path, how):
     process = start_torchrun(tmp_path, text_file, f"distributed={how}")
     wait_for(tmp_path / "run/checkpoints/last/meta.json")

@@ -500,6 +500,7 @@ def test_an_override_to_be_pasted_is_what_the_shell_and_hydra_read(name):
     assert ("'" in hydra_quoted("resume", name)) == (name != "outputs/run-1")
 
 
+@pytest.mark.slow
 def test_what_a_run_prints_to_be_typed_next_can_be_pasted(text_file, tmp_path):
     name = "it's lr=0.1, (é) $HOME"
     begun = run_here("train.py", *tiny(text_file), "max_steps=1", f'run_dir="{name}"', cwd=tmp_path)
