@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from data.files import replacing
+from data.files import replace_text, replacing
 from errors import SettingsError
 from runs.formatting import visible
 from runs.summary import is_number
@@ -204,7 +204,9 @@ class Comparison:
         base = self.runs[size][self.baseline]
         pairs = [(job, base.get(rate, {}).get(seed)) for rate, seeds in runs.items() for seed, job in seeds.items()]
         speeds = [(a.summary["tokens_per_s"], b.summary["tokens_per_s"]) for a, b in pairs if b is not None]
-        return statistics.median(mine / its for mine, its in speeds if mine and its)
+        if not (ratios := [mine / its for mine, its in speeds if mine and its]):
+            raise SettingsError(f"{variant} shares no {RATE} and seed with the baseline: give all the same ones.")
+        return statistics.median(ratios)
 
 
 def variants(jobs: list[Job]) -> list[str]:
@@ -325,13 +327,15 @@ def compare(folder: Path) -> str:
     if comparison.unfinished:
         lines += ["", f"Not finished: {'; '.join(comparison.unfinished)}."]
     text = "\n".join(lines) + "\n"
-    with replacing(folder / "comparison.md") as file:
-        file.write_text(text, encoding="utf-8")
+    replace_text(folder / "comparison.md", text)
     with replacing(folder / "comparison.csv") as file, file.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows(table)
-    with replacing(folder / "front.png") as file:
-        draw_front(rows, comparison.sizes[-1], file)
-    return f"{text}\ntable     {folder / 'comparison.md'}\nfront     {folder / 'front.png'}"
+    text += f"\ntable     {folder / 'comparison.md'}"
+    if any(row.size == comparison.sizes[-1] and CACHE in row.measured for row in rows):
+        with replacing(folder / "front.png") as file:
+            draw_front(rows, comparison.sizes[-1], file)
+        text += f"\nfront     {folder / 'front.png'}"
+    return text
 
 
 if __name__ == "__main__":

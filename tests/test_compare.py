@@ -149,3 +149,18 @@ def test_a_folder_that_lacks_what_is_needed_is_one_sentence(tmp_path):
         put_job(tmp_path / "short", number, "attention=sdpa", f"seed={seed}")
     with pytest.raises(SettingsError, match=r"is finished at 1 lengths .*needs 3"):
         compare(tmp_path / "short")
+
+
+def test_runs_without_a_known_cache_have_no_front_and_other_rates_no_speed(tmp_path):
+    lengths = [("sdpa", rate, steps) for rate in RATES for steps in (100, 50, 140)]
+    for number, (name, rate, steps, seed) in enumerate(
+        (*case, seed) for case in [*lengths, ("mla", "0.02", 100)] for seed in (1, 2)
+    ):
+        settings = [f"attention={name}", f"optimizer.lr={rate}", f"max_steps={steps}", f"seed={seed}"]
+        put_job(tmp_path, number, *settings, bpb=TRUE.loss(steps / 100) + seed / 100, tokens=10 * steps)
+    assert "front" not in compare(tmp_path) and not (tmp_path / "front.png").exists()
+    for job in tmp_path.glob("[0-9]*/job.json"):
+        if "mla" in (text := job.read_text()):
+            job.write_text(text.replace("optimizer.lr=0.02", "optimizer.lr=0.08"))
+    with pytest.raises(SettingsError, match=r"^mla shares no optimizer\.lr and seed with the baseline"):
+        compare(tmp_path)
