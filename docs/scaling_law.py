@@ -92,9 +92,9 @@ def draw(budgets: list[Budget], law: tuple[float, float] | None, picture: Path) 
     draw_sizes(budgets, panels[0])
     if law:
         draw_law(budgets, law, panels[1])
-    for axes in panels:
+    for axes, place in zip(panels, ("upper right", "upper left"), strict=False):
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(loc=place)
     figure.savefig(picture, dpi=110)
 
 
