@@ -130,8 +130,9 @@ class Forget(Modifier):
 
     def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        slopes = alibi_slopes(layer.n_head)
-        self.gate = PerHead(config.n_embd, layer.n_head, -torch.log(torch.expm1(slopes)))  # ln σ(b) = −slope
+        # Not computed on the default device: on the meta device arithmetic would import torch's compiler.
+        bias = -torch.log(torch.expm1(alibi_slopes(layer.n_head, torch.device("cpu"))))  # ln σ(b) = −slope
+        self.gate = PerHead(config.n_embd, layer.n_head, torch.tensor(bias.tolist()))
 
     def overlay(self, call: Call, here: Here) -> Call:
         T, reach = call.q.shape[-2], call.k.shape[-2]

@@ -192,7 +192,8 @@ class GatedDelta(Recurrent):
         C, H = config.n_embd, config.n_head
         self.beta = PerHead(C, H)
         self.fade = PerHead(C, H, torch.full((H,), math.log(math.expm1(0.01))))  # softplus gives 0.01 at first,
-        self.log_rate = nn.Parameter(torch.linspace(1, 16, H).log())  # so that α is from 0.99 to 0.85
+        rates = torch.linspace(1, 16, H, device="cpu").log()  # so that α is from 0.99 to 0.85
+        self.log_rate = nn.Parameter(torch.tensor(rates.tolist()))  # on the default device: see Forget
         self.out_norm = RMSNorm(self.head_size, eps=NORM_EPS)
 
     def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
