@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -32,12 +32,11 @@ from data.batches import Batch, Batches
 from model.config import GPTConfig
 from model.size import flops_per_token, without_weights
 from training.config import OptimizerConfig, TrainConfig
-from training.device import choose_precision, fast_products, to_device
+from training.device import choose_precision, fast_products, multiplies_bf16, to_device
 from training.distributed import spread
 from training.plan import DEVICES, trial_run
 from training.step import take_step
 
-PRECISIONS = ("fp32", "bf16")
 PARTS = ("data", "forward", "backward", "optimizer")
 GPT2_SHAPE = dict(
     position="learned", norm="layernorm", norm_eps=1e-5, mlp="gelu", bias=False, qkv_bias=False, qk_norm=False,
@@ -126,9 +125,10 @@ def main() -> None:
         throughput(shape, arguments.nanogpt, arguments.rounds)
 
 
-def throughput(shape: Shape, checkout: Path | None, rounds: int, precisions: tuple[str, ...] = PRECISIONS) -> None:
-    """Measure one shape and print its table."""
+def throughput(shape: Shape, checkout: Path | None, rounds: int, precisions: Sequence[str] = ()) -> None:
+    """Measure one shape and print its table, with bf16 where the device multiplies it, or with these precisions."""
     device = paired.device()
+    precisions = precisions or ("fp32", "bf16")[: 1 + multiplies_bf16(device)]
     flops, source = peak(device)
     gpt2 = make_config(shape, GPT2_SHAPE, ADAMW)
     configs = {f"ours, GPT-2's shape, {precision}": (gpt2, precision) for precision in precisions}
@@ -257,7 +257,7 @@ def peak(device: torch.device) -> tuple[float, str]:
                 return sheet.flops, f"{known}'s data sheet, dense bf16"
     size = 8192 if device.type == "cuda" else 2048
     rates = {}
-    for precision in (torch.float32, torch.bfloat16):
+    for precision in (torch.float32, torch.bfloat16)[: 1 + multiplies_bf16(device)]:
         for products in (nullcontext(), fast_products(device)):
             a, b = (torch.randn(size, size, device=device, dtype=precision) for _ in range(2))
             program = paired.timed(lambda a=a, b=b: a @ b)

@@ -313,16 +313,19 @@ def test_startup_sets_only_the_same_text_against_nanogpt(beside, monkeypatch, ca
     assert table[2][2] == ("**2.00×**, 2.25× (1.50 to 3.00)" if beside else "")
 
 
-def test_throughput_prints_a_row_for_each_program_whose_parts_make_the_step(monkeypatch, capsys):
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_throughput_prints_a_row_for_each_program_whose_parts_make_the_step(has_bf16, monkeypatch, capsys):
     import throughput
 
     small = replace(throughput.SMALL[0], n_layer=1, n_embd=32, block_size=16, steps=2)
     monkeypatch.setattr(throughput, "SMALL", [small])
     monkeypatch.setattr(throughput, "peak", lambda device: (1e12, "made up"))
+    monkeypatch.setattr(throughput, "multiplies_bf16", lambda device: has_bf16)
     started("throughput", "--rounds", "2", monkeypatch=monkeypatch)
     (table,) = tables(capsys.readouterr().out)
     assert table[0][3:8] == ["a step, ms", "data", "forward", "backward", "optimizer"]
-    assert [row[0] for row in table[1:]] == ["ours, GPT-2's shape, fp32", "ours, GPT-2's shape, bf16", "ours, default"]
+    rows = ["ours, GPT-2's shape, fp32", *["ours, GPT-2's shape, bf16"] * has_bf16, "ours, default"]
+    assert [row[0] for row in table[1:]] == rows
     for row in table[1:]:
         assert all(float(part) >= 0 for part in row[4:8]) and sum(map(float, row[4:8])) > 0
 
