@@ -38,8 +38,8 @@ from runs.metrics import read_metrics
 ENOUGH = 10_000  # bytes, so that a tenth of them is several windows
 EXPERIMENT = ["+experiment=shakespeare_cpu", "device=cpu"]
 NANOGPT_SHAPE = [
-    "model=gpt2", "model.mlp=gelu", "model.bias=false", "model.qkv_bias=false", "optimizer=adamw", "schedule=cosine",
-    "precision=fp32",
+    "model=gpt2", "model.mlp=gelu", "model.bias=false", "model.qkv_bias=false", "model.attention=sdpa",
+    "optimizer=adamw", "optimizer.embedding_lr=null", "optimizer.lm_head_lr=null", "schedule=cosine", "precision=fp32",
 ]  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def test_what_an_experiment_asks_of_the_model_is_asked_for_too(text_file, tmp_pa
     config = TrainConfig(model=model.config)
     save_checkpoint(tmp_path / "origin", model=model, tokenizer=tokenizer, config=config)
     settings = f"""+experiment=shakespeare_cpu init_from={tmp_path}/origin data=text data.path={text_file} max_steps=1
-        data.cache_dir={tmp_path}/cache run_dir={tmp_path}/run device=cpu"""
+        model.attention=sdpa data.cache_dir={tmp_path}/cache run_dir={tmp_path}/run device=cpu"""
     result = run_here("train.py", *settings.split(), cwd=tmp_path)
     assert result.returncode == 0 and "settings, but for block_size=64" in result.stdout, result.stderr
     assert load_checkpoint(tmp_path / "run" / "checkpoints" / "last").model.config.block_size == 64
