@@ -5,6 +5,7 @@ In `packed(model)` layers that read the same input are one product, and on a CPU
 """
 
 import copy as copies
+import math
 import mmap
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -31,10 +32,11 @@ def packed(model: Module) -> Module:
 
 def _packed(module: nn.Module, copy: bool) -> nn.Module:
     if type(module) is nn.Linear:
-        weight, panels = module.weight, torch.get_num_threads()
-        pays = weight.numel() >= LARGE and (copy or len(weight) % panels == 0)
-        if pays and weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkl.is_available():
-            return PackedLinear(weight.detach(), module.bias, panels, copy)
+        weight, threads = module.weight, torch.get_num_threads()
+        fits = weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkl.is_available()
+        if fits and weight.numel() >= LARGE and (copy or len(weight) % threads == 0):
+            kind = PackedLinear if copy else PanelledLinear
+            return kind(weight.detach(), module.bias, threads)
     if isinstance(module, nn.RMSNorm) and module.weight.is_cpu and module.weight.dtype == torch.float32:
         return PackedRMSNorm(module)
     if isinstance(module, nn.Dropout):
@@ -136,43 +138,48 @@ def together(x: Float[Tensor, "... C"], *layers: Callable[[Tensor], Any]) -> tup
 
 
 class PackedLinear(nn.Module):
-    """A linear layer for a row or a few.
+    """A linear layer for a row or a few, with a copy of the weights.
 
-    Its time is that of reading the weights, which MKL does on a single core, and slowly. Cut into as many panels
-    as there are threads, (panels, C, N / panels), they are read by all: a batch of products. With AVX-512 one row of a
-    copy is faster as, in each panel, the sum of its C rows weighted by x: an embedding bag, whose kernel fetches ahead.
-    With AVX2 it is slower (19 GB/s against 25).
+    Its time is that of reading them, which MKL does on a single core, and slowly. Cut along C into parts they are read
+    by all, and the parts' products summed. With AVX-512 one row is faster as, in each part, the sum of its rows
+    weighted by x: an embedding bag, whose kernel fetches ahead. With AVX2 that is slower (26 GB/s against 37).
     """
 
-    def __init__(self, weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None, panels: int, copy: bool) -> None:
+    def __init__(self, weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None, threads: int) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.panels, self.bias = panels, None if bias is None else bias.detach()
-        padded = F.pad(weight, (0, 0, 0, -len(weight) % panels)) if len(weight) % panels else weight
-        self.stacked = padded.unflatten(0, (panels, -1)).mT  # (panels, C, N / panels)
-        self.table: Tensor | None = None
-        if copy:
-            memory = mmap.mmap(-1, self.stacked.nbytes)
-            if hasattr(mmap, "MADV_HUGEPAGE"):  # with pages below 2 MB a third of reading is looking pages up
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            pages = torch.frombuffer(memory, dtype=weight.dtype).view(self.stacked.shape)
-            self.stacked = pages.copy_(self.stacked)
-        if copy and torch.backends.cpu.get_cpu_capability() == "AVX512":
-            self.table = self.stacked.flatten(0, 1)  # (panels · C, N / panels)
-            self.index = torch.arange(len(self.table))
-            self.offsets = torch.arange(0, len(self.table), self.in_features)
+        self.bias = None if bias is None else bias.detach()
+        memory = mmap.mmap(-1, weight.nbytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # with pages below 2 MB a third of reading is looking pages up
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.table = torch.frombuffer(memory, dtype=weight.dtype).view(weight.mT.shape).copy_(weight.mT)  # (C, N)
+        self.parts = math.gcd(self.in_features, 2 * threads)
+        self.stacked = self.table.unflatten(0, (self.parts, -1))  # (parts, C / parts, N)
+        self.sums_rows = torch.backends.cpu.get_cpu_capability() == "AVX512"
+        self.index = torch.arange(self.in_features)
+        self.offsets = torch.arange(0, self.in_features, self.in_features // self.parts)
 
     def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... N"]:
-        lead, C = x.shape[:-1], self.in_features
-        if self.table is not None and x.numel() == C:
-            factors = x.view(1, C).expand(self.panels, C).reshape(-1)
-            y = torch.embedding_bag(self.table, self.index, self.offsets, False, 0, False, factors)[0]
+        lead = x.shape[:-1]
+        if self.sums_rows and x.numel() == self.in_features:
+            y = torch.embedding_bag(self.table, self.index, self.offsets, False, 0, False, x.reshape(-1))[0]
         else:
-            y = torch.bmm(x.reshape(1, -1, C).expand(self.panels, -1, -1), self.stacked)  # (panels, rows, N / panels)
-            y = y.transpose(0, 1)
-        y = y.reshape(*lead, -1)  # with what was padded
-        if y.shape[-1] > self.out_features:
-            y = y[..., : self.out_features]
+            y = torch.bmm(x.reshape(-1, self.parts, self.stacked.size(1)).transpose(0, 1), self.stacked)
+        y = y.sum(0).view(*lead, self.out_features)  # (parts, …) -> (…)
+        return y if self.bias is None else y + self.bias
+
+
+class PanelledLinear(nn.Module):
+    """The same with the model's own weights, as a batch of products with as many panels of their rows as threads."""
+
+    def __init__(self, weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None, threads: int) -> None:
+        super().__init__()
+        self.panels = weight.unflatten(0, (threads, -1)).mT  # (threads, C, N / threads)
+        self.bias = None if bias is None else bias.detach()
+
+    def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... N"]:
+        y = torch.bmm(x.reshape(1, -1, x.shape[-1]).expand(len(self.panels), -1, -1), self.panels)
+        y = y.transpose(0, 1).reshape(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
 
 
@@ -190,4 +197,4 @@ class PackedRMSNorm(nn.Module):
         return x / torch.hypot(size, self.floor) * self.weight
 
 
-DIRECT = (nn.Linear, nn.LayerNorm, nn.Identity, PackedLinear, PackedRMSNorm, Joined, Int8Linear)
+DIRECT = (nn.Linear, nn.LayerNorm, nn.Identity, PackedLinear, PanelledLinear, PackedRMSNorm, Joined, Int8Linear)

@@ -11,24 +11,24 @@ from torch import nn
 import model.packed
 from generation.decoder import Decoder
 from model.attention import forms
-from model.packed import Int8Linear, Joined, PackedLinear, PackedRMSNorm, packed, to_int8
+from model.packed import Int8Linear, Joined, PackedLinear, PackedRMSNorm, PanelledLinear, packed, to_int8
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("copied", [True, False])
-@pytest.mark.parametrize("N", [384, 385])
+@pytest.mark.parametrize(("N", "C"), [(384, 300), (385, 300), (384, 301)])
 @pytest.mark.parametrize("capability", ["AVX512", "AVX2"])
 @torch.no_grad()
-def test_a_packed_layer_is_the_linear_layer_for_any_rows_and_threads(capability, N, copied, threads, monkeypatch):
+def test_a_packed_layer_is_the_linear_layer_for_any_rows_and_threads(capability, N, C, copied, threads, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(model.packed, "COPIED", 10**9 if copied else 0)
     for bias in (True, False):
-        layer = nn.Linear(300, N, bias=bias)
+        layer = nn.Linear(C, N, bias=bias)
         fast = packed(nn.Sequential(layer))._modules["0"]
-        assert isinstance(fast, PackedLinear if copied or N % threads == 0 else nn.Linear)
+        assert type(fast) is (PackedLinear if copied else PanelledLinear if N % threads == 0 else nn.Linear)
         for lead in ((1,), (4,), (1, 1), (2, 3), (1, 5)):
-            x = torch.randn(*lead, 300)
+            x = torch.randn(*lead, C)
             torch.testing.assert_close(fast(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
