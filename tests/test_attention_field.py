@@ -520,6 +520,7 @@ def documents(train_config, tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.slow
 def test_a_hybrid_on_packed_documents_trains_resumes_scores_and_writes(documents, tmp_path, monkeypatch):
     train(documents)
     stopped = replace(documents, run_dir=str(tmp_path / "stopped"))

@@ -107,6 +107,7 @@ def test_a_call_is_rehearsed_then_captured_and_from_then_on_replayed(monkeypatch
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("case", MODELS, ids=str)
 @torch.inference_mode()
+@pytest.mark.slow
 def test_the_captured_step_gives_the_logits_of_the_plain_one_before_and_past_the_block(case, traces):
     gpt = random_gpt(**{"block_size": 16} | case)
     plain, capturing = Decoder(gpt), Capturing(gpt)
@@ -118,6 +119,7 @@ def test_the_captured_step_gives_the_logits_of_the_plain_one_before_and_past_the
 
 
 @pytest.mark.parametrize("controls", [{}, {"temperature": 0}, CONTROLS], ids=str)
+@pytest.mark.slow
 def test_a_text_is_the_same_captured_or_not_with_every_control(controls, traces):
     gpt, new = random_gpt(block_size=16), generation.sampling.DRAWS + 20
     plain = tokens_of(gpt, PROMPTS, SEEDS, new=new, **controls)

@@ -141,6 +141,7 @@ def test_dry_run_trains_nothing_and_reports_about_the_time_that_the_run_then_tak
 
 
 @pytest.mark.parametrize("settings", [{}, {"position": "alibi", "attention_window": 8, "n_kv_head": 1}], ids=str)
+@pytest.mark.slow
 def test_flex_is_planned_for_a_gpu_as_the_fused_kernel_it_is_there(train_config, settings):
     model = replace(train_config.model, vocab_size=257, block_size=512, **settings)
     flex, fused, matmul = (

@@ -533,6 +533,7 @@ train.main()
 @pytest.mark.parametrize(
     ("first", "second", "status"), [("INT", "INT", 130), ("TERM", "TERM", 143), ("INT", "TERM", 143)]
 )
+@pytest.mark.slow
 def test_a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole(text_file, tmp_path, first, second, status):
     assert run_here("train.py", *tiny(text_file), "run_dir=the_run", "max_steps=2", cwd=tmp_path).returncode == 0
     longer = ["resume=the_run", "max_steps=1000000", "eval_interval=1000000", "checkpoint_interval=1000000"]

@@ -221,6 +221,7 @@ def test_on_a_terminal_the_prompt_is_dimmed_and_control_characters_cannot_act(ru
     assert visible("a\x1b[31m\x9bb\r\n\tc\x7f") == "a␛[31m\ufffdb␍\n\tc␡"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_text_but_not_the_session(run_directory):
     main, terminal = pty.openpty()
     process = popen(

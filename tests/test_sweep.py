@@ -351,6 +351,7 @@ def small_jobs(text_file: Path, *, max_steps: int) -> list[str]:
         checkpoint_interval=10 max_steps={max_steps}""".split()
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_in_its_leaderboard_and_typed_again_runs_only_what_failed(text_file, tmp_path):
     typed = ["-m", "model.n_head=1,3,2", *small_jobs(text_file, max_steps=2)]
     result = run("train.py", *typed, cwd=tmp_path)
