@@ -122,13 +122,12 @@ def main() -> None:
     arguments = parser.parse_args()
     paired.header()
     for shape in [*SMALL, GPT2_124M] if paired.device().type == "cuda" else SMALL:
-        throughput(shape, arguments.nanogpt, arguments.rounds)
+        throughput(shape, arguments.nanogpt, arguments.rounds, fast_precisions(paired.device()))
 
 
-def throughput(shape: Shape, checkout: Path | None, rounds: int, precisions: Sequence[str] = ()) -> None:
-    """Measure one shape and print its table, with bf16 where the device multiplies it, or with these precisions."""
+def throughput(shape: Shape, checkout: Path | None, rounds: int, precisions: Sequence[str]) -> None:
+    """Measure one shape and print its table, GPT-2's shape with each of the precisions."""
     device = paired.device()
-    precisions = precisions or ("fp32", "bf16")[: 1 + multiplies_bf16(device)]
     flops, source = peak(device)
     gpt2 = make_config(shape, GPT2_SHAPE, ADAMW)
     configs = {f"ours, GPT-2's shape, {precision}": (gpt2, precision) for precision in precisions}
@@ -154,6 +153,11 @@ def throughput(shape: Shape, checkout: Path | None, rounds: int, precisions: Seq
             [name, paired.spread(rate, ",.0f"), ratio, step, *(f"{1e3 * part:.1f}" for part in parts), f"{used:.0%}"]
         )
     paired.table(heads, rows)
+
+
+def fast_precisions(device: torch.device) -> tuple[str, ...]:
+    """Emulated bf16 products would take minutes."""
+    return ("fp32", "bf16") if multiplies_bf16(device) else ("fp32",)
 
 
 def make_config(shape: Shape, model: dict, optimizer: dict) -> TrainConfig:
@@ -257,13 +261,13 @@ def peak(device: torch.device) -> tuple[float, str]:
                 return sheet.flops, f"{known}'s data sheet, dense bf16"
     size = 8192 if device.type == "cuda" else 2048
     rates = {}
-    for precision in (torch.float32, torch.bfloat16)[: 1 + multiplies_bf16(device)]:
+    for precision in fast_precisions(device):
         for products in (nullcontext(), fast_products(device)):
-            a, b = (torch.randn(size, size, device=device, dtype=precision) for _ in range(2))
+            a, b = (torch.randn(size, size, device=device, dtype=choose_precision(precision, device)) for _ in range(2))
             program = paired.timed(lambda a=a, b=b: a @ b)
             with products:
                 rate = 2 * size**3 / min(program() for _ in range(5))
-            rates[rate] = f"measured, {str(precision).removeprefix('torch.')}"
+            rates[rate] = f"measured, {precision}"
     return max(rates), rates[max(rates)]
 
 

@@ -8,10 +8,10 @@ import copy as copies
 import math
 import mmap
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
@@ -75,38 +75,47 @@ def to_int8(module: nn.Module) -> None:
 
 
 class Int8Linear(nn.Module):
-    """A linear layer whose weights are whole numbers within ±127 times a scale a row (Dettmers et al. 2022, section 2).
+    """A linear layer of whole numbers: weights within ±127 times a scale for each row, inputs times one for each token
+    (Dettmers et al. 2022, "LLM.int8()", section 2).
 
-    Its products are those of bf16 inputs, which hold such numbers exactly, and are summed in float32.
+    Products of whole numbers are exact: what a token gets does not depend on those beside it.
     """
 
-    FEW = 16
-    """Rows up to which reading the weights takes longest."""
-    BLOCK = 64
-    """Rows of the weights are padded to a multiple: the kernel reads blocks, and once crashed on rows of 40."""
     scale: Float[Tensor, " N"]
-    whole: Int8[Tensor, "N padded"]
+    whole: Int8[Tensor, "N C"]
+    shift: Float[Tensor, " N"]
+    """What the inputs' zero, most + 1, adds to the products, taken back."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         weight = layer.weight.detach().float()
         self.out_features, self.in_features = weight.shape
         self.bias = layer.bias
-        largest = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-        self.register_buffer("scale", (largest / 127).bfloat16())
-        whole = (weight / self.scale[:, None]).round().clamp(-127, 127).to(torch.int8)
-        self.padding = -self.in_features % self.BLOCK
-        self.register_buffer("whole", F.pad(whole, (0, self.padding)))
+        scale = (weight.abs().amax(1) / 127).clamp(min=SMALLEST)
+        whole = (weight / scale[:, None]).round()
+        self.most = largest_input()
+        self.register_buffer("scale", scale)
+        self.register_buffer("whole", whole.to(torch.int8))
+        self.register_buffer("shift", -(self.most + 1) * whole.sum(1) * scale)
+        self.smallest, self.half_up = torch.tensor(SMALLEST), torch.tensor(self.most + 1.5)
 
     def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... N"]:
-        rows = x.reshape(-1, self.in_features).bfloat16()
-        rows = F.pad(rows, (0, self.padding)) if self.padding else rows
-        if len(rows) <= self.FEW:
-            y = torch._weight_int8pack_mm(rows, self.whole, self.scale)
-        else:
-            y = F.linear(rows, self.whole.bfloat16()) * self.scale
-        y = y.view(*x.shape[:-1], -1).to(x.dtype)
+        rows = x.reshape(-1, self.in_features).float()
+        size = torch.add(self.smallest, rows.abs().amax(1, True), alpha=1 / self.most)
+        inputs = torch.addcdiv(self.half_up, rows, size).byte()  # rounded, since byte() cuts fractions off
+        y = torch.addcmul(self.shift, torch._int_mm(inputs, self.whole.mT), self.scale).mul_(size)
+        y = y.view(*x.shape[:-1], self.out_features).to(x.dtype)
         return y if self.bias is None else y + self.bias
+
+
+SMALLEST = 1e-36  # a scale, so that nothing is divided by zero
+
+
+@cache
+def largest_input() -> int:
+    """Return 127, or 63 on processors that add two products of 8-bit numbers in 16 bits (x86 without VNNI)."""
+    inputs, weights = torch.full((1, 64), 255, dtype=torch.uint8), torch.full((64, 64), 127, dtype=torch.int8)
+    return 127 if (torch._int_mm(inputs, weights) == 64 * 255 * 127).all() else 63
 
 
 class Joined(nn.Module):
@@ -137,12 +146,17 @@ def together(x: Float[Tensor, "... C"], *layers: Callable[[Tensor], Any]) -> tup
     return tuple([layer(x) for layer in layers])
 
 
+def on_intel() -> bool:
+    """Return whether this is one of Intel's processors, for which MKL is made."""
+    return "Intel" in torch.cpu.get_capabilities().get("cpu_name", "")
+
+
 class PackedLinear(nn.Module):
     """A linear layer for a row or a few, with a copy of the weights.
 
     Its time is that of reading them, which MKL does on a single core, and slowly. Cut along C into parts they are read
-    by all, and the parts' products summed. With AVX-512 one row is faster as, in each part, the sum of its rows
-    weighted by x: an embedding bag, whose kernel fetches ahead. With AVX2 that is slower (26 GB/s against 37).
+    by all, and the parts' products summed. On AMD's processors with AVX-512, which MKL serves badly, one row is faster
+    as, in each part, the sum of its rows weighted by x: an embedding bag, whose kernel fetches ahead.
     """
 
     def __init__(self, weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None, threads: int) -> None:
@@ -155,7 +169,7 @@ class PackedLinear(nn.Module):
         self.table = torch.frombuffer(memory, dtype=weight.dtype).view(weight.mT.shape).copy_(weight.mT)  # (C, N)
         self.parts = math.gcd(self.in_features, 2 * threads)
         self.stacked = self.table.unflatten(0, (self.parts, -1))  # (parts, C / parts, N)
-        self.sums_rows = torch.backends.cpu.get_cpu_capability() == "AVX512"
+        self.sums_rows = torch.backends.cpu.get_cpu_capability() == "AVX512" and not on_intel()
         self.index = torch.arange(self.in_features)
         self.offsets = torch.arange(0, self.in_features, self.in_features // self.parts)
 

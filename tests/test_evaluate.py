@@ -269,3 +269,11 @@ def test_int8_compares_a_checkpoint_with_itself_rounded(text_settings, capsys):
         EvaluateConfig(precision="int8", against="outputs/other")
     with pytest.raises(SettingsError, match="precision=int8 is for CPUs, and this is meta"):
         refuse_int8("int8", torch.device("meta"))
+
+
+def test_int8_wants_a_torch_that_multiplies_unsigned_numbers(monkeypatch):
+    refuse_int8("int8", torch.device("cpu"))
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cpu")
+    refuse_int8("fp32", torch.device("cpu"))
+    with pytest.raises(SettingsError, match=r"precision=int8 needs torch 2.12 or later, and this is 2.11.0\+cpu: inst"):
+        refuse_int8("int8", torch.device("cpu"))

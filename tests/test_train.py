@@ -276,9 +276,17 @@ def test_training_settings_out_of_range_are_named(name, value):
         TrainConfig(**{name: value})
 
 
-@pytest.mark.parametrize(("capabilities", "auto"), [({"avx512_bf16": True}, torch.bfloat16), ({}, torch.float32)])
-def test_auto_is_bf16_on_processors_that_multiply_it_and_nowhere_else(monkeypatch, capabilities, auto):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+@pytest.mark.parametrize(
+    ("name", "instructions", "auto"),
+    [
+        ("AMD EPYC", {"avx512_bf16": True}, torch.bfloat16),
+        ("AMD EPYC", {}, torch.float32),
+        ("Intel Xeon", {"avx512_bf16": True, "amx_bf16": False}, torch.float32),  # at half the rate of float32
+        ("Intel Xeon", {"avx512_bf16": True, "amx_bf16": True}, torch.bfloat16),
+    ],
+)
+def test_auto_is_bf16_on_processors_that_multiply_it_faster_and_nowhere_else(monkeypatch, name, instructions, auto):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": name, **instructions})
     assert choose_precision("auto", CPU) == auto
     assert choose_precision("fp32", CPU) == torch.float32
     assert choose_precision("bf16", CPU) == torch.bfloat16

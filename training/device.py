@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from errors import SettingsError, first_line
+from model.packed import on_intel
 from model.size import memory_of
 
 MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
@@ -59,13 +61,20 @@ def decoding_precision(name: str, device: torch.device) -> torch.dtype:
 def refuse_int8(name: str, device: torch.device) -> None:
     if name == "int8" and device.type != "cpu":
         raise SettingsError(f"precision=int8 is for CPUs, and this is {device}: add device=cpu, or set precision=auto.")
+    if name == "int8" and TorchVersion(torch.__version__) < "2.12":
+        remedy = "install a newer torch, or set precision=auto"
+        raise SettingsError(f"precision=int8 needs torch 2.12 or later, and this is {torch.__version__}: {remedy}.")
 
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether bf16 products are faster than float32 ones; emulated ones are far slower."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and torch.cpu.get_capabilities().get("avx512_bf16", False)
+    if device.type != "cpu":
+        return False
+    has = torch.cpu.get_capabilities()
+    # Intel's processors without AMX have instructions for them that take twice as long as those for float32.
+    return has.get("amx_bf16", False) or (has.get("avx512_bf16", False) and not on_intel())
 
 
 @contextmanager
