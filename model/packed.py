@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 LARGE = 100_000  # weights from which it pays to share a product between threads
 COPIED = 2**28  # weights of a model up to which packed() copies them, 1 GiB
+SMALLEST = 1e-36  # a scale of whole numbers, so that nothing is divided by zero
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # children that read the same input
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -106,9 +107,6 @@ class Int8Linear(nn.Module):
         y = torch.addcmul(self.shift, torch._int_mm(inputs, self.whole.mT), self.scale).mul_(size)
         y = y.view(*x.shape[:-1], self.out_features).to(x.dtype)
         return y if self.bias is None else y + self.bias
-
-
-SMALLEST = 1e-36  # a scale, so that nothing is divided by zero
 
 
 @cache
