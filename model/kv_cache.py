@@ -64,7 +64,10 @@ class LayerCache:
                 f"(B, Hkv, T, D) of {rows.dtype}, made under torch.no_grad()."
             )
         if self.slot is None:
-            torch.cat(parts, 1, out=rows.narrow(2, self.filled, T))
+            begin = 0
+            for part in parts:  # not torch.cat(parts, 1, out=…): given one part of size (1, 1, …) it writes nothing
+                rows[:, begin : begin + part.shape[1], self.filled : self.filled + T] = part
+                begin += part.shape[1]
             return rows[:, :, self.first : self.filled + T]
         assert self.bias is not None
         rows.index_copy_(2, self.slot, torch.cat(parts, 1))

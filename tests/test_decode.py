@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from generation.decoder import Decoder
 from model.attention import ATTENTION_FUNCTIONS, forms
+from model.attention.check import combinations
 from model.config import POSITIONS
 from model.gpt import GPT
 
@@ -177,3 +178,19 @@ def test_half_precision_decodes_within_its_rounding_of_float32(case, dtype):
         assert (exact.log_softmax(-1) - rounded.float().log_softmax(-1)).abs().max() < 2 * bound
         tokens = torch.tensor([step, 60 - step])
         exact, rounded = decoder.step(tokens), half.step(tokens)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("n_head", [1, 2])
+@pytest.mark.parametrize("attention", [*forms(), *combinations()])
+@torch.inference_mode()
+def test_a_single_text_in_chunks_and_token_by_token_gives_the_logits_of_one_pass(attention, n_head):
+    window = 5 if "window" in attention else None
+    settings = {"attention": attention, "n_head": n_head, "attention_window": window, "n_embd": 16}
+    model = random_gpt(**settings).double()  # float64: what a cache keeps in less is seen
+    tokens = torch.randint(61, (1, 11))
+    whole = model(tokens)
+    for sizes in [(1,) * 11, (4, 1, 3, 1, 1, 1)]:
+        cache = model.make_cache(1, 11)
+        pieces = [model(part, cache=cache) for part in tokens.split(sizes, 1)]
+        torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-9, atol=1e-9)

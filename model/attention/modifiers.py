@@ -147,7 +147,8 @@ class Forget(Modifier):
 
     def keeps(self, dtype: torch.dtype) -> Kept:
         H = len(self.gate.weight)
-        return {"forget": ((H, None, 1), torch.float32), "forgotten": ((H,), torch.float32)}
+        at_least_float32 = torch.promote_types(dtype, torch.float32)
+        return {"forget": ((H, None, 1), at_least_float32), "forgotten": ((H,), at_least_float32)}
 
 
 @modifier("sink")

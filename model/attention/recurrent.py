@@ -137,7 +137,7 @@ class Recurrent(MultiHeadAttention):
         return real[..., None, -T:].expand(*lead, 1, T)
 
     def keeps(self, dtype: torch.dtype) -> Kept:
-        return {"state": ((self.n_head, self.head_size, self.head_size), torch.float32)}
+        return {"state": ((self.n_head, self.head_size, self.head_size), torch.promote_types(dtype, torch.float32))}
 
     def flops(self, block_size: int) -> float:
         """flops_of_state for each number of the states, as token by token; chunks take more, in fewer products."""
@@ -156,7 +156,7 @@ class LinearAttention(Recurrent):
         return y[..., :-1] / y[..., -1:].masked_fill(y[..., -1:] == 0, 1)  # nothing before padding: 0 / 1
 
     def keeps(self, dtype: torch.dtype) -> Kept:
-        return {"state": ((self.n_head, self.head_size, self.head_size + 1), torch.float32)}
+        return {"state": ((self.n_head, self.head_size, self.head_size + 1), torch.promote_types(dtype, torch.float32))}
 
 
 @form("retention")

@@ -39,7 +39,7 @@ def sigmoid(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: flo
     Each key is weighed by itself, so a row may sum to less than 1, or to more; with scores of 0 it sums to n / (n + 1).
     """
     scores = masked_scores(q, k, allowed, bias, scale)
-    n = scores.new_tensor(scores.shape[-1]) if allowed is None else allowed.sum(-1, keepdim=True)
+    n = scores.new_tensor(scores.shape[-1]) if allowed is None else allowed.sum(-1, keepdim=True).to(scores)
     weights = torch.sigmoid(scores - n.log()).to(v.dtype)
     return F.dropout(weights, dropout_p) @ v
 
