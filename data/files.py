@@ -10,7 +10,7 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -190,11 +190,12 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a folder, if it is there."""
+    """Delete a file, a link or a folder, if it is there and can be deleted: cleaning up never raises."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def flush_to_disk(path: Path) -> None:

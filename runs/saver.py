@@ -20,7 +20,7 @@ from torch.cuda import Event
 
 from data.files import UNFINISHED, remove
 from errors import CheckpointError, first_line
-from runs.checkpoint import WRITE_ERRORS, Meta, link_checkpoint, remove_checkpoints, write_checkpoint
+from runs.checkpoint import Meta, link_checkpoint, remove_checkpoints, write_checkpoint
 from runs.formatting import hydra_quoted
 
 log = logging.getLogger("tinygpt")
@@ -79,6 +79,7 @@ class Saver:
 
     def _run(self, weights: Tensors, optimizers: Tensors | None, ready: Event | None, meta: Meta, began: float) -> None:
         step, tensors = meta["step"], weights | (optimizers or {})
+        self.failure = f"the checkpoint of step {step} was not written"  # until `last` points at it
         try:
             try:
                 copies = self._copy(tensors, ready)
@@ -90,26 +91,29 @@ class Saver:
                 state = self.shards(step)
             write_checkpoint(self.checkpoints / f"step_{step}", saved, state, meta, self.tokenizer)
             self.link(step, meta["progress"]["best_step"])
-            remove_checkpoints(self.checkpoints, keep=self.keep)
             self.failure = None
+            remove_checkpoints(self.checkpoints, keep=self.keep)
             left = self.timeout - meta["progress"]["seconds"] / max(1, step)  # when a step has been finished
             if (took := time.perf_counter() - began) > left:
                 self.timeout = math.inf
                 switch = f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={math.ceil(2 * (took + 30))}"
                 what = f"saving took {took:.1f} s, but torchrun leaves {left:.1f} s for it between SIGTERM and SIGKILL"
                 log.warning("%s: start torchrun with %s in its environment (see docs/scaling.md).", what, switch)
-        except WRITE_ERRORS as error:
-            self.fail(step, list(tensors.values()), error)
+        except Exception as error:
+            if self.failure:
+                self.fail(step, list(tensors.values()), error)
+            else:
+                log.warning("old checkpoints are left in %s (%s).", self.checkpoints, first_line(error))
 
     def fail(self, step: int, tensors: list[Tensor], error: BaseException) -> None:
         """Report that the checkpoint of `step` could not be written, and delete what the ranks wrote of it."""
-        remove(self.shards(step))
         what, why = self.checkpoints / f"step_{step}", getattr(error, "strerror", None) or first_line(error)
         room = f"it needs {sum(tensor.nbytes for tensor in tensors):,} bytes"
         with suppress(OSError):
             room += f" and {shutil.disk_usage(self.checkpoints).free:,} are free there"
         self.failure = f"the checkpoint of step {step} could not be written to {what} ({why}): {room}"
         log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last())
+        remove(self.shards(step))
 
     def link(self, step: int, best_step: int) -> None:
         """Point last at a step's checkpoint, and best at the best one's if it is there."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from conftest import run_here
 from safetensors.torch import load_file
@@ -344,3 +345,45 @@ def test_every_checkpoint_holds_the_state_of_its_step_while_training_goes_on(tra
 
 def weights_of(run: Run) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+
+
+def sick_disk(monkeypatch, healthy: int, number: int) -> list[str]:
+    """From a saver's operation number `healthy` on every change to the disk fails; return the operations there were."""
+    seen: list[str] = []
+
+    def sicken(owner, name):
+        original = getattr(owner, name)
+
+        def operation(*arguments, **options):
+            if threading.current_thread().name == "saver":
+                seen.append(name)
+                if len(seen) > healthy:
+                    raise OSError(number, os.strerror(number))
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, operation)
+
+    for name in ("mkdir", "write_text", "touch", "rename", "replace", "symlink_to", "unlink"):
+        sicken(Path, name)
+    sicken(torch, "save"), sicken(safetensors.torch, "save_file"), sicken(os, "fsync"), sicken(os, "rmdir")
+    return seen
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_disk_that_fails_for_good_fails_the_run_whenever_it_begins(train_config, tmp_path, monkeypatch, number):
+    config = replace(train_config, max_steps=4, checkpoint_interval=2, eval_interval=100, sample_tokens=0)
+    with monkeypatch.context() as patched:
+        operations = sick_disk(patched, 10**9, number)
+        train(config)
+    linked = [at for at, name in enumerate(operations) if name == "replace"][-1]  # of the last save, by which it counts
+    for healthy in range(0, len(operations), 3):
+        failing = replace(config, run_dir=str(tmp_path / f"failing_{healthy}"))
+        with monkeypatch.context() as patched:
+            sick_disk(patched, healthy, number)
+            if healthy > linked:
+                train(failing)  # what was left is clearing up
+                continue
+            with pytest.raises(CheckpointError, match=f"step 4 could not be written.*{os.strerror(number)}"):
+                train(failing)
+        summary = read_summary(Path(failing.run_dir))
+        assert summary["status"] == "failed" and "step 4 could not be written" in summary["reason"]
