@@ -11,7 +11,15 @@ from data.tokenizer import END_OF_TEXT
 from errors import HuggingFaceError
 from interop.huggingface import readable
 
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # ByteLevel's own
+# What ByteLevel cuts by itself, and after a Digits step, which makes each digit a piece of its own: then spaces before
+# one stand at the end of a piece.
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
+# Texts whose ids are compared where the tokenizers library is there to encode them.
+SAMPLES = (
+    "The quick  brown fox,\n\njumps over\t12345 lazy dogs. ", "naïve café: 北京 2024 😀👍🏽 \u00a0x", " leading", "",
+    "I'll we've IT'S don't", "def f(x):\n    return x[1:-1] != 3.14e10  # no\r\n\r\n", "½ Ⅷ ٣٤  5 6   7\n 8",
+)  # fmt: skip
 
 
 def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: int) -> None:
@@ -59,22 +67,17 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
 
 
 def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
-    """Return the tiktoken Encoding with the ids of the folder's tokenizer.json, whose normalizer is left out.
+    """Return the tiktoken Encoding with the ids of the folder's tokenizer.json.
 
     The token that ends a text there becomes our <|endoftext|>. Raises HuggingFaceError where tiktoken cannot give
-    these ids: it has byte-level BPE only, whose merges are in the order of their ids.
+    these ids: it has byte-level BPE only, cut by one pattern, whose merges are in the order of their ids. A normalizer
+    NFC is left out: a text in another form gets other ids.
     """
     file = folder / "tokenizer.json"
     with readable(file):
         content = json.loads(file.read_bytes())
+        pattern = _pattern(content, file)
         model = content["model"]
-        parts = content["pre_tokenizer"].get("pretokenizers", [content["pre_tokenizer"]])
-        by_bytes = [part for part in parts if part["type"] == "ByteLevel"]
-        pattern = "|".join(part["pattern"]["Regex"] for part in parts if part["type"] == "Split")
-        if by_bytes and by_bytes[0].get("use_regex", True):
-            pattern = GPT2_PATTERN
-        if model["type"] != "BPE" or not by_bytes or not pattern:
-            raise HuggingFaceError(f"{file} is not byte-level BPE, which is all that tiktoken can express.")
         byte_of = {letter: byte for byte, letter in enumerate(_byte_letters())}
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
         vocabulary = {word: rank for word, rank in model["vocab"].items() if word not in special}
@@ -86,7 +89,49 @@ def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
             special[END_OF_TEXT] = ends[0] if isinstance(ends, list) else int(ends)
     if order != sorted(order) or any(bytes([byte]) not in ranks for byte in range(256)):
         raise HuggingFaceError(f"{file} merges in another order than its ids, which tiktoken cannot.")
-    return tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    encoding = tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    _compare(encoding, file)
+    return encoding
+
+
+def _pattern(content: dict[str, Any], file: Path) -> str:
+    """Return the pattern by which a tokenizer.json cuts text; HuggingFaceError where none stands for its steps."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False}
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    digits = {"type": "Digits", "individual_digits": True}
+    normalizer, model = content.get("normalizer"), content["model"]
+    steps = content["pre_tokenizer"].get("pretokenizers", [content["pre_tokenizer"]])
+    steps = [{"use_regex": True} | step if step["type"] == "ByteLevel" else step for step in steps]
+    known = [{name: step.get(name) for name in step.keys() - {"trim_offsets", "pattern"}} for step in steps]
+    wrong = [name for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]
+    if normalizer not in (None, {"type": "NFC"}):
+        wrong.append(f"a normalizer {normalizer['type']}")
+    if model["type"] != "BPE":
+        wrong.append(f"a model {model['type']}")
+    if not wrong and known == [byte_level | {"use_regex": True}]:
+        return GPT2_PATTERN
+    if not wrong and known == [digits, byte_level | {"use_regex": True}]:
+        return DIGITS_PATTERN
+    if not wrong and known == [split, byte_level | {"use_regex": False}] and "Regex" in steps[0]["pattern"]:
+        return steps[0]["pattern"]["Regex"]
+    has = " and ".join(wrong) or f"the steps {', '.join(json.dumps(step) for step in known)}"
+    raise HuggingFaceError(
+        f"{file} has {has}: tiktoken can express byte-level BPE alone, after one Split by a regular expression, "
+        "individual Digits or nothing."
+    )
+
+
+def _compare(encoding: tiktoken.Encoding, file: Path) -> None:
+    """Raise HuggingFaceError where the tokenizers library, if it is there, gives a sample other ids than `encoding`."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return
+    with readable(file):
+        theirs = Tokenizer.from_file(str(file))
+    for text in SAMPLES:
+        if theirs.encode(text, add_special_tokens=False).ids != encoding.encode_ordinary(text):
+            raise HuggingFaceError(f"{file} gives {text!r} other ids than tiktoken does with its pattern and merges.")
 
 
 def _byte_letters() -> list[str]:

@@ -4,6 +4,7 @@ import json
 import random
 import string
 import sys
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from data.config import TokenizerConfig
 from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
 from errors import HuggingFaceError
 from interop.huggingface import find_folder, from_huggingface, to_huggingface
-from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
+from interop.tokenizer import DIGITS_PATTERN, GPT2_PATTERN, read_tokenizer_json, save_tokenizer_json
 
 GPT2 = {"position": "learned", "norm": "layernorm", "norm_eps": 1e-5, "mlp": "gelu_tanh"}
 GPT2 |= {"bias": True, "qkv_bias": True, "qk_norm": False}
@@ -230,14 +231,50 @@ def test_auto_tokenizer_loads_it(bpe, tmp_path):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text and tokenizer.eos_token_id == bpe.eot_token
 
 
+def steps(content: dict) -> list[dict]:
+    return content["pre_tokenizer"]["pretokenizers"]
+
+
+@pytest.mark.parametrize("before", [[], ["Digits"]], ids=str)
+def test_byte_level_after_digits_or_alone_gives_their_ids(before, bpe, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    pattern = DIGITS_PATTERN if before else GPT2_PATTERN
+    save_tokenizer_json(trained(pattern.replace(r"\p{N}|", r"\p{N}+|")), tmp_path, 16)  # with numbers to cut apart
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    digits = [{"type": "Digits", "individual_digits": True}] * len(before)
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*digits, byte_level]}
+    content["normalizer"] = {"type": "NFC"}
+    file.write_text(json.dumps(content))
+    theirs, ours = tokenizers.Tokenizer.from_file(str(file)), read_tokenizer_json(tmp_path)
+
+    @settings(max_examples=200, deadline=None)
+    @given(text=TEXTS.map(lambda text: unicodedata.normalize("NFC", text)).filter(lambda text: END_OF_TEXT not in text))
+    def the_same(text):
+        assert theirs.encode(text).ids == ours.encode_ordinary(text)
+
+    the_same()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t["model"].update(type="Unigram"), "not byte-level BPE"),
+        (lambda t: t["model"].update(type="Unigram"), "a model Unigram"),
+        (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
+        (lambda t: t.update(normalizer={"type": "Lowercase"}), "a normalizer Lowercase"),
+        (lambda t: steps(t)[1].update(add_prefix_space=True), "add_prefix_space"),
+        (lambda t: steps(t)[1].update(use_regex=True), "use_regex"),
+        (lambda t: steps(t)[0].update(behavior="MergedWithNext"), "MergedWithNext"),
+        (lambda t: steps(t)[0].update(invert=True), "invert"),
+        (lambda t: steps(t).insert(0, {"type": "Digits", "individual_digits": True}), "Digits"),
+        (lambda t: steps(t).insert(1, steps(t)[0]), "Split.*Split"),
+        (lambda t: steps(t).pop(0), "the steps"),
+        (lambda t: t["added_tokens"].append(t["added_tokens"][0] | {"id": 9999, "content": "quick"}), "other ids"),
         (lambda t: t["model"]["merges"].reverse(), "another order"),
         (lambda t: t["model"]["vocab"].pop("a"), "another order|cannot be read"),
         (lambda t: t.pop("model"), "cannot be read"),
-        (lambda t: t["pre_tokenizer"].update(type="Whitespace", pretokenizers=[{"type": "Whitespace"}]), "byte-level"),
+        (lambda t: t["pre_tokenizer"].update(type="Whitespace", pretokenizers=[{"type": "Whitespace"}]), "Whitespace"),
     ],
 )
 def test_a_tokenizer_that_tiktoken_cannot_stand_for_is_refused(change, message, bpe, tmp_path):
