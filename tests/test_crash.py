@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -308,12 +309,12 @@ def test_counts_and_seconds_go_on_after_a_save_and_where_a_stopped_run_left_them
     with start_run(train_config) as run:
         run.progress.step = 5
         run.started -= 100  # as after 100 seconds
-        run.skipped += torch.tensor([3, 2])
+        run.skipped += torch.tensor([3, 0])
         run.save()
         assert 100 < run.seconds < 110
     with start_run(replace(train_config, resume=train_config.run_dir)) as run:
         run.check_numbers()
-        assert (run.progress.skipped, run.progress.skipped_in_a_row) == (3, 2) and 100 < run.seconds < 110
+        assert (run.progress.skipped, run.progress.skipped_in_a_row) == (3, 0) and 100 < run.seconds < 110
 
 
 def test_two_runs_started_in_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
@@ -387,3 +388,31 @@ def test_a_disk_that_fails_for_good_fails_the_run_whenever_it_begins(train_confi
                 train(failing)
         summary = read_summary(Path(failing.run_dir))
         assert summary["status"] == "failed" and "step 4 could not be written" in summary["reason"]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_nothing_is_saved_while_steps_are_skipped(train_config, monkeypatch, caplog, optimizer):
+    config = replace(train_config, optimizer=OptimizerConfig(name=optimizer, lr=0.01), max_steps=4, sample_tokens=0)
+    train(replace(config, eval_interval=100))
+    wild = replace(config, resume=config.run_dir, max_steps=20, checkpoint_interval=1, allow_changes=True)
+    wild.optimizer = OptimizerConfig(name=optimizer, lr=1e38, embedding_lr=1e38, lm_head_lr=1e38)
+    with pytest.raises(SettingsError, match="steps in a row, first in step"):
+        train(wild)
+    assert "is skipped, so it is not saved" in caplog.text
+    steps = sorted(int(path.name[5:]) for path in (Path(config.run_dir) / "checkpoints").glob("step_*"))
+    first = int(re.search(r"step (\d+) is skipped", caplog.text)[1])
+    assert 4 in steps and all(step < first for step in steps)
+
+
+def test_weights_that_are_not_finite_replace_no_checkpoint_and_end_no_run_well(train_config, monkeypatch, caplog):
+    config = replace(train_config, checkpoint_interval=2, keep_checkpoints=1, eval_interval=100, sample_tokens=0)
+
+    def spoil(run: Run) -> None:  # an id that the text does not have: no loss shows it
+        with torch.no_grad():
+            run.model.token_embedding.weight[1] = math.inf
+
+    before_step(monkeypatch, 5, spoil)
+    with pytest.raises(SettingsError, match="a weight is not finite at the end"):
+        train(config)
+    assert "step 6 has weights that are not finite, so it is not saved" in caplog.text
+    assert open_checkpoint(config.run_dir).meta["step"] == 4

@@ -28,7 +28,7 @@ from runs.metrics import Row
 from runs.saver import Saver
 from training import __version__
 from training.config import ScheduleConfig, TrainConfig
-from training.distributed import Ranks, load_shards, save_shards, shutdown_timeout, whole
+from training.distributed import Ranks, load_shards, local, save_shards, shutdown_timeout, whole
 from training.optimizer import load_optimizer_state, make_optimizers, optimizer_state
 
 log = logging.getLogger("tinygpt")
@@ -142,6 +142,10 @@ class Run:
         if self.saved == now and not self.saver.failure:
             return
         self.check_numbers(finished=finished)
+        if (progress.skipped_in_a_row and not finished) or not self.weights_are_finite():
+            what = "is skipped" if progress.skipped_in_a_row else "has weights that are not finite"
+            log.warning("step %d %s, so it is not saved: the checkpoints stay as they are.", progress.step, what)
+            return
         progress.seconds, progress.finished = self.seconds, finished
         self.started, self.saved = time.perf_counter(), now
         weights, optimizers = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
@@ -179,11 +183,18 @@ class Run:
             what = f"loss or gradient was not finite in {in_a_row} steps in a row, first in step {first}"
         elif finished and not math.isfinite(loss := progress.metrics["val_loss"]):
             what = f"the validation loss is {loss} at the end"
+        elif finished and not self.weights_are_finite():
+            what = "a weight is not finite at the end"
         else:
             return
         others = f"set grad_clip=1.0 (it is {config.grad_clip}) or precision=fp32 (it is {config.precision})"
         kept = f"the weights of the steps before are in {self.directory / 'checkpoints'}"
         raise SettingsError(f"{what}: lower optimizer.lr={config.optimizer.lr}, {others}; {kept}.")
+
+    def weights_are_finite(self) -> bool:
+        """Return whether no rank has a weight that is infinite or not a number; all ranks must call."""
+        finite = torch.stack([local(weight.detach()).isfinite().all() for weight in self.model.parameters()]).all()
+        return not self.ranks.largest(float(not finite))
 
     def computed_on(self) -> dict[str, Any]:
         """What the last bits of the result depend on besides the settings."""
