@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from generation.scoring import score
 from generation.text import complete_text
 from model.attention import FUNCTIONS, MODIFIERS, forms, make_attention
 from model.attention.check import combinations, make_layer
+from model.attention.places import Call, Here
 from model.attention.recurrent import in_chunks, token_by_token
 from model.config import AttentionConfig, GPTConfig
 from model.gpt import GPT
@@ -433,6 +435,28 @@ def test_the_gradient_of_a_packed_window_is_that_of_its_documents(attention):
     alone = gpt(tokens[:, :5], targets[:, :5]) + gpt(tokens[:, 5:], targets[:, 5:])
     for got, wanted in zip(together, torch.autograd.grad(alone, weights), strict=True):
         close(got, wanted)
+
+
+@pytest.mark.parametrize("attention", ["linear", "retention", "delta", "delta+key_offset+value_residual"])
+@pytest.mark.parametrize("borders", [(1, 63, 64, 65, 150), (30, 128), (100,), (64, 127, 129, 192)], ids=str)
+@torch.no_grad()
+def test_documents_longer_and_shorter_than_a_chunk_of_a_state_are_each_as_alone(attention, borders):
+    model, tokens = random_gpt(attention=attention, block_size=200).double(), torch.randint(61, (1, 200))
+    ends = [0, *borders, 200]
+    starts = torch.cat([torch.full((1, end - start), start) for start, end in pairwise(ends)], 1)
+    alone = [model(tokens[:, start:end]) for start, end in pairwise(ends)]
+    torch.testing.assert_close(model(tokens, starts=starts), torch.cat(alone, 1), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_forget_sums_its_gates_in_float32_however_the_layer_computes():
+    layer = make_layer("sdpa+forget").to(torch.bfloat16)
+    x = torch.randn(1, 700, C, dtype=torch.bfloat16)
+    modifier = layer.modifiers["forget"]
+    call = Call(*(torch.randn(1, H, 700, 8, dtype=torch.bfloat16) for _ in "qkv"), None, True, None)
+    total = F.logsigmoid(modifier.gate(x).double()).cumsum(-1)
+    bias = modifier.overlay(call, Here(x, None, None, None, {})).bias
+    torch.testing.assert_close(bias.double(), total[..., :, None] - total[..., None, :], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("attention", MIXED)

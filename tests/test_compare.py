@@ -20,6 +20,7 @@ from sweeps.leaderboard import read_jobs
 ROOT = Path(__file__).parent.parent
 TRUE = Law(floor=1.0, scale=1.5, power=0.3)
 SEEDS, SIZES, RATES = ("1", "2", "3", "4", "5"), {"64": 1e5, "96": 4e5}, ("0.01", "0.02", "0.04")
+GAINS_EQUAL = ("sdpa+gate", "mla")
 GAINS = {"sdpa+gate": 1.5, "mla": 1 / 1.5, "softcap": 1.0}  # times the baseline's compute
 
 
@@ -128,13 +129,26 @@ def test_a_factor_is_extrapolated_beyond_the_lengths_of_its_own_size(tmp_path):
 
 
 def test_no_seed_chooses_its_own_rate(tmp_path):
-    losses = {"0.01": (1.0, 2.0, 2.0), "0.02": (1.5, 1.5, 1.5)}  # seed 0 would choose 0.01
+    losses = {"0.01": (0.1, 2.0, 2.0), "0.02": (1.5, 1.5, 1.5)}  # seed 0 would choose 0.01, as would the mean of all
     for number, (rate, seed) in enumerate((rate, seed) for rate in losses for seed in range(3)):
         put_job(tmp_path, number, f"optimizer.lr={rate}", f"seed={seed}", bpb=losses[rate][seed])
     runs: dict = {}
     for job in read_jobs(tmp_path):
         runs.setdefault(job.settings["optimizer.lr"], {})[job.settings["seed"]] = job
     assert {seed: job.settings["optimizer.lr"] for seed, job in chosen(runs).items()}["0"] == "0.02"
+
+
+def test_at_equal_parameters_a_larger_variant_has_to_be_as_good_as_a_larger_baseline(tmp_path):
+    put_sweep(tmp_path, {"sdpa+gate": 1.0, "mla": 1.0})
+    for job in read_jobs(tmp_path):
+        grown = {"sdpa+gate": 1.5, "mla": 1 / 1.5}.get(job.settings["attention"], 1)
+        known = job.summary | {"parameters_in_blocks": job.summary["parameters_in_blocks"] * grown}
+        (job.directory / "summary.json").write_text(json.dumps(known))
+    compare(tmp_path)
+    rows = read(tmp_path)
+    for size in SIZES:
+        larger, smaller = (float(rows[name, size]["± at equal parameters (p)"].split()[0]) for name in GAINS_EQUAL)
+        assert larger > 0.02 and smaller < -0.02
 
 
 def test_a_folder_that_lacks_what_is_needed_is_one_sentence(tmp_path):

@@ -36,6 +36,19 @@ def test_the_even_average_looks_back_and_at_the_first_token_as_often_as_chance()
     assert heads["negative"] == [[0.0]] * 2 and heads["gates"] == {}
 
 
+def test_the_induction_score_is_the_weight_on_what_followed_the_same_token(monkeypatch):
+    measured, L = probes(), 8
+    weights = torch.rand(2, 4, 2 * L, 2 * L)
+
+    def by_head(rows, function):
+        assert rows.shape == (8, 2 * L) and (rows[:, :L] == rows[:, L:]).all()
+        return [function(weights).tolist()]
+
+    monkeypatch.setattr(measured, "by_head", by_head)
+    wanted = [[weights[:, head, L + i, i + 1].mean().item() for i in range(L)] for head in range(4)]
+    assert measured.induction(61)["score"] == [pytest.approx([sum(each) / L for each in wanted])]
+
+
 def test_negative_weights_and_gates_are_those_of_the_model():
     measured = probes(attention="sdpa+diff+gate")
     rows = TOKENS[:16].reshape(1, 16)
