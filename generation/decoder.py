@@ -71,7 +71,9 @@ class Decoder:
         size = self.slots(longest, room)
         self.cache = model.make_cache(len(texts), size, self.sight)
         # What a layer keeps beside keys and values changes its place, which a graph does not.
-        self.can_capture = self.cache.alike and not any(block.attention.overlayers for block in model.blocks)
+        self.can_capture = (
+            model.layers_alike and self.cache.alike and not any(block.attention.overlayers for block in model.blocks)
+        )
         # The tokens in the cache's slots, from which learned positions begin anew.
         self.written = torch.zeros(len(texts), size, dtype=torch.long, device=self.device)
         self.written[:, :longest] = tokens

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from errors import SettingsError
 from model.attention import check_names, make_attention
 from model.attention.functional import Blocks
 from model.config import GPTConfig
@@ -49,6 +50,10 @@ class GPT(nn.Module):
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
         self.layers_alike = len(set(config.attention.split("/")[: config.n_layer])) == 1
+        mixing = [block.attention for block in self.blocks if "value_residual" in block.attention.modifiers]
+        if len({(attention.kv_heads, attention.head_size) for attention in mixing}) > 1:
+            problem = f"attention={config.attention}: value_residual adds the values of layers with other heads"
+            raise SettingsError(f"{problem}: leave it out of the layers that differ.")
         ropes = [block.attention.rope for block in self.blocks]
         self.planes = [None if rope is None else rope.planes for rope in ropes]  # that each layer turns
         self.ropes = list({rope.planes: rope for rope in ropes if rope is not None}.values())
@@ -101,7 +106,9 @@ class GPT(nn.Module):
         begins = None
         past = 0 if cache is None else cache.position
         if starts is not None:
-            assert cache is None, "a cache continues one document"
+            if cache is not None or attention_mask is not None:
+                given = "a cache" if attention_mask is None else "attention_mask"
+                raise ValueError(f"starts and {given} are both given: pad or continue one document to a row.")
             place = torch.arange(tokens.size(1), device=tokens.device)
             begins, mask = starts == place, combine(real, document_mask(starts))
             if positions is None and self.config.position == "learned":

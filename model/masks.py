@@ -56,6 +56,15 @@ def first_of_text(mask: Shaped[Tensor, " ..."], T: int) -> Bool[Tensor, "... T"]
     return real[..., -T:] & ~before
 
 
+def has_holes(mask: Shaped[Tensor, " ..."]) -> bool:
+    """Return whether a mask hides keys between others from all queries; False while torch compiles."""
+    real = real_keys(mask)
+    if real is None or torch.compiler.is_compiling():
+        return False
+    seen = real.int()
+    return bool(((seen.cumsum(-1) > 0) & ~real & (seen.flip(-1).cumsum(-1).flip(-1) > 0)).any())
+
+
 def keys_allowed(
     mask: Shaped[Tensor, " ..."] | None, is_causal: bool, T: int, S: int, device: Device = None
 ) -> Float[Tensor, "... #T"]:

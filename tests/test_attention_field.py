@@ -588,3 +588,30 @@ def test_where_documents_begin_is_where_their_mark_is():
     tokens = np.array([[5, 9, 5, 5, 9, 9, 5], [9, 5, 5, 5, 5, 5, 5], [5, 5, 5, 5, 5, 5, 9]])
     expected = [[0, 1, 1, 1, 4, 5, 5], [0] * 7, [0, 0, 0, 0, 0, 0, 6]]
     assert document_starts(tokens, separator=9).tolist() == expected
+
+
+def test_starts_beside_padding_or_a_cache_are_refused():
+    model, tokens = random_gpt(attention="delta"), torch.randint(61, (2, 6))
+    starts, real = torch.zeros(2, 6, dtype=torch.long), torch.ones(2, 6)
+    with pytest.raises(ValueError, match="starts and attention_mask are both given"):
+        model(tokens, starts=starts, attention_mask=real)
+    with pytest.raises(ValueError, match="starts and a cache are both given"):
+        model(tokens, starts=starts, cache=model.make_cache(2, 6))
+
+
+def test_forget_refuses_padding_within_a_text_and_takes_it_before_and_behind():
+    model, tokens, real = random_gpt(attention="sdpa+forget"), torch.randint(61, (2, 6)), torch.ones(2, 6)
+    real[0, :2] = real[1, 4:] = 0
+    padded = model(tokens, attention_mask=real)
+    close(padded[0, 2:], model(tokens[:1, 2:])[0])
+    close(padded[1, :4], model(tokens[1:, :4])[0])
+    real[0, 4] = 0
+    with pytest.raises(ValueError, match="not within"):
+        model(tokens, attention_mask=real)
+
+
+def test_value_residual_between_layers_of_other_heads_is_refused():
+    for attention in ("single_head+value_residual/sdpa+value_residual", "average+value_residual/sdpa+value_residual"):
+        with pytest.raises(SettingsError, match="value_residual adds the values of layers with other heads"):
+            random_gpt(attention=attention)
+    random_gpt(attention="sdpa+value_residual/single_head")

@@ -257,3 +257,15 @@ def test_on_a_gpu_a_text_is_the_same_captured_or_not(case):
     for controls in ({}, {"temperature": 0}, CONTROLS):
         plain = tokens_of(gpt, PROMPTS, SEEDS, new=300, decoder=Plain, **controls)
         assert tokens_of(gpt, PROMPTS, SEEDS, new=300, **controls) == plain
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("attention", ["sdpa/sigmoid", "average/sdpa"])
+@torch.inference_mode()
+def test_layers_of_different_forms_are_decoded_each_by_its_own(attention, traces):
+    gpt = random_gpt(attention=attention, position="alibi", block_size=16)
+    plain, capturing = Decoder(gpt), Capturing(gpt)
+    torch.testing.assert_close(plain.read(PROMPTS, room=8), capturing.read(PROMPTS, room=8))
+    for step in range(8):
+        tokens = torch.tensor([step, 2 * step, 3 * step])
+        torch.testing.assert_close(capturing.step(tokens), plain.step(tokens), atol=1e-5, rtol=1e-5)

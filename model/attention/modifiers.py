@@ -15,7 +15,7 @@ from model.attention.layer import CausalSelfAttention
 from model.attention.places import Call, Here, Kept, Modifier, PerHead, wide
 from model.attention.registry import modifier
 from model.config import AttentionConfig
-from model.masks import alibi_slopes, keys_allowed
+from model.masks import alibi_slopes, has_holes, keys_allowed
 
 # What the layer's settings say for all layers, a modifier says for one of a pattern.
 
@@ -135,6 +135,8 @@ class Forget(Modifier):
         self.gate = PerHead(config.n_embd, layer.n_head, torch.tensor(bias.tolist()))
 
     def overlay(self, call: Call, here: Here) -> Call:
+        if here.told is None and isinstance(here.mask, Tensor) and has_holes(here.mask):
+            raise ValueError("forget fades with every position: mask may hide keys before or after a text, not within.")
         T, reach = call.q.shape[-2], call.k.shape[-2]
         total = F.logsigmoid(wide(self.gate(here.x))).cumsum(-1)  # (…, H, T)
         if here.store is not None:
