@@ -8,7 +8,7 @@ learned             there is no embedding for position block_size, so the text b
 
 Both depend on nothing but the text itself, so a batch of texts is decoded as each would be alone.
 
-A plain step of GPT-2's shape (12 layers) is 137 operations that are no views; drawing a token adds 8. On a GPU a step
+A plain step of GPT-2's shape (12 layers) is 149 operations that are no views; drawing a token adds 8. On a GPU a step
 is captured as a graph, and the next one launched before the last token is read. The aim is 2,500 tokens/s for GPT-2
 124M at batch 1 in bf16 on an H200; that has not been measured.
 """
