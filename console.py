@@ -1,4 +1,4 @@
-"""The terminal of a command: what is done when it is closed, full or gone, and when Ctrl-C is typed in it.
+"""The terminal of a command: Ctrl-C and other signals, and streams that are closed, full or gone.
 
 The commands import this first: from here on Ctrl-C ends in one line, while the rest is imported too.
 """
@@ -8,22 +8,24 @@ import logging
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-
-INTERRUPTED = "stopped by Ctrl-C"
+from types import FrameType, TracebackType
+from typing import Self
 
 
 def end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """As sys.excepthook, with one line and status 130 for Ctrl-C."""
     if not issubclass(kind, KeyboardInterrupt):
         return sys.__excepthook__(kind, error, trace)
-    say(INTERRUPTED)
+    say("stopped by Ctrl-C")
+    close_console()
     os._exit(130)
 
 
-if Path(sys.argv[0]).parent == Path(__file__).parent:  # one of our commands, and not a program that uses us
+# One of our commands, or python -m sweeps (whose name is -m while it is looked for), not a program that uses us.
+if sys.argv[0] == "-m" or Path(sys.argv[0]).resolve().is_relative_to(Path(__file__).resolve().parent):
     sys.excepthook = end_at_once
 
 
@@ -33,10 +35,50 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def in_notebook() -> bool:
+    """Return whether a Jupyter kernel shows what is printed."""
+    return "ipykernel" in sys.modules
+
+
+def bar_off() -> bool | None:
+    """Return tqdm's `disable`: a notebook has bars, a dumb terminal has none, and else (None) a terminal alone."""
+    return False if in_notebook() else os.environ.get("TERM") == "dumb" or None
+
+
 def ending_signals() -> list[int]:
     """Return the signals that ask for an orderly end; nohup's wish to ignore SIGHUP is kept."""
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+class Signals:
+    """Remembers the signal that asks for an orderly end, until somebody looks; a second one ends at once."""
+
+    def __init__(self, passed_on: bool = False) -> None:
+        """passed_on: whether the same signal may come twice, as torchrun and Slurm both pass it on."""
+        self.received, self.passed_on = 0, passed_on
+        """The signal; 0 for none."""
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
+        self.earlier = {number: signal.signal(number, self._remember) for number in ending_signals() if is_main}
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self.earlier.items():
+            signal.signal(number, handler)
+        if self.received and not error:  # too late for this run, but a sweep ends here
+            raise SystemExit(128 + self.received)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.received and self.passed_on:
+            return  # SIGKILL is torchrun's to send
+        # A shell and the system each send a SIGHUP when a terminal is closed, and may add a SIGTERM.
+        if self.received > signal.SIGHUP != number:
+            os._exit(128 + number)  # a checkpoint that is being written then counts as absent
+        self.received = max(self.received, number)
+        if number == signal.SIGINT:
+            say("\nfinishing this step, then saving; Ctrl-C again leaves at once")
 
 
 def open_console() -> None:
@@ -51,7 +93,7 @@ def open_console() -> None:
 
 def close_console() -> None:
     """Write what is left to be printed, or else drop it: Python would complain at its exit."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except OSError:

@@ -1,16 +1,20 @@
-"""Mistakes a person can make, and the checks of settings that find them.
+"""Mistakes a person can make, and the checks of settings that find them. Checks of numbers let None pass: a default."""
 
-Each message names the setting as typed, its value and the remedy. Checks of numbers let None pass: a default.
-"""
-
-import functools
 import math
-from collections.abc import Collection, Iterable
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be honoured."""
+    """A setting that cannot be honoured: the problem, with the setting as typed and its value, and the remedy."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem, remedy)
+        self.problem, self.remedy = problem.removesuffix("."), remedy.removesuffix(".")
+
+    def __str__(self) -> str:
+        sentence = f"{self.problem}: {self.remedy}" if self.remedy else self.problem
+        return sentence if sentence.endswith("?") else f"{sentence}."
 
 
 class DataError(SettingsError):
@@ -21,12 +25,19 @@ class CheckpointError(SettingsError):
     """A checkpoint that is missing or damaged."""
 
 
-class FormatError(CheckpointError):
-    """A checkpoint of another version of tinygpt, whole as far as this one can tell."""
-
-
 class HuggingFaceError(SettingsError):
     """A Hugging Face model, configuration or tokenizer that has no counterpart here."""
+
+
+@contextmanager
+def naming(setting: str) -> Iterator[None]:
+    """Let a mistake that is found within begin with the setting that led to it, as in init_from=run."""
+    try:
+        yield
+    except SettingsError as error:
+        raise type(error)(f"{setting}: {error.problem}", error.remedy) from error
+    except ValueError as error:
+        raise SettingsError(f"{setting}: {first_line(error)}") from error
 
 
 def first_line(error: BaseException) -> str:
@@ -34,22 +45,36 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
+def why(error: BaseException) -> str:
+    """Return the system's words for an error, or else the first line of its message."""
+    return getattr(error, "strerror", None) or first_line(error)
+
+
+def shown(value: object) -> str:
+    """Return a setting's value as a person types it: null, true, 2 instead of 2.0, [a,b]."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(shown, value))}]"
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
 def one_of(name: str, value: str | None, known: Collection[str]) -> None:
     if value not in known:
-        raise SettingsError(f"{name}={value} is not known: choose one of {', '.join(known)}.")
+        raise SettingsError(f"{name}={shown(value)} is not known", f"choose one of {', '.join(known)}")
 
 
-def at_least(name: str, value: float | None, least: float, remedy: str = "") -> None:
-    """Refuse less than `least`, NaN and infinity. remedy: what else may be given, after a comma."""
+def at_least(name: str, value: float | None, least: float) -> None:
+    """Refuse less than `least`, NaN and infinity."""
     if value is not None and not least <= value < math.inf:
         finite = "finite and " if isinstance(value, float) else ""
-        raise SettingsError(f"{name}={value} must be {finite}at least {least}{remedy and f', {remedy}'}.")
+        raise SettingsError(f"{name}={shown(value)} must be {finite}at least {shown(least)}")
 
 
-def positive(name: str, value: float | None, remedy: str = "") -> None:
+def positive(name: str, value: float | None) -> None:
     """Refuse 0, negative numbers, NaN and infinity."""
     if value is not None and not 0 < value < math.inf:
-        raise SettingsError(f"{name}={value} must be finite and above 0{remedy and f', {remedy}'}.")
+        raise SettingsError(f"{name}={shown(value)} must be finite and above 0")
 
 
 def fraction(name: str, value: float | None, *, below: float = math.inf, most: float = 1, above: float = -1) -> None:
@@ -57,35 +82,4 @@ def fraction(name: str, value: float | None, *, below: float = math.inf, most: f
     if value is not None and not (0 <= value <= most and above < value < below):
         lower = "at least 0" if above < 0 else f"above {above}"
         upper = f"below {below}" if below <= most else f"at most {most}"
-        raise SettingsError(f"{name}={value} must be {lower} and {upper}.")
-
-
-def refuse_idle(settings: object, rules: Iterable[tuple[str, str, bool]], given: Collection[str] | None = None) -> None:
-    """Refuse settings that change nothing beside others.
-
-    rules: names, what takes their meaning, and whether it does. given: those that were typed; all for None.
-    """
-    for names, taker, holds in rules:
-        for name in names.split() if holds else ():
-            *path, last = name.split(".")
-            owner = functools.reduce(getattr, path, settings)
-            value, default = getattr(owner, last), getattr(type(owner), last, [])
-            if value not in (None, default) and (given is None or name in given):
-                raise SettingsError(f"{name}={value} means nothing with {taker}: leave it out, or change the other.")
-
-
-def page_name(name: str, path: str | None) -> None:
-    """Refuse a file whose name no browser would take for a page."""
-    if path and not path.endswith(".html"):
-        raise SettingsError(f"{name}={path} is a page: give its name the ending .html.")
-
-
-def refuse_unwritable(name: str, path: str) -> None:
-    """Refuse a file that cannot be written, before the work that fills it."""
-    file, is_new = Path(path), not Path(path).exists()
-    try:
-        file.open("a").close()
-    except OSError as error:
-        raise SettingsError(f"{name}={path} cannot be written ({error.strerror}): name another file.") from None
-    if is_new:
-        file.unlink()
+        raise SettingsError(f"{name}={shown(value)} must be {lower} and {upper}")

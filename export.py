@@ -5,11 +5,10 @@ python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a 
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
-from errors import SettingsError
-from runs.formatting import visible
+from errors import SettingsError, naming
+from runs.text import visible
 from settings import run_command
 from training.config import TrainConfig
 
@@ -22,43 +21,40 @@ class ExportConfig:
     """A run's directory, for its best checkpoint, or a checkpoint's; the newest run when null."""
     import_from: str | None = None
     """Folder or hub name of a GPT-2, Llama or Qwen3 of Hugging Face, of which `to` becomes a checkpoint. It is for
-    sample.py, evaluate.py and train.py's init_from."""
+    sample.py, eval.py and train.py's init_from."""
     to: str = ""
     """The folder to write, which must not exist yet."""
 
     def __post_init__(self) -> None:
         if not self.to:
-            raise SettingsError("to=FOLDER is needed: the folder to write.")
+            raise SettingsError("to=FOLDER is needed", "name the folder to write")
         if self.checkpoint and self.import_from:
             given = f"checkpoint={self.checkpoint} and import_from={self.import_from}"
-            raise SettingsError(f"{given} are both given: choose one.")
+            raise SettingsError(f"{given} are both given", "choose one")
 
 
 def export(config: ExportConfig) -> None:
     """Write `to`, completely or not at all."""
-    from data.files import replacing
+    from data.files import user_path, writing
     from interop.huggingface import find_folder, from_huggingface, to_huggingface
     from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
     from runs.checkpoint import open_checkpoint, save_checkpoint
 
-    folder = Path(config.to)
-    if folder.exists():
-        raise SettingsError(f"to={config.to} is there already: choose another folder, or remove it first.")
-    name, source = "checkpoint", config.import_from or ""
-    try:
-        if source:
-            model, tokenizer = from_huggingface(source), read_tokenizer_json(find_folder(source))
+    folder, kind = user_path("to", config.to), "checkpoint"
+    if folder.exists() or folder.is_symlink():
+        raise SettingsError(f"to={config.to} is there already", "choose another folder, or remove it first")
+    with writing("to", config.to) as unfinished:
+        if source := config.import_from:
+            with naming(f"import_from={source}"):
+                model, tokenizer = from_huggingface(source), read_tokenizer_json(find_folder(source))
             settings = TrainConfig(model=model.config, init_from=f"hf:{source}")
-            save_checkpoint(folder, model=model, tokenizer=tokenizer, config=settings)
+            save_checkpoint(unfinished, model=model, tokenizer=tokenizer, config=settings)
         else:
             checkpoint = open_checkpoint(config.checkpoint)
             source = str(checkpoint.path)
-            with replacing(folder) as unfinished:
-                name = to_huggingface(checkpoint.model, unfinished, checkpoint.tokenizer.eot_token)
-                save_tokenizer_json(checkpoint.tokenizer, unfinished, checkpoint.model.config.block_size)
-    except OSError as error:
-        raise SettingsError(f"to={config.to} cannot be written ({error.strerror}): choose another folder.") from None
-    print(visible(f"{source} is now {folder}, a {name}."))
+            kind = to_huggingface(checkpoint.model, unfinished, checkpoint.tokenizer.eot_token)
+            save_tokenizer_json(checkpoint.tokenizer, unfinished, checkpoint.model.config.block_size)
+    print(visible(f"{source} is now {folder}, a {kind}."))
 
 
 def main() -> None:

@@ -1,44 +1,41 @@
-"""Where the commands get their settings: NAME=VALUE in, a checked dataclass out, one sentence for a mistake.
+"""Settings as a person meets them: NAME=VALUE in, a checked dataclass out, --help, one sentence for a mistake.
 
-Functions of train.py's command import Hydra themselves: the other commands start without it.
+hydra_command.py adds what train.py has besides: groups of settings and sweeps.
 """
 
+import ast
+import difflib
 import errno
-import functools
-import logging
-import operator
+import inspect
+import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from pathlib import Path
-from typing import Any
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+import yaml
 
-from console import INTERRUPTED, close_console, open_console, say
-from errors import SettingsError
-from runs.formatting import RANGES, LogFormatter, literal, visible
-from runs.summary import begin_job, device_of_job, fail_job, has_checkpoints
-from schema import Schema, described, explain_value, from_arguments, help_text, refuse_flags, to_settings
-from training.config import TrainConfig, refuse_idle_settings
+from console import close_console, open_console, say
+from errors import SettingsError, first_line, shown
+from runs.text import flat, visible
 
-ModelOf = Callable[[str], dict[str, Any]]
-log = logging.getLogger("tinygpt")
-CONF = Path(__file__).resolve().parent / "conf"
-CONSOLE = logging.StreamHandler()
-CONSOLE.setFormatter(LogFormatter())
+Schema = TypeVar("Schema")
 # Why the system refuses a file or folder that a person has named.
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR)
-# Two sweeps that start in the same second need folders of their own: short_id ends their names.
-OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
-# Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${floordiv:${max_steps},0.5}.
-OmegaConf.register_new_resolver("floordiv", lambda *n: int(functools.reduce(operator.floordiv, n)), replace=True)
+TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# What other trainers call a setting.
+ALIASES = {
+    "learning_rate": "optimizer.lr", "max_iters": "max_steps", "out_dir": "run_dir", "dropout_p": "model.dropout",
+    "n_layers": "model.n_layer", "n_heads": "model.n_head", "d_model": "model.n_embd",
+}  # fmt: skip
 
 
 def run_command(schema: type[Schema], about: str | None, function: Callable[[Schema], object]) -> None:
@@ -46,96 +43,41 @@ def run_command(schema: type[Schema], about: str | None, function: Callable[[Sch
 
     about: the script's docstring. A person's mistake ends in one sentence on stderr and exit status 1.
     """
-    with mistakes_explained(schema):
+    with mistakes_explained():
         arguments = sys.argv[1:]
         if {"--help", "-h"} & set(arguments):
             print(help_text(schema, about or ""), flush=True)
-            return
-        if arguments[:1] == ["-sc"]:  # what train.py's tab completion asks of every command
+        elif arguments[:1] == ["-sc"]:  # what train.py's tab completion asks of every command
             print(*(f"{name}=" for name, *_ in described(schema)))
-            return
-        refuse_flags(schema, arguments)
-        function(from_arguments(schema, arguments))
-        sys.stdout.flush()
-
-
-def run_train_command(about: str | None, function: Callable[[TrainConfig], Any], model_of: ModelOf) -> None:
-    """As run_command(), with Hydra's groups and sweeps. model_of: returns the settings of init_from's model."""
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    register_schema()
-
-    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
-    def job(cfg: DictConfig) -> Any:
-        log_to_console()
-        about_hydra = HydraConfig.get()
-        if about_hydra.mode == RunMode.MULTIRUN:
-            return run_job(cfg, function, model_of)
-        with mistakes_explained(TrainConfig):  # Hydra adds a line to an exception that comes out of here
-            asks = about_hydra.sweeper.get("params") or about_hydra.runtime.choices["hydra/sweeper"] == "optuna"
-            if asks and not cfg.dry_run:  # a plan of one does no harm
-                raise SettingsError("many runs are asked for, and one would be made: add -m.")
-            return function(checked(complete(cfg, model_of)))
-
-    with mistakes_explained(TrainConfig):
-        arguments = sys.argv[1:]
-        if {"--help", "-h"} & set(arguments):
-            print(help_text(TrainConfig, about or "", groups_help()), flush=True)
-            return
-        refuse_flags(TrainConfig, arguments, others=True)
-        refuse_folders(arguments)
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
-        inherited = filter(None, [os.environ.get("PYTHONPATH")])
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
-        # Hydra reads no flag that follows an override.
-        sys.argv[1:] = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
-        warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)  # its plugins' schemas have their names
-        job()
-
-
-def log_to_console() -> None:  # in job(), which is pickled for other processes, the handler's lock could not be
-    CONSOLE.setStream(sys.stdout)
-    log.addHandler(CONSOLE)
-    log.setLevel(logging.INFO)
-
-
-def register_schema() -> None:
-    """Tell Hydra what conf/train.yaml calls train_schema and brought."""
-    from hydra.core.config_store import ConfigStore
-
-    # Hydra copies its store of schemas for every group that it looks at, a hundred times for --hydra-help.
-    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
-    ConfigStore.instance().store(name="train_schema", node=TrainConfig)
-    ConfigStore.instance().store(name="brought", node={})
+        else:
+            refuse_flags(schema, arguments)
+            function(from_arguments(schema, arguments))
+            sys.stdout.flush()
 
 
 @contextmanager
-def mistakes_explained(schema: type) -> Iterator[None]:
-    """End the process with status 1 and one sentence when a person's mistake is raised within."""
-    status = 0
+def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda error: None) -> Iterator[None]:
+    """End the process with status 1 and one sentence when a person's mistake is raised within.
+
+    explain: returns a sentence for exceptions of a library that stand for a mistake.
+    """
+    status, rank = 0, os.environ.get("RANK")
     open_console()
     try:
         yield
-    except KeyboardInterrupt:
-        say(INTERRUPTED)
-        status = 130
     except BrokenPipeError:  # the reader of what is printed has seen enough
         pass
     except SystemExit as exiting:
         status = exiting.code if isinstance(exiting.code, int) else 1
     except Exception as error:
-        sentence = explain(error, schema)
-        if "RANK" not in os.environ and not sentence:
+        sentence = sentence_for(error) or explain(error)
+        if not sentence and rank is None:
             raise
-        # Of torchrun's processes the first to fail says why; before they have met, that is rank 0.
-        distributed = sys.modules.get("training.distributed")
-        if distributed.first_to_fail() if distributed else os.environ.get("RANK", "0") == "0":
+        if rank in (None, "0") or not sentence:  # a mistake is made by all of torchrun's processes
             say(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1
     close_console()
-    if "RANK" in os.environ:
+    if rank is not None:
         # At once: an orderly shutdown can hang, for ranks that are gone or for its own threads, and everything worth
         # keeping is on the disk.
         os._exit(status)
@@ -143,144 +85,154 @@ def mistakes_explained(schema: type) -> Iterator[None]:
         sys.exit(status)
 
 
-def refuse_folders(arguments: list[str]) -> None:
-    """Raise SettingsError for folders that a single run or a sweep does not take."""
-    typed = by_name(arguments)
-    if (folder := typed.get("hydra.run.dir")) is not None:
-        raise SettingsError(f"hydra.run.dir={folder} is not used: write run_dir={folder}.")
-    if typed.get("hydra.job.chdir", "false").lower() not in ("false", "null"):
-        raise SettingsError("hydra.job.chdir=true is not used: paths are relative to the folder that you start from.")
-    for name in ("run_dir", "resume"):
-        if {"-m", "--multirun"} & set(arguments) and typed.get(name, "null") != "null":
-            remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
-            raise SettingsError(f"{name}={typed[name]} is for a single run: {remedy}.")
-
-
-def by_name(overrides: Iterable[str]) -> dict[str, str]:
-    return dict(override.lstrip("+").partition("=")[::2] for override in overrides)
-
-
-def run_job(cfg: DictConfig, function: Callable[[TrainConfig], Any], model_of: ModelOf) -> Any:
-    """Call the command's function for one job of a sweep, in the job's folder; log and raise what ends it."""
-    from hydra.core.hydra_config import HydraConfig
-
-    hydra = HydraConfig.get()
-    number, folder = hydra.job.num, Path(hydra.runtime.output_dir)
-    varied = " ".join(override for override in hydra.overrides.task if override not in sys.argv)
-    log.info("job %s: %s", number, varied)
-    begun = False
-    try:
-        if not cfg.dry_run:  # which writes nothing
-            if (loss := begin_job(folder, number, list(hydra.overrides.task))) is not None:
-                return loss
-            begun = True
-            cfg.run_dir = str(folder)
-            if has_checkpoints(folder):  # the sweep goes on, or Slurm queued the job again
-                cfg.resume, cfg.init_from = str(folder), None
-        cfg = complete(cfg, model_of)
-        if hydra.runtime.choices["hydra/launcher"] != "basic":
-            if threads := hydra.launcher.get("cpus_per_task"):
-                os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-            cfg.device = device_of_job(cfg.device, number)
-        cfg.wandb.group = cfg.wandb.group or os.environ.get("WANDB_RUN_GROUP") or Path(hydra.sweep.dir).name
-        cfg.wandb.name = cfg.wandb.name or os.environ.get("WANDB_NAME") or f"{number} {varied}"
-        return function(checked(cfg))
-    except Exception as error:
-        if begun:  # else job.json is of a run that is left alone
-            fail_job(folder, error)
-        sentence = explain(error, TrainConfig)
-        log.error("job %s failed: %s", number, sentence or error, exc_info=not sentence)
-        raise
-
-
-def complete(cfg: DictConfig, model_of: ModelOf) -> DictConfig:
-    """Return the settings: defaults < what the resumed run or init_from's model brings < what was asked for.
-
-    cfg: the settings without those of a run or model. Asked for is what is typed, or set by an option that is.
-    """
-    from hydra import compose
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.hydra_config import HydraConfig
-
-    from runs.directory import find_run, saved_settings
-
-    place = {"run_dir": cfg.run_dir, "resume": None, "init_from": cfg.init_from}
-    typed = HydraConfig.get().overrides.task
-    brought: dict[str, Any] = {}
-    if cfg.resume and (run := find_run(cfg.resume, cfg.run_dir)):
-        brought = saved_settings(run)
-        place = {"run_dir": str(run), "resume": str(run), "init_from": None if cfg.resume == "auto" else cfg.init_from}
-    elif cfg.init_from:
-        for override in typed:  # an experiment's tokenizer applies only to new weights
-            if override.lstrip("+").startswith(("tokenizer=", "tokenizer.")):
-                raise SettingsError(f"init_from={cfg.init_from} has its own tokenizer: leave out {override}.")
-        brought = {"model": model_of(cfg.init_from)}
-    # A group's option that is typed, as optimizer=adamw, replaces all that is brought of the group.
-    known = {setting.name for setting in fields(TrainConfig)} - by_name(typed).keys()
-    brought = {name: value for name, value in brought.items() if name in known}
-    if cfg.attention and "model" in brought:
-        del brought["model"]["attention"]
-    if brought:
-        ConfigStore.instance().store(name="brought", node=literal(brought))
-        try:
-            cfg = compose("train", list(typed))
-        finally:
-            ConfigStore.instance().store(name="brought", node={})  # the next job of a sweep brings its own
-    cfg.update(literal(place))
-    return cfg
-
-
-def checked(cfg: DictConfig) -> TrainConfig:
-    """Return the settings as TrainConfig; SettingsError where what was typed cannot be honoured."""
-    from hydra.core.hydra_config import HydraConfig
-
-    typed = by_name(HydraConfig.get().overrides.task)
-    if {"attention", "model.attention"} <= typed.keys():
-        given = f"attention={typed['attention']} and model.attention={typed['model.attention']}"
-        raise SettingsError(f"{given} are both given: choose one.")
-    if empty := [name for name in ("run_dir", "resume", "init_from") if typed.get(name) == ""]:
-        raise SettingsError(f"{empty[0]}= is empty: give a folder, or leave it out.")
-    if cfg.attention:  # here, so that the model is checked with it
-        cfg.model.attention, cfg.attention = cfg.attention, None
-    config = to_settings(cfg, TrainConfig)
-    refuse_idle_settings(config, typed)
-    return config
-
-
-def explain(error: BaseException, schema: type) -> str | None:
-    """Return one sentence for a mistake on the command line, None for an error that is ours."""
+def sentence_for(error: BaseException) -> str | None:
+    """Return one sentence for a person's mistake, None for an error that is ours."""
     if isinstance(error, SettingsError):
         return str(error)
     if isinstance(error, OSError) and error.errno in CLOSED:
         place = error.filename or "standard output or a file"
         return f"{place} cannot be used ({error.strerror}): name a place with room that is yours to write to."
-    for mistake in (error.__cause__, error):
-        if isinstance(mistake, OmegaConfBaseException):
-            return explain_value(mistake, schema)
-    from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, option = (error.missing_cfg_file or "").rpartition("/")
-        return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
-    if isinstance(error, OverrideParseException):
-        quoted = "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes"
-        remedy = f"write NAME=VALUE, and {quoted}, as in 'data.path=\"notes (1).txt\"'"
-        if re.search(r"=\s*\w+\(", error.override):
-            remedy = f"ranges are {RANGES}"
-        return f"cannot read the override {error.override!r}: {remedy}."
-    if isinstance(error, ValueError) and str(error).startswith("Config group override"):  # it does not say which
-        pairs = by_name(sys.argv[1:]).items()
-        wrong = [f"{g}={o}" for g, o in pairs if (CONF / g).is_dir() and not (CONF / g / f"{o}.yaml").exists()]
-        return f"{' '.join(wrong)} does not exist: a group takes the name of an option, which --help lists."
-    return " ".join(str(error).split()) if isinstance(error, HydraException) else None
+    return None
 
 
-def groups_help() -> str:
-    """Return what --help says of the groups of conf/ and of sweeps."""
-    lines = ["Choose a group's option with GROUP=OPTION; conf/GROUP/OPTION.yaml is what it sets:", ""]
-    for folder in sorted(path for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"):
-        name = "+experiment" if folder.name == "experiment" else folder.name
-        lines.append(f"  {name:<13}{' '.join(sorted(path.stem for path in folder.iterdir()))}")
-    sweep = "python train.py -m model.n_head=2,4 seed=1,2"
-    lines += ["", f"Sweeps: -m tries every combination of values separated by commas, as in  {sweep}", "", ""]
+def by_name(arguments: Iterable[str]) -> dict[str, str]:
+    """Return what is typed as NAME=VALUE by its names, without the + that Hydra wants before some."""
+    return dict(argument.lstrip("+").partition("=")[::2] for argument in arguments)
+
+
+def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
+    """Return the `schema` object that NAME=VALUE arguments describe, on top of `base` or the defaults."""
+    values = {} if base is None else flat(asdict(base))  # type: ignore[call-overload]
+    return build(schema, values | by_name(arguments))
+
+
+def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
+    """Return the checked `schema` object of values by dotted names; SettingsError for unknown names and other types."""
+    kinds = setting_kinds(schema)
+    for name, value in values.items():
+        if name not in kinds:
+            raise unknown_setting(name, schema)
+        if inside := [other for other in kinds if other.startswith(f"{name}.")]:
+            raise SettingsError(f"{name}={shown(value)} is no setting", f"set one of {', '.join(inside)}")
+
+    def make(kind: type, prefix: str) -> Any:
+        given = {}
+        for field, hint in get_type_hints(kind).items():
+            name = prefix + field
+            if is_dataclass(hint):
+                given[field] = make(hint, f"{name}.")  # type: ignore[arg-type]
+            elif name in values:
+                given[field] = converted(name, values[name], kinds[name])
+        return kind(**given)
+
+    return make(schema, "")
+
+
+def converted(name: str, value: Any, kinds: set[Any]) -> Any:
+    """Return a value, as typed or as Hydra read it, in the type of its setting; SettingsError where it has none."""
+    nullable = NoneType in kinds
+    if nullable and value in (None, "null"):
+        return None
+    if list in kinds:
+        return _listed(name, value, kinds)
+    text = shown(value)
+    try:
+        if str in kinds and value is not None:
+            return text
+        if bool in kinds:
+            return TRUTHS[text.lower()]
+        number = float(text)
+        if float in kinds:
+            return number
+        if number == int(number):
+            return int(text) if text.lstrip("+-").isdecimal() else int(number)
+    except (LookupError, ValueError, OverflowError):
+        pass
+    named = {str: "a text", bool: "true or false", float: "a number", int: "a whole number"}
+    wanted = next(words for kind, words in named.items() if kind in kinds)
+    raise SettingsError(f"{name}={text} is not {wanted}{', or null' * nullable}")
+
+
+def _listed(name: str, value: Any, kinds: set[Any]) -> list[Any]:
+    """Return a list of texts or whole numbers, which may be typed as [a,b], or as a for one."""
+    what, remedy = "whole numbers" if int in kinds else "texts", f"write '{name}=[a,b]'"
+    try:
+        items = yaml.load(value, yaml.BaseLoader) if isinstance(value, str) and value[:1] == "[" else value
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{name}={value} cannot be read as a list ({first_line(error)})", remedy) from None
+    items = items if isinstance(items, list) else [items]
+    if any(isinstance(item, (list, dict, NoneType)) for item in items):
+        raise SettingsError(f"{name}={shown(value)} is no list of {what}", remedy)
+    return [converted(name, item, {int}) if int in kinds else shown(item) for item in items]
+
+
+def setting_kinds(schema: Any, prefix: str = "") -> dict[str, set[Any]]:
+    """Return the types that the value of each setting may have, by its dotted name; of a group its dataclass, of a list
+    that of its items too."""
+    found: dict[str, set[Any]] = {}
+    for name, hint in get_type_hints(schema).items():
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        found[prefix + name] = {get_origin(part) or part for part in parts} | ({int} if list[int] in parts else set())
+        if is_dataclass(hint):
+            found |= setting_kinds(hint, f"{prefix}{name}.")
+    return found
+
+
+def unknown_setting(name: str, schema: type) -> SettingsError:
+    """Return the error for a name that is no setting, with the nearest ones that are."""
+    names = list(setting_kinds(schema))
+    by_last_part = {known.rpartition(".")[2]: known for known in names}
+    near = [ALIASES[name]] if ALIASES.get(name) in names else []
+    near += difflib.get_close_matches(name, names, n=2, cutoff=0.75)
+    near += [by_last_part[n] for n in difflib.get_close_matches(name.rpartition(".")[2], by_last_part, n=1)]
+    remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "--help lists them all"
+    return SettingsError(f"there is no setting {name}", remedy)
+
+
+def refuse_flags(schema: type, arguments: list[str]) -> None:
+    """Raise SettingsError for what is not typed NAME=VALUE."""
+    for argument, following in pairwise([*arguments, "VALUE"]):
+        typed, equals, value = argument.lstrip("-").partition("=")
+        is_flag = argument.startswith("-")
+        if is_flag and (name := typed.replace("-", "_")) in setting_kinds(schema):
+            meant = f"{name}={value if equals else following}"
+            raise SettingsError("settings are typed without dashes", f"write {meant}")
+        if is_flag or not typed or not equals:
+            problem = f"there is no flag {argument}" if is_flag else f"cannot read {argument!r}"
+            raise SettingsError(problem, "settings are typed NAME=VALUE; --help lists them")
+
+
+def help_text(schema: type, about: str, groups: str = "") -> str:
+    """Return what --help shows: about the command, its groups, and each setting with its default and meaning."""
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    lines = [f"{about.strip()}\n\n{groups}Settings and their defaults:\n"]
+    for name, default, meaning in described(schema):
+        left = f"  {name}={default}"
+        filled = textwrap.fill(meaning, width, initial_indent=" " * 36, subsequent_indent=" " * 36)
+        lines.append(f"{left:<35} {filled[36:]}" if len(left) < 36 else f"{left}\n{filled}")
     return "\n".join(lines)
+
+
+def described(schema: type, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield the name, default and meaning of every setting that takes a value, groups after single ones."""
+    hints, meanings = get_type_hints(schema), setting_docs(schema)
+    for field in sorted(fields(schema), key=lambda field: is_dataclass(hints[field.name])):
+        if is_dataclass(hints[field.name]):
+            yield from described(hints[field.name], f"{prefix}{field.name}.")
+            continue
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        typed = default if isinstance(default, str) and default else json.dumps(default)
+        sentence = re.match(r".*?\.(?= [A-Z]|$)|.*", meanings[field.name])
+        yield prefix + field.name, typed, sentence[0] if sentence else ""
+
+
+def setting_docs(schema: type) -> dict[str, str]:
+    """Return the docstring under each field of a dataclass and its bases, on one line each."""
+    docs = {}
+    for kind in reversed(schema.__mro__[:-1]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, text in pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(field.target, ast.Name):
+                docs[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return docs

@@ -4,12 +4,11 @@ As in  python train.py model=small data.path=notes.txt max_steps=2000
 """
 
 import logging
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
-from runs.formatting import visible
-from settings import run_train_command
+from hydra_command import run_train_command
+from runs.text import visible
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -25,62 +24,57 @@ def train(config: TrainConfig) -> float:
     Everything the run writes goes into config.run_dir. A mistake in the settings raises a SettingsError
     that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
-    from training.compiling import uncompiled  # torch takes a second to import: --help does without it
-    from training.device import fast_products
+    from training.device import fast_products, uncompiled  # torch takes a second to import: --help does without it
+    from training.log import Loggers
     from training.optimizer import schedule_factor, set_learning_rate
-    from training.start import start_run
-    from training.step import memory_named, take_step
-    from training.watch.watchers import Watchers
+    from training.start import open_run
+    from training.step import memory_named, train_step
 
-    run = start_run(config)
-    progress = run.progress
-
-    with run, Watchers(run) as watchers, fast_products(run.device):
+    with open_run(config) as run, Loggers(run) as loggers, fast_products(run.device):
+        progress = run.progress
         while True:
-            if stop := int(run.ranks.largest(run.stop)):
+            if stop := int(run.ranks.max(run.signals.received)):
                 run.save()
                 run.saver.finish()
                 run.ranks.from_first(None)  # waits: torchrun ends the others when a rank has ended
                 raise SystemExit(128 + stop)
             done = run.share_done()
             finished = done >= 1
-            if (finished or progress.step % config.eval_interval == 0) and progress.step > progress.evaluated:
-                watchers.tell("evaluates")
+            evaluates = finished or (progress.step and progress.step % config.eval_interval == 0)
+            if evaluates and (progress.step > progress.evaluated or not progress.metrics):
                 with uncompiled(run.compiled):
-                    watchers.evaluated(*evaluate_run(run))
+                    loggers.on_evaluation(*evaluate_run(run))
             due = progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step
             if finished or (due and progress.step):
                 run.save(finished=finished)
-                watchers.tell("saved")
             if finished:
                 break
 
-            factor = schedule_factor(config.schedule, progress.step, done)
+            factor = schedule_factor(config.schedule, progress.step, done, run.max_steps)
             set_learning_rate(run.optimizers, factor)
             with memory_named(run):
-                loss, grad_norm = take_step(run, progress.step)
+                loss, grad_norm = train_step(run, progress.step)
             progress.step += 1
-            watchers.tell("moved")
             logged = progress.step % config.log_interval == 0 or progress.step == 1
             if logged or progress.step % config.max_skipped_steps == 0:
                 run.check_numbers()
             if logged:
-                watchers.stepped(loss=loss.item(), lr=factor * config.optimizer.lr, grad_norm=grad_norm.item())
+                loggers.on_step(loss=loss.item(), lr=factor * config.optimizer.lr, grad_norm=grad_norm.item())
+            else:
+                loggers.on_step()
         run.saver.finish()
-    return progress.best_loss if progress.best_loss is not None else float("inf")
+    return float("inf") if progress.best_loss is None else progress.best_loss
 
 
 def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
     """Score the model on the validation split, remember which step was the best, and let the model write a sample."""
-    from generation.decoder import decode_rate
-    from generation.text import complete_text
+    from generation.generate import complete_text, decode_rate
     from training.evaluation import evaluate
 
     config, progress, block_size = run.config, run.progress, run.config.model.block_size
     windows = config.eval_batch_size or max(1, 4_096 // block_size)
     result = evaluate(run.forward, run.data, block_size, windows, run.autocast, run.ranks)
-    progress.evaluated = progress.step
-    progress.metrics = result.figures
+    progress.evaluated, progress.metrics = progress.step, result.figures
     if result.loss < (float("inf") if progress.best_loss is None else progress.best_loss):
         progress.best_loss, progress.best_step = result.loss, progress.step
     sample = ""
@@ -96,13 +90,6 @@ def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
     return result, sample
 
 
-def model_of(init_from: str) -> dict[str, Any]:
-    """Return the settings of the model that init_from names."""
-    from training.pretrained import origin_config
-
-    return asdict(origin_config(init_from))
-
-
 def train_or_plan(config: TrainConfig) -> float | None:
     if config.dry_run:
         from training.plan import plan_run
@@ -113,7 +100,7 @@ def train_or_plan(config: TrainConfig) -> float | None:
 
 
 def main() -> None:
-    run_train_command(__doc__, train_or_plan, model_of)
+    run_train_command(__doc__, train_or_plan)
 
 
 if __name__ == "__main__":

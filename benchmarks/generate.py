@@ -1,32 +1,29 @@
 """How fast is generation, compared with nanoGPT and Hugging Face?
 
-    python benchmarks/generate.py PATH_OF_A_NANOGPT_CHECKOUT
+    python benchmarks/generate.py PATH_OF_A_NANOGPT_CHECKOUT [--shape N] [--batch N]
 
-The programs take turns on every shape, at batch 1 unless --batch says more. A text ends where the context does, so that
-all programs attend to the same tokens: to all that came before. A short text is written several times in a row.
-"GPT-2's shape" is exactly the others' model, "default" the same sizes with our default settings (rope, swiglu, rmsnorm,
-QK-norm), in float32 and with int8 weights. --gguf adds llama.cpp, through llama-cpp-python and with its defaults, to
-the shape that its files have: models of our default settings, exported and converted as docs/interop.md says, once
-with --outtype f32 and once with q8_0. On a GPU Hugging Face uses a static cache and is compiled. The floor is the time
-to read every weight once per token: a sum over as many bytes.
+The programs take turns on every shape. A text ends where the context does, so that all programs attend to the same
+tokens: to all that came before. A short text is written several times in a row. "GPT-2's shape" is exactly the others'
+model, "default" the same sizes with our default settings (rope, swiglu, rmsnorm, QK-norm), in float32 on a CPU. On a
+GPU all are bf16, and Hugging Face uses a static cache and is compiled. The floor is the time to read every weight once
+per token: a sum over as many bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 
 import nanogpt
 import paired
 import torch
+from torch.nn.attention import sdpa_kernel
 
-from generation.decoder import Decoder
-from generation.sampling import Controls, generate
+from generation.config import SamplingParams
+from generation.generate import BACKENDS, Decoder, draw, filtered
 from model.config import GPTConfig
 from model.gpt import GPT
-from model.packed import to_int8
 
 SHAPES = {  # n_layer, n_head, n_embd, block_size, vocab_size; a text begins with one token
     "4 × 128, T = 64": (4, 4, 128, 64, 65),
@@ -37,9 +34,8 @@ GPT2_SHAPE = dict(
     position="learned", norm="layernorm", norm_eps=1e-5, mlp="gelu", bias=True, qkv_bias=True, qk_norm=False,
     tie_embeddings=True, zero_init=False,
 )  # fmt: skip
-TOKENS = 200
-"""In a text, where they fit into block_size."""
-TEMPERATURE = 0.8
+TOKENS = 200  # in a text, where they fit into block_size
+PARAMS = SamplingParams(temperature=0.8)
 
 
 def main() -> None:
@@ -47,83 +43,68 @@ def main() -> None:
     parser.add_argument("nanogpt", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
     parser.add_argument("--shape", type=int, choices=range(len(SHAPES)), help="only this one of the shapes")
     parser.add_argument("--batch", type=paired.count, default=1, help="samples at a time (1)")
-    parser.add_argument("--gguf", type=paired.file, nargs="+", default=[], help="models for llama.cpp, at batch 1")
     arguments = parser.parse_args()
-    if arguments.gguf and (arguments.batch > 1 or not find_spec("llama_cpp")):
-        parser.error("--gguf wants --batch 1 and llama.cpp: pip install llama-cpp-python")
     paired.header("transformers")
     for number, shape in enumerate(SHAPES):
         if arguments.shape in (None, number):
-            speed(shape, arguments.nanogpt, arguments.batch, arguments.rounds, files=arguments.gguf)
+            speed(shape, arguments.nanogpt, arguments.batch, arguments.rounds)
 
 
-def speed(
-    shape: str,
-    checkout: Path | None,
-    batch: int,
-    rounds: int,
-    precision: torch.dtype = torch.float32,
-    engine: bool = True,
-    files: Sequence[Path] = (),
-) -> None:
-    """Measure one shape and print its table. engine: beside Hugging Face too, where it is installed."""
-    n_layer, n_head, n_embd, block_size, vocab_size = SHAPES[shape]
-    sizes = dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, block_size=block_size, vocab_size=vocab_size)
-    new = min(TOKENS, block_size - 1)
+def speed(shape: str, checkout: Path, batch: int, rounds: int) -> None:
+    """Measure one shape and print its table."""
+    names = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+    sizes = dict(zip(names, SHAPES[shape], strict=True))
+    new = min(TOKENS, sizes["block_size"] - 1)
     texts = math.ceil(TOKENS / new)
-    programs: dict[str, Callable[[], object]] = {}
-    if checkout:
-        programs["nanoGPT"] = theirs(checkout, sizes, batch, new, precision)
-    if engine and find_spec("transformers"):
-        programs["Hugging Face"] = hugging_face(sizes, batch, new)
-    for file in files:
-        if program := llama_cpp(file, sizes, new):
-            programs[f"llama.cpp, {file.stem}"] = program
+    programs: dict[str, Callable[[], object]] = {
+        "nanoGPT": theirs(checkout, sizes, batch, new),
+        "Hugging Face": hugging_face(sizes, batch, new),
+    }
     peers = list(programs)
-    programs["ours, GPT-2's shape"] = ours(sizes | GPT2_SHAPE, batch, new, precision)
-    programs["ours, default"] = ours(sizes | dict(zero_init=False), batch, new, precision)
-    if paired.device().type == "cpu":
-        programs["ours, default, int8"] = ours(sizes | dict(zero_init=False), batch, new, precision, int8=True)
-    measured = {name: paired.timed(program, texts) for name, program in programs.items()}
-    tenth = paired.timed(floor(sizes | GPT2_SHAPE, new // 10, precision))
-    measured["floor"] = lambda: new / (new // 10) * tenth()
+    programs["ours, GPT-2's shape"] = ours(sizes | GPT2_SHAPE, batch, new)
+    programs["ours, default"] = ours(sizes | dict(zero_init=False), batch, new)
+    programs["floor"] = floor(sizes | GPT2_SHAPE, new)
     with torch.no_grad():
+        measured = {name: paired.timed(program, texts) for name, program in programs.items()}
         seconds = paired.interleave(measured, rounds)
-    name = str(precision).removeprefix("torch.")
     in_a_row = f", {texts} in a row" if texts > 1 else ""
-    print(f"{shape}: texts of {1 + new} tokens, {new} of them new{in_a_row}, batch {batch}, {name}\n")
+    print(f"{shape}: texts of {1 + new} tokens, {new} of them new{in_a_row}, batch {batch}\n")
     rows = []
     for name, taken in seconds.items():
         rate = paired.spread([batch * new / one for one in taken], ",.0f")
-        ratios = (paired.ratio(seconds[peer], taken) for peer in (*peers, "ours, default"))
-        rows.append([name, rate, *ratios])
-    paired.table(["", "tokens/s", *(f"of {peer}" for peer in peers), "of our default"], rows)
+        rows.append([name, rate, *(paired.ratio(seconds[peer], taken) for peer in peers)])
+    paired.table(["", "tokens/s", *(f"of {peer}" for peer in peers)], rows)
 
 
-def ours(settings: dict, batch: int, new: int, precision: torch.dtype, *, int8: bool = False) -> Callable[[], None]:
-    model = GPT(GPTConfig(**settings)).to(paired.device(), precision).eval()
-    if int8:
-        to_int8(model)
-    decoder = Decoder(model)
-    controls, seeds = Controls(temperature=TEMPERATURE), list(range(batch))
+def dtype() -> torch.dtype:
+    return torch.bfloat16 if paired.device().type == "cuda" else torch.float32
 
+
+def ours(settings: dict, batch: int, new: int) -> Callable[[], None]:
+    model = GPT(GPTConfig(**settings)).to(paired.device(), dtype()).eval()
+
+    @torch.inference_mode()
     def run() -> None:
-        for _ in generate(decoder, [[0]] * batch, max_new_tokens=new, seeds=seeds, controls=controls):
-            pass
+        decoder, generators = Decoder(model), [torch.Generator().manual_seed(seed) for seed in range(batch)]
+        logits = decoder.prefill([[0]] * batch, new)
+        for _ in range(new):
+            uniform = torch.cat([torch.rand(1, generator=generator) for generator in generators])
+            logits = decoder.step(draw(filtered(logits, PARAMS), uniform).tolist())
 
     return run
 
 
-def theirs(checkout: Path, sizes: dict[str, int], batch: int, new: int, precision: torch.dtype) -> Callable[[], object]:
-    """nanoGPT's generate, as its sample.py calls it: bf16 is autocast's."""
+def theirs(checkout: Path, sizes: dict[str, int], batch: int, new: int) -> Callable[[], object]:
+    """nanoGPT's generate, as its sample.py calls it: bf16 is autocast's. Its attention backends are pinned as ours are:
+    cuDNN's would plan anew for each length."""
     module = nanogpt.load(checkout)
     model = module.GPT(module.GPTConfig(**sizes, dropout=0.0)).to(paired.device()).eval()
     start = torch.zeros(batch, 1, dtype=torch.long, device=paired.device())
-    autocast = torch.autocast(paired.device().type, torch.bfloat16, enabled=precision == torch.bfloat16)
+    autocast = torch.autocast(paired.device().type, torch.bfloat16, enabled=dtype() == torch.bfloat16)
 
     def run() -> None:
-        with autocast:
-            model.generate(start, new, temperature=TEMPERATURE)
+        with autocast, sdpa_kernel(BACKENDS):
+            model.generate(start, new, temperature=PARAMS.temperature)
 
     return run
 
@@ -136,38 +117,18 @@ def hugging_face(sizes: dict[str, int], batch: int, new: int) -> Callable[[], ob
     config = transformers.GPT2Config(
         **settings, activation_function="gelu", bos_token_id=0, eos_token_id=None, pad_token_id=0
     )
-    model = transformers.GPT2LMHeadModel(config).to(paired.device()).eval()
+    model = transformers.GPT2LMHeadModel(config).to(paired.device(), dtype()).eval()
     start = torch.zeros(batch, 1, dtype=torch.long, device=paired.device())
     return lambda: model.generate(
-        start, attention_mask=torch.ones_like(start), max_new_tokens=new, do_sample=True, temperature=TEMPERATURE,
-        top_k=0, cache_implementation="static" if torch.cuda.is_available() else None,
+        start, attention_mask=torch.ones_like(start), max_new_tokens=new, do_sample=True, top_k=0,
+        temperature=PARAMS.temperature, cache_implementation="static" if torch.cuda.is_available() else None,
     )  # fmt: skip
 
 
-def llama_cpp(file: Path, sizes: dict[str, int], new: int) -> Callable[[], object] | None:
-    """llama.cpp's generation with a model in a GGUF file, None where that has another shape."""
-    from llama_cpp import Llama
-
-    model = Llama(
-        str(file), n_ctx=sizes["block_size"], n_threads=torch.get_num_threads(), n_gpu_layers=-1, verbose=False
-    )
-    architecture = model.metadata["general.architecture"]
-    if int(model.metadata[f"{architecture}.block_count"]) != sizes["n_layer"] or model.n_embd() != sizes["n_embd"]:
-        return None
-
-    def run() -> None:
-        model.reset()
-        tokens = model.generate([0], top_k=0, top_p=1.0, min_p=0.0, temp=TEMPERATURE, repeat_penalty=1.0)
-        for _ in zip(range(new), tokens, strict=False):
-            pass
-
-    return run
-
-
-def floor(settings: dict, tokens: int, precision: torch.dtype) -> Callable[[], None]:
+def floor(settings: dict, tokens: int) -> Callable[[], None]:
     """Every weight read once for each token."""
     size = sum(parameter.numel() for parameter in GPT(GPTConfig(**settings)).parameters())
-    weights = torch.ones(size, device=paired.device(), dtype=precision)
+    weights = torch.ones(size, device=paired.device(), dtype=dtype())
 
     def run() -> None:
         for _ in range(tokens):

@@ -2,8 +2,9 @@
 
     python benchmarks/time_to_loss.py PATH_OF_A_NANOGPT_CHECKOUT PATH_OF_TINY_SHAKESPEARE
 
-Whole processes take turns. Two rows are a whole recipe: nanoGPT's train.py as its README runs it on a CPU, and our
-`train.py +experiment=shakespeare_cpu`. The rows between tell recipe and code apart: nanoGPT's code with an AdamW tuned
+Whole processes take turns. Three rows are a whole recipe: nanoGPT's train.py as its README runs it on a CPU, and our
+experiments `shakespeare_cpu`, with nanoGPT's four layers, and `shakespeare_fast`. The rows between tell recipe and code
+apart: nanoGPT's code with an AdamW tuned
 for a short run (benchmarks/README.md has the trials), and our code in nanoGPT's shape and float32 with either AdamW
 (of bytes, where nanoGPT has the text's 65 characters).
 Whole process: from starting Python to its end; nanoGPT's prepare.py ran before and does not count, ours prepares the
@@ -18,11 +19,10 @@ from __future__ import annotations
 import math
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -36,9 +36,9 @@ import torch.nn.functional as F
 from runs.metrics import read_metrics
 
 ENOUGH = 10_000  # bytes, so that a tenth of them is several windows
-EXPERIMENT = ["+experiment=shakespeare_cpu", "device=cpu"]
 NANOGPT_SHAPE = [
-    "model=gpt2", "model.mlp=gelu", "model.bias=false", "model.qkv_bias=false", "model.attention=sdpa",
+    "experiment=shakespeare_cpu", "model=gpt2", "model.ngrams=null", "model.mlp=gelu", "model.bias=false",
+    "model.qkv_bias=false", "model.attention=sdpa",
     "optimizer=adamw", "optimizer.embedding_lr=null", "optimizer.lm_head_lr=null", "schedule=cosine", "precision=fp32",
 ]  # fmt: skip
 
@@ -79,7 +79,8 @@ def main() -> None:
             "nanoGPT, tuned AdamW": theirs(copy, module, nanogpt.TUNED_ADAMW),
             "ours, nanoGPT's shape and recipe": ours(as_theirs, text, folder / "as_theirs", seeds),
             "ours, nanoGPT's shape, tuned AdamW": ours(tuned, text, folder / "tuned", seeds),
-            "ours, `shakespeare_cpu`": ours([], text, folder / "ours", seeds),
+            "ours, `shakespeare_cpu`": ours(["experiment=shakespeare_cpu"], text, folder / "ours", seeds),
+            "ours, `shakespeare_fast`": ours(["experiment=shakespeare_fast"], text, folder / "fast", seeds),
         }
         report(paired.interleave(programs, arguments.rounds, warm_ups=0))
 
@@ -125,7 +126,7 @@ def theirs(copy: Path, module, adamw: dict[str, float]) -> Callable[[], Run]:
     def program() -> Run:
         started = time.perf_counter()
         command = [*nanogpt.command(copy / "out"), *overrides]
-        output = paired.run(command, cwd=copy, env=nanogpt.environment()).stdout
+        output = paired.run(command, cwd=copy, env=nanogpt.environment())
         whole = time.perf_counter() - started
         steps = len(re.findall(r"^iter \d+:", output, re.M))
         each = re.search(r"tokens per iteration will be: ([\d,]+)", output)[1].replace(",", "")
@@ -173,63 +174,12 @@ def ours(changes: list[str], text: Path, folder: Path, seeds: int) -> Callable[[
         number = next(numbers)
         run = folder / str(number)
         settings = [f"data.path={text}", f"data.cache_dir={run / 'cache'}", f"run_dir={run}"]
-        whole = train(*EXPERIMENT, *changes, *settings, f"seed={number % seeds + 1}")
+        whole = train("device=cpu", *changes, *settings, f"seed={number % seeds + 1}")
         rows = read_metrics(run / "metrics.jsonl")
         bits = min(row["val_bpb"] for row in rows if "val_bpb" in row)
         return Run(whole, training_seconds(rows), rows[-1]["step"], rows[-1]["tokens"], bits * math.log(2))
 
     return program
-
-
-def until(enough: float, text: Path, checkout: Path | None, settings: Sequence[str], theirs: Sequence[str]) -> None:
-    """Print how long the recipes for one GPU take to a loss, ours and nanoGPT's train_shakespeare_char, once each."""
-    heads = ["one run each", "iterations", "best loss, nats a byte", "whole process, s", f"until {enough}, s"]
-    with tempfile.TemporaryDirectory() as name:
-        paired.table(heads, recipes(enough, text, checkout, settings, theirs, Path(name)))
-
-
-def recipes(
-    enough: float, text: Path, checkout: Path | None, settings: Sequence[str], theirs: Sequence[str], folder: Path
-) -> Iterator[list[str]]:
-    run = folder / "run"
-    where = [f"data.path={text}", f"data.cache_dir={folder / 'cache'}", f"run_dir={run}"]
-    whole = train("+experiment=shakespeare", *where, *settings)
-    log = read_metrics(run / "metrics.jsonl")
-    losses = {row["seconds"]: row["val_bpb"] * math.log(2) for row in log if "val_bpb" in row}
-    before = whole - log[-1]["seconds"]  # starting, and a moment of ending
-    reached = [before + seconds for seconds, loss in losses.items() if loss <= enough]
-    yield recipe("ours, `+experiment=shakespeare`", log[-1]["step"], min(losses.values()), whole, reached)
-    if checkout is None:
-        return
-    copy = nanogpt.copy_with_data(checkout, folder, text)
-    whole, steps, reached = its_gpu_recipe(copy, theirs, enough)
-    name = "nanoGPT, train_shakespeare_char" + (", ended early" if paired.time_is_up() else "")
-    yield recipe(name, steps, score(copy, nanogpt.load(copy)), whole, reached)
-
-
-def recipe(name: str, steps: int, loss: float, whole: float, reached: list[float]) -> list[str]:
-    return [name, f"{steps:,}", f"{loss:.4f}", f"{whole:.1f}", f"{reached[0]:.1f}" if reached else "never"]
-
-
-def its_gpu_recipe(copy: Path, settings: Sequence[str], enough: float) -> tuple[float, int, list[float]]:
-    """Seconds of nanoGPT's process, its last evaluated step, and when its own estimates were good enough.
-
-    Where paired.stop_after's time is up it is ended; its best checkpoint is there.
-    """
-    words = [sys.executable, "-u", "train.py", "config/train_shakespeare_char.py", f"--out_dir={copy / 'out'}"]
-    started, reached, step, line = time.perf_counter(), [], 0, "no output"
-    captured = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    with subprocess.Popen([*words, *settings], cwd=copy, **captured) as process:
-        for line in process.stdout:
-            if evaluated := re.match(r"step (\d+): train loss .*, val loss ([\d.]+)", line):
-                step = int(evaluated[1])
-                reached += [time.perf_counter() - started] if float(evaluated[2]) <= enough else []
-            if paired.time_is_up():
-                process.kill()
-                break
-    if not (copy / "out" / "ckpt.pt").exists():
-        sys.exit(f"error: nanoGPT's train.py has saved nothing: {line.strip()}")
-    return time.perf_counter() - started, step, reached
 
 
 def train(*settings: str) -> float:

@@ -1,24 +1,16 @@
-"""Token shards to batches: which windows of the text a step trains on, as a function of seed and step.
-
-An epoch visits its windows in a pseudo-random order that is computed, not stored: a keyed permutation of their numbers
-(a Feistel network with cycle walking, Black and Rogaway 2002). So the batch of step N depends on the seed and N alone,
-and 10^13 tokens need no more memory than a thousand.
-"""
+"""Tokens to batches: which windows of the text a step trains on, as a function of seed and step."""
 
 import hashlib
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from tiktoken import Encoding
 
-from data.shards import Tokens
+from data.tokenizer import token_bytes
 from errors import DataError
-
-TokenStream = Tokens | np.ndarray  # integers [N]
-
-_BLOCK = 1024  # windows whose places are computed together: one alone costs as much as a hundred
 
 
 class Batch(NamedTuple):
@@ -29,8 +21,12 @@ class Batch(NamedTuple):
     """What each place is to predict; -1 where nothing is scored."""
     starts: np.ndarray | None = None
     """Where in its window the document of each token begins, if documents are kept apart."""
-    text: str | None = None
-    """Which text of a mixture an evaluation's windows are of."""
+
+
+def random_stream(*key: object) -> np.random.RandomState:
+    """Return a generator of random numbers that `key` determines, the same in every version of numpy."""
+    digest = hashlib.sha256(" ".join(map(str, key)).encode()).digest()
+    return np.random.RandomState(np.frombuffer(digest, dtype="<u4"))
 
 
 class Batches:
@@ -38,66 +34,33 @@ class Batches:
 
     An epoch visits each of its `windows_per_epoch` windows once. They begin block_size tokens apart, the first at a
     place that differs between epochs. So the borders differ too, and what one epoch leaves out at the two ends of the
-    text is seen in others.
+    text is seen in others. The order is in memory, 8 bytes a window.
     """
 
-    def __init__(self, tokens: TokenStream, *, block_size: int, batch_size: int, seed: int) -> None:
-        assert len(tokens) > block_size, "check_split comes first"
+    def __init__(self, tokens: np.ndarray, *, block_size: int, batch_size: int, seed: int) -> None:
         self.tokens, self.block_size, self.batch_size, self.seed = tokens, block_size, batch_size, seed
         # Of several windows one less than would fit, so that the first one has room to move.
         self.windows_per_epoch = max(1, len(tokens) // block_size - 1)
-        self._offsets = len(tokens) - self.windows_per_epoch * block_size
-        self._places = lru_cache(maxsize=4)(self._find_places)
+        self._epoch = lru_cache(maxsize=2)(self._order)  # a batch may reach over the end of an epoch
 
     def batch(self, step: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Return rows start to stop of the global batch of `step`, int64 [rows, block_size + 1].
 
-        Inputs are [:, :-1], targets [:, 1:]. A batch may span the end of an epoch.
+        Inputs are [:, :-1], targets [:, 1:].
         """
         stop = self.batch_size if stop is None else stop
-        assert 0 <= start <= stop <= self.batch_size and step >= 0
         windows = np.empty((stop - start, self.block_size + 1), dtype=np.int64)
         for row in range(stop - start):
-            windows[row] = self.window(step * self.batch_size + start + row)
+            epoch, number = divmod(step * self.batch_size + start + row, self.windows_per_epoch)
+            offset, order = self._epoch(epoch)
+            place = offset + int(order[number]) * self.block_size
+            windows[row] = self.tokens[place : place + self.block_size + 1]
         return windows
 
-    def window(self, number: int) -> np.ndarray:
-        """Return window `number`, counted over all epochs from 0, integers [block_size + 1]."""
-        epoch, number = divmod(number, self.windows_per_epoch)
-        place = self._places(epoch, number // _BLOCK)[number % _BLOCK]
-        return self.tokens[place : place + self.block_size + 1]
-
-    def _find_places(self, epoch: int, block: int) -> list[int]:
-        """Return the first tokens of the windows that an epoch visits as number block × _BLOCK and following."""
-        keys = np.frombuffer(hashlib.sha256(f"{self.seed} {epoch}".encode()).digest(), dtype="<u8")
-        offset = int(keys[0]) % self._offsets
-        numbers = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.windows_per_epoch), dtype=np.uint64)
-        order = permute(numbers, self.windows_per_epoch, keys[1:])
-        return [offset + window * self.block_size for window in order.tolist()]
-
-
-def permute(numbers: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
-    """Return where a keyed permutation of 0 … size - 1 takes each of `numbers`, uint64 [N] to uint64 [N].
-
-    Numbers that leave the range are permuted again until they are back in it, which is a permutation too.
-    """
-    root = np.uint64(math.isqrt(size - 1) + 1)  # the network permutes 0 … root² - 1, and root² >= size
-    numbers = _network(numbers, root, keys)
-    while (outside := numbers >= size).any():
-        numbers[outside] = _network(numbers[outside], root, keys)
-    return numbers
-
-
-def _network(numbers: np.ndarray, root: np.uint64, keys: np.ndarray) -> np.ndarray:
-    """Apply Feistel rounds, two for each key, to the two digits of a number in base `root`."""
-    left, right = np.divmod(numbers, root)
-    for key in [*keys, *~keys]:
-        mixed = right + key
-        for factor in (0x9E3779B97F4A7C15, 0xD1342543DE82EF95):
-            mixed = mixed * np.uint64(factor)  # modulo 2^64, which spreads low bits up
-            mixed ^= mixed >> np.uint64(32)  # and high ones down
-        left, right = right, (left + mixed % root) % root
-    return left * root + right
+    def _order(self, epoch: int) -> tuple[int, np.ndarray]:
+        """Return where the first window of an epoch begins, and the order of its windows, int64 [windows_per_epoch]."""
+        random, count = random_stream(self.seed, epoch), self.windows_per_epoch
+        return int(random.random_sample() * (len(self.tokens) - count * self.block_size)), random.permutation(count)
 
 
 def document_starts(tokens: np.ndarray, separator: int) -> np.ndarray:
@@ -110,7 +73,7 @@ def document_starts(tokens: np.ndarray, separator: int) -> np.ndarray:
 
 
 def evaluation_batches(
-    tokens: TokenStream, *, block_size: int, batch_size: int, most: int | None = None
+    tokens: np.ndarray, *, block_size: int, batch_size: int, most: int | None = None
 ) -> Iterator[np.ndarray]:
     """Yield windows in the order of the text, int64 [rows, length + 1]; each token but the first is a target once.
 
@@ -125,14 +88,61 @@ def evaluation_batches(
         places = [number * whole // kept * block_size for number in range(first, min(first + batch_size, kept))]
         yield np.stack([tokens[place : place + block_size + 1] for place in places]).astype(np.int64)
     if whole * block_size < targets:
-        yield np.asarray(tokens[whole * block_size : targets + 1]).astype(np.int64)[None, :]
+        yield tokens[None, whole * block_size : targets + 1].astype(np.int64)
 
 
-def check_split(tokens: TokenStream, block_size: int, split_name: str) -> None:
-    """Raise DataError when the split is shorter than one window of block_size + 1 tokens."""
-    if len(tokens) <= block_size:
-        raise DataError(
-            f"The {split_name} split has {len(tokens):,} tokens, but model.block_size={block_size} needs at least "
-            f"{block_size + 1:,}: choose a smaller model.block_size, more text, a larger data.val_fraction if it is "
-            "the validation split, or a tokenizer with a smaller vocabulary."
-        )
+@dataclass(frozen=True)
+class PreparedData:
+    """A text as tokens, as training and evaluation read it."""
+
+    tokenizer: Encoding
+    train: np.ndarray
+    val: np.ndarray
+    name: str
+    """What changes with the text, its split and the tokenizer."""
+    description: str
+    """The text in words."""
+    document_mask: bool = False
+    """Whether the documents of a window are kept apart."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.n_vocab
+
+    def targets(self, block_size: int) -> int:
+        """Return the number of targets in a window."""
+        return block_size
+
+    def token_bytes(self) -> np.ndarray:
+        """Return the length in bytes of each id's text, int64 [n_vocab]."""
+        return token_bytes(self.tokenizer)
+
+    def held_out_tokens(self, block_size: int, most: int) -> int:
+        """Return how many tokens an evaluation of up to `most` targets reads."""
+        return min(most, len(self.val))
+
+    def epochs(self, tokens: int) -> str:
+        """Say how often training on so many tokens reads the text."""
+        return f"{tokens / len(self.train):.2f} epochs"
+
+    def check(self, block_size: int) -> None:
+        """Raise DataError when a split is shorter than a window of block_size + 1 tokens."""
+        for name, tokens in (("training", self.train), ("validation", self.val)):
+            if len(tokens) <= block_size:
+                problem = f"the {name} split has {len(tokens):,} tokens, too few for model.block_size={block_size}"
+                raise DataError(problem, "choose a smaller one, more text, or another data.val_fraction")
+
+    def training(self, block_size: int, batch_size: int, seed: int) -> Callable[[int, int, int], Batch]:
+        """Return what gives rows start to stop of the batch of a step, a function of the seed and the step."""
+        batches = Batches(self.train, block_size=block_size, batch_size=batch_size, seed=seed)
+        return lambda step, start, stop: self.batch(batches.batch(step, start, stop))
+
+    def held_out(self, block_size: int, batch_size: int, most: int | None = None) -> Iterator[Batch]:
+        """Yield the validation text as evaluation_batches()."""
+        return map(self.batch, evaluation_batches(self.val, block_size=block_size, batch_size=batch_size, most=most))
+
+    def batch(self, windows: np.ndarray) -> Batch:
+        """Return windows of text, int64 [rows, T + 1], as inputs and the tokens that follow them."""
+        inputs = windows[:, :-1]
+        starts = document_starts(inputs, self.tokenizer.eot_token) if self.document_mask else None
+        return Batch(inputs, windows[:, 1:], starts)

@@ -1,179 +1,265 @@
-"""Documents to tokens, once for each corpus, tokenizer and split: the cache and its lock."""
+"""Documents to tokens, once for each text and tokenizer: a folder with train.bin and val.bin, as nanoGPT has them."""
 
 import hashlib
 import json
-import zlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
-from itertools import chain
+import math
+import os
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from functools import partial
+from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from filelock import FileLock, Timeout
 from tiktoken import Encoding
+from tqdm import tqdm
 
+from data.batches import PreparedData
 from data.config import DataConfig, TokenizerConfig
-from data.corpus import Corpus, open_corpus
-from data.files import UNFINISHED, Losses, remove, replacing
-from data.mix import mix_texts, naming
-from data.nanogpt import open_nanogpt
-from data.prepared import PreparedData
-from data.shards import encode_splits, open_tokens, token_dtype
-from data.split import SPLITS, Split
-from data.tokenizer import BPE_CHARACTERS, make_tokenizer, read_tokenizer, save_tokenizer, tokenizer_content
-from errors import DataError
+from data.files import UNFINISHED, lock, remove, replacing, user_path
+from data.texts import Source, find_files, fingerprint
+from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
+from errors import DataError, why
 
-FORMAT = 4
-_NAMED = 5  # files with losses that are named
+FORMAT = 6
+# bpe learns from so many characters for each token: the default text has 0.03% fewer tokens when it learns from all.
+BPE_CHARACTERS = 2_000
+AT_ONCE = 100  # pieces of text that are encoded together, 26 million characters at most
+SPLITS = ("train", "val")
+HEAD = 32_000_000  # characters of a large text that decide what is held out, and of a small one that stay in memory
+LONGEST_SHARE = 1 / 30  # of the validation text that a document, with its copies, may be
+LOOKED_AT = 1 << 24  # ids of nanoGPT's files that are compared with the vocabulary
 
 Log = Callable[[str], None]
-Wanted = TokenizerConfig | Encoding  # a tokenizer to make, or one that is there already
-Others = Sequence[tuple[Corpus, float]]  # texts that a bpe is trained on too, and what is held out of each
 
 
 def prepare(
     data: DataConfig, tokenizer: TokenizerConfig, *, encoding: Encoding | None = None, log: Log = print
 ) -> PreparedData:
-    """Return the tokens of a text or a mixture from the cache, or make them now in parallel and in bounded memory.
+    """Return the tokens of a text from the cache, or make them now on all cores and in bounded memory.
 
     encoding: replaces the one that `tokenizer` names, e.g. by that of the model to fine-tune.
-    Of two runs that start at once one does the work. Raises DataError when the text, the tokenizer or the cache folder
-    cannot be used.
+    Of two runs that start at once one does the work. A text that changes meanwhile is prepared again, once. Raises
+    DataError when the text, the tokenizer or the cache folder cannot be used.
     """
-    if data.source == "mix":
-        prepared = _prepare_mix(data, encoding or tokenizer, log)
-    elif data.source == "nanogpt":
-        assert data.path, "DataConfig requires it"
-        prepared = open_nanogpt(data.path, encoding or make_tokenizer(tokenizer, ()))
-    else:
-        prepared = _prepare_text(open_corpus(data), data, encoding or tokenizer, log)
-    return replace(prepared, document_mask=data.document_mask)
+    if data.source == "nanogpt":
+        return open_nanogpt(data, tokenizer, encoding)
+    root = user_path("data.cache_dir", data.cache_dir) / "tokens"
+    wanted = tokenizer_content(encoding) if encoding else asdict(tokenizer)
+    for _ in range(2):
+        source = Source(data)
+        key = json.dumps([FORMAT, source.fingerprint, data.held_out, wanted], sort_keys=True)
+        folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        try:
+            if not is_whole(folder):
+                with alone(root, log):
+                    if not is_whole(folder):
+                        make_folder(folder, source, encoding or tokenizer, log)
+                        if Source(data).fingerprint != source.fingerprint:
+                            remove(folder)
+            if is_whole(folder):
+                found = encoding or read_tokenizer(folder / "tokenizer.json")
+                return open_folder(folder, found, folder.name, source.description, data.document_mask)
+        except OSError as error:
+            problem = f"data.cache_dir={data.cache_dir} cannot be used ({why(error)})"
+            raise DataError(problem, "give a writable folder on a disk with room") from error
+    problem = f"data={data.source} changes while it is read ({source.description})"
+    raise DataError(problem, "wait until nothing writes to it, or read a copy")
 
 
-def _prepare_mix(data: DataConfig, tokenizer: Wanted, log: Log) -> PreparedData:
-    """Prepare the texts of data.mix one after the other. A bpe is trained with the first, on as much of each."""
-    mix, corpora, texts = data.mixed(), dict[str, Corpus](), dict[str, PreparedData]()
-    for name, (config, _) in mix.items():
-        with naming(name):
-            corpora[name] = open_corpus(config)
-    others = [(corpora[name], config.held_out) for name, (config, _) in mix.items()][1:]
-    for name, (config, _) in mix.items():
-        with naming(name):
-            text = _prepare_text(corpora[name], config, tokenizer, log, others)
-            texts[name] = replace(text, document_mask=data.document_mask)
-        if tokenizer.name == "bpe":
-            tokenizer = texts[name].tokenizer
-    return mix_texts(texts, [weight for _, weight in mix.values()])
-
-
-def _prepare_text(corpus: Corpus, data: DataConfig, tokenizer: Wanted, log: Log, others: Others = ()) -> PreparedData:
-    root = Path(data.cache_dir).expanduser() / "tokens"
-    directory = root / _directory_name(corpus, data, tokenizer, others)
+def is_whole(folder: Path) -> bool:
+    """Tell whether a folder of the cache has its files, in the sizes that its meta.json says."""
     try:
-        prepared = _open(directory, corpus, tokenizer, log)
-        if prepared is None:
-            root.mkdir(parents=True, exist_ok=True)
-            for leftover in root.glob(f".*{UNFINISHED}"):  # of killed runs: nobody holds its lock
-                with suppress(Timeout), _lock(root / leftover.name.split(".")[1], timeout=0):
-                    remove(leftover)
-            try:
-                lock = _lock(directory, timeout=0)
-            except Timeout:
-                log(f"Another run is preparing the same tokens; waiting for it ({directory}).")
-                lock = _lock(directory, timeout=-1)
-            with lock:
-                prepared = _open(directory, corpus, tokenizer, log=lambda _: None)
-                if prepared is None:
-                    encoding = _make(directory, corpus, data, tokenizer, log, others)
-                    prepared = _open(directory, corpus, encoding, log)
-    except OSError as error:
-        why = f"data.cache_dir={data.cache_dir} cannot be written ({error.strerror or error})"
-        raise DataError(f"{why}: give a writable folder on a disk with room.") from error
-    assert prepared, "what was just written can be read"
+        sizes = json.loads((folder / "meta.json").read_bytes())["sizes"]
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+@contextmanager
+def alone(root: Path, log: Log) -> Iterator[None]:
+    """Hold the lock of the cache, once what killed runs have left half made is removed."""
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        held = lock(root / ".lock")
+    except BlockingIOError:
+        log(f"Another run is preparing a text in {root}; waiting for it.")
+        held = lock(root / ".lock", wait=math.inf)
+    with held:
+        for leftover in root.glob(f".*{UNFINISHED}"):
+            remove(leftover)
+        yield
+
+
+def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encoding, log: Log) -> None:
+    """Write tokenizer.json, train.bin, val.bin and meta.json, and give their folder its name in one step."""
+    log(f"Preparing {source.description} with tokenizer={tokenizer.name}, once.")
+    remove(folder)  # one that is not whole
+    with replacing(folder) as unfinished:
+        unfinished.mkdir()
+        split = Split(source, source.config.held_out)
+        if isinstance(tokenizer, TokenizerConfig):
+            tokenizer = make_tokenizer(tokenizer, split.sample(BPE_CHARACTERS * tokenizer.vocab_size))
+        save_tokenizer(tokenizer, unfinished / "tokenizer.json")
+        write_tokens(split, tokenizer, unfinished, log)
+        for what, (count, first) in source.losses.items():
+            log(f"{what}: {count:,}, first in {first}.")
+        sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
+        if not (sizes["train.bin"] and sizes["val.bin"]):
+            problem = f"data={source.config.source} has no text, or too little to hold some out ({source.description})"
+            raise DataError(problem, "choose another data.path or data source")
+        meta = {"text": source.description, "sizes": sizes}
+        (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+
+
+class SplitPiece(NamedTuple):
+    """A piece of text, its split, and whether a document of that split begins with it."""
+
+    split: str
+    begins: bool
+    text: str
+
+
+class Split:
+    """A text with `fraction` of it held out; making one reads its first HEAD characters.
+
+    Held out are the documents with the lowest hashes of those that are, with their copies, no longer than 1/30 of the
+    validation text. So names and order do not matter, copies are on one side, and no document decides the loss. Where
+    such documents are less than twice `fraction` of the text, the last `fraction` of each document is held out.
+    """
+
+    def __init__(self, source: Source, fraction: float) -> None:
+        self.source, self.fraction = source, fraction
+        self.head, self.size = _beginning(source.documents())
+        self.lengths: list[int] = []  # of all documents, where the end of each is held out
+        wanted = self.size * fraction
+        self.longest = wanted * LONGEST_SHARE
+        sizes: Counter[int] = Counter()  # of each document in one piece, with its copies
+        for texts in self.head:
+            if len(texts) == 1:
+                sizes[_hash(texts[0])] += len(texts[0])
+        self.frequent = {number for number, size in sizes.items() if size > self.longest}
+        free = sorted(sizes.keys() - self.frequent)
+        sums = list(accumulate(sizes[number] for number in free))
+        if free and sums[-1] >= 2 * wanted:
+            self.highest = free[bisect_left(sums, wanted)]
+        else:
+            self.lengths = [sum(map(len, document)) for document in self.documents()]
+
+    def documents(self) -> Iterable[Iterable[str]]:
+        """Return the documents of the whole text; a small one is not read again."""
+        return self.head if self.size < HEAD else self.source.documents()
+
+    def pieces(self, documents: Iterable[Iterable[str]]) -> Iterator[SplitPiece]:
+        """Yield all text of the first documents or of all, each character once."""
+        for document, length in zip(documents, chain(self.lengths, repeat(0)), strict=False):
+            texts = iter(document)
+            begun = list(islice(texts, 2))  # one that is held out whole has a single piece
+            kept, position = math.inf, 0  # characters to train on, and read before
+            if self.lengths:
+                kept = length - int(length * self.fraction)
+            elif len(begun) == 1 and len(begun[0]) <= self.longest:
+                number = _hash(begun[0])
+                kept = 0 if number <= self.highest and number not in self.frequent else kept
+            for text in chain(begun, texts):
+                end = int(max(0, min(len(text), kept - position)))
+                if end > 0:
+                    yield SplitPiece("train", position == 0, text[:end])
+                if end < len(text):
+                    yield SplitPiece("val", position <= kept, text[end:])
+                position += len(text)
+
+    def sample(self, most: int) -> Iterator[str]:
+        """Yield about `most` characters to train on, spread evenly over the text, of a large one its beginning."""
+        seen = taken = 0
+        for split, _, text in self.pieces(self.head):
+            if split == "train":
+                seen += len(text)
+                if taken * self.size < most * seen:
+                    taken += len(text)
+                    yield text
+
+
+def _beginning(documents: Iterable[Iterable[str]]) -> tuple[list[list[str]], int]:
+    """Return the pieces of the first documents, and how many characters they have."""
+    head: list[list[str]] = []
+    size = 0
+    for document in documents:
+        head.append([])
+        for text in document:
+            head[-1].append(text)
+            size += len(text)
+            if size >= HEAD:
+                return head, size
+    return head, size
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> None:
+    """Encode text on all cores and write train.bin and val.bin, each in the order of the text."""
+    dtype, told = token_dtype(encoding.n_vocab), time.monotonic()
+    mark = np.array([encoding.eot_token], dtype).tobytes()
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    encode = partial(encoding.encode_to_numpy, disallowed_special=())  # a literal <|endoftext|> is text
+    pieces = split.pieces(split.documents())
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS}
+        pool = stack.enter_context(ThreadPoolExecutor(workers))
+        bar = stack.enter_context(tqdm(desc="preparing tokens", unit=" characters", unit_scale=True, disable=None))
+        while batch := list(islice(pieces, AT_ONCE)):
+            for piece, ids in zip(batch, pool.map(encode, (piece.text for piece in batch)), strict=True):
+                files[piece.split].write(mark * piece.begins + ids.astype(dtype).tobytes())
+                bar.update(len(piece.text))
+            if bar.disable and time.monotonic() > told + 30:  # without a terminal
+                log(f"{files['train'].tell():,} bytes of tokens are written.")
+                told = time.monotonic()
+
+
+def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> PreparedData:
+    """Return the splits in a folder that nanoGPT's prepare.py or a run has filled, memory-mapped where they lie.
+
+    Their ids are those of the folder's tokenizer.json, else of `encoding`, else of what `tokenizer` names. Raises
+    DataError when they are missing, damaged or of another encoding.
+    """
+    folder, remedy = user_path("data.path", str(data.path)), "give a folder that nanoGPT's prepare.py has filled"
+    if (folder / "meta.pkl").exists():  # a pickle can run code
+        problem = f"data.path={data.path} has ids of its own, as meta.pkl says, which is not opened"
+        raise DataError(problem, f"give the text instead, as in data=text data.path={folder / 'input.txt'}")
+    files = [folder / f"{split}.bin" for split in SPLITS]
+    if not all(file.is_file() for file in files):
+        raise DataError(f"data.path={data.path} lacks train.bin or val.bin", remedy)
+    own = read_tokenizer(folder / "tokenizer.json") if (folder / "tokenizer.json").exists() else None
+    if own and encoding and not same_tokens(own, encoding):
+        raise DataError(f"data.path={data.path} has ids of another tokenizer than the model's", "give the text instead")
+    encoding = encoding or own or make_tokenizer(tokenizer, ())
+    name = f"nanogpt-{fingerprint(find_files(str(files[0])) | find_files(str(files[1])))}"
+    try:
+        prepared = open_folder(folder, encoding, name, f"tokens of {data.path}", data.document_mask)
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.path={data.path} cannot be used ({why(error)})", remedy) from error
+    if (most := max(int(ids[:LOOKED_AT].max()) for ids in (prepared.train, prepared.val))) >= encoding.n_vocab:
+        problem = f"data.path={data.path} has the id {most}, and tokenizer={encoding.name} ids below {encoding.n_vocab}"
+        raise DataError(problem, "set the tokenizer that made the folder, e.g. tokenizer=gpt2")
     return prepared
 
 
-def _lock(directory: Path, timeout: float) -> AbstractContextManager:
-    return FileLock(f"{directory}.lock").acquire(timeout)
+def open_folder(folder: Path, encoding: Encoding, name: str, description: str, document_mask: bool) -> PreparedData:
+    """Map train.bin and val.bin into memory. Raises ValueError when a size is not that of ids."""
+    dtype = token_dtype(encoding.n_vocab)
+    # A plain view: slicing the memmap class itself is several times slower.
+    train, val = (np.memmap(folder / f"{split}.bin", dtype, "r").view(np.ndarray) for split in SPLITS)
+    return PreparedData(encoding, train, val, name, description, document_mask)
 
 
-def _directory_name(corpus: Corpus, data: DataConfig, tokenizer: Wanted, others: Others) -> str:
-    kind: str = tokenizer.name
-    parts: list[Any] = [kind, None]
-    if isinstance(tokenizer, Encoding):
-        content = json.dumps(tokenizer_content(tokenizer), sort_keys=True).encode()
-        kind, parts = "given", [hashlib.sha256(content).hexdigest()]
-    elif kind == "bpe":
-        parts = [kind, tokenizer.vocab_size, *(f"{other.fingerprint} {held_out}" for other, held_out in others)]
-    key = json.dumps([FORMAT, corpus.fingerprint, *parts, data.held_out])
-    return f"{data.source}-{kind}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-
-
-def _open(directory: Path, corpus: Corpus, tokenizer: Wanted, log: Log) -> PreparedData | None:
-    """Return what `directory` holds; None when it is missing or, which is logged, damaged."""
-    if not directory.exists():
-        return None
-    try:
-        meta = json.loads((directory / "meta.json").read_bytes())
-        if meta.pop("crc32") != _checksum(meta):
-            raise ValueError("meta.json is not what was written")
-        if meta["tokenizer_crc32"] != zlib.crc32((directory / "tokenizer.json").read_bytes()):
-            raise ValueError("tokenizer.json is not what was written")
-        train, val = (open_tokens(directory, split, np.dtype(meta["dtype"]), meta[split]) for split in SPLITS)
-        encoding = tokenizer if isinstance(tokenizer, Encoding) else read_tokenizer(directory / "tokenizer.json")
-        return PreparedData(encoding, train, val, directory, corpus.description)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log(f"The prepared tokens in {directory} are damaged ({error}); preparing them again.")
-        return None
-
-
-def _checksum(meta: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(meta, sort_keys=True).encode())
-
-
-def _report_losses(losses: Losses, log: Log) -> None:
-    """Say what of the text was not read as it is."""
-    replaced = [(name, count) for name, count in losses.items() if count]
-    for name, count in replaced[:_NAMED]:
-        log(f"{name} is not all UTF-8: {count:,} character{'s' * (count > 1)} became U+FFFD.")
-    if more := replaced[_NAMED:]:
-        log(f"{len(more):,} more files have {sum(count for _, count in more):,} such characters.")
-    if binary := [name for name, count in losses.items() if not count]:
-        log(f"{len(binary):,} binary file{'s' * (len(binary) > 1)} left out, first {binary[0]}.")
-
-
-def _make(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: Wanted, log: Log, others: Others) -> Encoding:
-    """Write tokenizer, shards and meta.json, put them in the place of `directory` in one step, return the encoding."""
-    log(f"Preparing {corpus.description} with tokenizer={tokenizer.name}, once.")
-    remove(directory)  # a damaged one
-    with replacing(directory) as unfinished:
-        unfinished.mkdir()
-        split = Split(corpus, data.held_out)
-        if isinstance(tokenizer, Encoding):
-            encoding = tokenizer
-        else:
-            most = BPE_CHARACTERS * tokenizer.vocab_size // (1 + len(others))
-            splits = chain([split], (Split(*other) for other in others))
-            encoding = make_tokenizer(tokenizer, chain.from_iterable(each.sample(most) for each in splits))
-        save_tokenizer(encoding, unfinished / "tokenizer.json")
-        summaries = encode_splits(split, encoding, unfinished, size=corpus.size)
-        _report_losses(corpus.losses, log)  # now that all is read: of a large corpus Split reads the beginning only
-        if not any(summary["documents"] for summary in summaries.values()):
-            raise DataError(
-                f"data={data.source} gave no text ({corpus.description}; empty and binary files are left out): "
-                "choose another data.path or data source."
-            )
-        checksum = zlib.crc32((unfinished / "tokenizer.json").read_bytes())
-        dtype = token_dtype(encoding.n_vocab).str
-        meta = {"corpus": corpus.description, "tokenizer_crc32": checksum, "dtype": dtype, **summaries}
-        text = json.dumps({**meta, "crc32": _checksum(meta)}, indent=1)
-        (unfinished / "meta.json").write_text(text, encoding="utf-8")
-    train, val = (summaries[split] for split in SPLITS)
-    per_token = (train["bytes"] + val["bytes"]) / (train["tokens"] + val["tokens"])
-    log(
-        f"{train['tokens']:,} tokens to train on, {val['tokens']:,} held out, {per_token:.2f} bytes a token "
-        f"({train['documents']:,} and {val['documents']:,} documents)."
-    )
-    return encoding
+def token_dtype(n_vocab: int) -> np.dtype:
+    """Return the smallest of uint16 and uint32, little-endian, that holds ids below `n_vocab`."""
+    return np.dtype("<u2" if n_vocab <= 1 << 16 else "<u4")

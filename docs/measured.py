@@ -1,14 +1,16 @@
 """Measure what a comparison's runs do not say of their variants:  python docs/measured.py FOLDER [RECALL]
 
-Writes FOLDER/measured.csv, which `python -m sweeps.compare FOLDER` adds to its table. FOLDER is a sweep that compares
-variants, RECALL one of data=recall with the same ones. Speed is the median over ROUNDS of the baseline's time for a
-training step by the variant's, all variants in turn, on a machine that does nothing else. Memory is predicted, as
-dry_run=true predicts it.
+Writes FOLDER/measured.csv, which `python -m sweeps.compare FOLDER` adds to its table, and FOLDER/rounds.csv, the
+seconds that its speeds are made of. FOLDER is a sweep that compares variants, RECALL one of data=recall with the same
+ones. Speed is the median over ROUNDS of the baseline's time for a training step by the variant's, all variants in turn,
+on a machine that does nothing else. Memory is predicted, as dry_run=true predicts it.
 """
 
 import csv
+import math
 import statistics
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,32 +22,40 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.paired import interleave, timed
 from errors import SettingsError
 from generation.probes import Probes
-from generation.scoring import load_text
+from generation.score import load_text
 from runs.checkpoint import Checkpoint, open_checkpoint
-from sweeps.compare import SIZE, SPEED, Comparison, chosen, variants
+from sweeps.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
 from sweeps.leaderboard import read_jobs
 from training.config import TrainConfig
 from training.device import choose_precision, fast_products
 from training.plan import predict_memory, trial_run
-from training.step import take_step
+from training.step import train_step
 
 T = 4096
 FARTHER = 4  # times the trained length
-WARM_UP, ROUNDS = 3, 25
+WARM_UP = 3
 
 
 def main(folder: Path, recall: Path | None) -> None:
-    comparison, rows = Comparison(folder), []
+    comparison, rows, rounds = Comparison(folder), [], []
     answered = {} if recall is None else accuracies(recall)
-    for size in comparison.sizes:
+    for size, by_key in comparison.picks.items():
         by_variant = {
-            variant: open_checkpoint(str(next(iter(jobs.values())).directory))
-            for (variant, steps), runs in comparison.runs[size].items()
-            if steps == comparison.baseline[1] and (jobs := chosen(runs))
+            variant: open_checkpoint(str(next(iter(picks.values())).job.directory))
+            for (variant, steps), picks in by_key.items()
+            if steps == comparison.steps and picks
         }
-        speed = speeds(by_variant)
+        seconds = times(by_variant)
         for variant, checkpoint in by_variant.items():
-            row = {"variant": variant, SIZE: size, SPEED: f"{speed[variant]:.2f}"}
+            rounds += [[variant, size, number, f"{took:.5f}"] for number, took in enumerate(seconds[variant])]
+            ratios = [its / mine for its, mine in zip(seconds[comparison.baseline], seconds[variant], strict=True)]
+            error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))  # a median's, of normal values
+            row = {
+                "variant": variant,
+                SIZE: size,
+                SPEED: f"{statistics.median(ratios):.4f}",
+                SPEED_ERROR: f"{error:.4f}",
+            }
             ends = checkpoint.model.config.position == "learned"  # there is none beyond
             row[f"nats/token at {FARTHER} × T"] = "–" if ends else f"{extrapolated(checkpoint):+.3f}"
             row[f"MB at T = {T:,}"] = f"{memory(checkpoint) / 1e6:,.0f}"
@@ -53,24 +63,25 @@ def main(folder: Path, recall: Path | None) -> None:
                 row["recall accuracy"] = answered.get(variant, "–")
             rows.append(row)
             print(row, flush=True)
-    with (folder / "measured.csv").open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(folder / "measured.csv", [[*rows[0]], *(row.values() for row in rows)])
+    write(folder / "rounds.csv", [["variant", SIZE, "round", "seconds a step"], *rounds])
 
 
-def speeds(checkpoints: dict[str, Checkpoint]) -> dict[str, float]:
-    """Return the speed of training each model, times the first one's."""
+def write(file: Path, rows: Iterable[Iterable[object]]) -> None:
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream, lineterminator="\n").writerows(rows)
+
+
+def times(checkpoints: dict[str, Checkpoint]) -> dict[str, list[float]]:
+    """Return the seconds that a training step of each model takes, in every round."""
     device, programs = torch.device("cpu"), {}
     for name, checkpoint in checkpoints.items():
-        batch_size = checkpoint.meta["config"]["batch_size"]
+        batch_size = checkpoint.meta.config["batch_size"]
         config = TrainConfig(model=checkpoint.model.config, batch_size=batch_size, max_steps=1)
         run = trial_run(config, device, choose_precision("auto", device))
-        programs[name] = timed(partial(take_step, run, 0))
+        programs[name] = timed(partial(train_step, run, 0))
     with fast_products(device):
-        seconds = interleave(programs, ROUNDS, warm_ups=WARM_UP)
-    first = next(iter(seconds.values()))
-    return {name: statistics.median(a / b for a, b in zip(first, own, strict=True)) for name, own in seconds.items()}
+        return interleave(programs, ROUNDS, warm_ups=WARM_UP)
 
 
 @torch.inference_mode()
@@ -94,10 +105,10 @@ def accuracies(folder: Path) -> dict[str, str]:
     """Return the best accuracy of each variant in a sweep of data=recall, over whatever else was varied."""
     jobs, found = read_jobs(folder), dict[str, float]()
     for name, job in zip(variants(jobs), jobs, strict=True):
-        if job.status == "finished" and (accuracy := job.summary["val_accuracy"]) is not None:
+        if job.status == "finished" and (accuracy := job.summary.val_accuracy) is not None:
             found[name] = max(accuracy, found.get(name, 0.0))
     if not found:
-        raise SettingsError(f"{folder} has no finished run of data=recall: give the folder that -m made.")
+        raise SettingsError(f"{folder} has no finished run of data=recall", "give the folder that -m made")
     return {name: f"{accuracy:.3f}" for name, accuracy in found.items()}
 
 

@@ -4,7 +4,7 @@ SWEEP is the folder of  python train.py -m +experiment=scaling  (or any sweep ov
 setting). Each size has the learning rate that was best for it on average over the seeds. For every compute budget, a
 parabola of loss against log(parameters) gives the best size; a line through the best sizes in log-log space is the
 power law (Hoffmann et al. 2022, approach 2), for parameters with embeddings and without. The interval of an exponent
-is two standard errors by the jackknife (Quenouille 1956) each way: the law is fitted again without each of the runs.
+is two standard errors by the jackknife (Quenouille 1956) each way: the law is fitted again without each of the sizes.
 """
 
 from __future__ import annotations
@@ -12,126 +12,100 @@ from __future__ import annotations
 import csv
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+
+Budgets = dict[float, dict[float, float]]  # FLOP: parameters: bits per byte
 
 
-@dataclass
-class Budget:
-    """The runs of one compute budget: sizes, losses and the parabola through them."""
-
-    flops: float
-    parameters: np.ndarray
-    bpb: np.ndarray
-
-    def __post_init__(self) -> None:
-        self.curve = np.polynomial.Polynomial.fit(np.log10(self.parameters), self.bpb, 2)
-        bend = self.curve.convert().coef
-        self.best_size = 10 ** (-bend[1] / (2 * bend[2])) if bend[2] > 0 else float("nan")
-        inside = self.parameters.min() <= self.best_size <= self.parameters.max()
-        self.best_size = self.best_size if inside else float("nan")
-        self.best_bpb = self.curve(np.log10(self.best_size))
-
-
-def read_budgets(sweep: Path, column: str) -> list[Budget]:
+def read_budgets(sweep: Path, column: str) -> Budgets:
     """Return a sweep's finished runs by budget and size, `column`; of a size its best rate, seeds averaged."""
     table = sweep / "leaderboard.csv"
     if not table.is_file():
         sys.exit(f"error: {table} does not exist: give the folder of a sweep of +experiment=scaling.")
-    runs: dict[float, dict[float, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    rates = defaultdict[tuple[float, float, str], list[float]](list)
     with table.open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             if row["status"] == "finished" and row.get("max_flops") and row.get(column):
-                rates = runs[float(row["max_flops"])][float(row[column])]
-                rates[row.get("optimizer.lr", "")].append(float(row["val_bpb"]))
-    budgets = []
-    for flops, sizes in sorted(runs.items()):
-        if len(sizes) >= 3:
-            bpb = [min(map(np.mean, sizes[n].values())) for n in sorted(sizes)]
-            budgets.append(Budget(flops, np.array(sorted(sizes)), np.array(bpb)))
-    return budgets
+                key = float(row["max_flops"]), float(row[column]), row.get("optimizer.lr", "")
+                rates[key].append(float(row["val_bpb"]))
+    budgets: Budgets = defaultdict(dict)
+    for (flops, size, _), found in sorted(rates.items()):
+        budgets[flops][size] = min(budgets[flops].get(size, np.inf), float(np.mean(found)))
+    return {flops: sizes for flops, sizes in budgets.items() if len(sizes) >= 3}
 
 
-def law_of(budgets: list[Budget]) -> tuple[float, float] | None:
-    return power_law(np.array([b.flops for b in budgets]), np.array([b.best_size for b in budgets]))
+def best(sizes: dict[float, float]) -> tuple[float, float]:
+    """Return the lowest point of the parabola, parameters and loss; NaN where it is outside of the sizes tried."""
+    curve = parabola(sizes)
+    _, b, a = curve.convert().coef
+    size = 10 ** (-b / (2 * a)) if a > 0 else np.nan
+    return (size, curve(np.log10(size))) if min(sizes) <= size <= max(sizes) else (np.nan, np.nan)
 
 
-def interval(budgets: list[Budget], exponent: float) -> str:
-    """Return where the exponent lies, give or take two standard errors of the jackknife over runs."""
-    found = []
-    for number, budget in enumerate(budgets):
-        for left_out in range(len(budget.bpb)):
-            if len(budget.bpb) > 3:
-                rest = Budget(budget.flops, np.delete(budget.parameters, left_out), np.delete(budget.bpb, left_out))
-                if law := law_of([*budgets[:number], rest, *budgets[number + 1 :]]):
-                    found.append(law[1])
+def parabola(sizes: dict[float, float]) -> np.polynomial.Polynomial:
+    return np.polynomial.Polynomial.fit(np.log10([*sizes]), [*sizes.values()], 2)
+
+
+def law_of(budgets: Budgets) -> tuple[float, float] | None:
+    """Fit N = a · C^b to the best sizes by least squares in logarithms; None where fewer than two are known."""
+    found = [(flops, size) for flops, sizes in budgets.items() if np.isfinite(size := best(sizes)[0])]
+    if len(found) < 2:
+        return None
+    b, a = np.polyfit(*np.log(found).T, 1)
+    return float(np.exp(a)), float(b)
+
+
+def interval(budgets: Budgets, exponent: float) -> str:
+    """Return where the exponent lies, give or take two standard errors of the jackknife."""
+    without = [
+        budgets | {flops: {size: loss for size, loss in sizes.items() if size != left_out}}
+        for flops, sizes in budgets.items()
+        for left_out in sizes
+        if len(sizes) > 3
+    ]
+    found = [law[1] for law in map(law_of, without) if law]
     if len(found) < 2:
         return "; no interval: each budget needs four sizes"
     error = np.sqrt((len(found) - 1) * np.var(found))
     return f", exponent {exponent - 2 * error:.2f} to {exponent + 2 * error:.2f}"
 
 
-def power_law(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
-    """Fit y = a · x^b to the finite points by least squares in logarithms; None for fewer than two points."""
-    finite = np.isfinite(y)
-    if finite.sum() < 2:
-        return None
-    b, a = np.polyfit(np.log(x[finite]), np.log(y[finite]), 1)
-    return float(np.exp(a)), float(b)
-
-
-def draw(budgets: list[Budget], law: tuple[float, float] | None, picture: Path) -> None:
-    """Plot losses against sizes, and beside that the law if there is one."""
-    figure = Figure(figsize=(10 if law else 5, 4.2), layout="constrained")
-    panels = figure.subplots(1, 2 if law else 1, squeeze=False)[0]
-    draw_sizes(budgets, panels[0])
-    if law:
-        draw_law(budgets, law, panels[1])
-    for axes, place in zip(panels, ("upper right", "upper left"), strict=False):
-        axes.grid(alpha=0.3)
-        axes.legend(loc=place)
-    figure.savefig(picture, dpi=110)
-
-
-def draw_sizes(budgets: list[Budget], sizes: Axes) -> None:
-    for budget in budgets:
-        line = sizes.plot(budget.parameters, budget.bpb, "o", label=f"{budget.flops:.0e} FLOP")[0]
-        along = np.geomspace(budget.parameters.min(), budget.parameters.max())
-        sizes.plot(along, budget.curve(np.log10(along)), color=line.get_color(), alpha=0.6)
-        sizes.plot(budget.best_size, budget.best_bpb, "*", color=line.get_color(), markersize=14)
-    sizes.set(
-        xscale="log", xlabel="parameters", ylabel="validation loss (bits per byte)", title="One budget, many sizes"
-    )
-    sizes.set_xticks(sorted({n for budget in budgets for n in budget.parameters}))
-    sizes.set_xticks([], minor=True)
-    sizes.xaxis.set_major_formatter(EngFormatter(places=0, sep=""))
-
-
-def draw_law(budgets: list[Budget], law: tuple[float, float], best: Axes) -> None:
-    for budget in budgets:
-        best.plot(budget.flops, budget.best_size, "*", markersize=14)  # in the colours of draw_sizes
-    flops = np.array([budget.flops for budget in budgets])
-    best.plot(flops, law[0] * flops ** law[1], color="grey", label=f"N = {law[0]:.2g} · C^{law[1]:.2f}")
-    best.set(title="The best size", xscale="log", yscale="log", xlabel="training FLOP C", ylabel="parameters N")
-    best.yaxis.set_minor_formatter(EngFormatter(places=0, sep=""))
-
-
-def report(budgets: list[Budget], what: str) -> tuple[float, float] | None:
+def report(budgets: Budgets, what: str) -> tuple[float, float] | None:
     """Print the best sizes and the law through them, which is returned."""
     print(f"| training FLOP | best {what} | bits per byte there |\n|---|---|---|")
-    for budget in budgets:
-        size = "outside the sizes tried" if np.isnan(budget.best_size) else f"{budget.best_size:,.0f}"
-        print(f"| {budget.flops:.0e} | {size} | {'–' if np.isnan(budget.best_size) else f'{budget.best_bpb:.3f}'} |")
+    for flops, sizes in budgets.items():
+        size, bpb = best(sizes)
+        print(
+            f"| {flops:.0e} | " + ("outside the sizes tried | – |" if np.isnan(size) else f"{size:,.0f} | {bpb:.3f} |")
+        )
     if law := law_of(budgets):
         print(f"\nbest {what} N = {law[0]:.3g} · C^{law[1]:.2f}{interval(budgets, law[1])}\n")
     else:
         print("\nno law: fewer than two budgets have their best size within the sizes tried: add sizes\n")
     return law
+
+
+def draw(budgets: Budgets, law: tuple[float, float] | None, picture: Path) -> None:
+    """Plot losses against sizes, and beside that the law if there is one."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    sizes, law_axes = figure.subplots(1, 2)
+    for flops, losses in budgets.items():
+        line = sizes.semilogx([*losses], [*losses.values()], "o", label=f"{flops:.0e} FLOP")[0]
+        along = np.geomspace(min(losses), max(losses))
+        sizes.plot(along, parabola(losses)(np.log10(along)), color=line.get_color(), alpha=0.6)
+        sizes.plot(*best(losses), "*", color=line.get_color(), markersize=14)
+        law_axes.loglog(flops, best(losses)[0], "*", color=line.get_color(), markersize=14)
+    sizes.set(xlabel="parameters", ylabel="validation loss (bits per byte)", title="One budget, many sizes")
+    if law:
+        flops = np.array([*budgets])
+        law_axes.plot(flops, law[0] * flops ** law[1], color="grey", label=f"N = {law[0]:.2g} · C^{law[1]:.2f}")
+        law_axes.legend()
+    law_axes.set(xlabel="training FLOP C", ylabel="parameters N", title="The best size")
+    sizes.legend()
+    figure.savefig(picture, dpi=110)
 
 
 def main() -> None:

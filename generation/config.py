@@ -1,13 +1,13 @@
-"""The settings of sample.py; generation/sampling.py applies those of drawing a token."""
+"""The settings of sample.py; generation/generate.py applies those of drawing a token."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from errors import SettingsError, at_least, fraction, one_of, page_name, positive, refuse_idle
+from errors import SettingsError, at_least, fraction, one_of, positive, shown
 
 
 @dataclass(kw_only=True)
-class Controls:
+class SamplingParams:
     """How a token is drawn; the defaults draw from the model's own distribution."""
 
     temperature: float = 1.0
@@ -23,15 +23,15 @@ class Controls:
 
     def __post_init__(self) -> None:
         if self.temperature != 0:  # a quotient outside float32's range would not be finite
-            at_least("temperature", self.temperature, 1e-6, "or 0 for always the likeliest token")
-        at_least("top_k", self.top_k, 1, "or null to turn it off")
+            at_least("temperature", self.temperature, 1e-6)
+        at_least("top_k", self.top_k, 1)
         fraction("top_p", self.top_p, above=0)
         fraction("min_p", self.min_p)
-        positive("repetition_penalty", self.repetition_penalty, "and 1 turns it off")
+        positive("repetition_penalty", self.repetition_penalty)
 
 
 @dataclass(kw_only=True)
-class SampleConfig(Controls):
+class SampleConfig(SamplingParams):
     """What to generate, and how."""
 
     checkpoint: str | None = None
@@ -52,7 +52,7 @@ class SampleConfig(Controls):
     num_samples: int = 1
     """Samples for each prompt."""
     batch_size: int = 16
-    """With prompts: samples to generate at a time."""
+    """Samples to generate at a time."""
     max_new_tokens: int = 256
     """Longest sample, in tokens; it also ends where the model ends the document."""
     stop: list[str] = field(default_factory=list)
@@ -70,34 +70,30 @@ class SampleConfig(Controls):
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
-    """Type of the weights: fp32, bf16, fp16, or on a CPU int8, whose price evaluate.py tells; auto is bf16 on GPUs that
-    have it, else fp32."""
+    """Type of the weights: fp32, bf16 or fp16; auto is bf16 on GPUs that have it, else fp32."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [f"{name}={value}" for name in ("prompt", "prompt_file", "prompts") if (value := getattr(self, name))]
-        if len(given) > 1:
-            raise SettingsError(f"{' and '.join(given)} are given: choose one.")
-        drawn = "temperature top_k top_p min_p repetition_penalty num_samples max_new_tokens stop seed"
-        rules = (
-            ("prompt prompt_file prompts results page", "interactive=true", self.interactive),
-            (f"prompts results logprobs {drawn}", f"page={self.page}", bool(self.page)),
-            ("top_k top_p min_p num_samples", "temperature=0", self.temperature == 0),
-            ("batch_size", "prompts=null and results=null", not (self.prompts or self.results)),
-            ("special_tokens", "an empty prompt", not (self.interactive or given)),
-        )
-        refuse_idle(self, rules)
+        for alternatives in (("prompt", "prompt_file", "prompts", "interactive"), ("page", "results", "interactive")):
+            given = [f"{name}={shown(value)}" for name in alternatives if (value := getattr(self, name))]
+            if len(given) > 1:
+                raise SettingsError(f"{' and '.join(given)} are given", "choose one")
         if self.logprobs and not (self.results or self.prompts):
-            raise SettingsError("logprobs=true is written as JSON: add results=FILE, or results=- to see it here.")
-        page_name("page", self.page)
-        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16", "int8"))
+            raise SettingsError("logprobs=true is written as JSON", "add results=FILE, or results=- to see it here")
+        check_page(self.page)
+        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         if "" in self.stop:
-            raise SettingsError("stop has an empty string, which every text contains: remove it.")
+            raise SettingsError("stop has an empty string, which every text contains", "remove it")
         for name in ("num_samples", "batch_size", "max_new_tokens"):
             at_least(name, getattr(self, name), 1)
         if not 0 <= self.seed < 2**63 - self.num_samples:
-            raise SettingsError(f"seed={self.seed} must be from 0 to 2^63.")
+            raise SettingsError(f"seed={self.seed} must be from 0 to 2^63")
 
     def drawing(self) -> dict[str, Any]:
-        """The settings that generation.text.complete takes."""
-        return {"max_new_tokens": self.max_new_tokens, "controls": self, "stop": self.stop}
+        """Return the settings that generate.complete takes."""
+        return {"max_new_tokens": self.max_new_tokens, "params": self, "stop": self.stop}
+
+
+def check_page(page: str | None) -> None:
+    if page and not page.endswith(".html"):
+        raise SettingsError(f"page={page} is a page", "give its name the ending .html")

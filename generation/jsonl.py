@@ -2,74 +2,86 @@
 
 import json
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import islice
-from pathlib import Path
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from data.files import json_records
-from errors import SettingsError
+from console import bar_off
+from data.files import user_path, writing
+from data.texts import json_records
+from errors import SettingsError, why
 from generation.config import SampleConfig
-from generation.decoder import Decoder
-from generation.text import Chunk, complete, encode_prompt
+from generation.generate import Part, complete, encode_prompt
 from runs.checkpoint import Checkpoint
+from runs.text import PICTURES
 
 RESULT_FIELDS = ("text", "finish", "sample", "logprobs")
+MOST_BYTES = 1 << 28  # of prompts
+ESCAPES = {code: f"\\u{code:04x}" for code in PICTURES if code > 0x1F}  # what JSON may have raw
 
 
-def read_input(name: str, where: str) -> bytes:
-    """Return the content of the file that a setting names; - is standard input."""
+def read_input(setting: str, where: str) -> str:
+    """Return the text of the file that a setting names; - is standard input."""
     try:
-        return sys.stdin.buffer.read() if where == "-" else Path(where).read_bytes()
+        with nullcontext(sys.stdin.buffer) if where == "-" else user_path("prompts", where).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise SettingsError(f"{name}={where} cannot be read ({error.strerror}).") from None
+        raise SettingsError(f"{setting}={where} cannot be read ({why(error)})") from None
+    if len(content) > MOST_BYTES:
+        raise SettingsError(f"{setting}={where} has more than {MOST_BYTES >> 20} MB", "give less at a time")
+    return content.decode("utf-8-sig", "replace")
 
 
 def read_prompts(where: str) -> list[dict[str, Any]]:
     """Return the records of a JSON-lines file, each with a text under "prompt"."""
     records = []
-    for place, record in json_records(read_input("prompts", where).splitlines(), f"prompts={where}"):
+    for place, record in json_records(read_input("prompts", where).split("\n"), f"prompts={where}"):
         if not isinstance(record.get("prompt"), str):
-            raise SettingsError(f'{place} must look like {{"prompt": "some text"}}.')
+            raise SettingsError(f'{place} must look like {{"prompt": "some text"}}')
         if taken := [name for name in RESULT_FIELDS if name in record]:
-            raise SettingsError(f"{place} has a field {taken[0]}, which the result would overwrite.")
+            raise SettingsError(f"{place} has a field {taken[0]}, which the result would overwrite", "rename it")
         records.append(record)
     if not records:
-        raise SettingsError(f'prompts={where} has no prompts: write one {{"prompt": "some text"}} a line.')
+        raise SettingsError(f"prompts={where} has no prompts", 'write one {"prompt": "some text"} a line')
     return records
 
 
 def write_results(checkpoint: Checkpoint, config: SampleConfig, records: list[dict[str, Any]]) -> None:
     """Write each record, in order, with its text, why that ended, and if asked for its log-probabilities."""
-    decoder, tokenizer, block_size = Decoder(checkpoint.model), checkpoint.tokenizer, checkpoint.model.config.block_size
-    total = len(records) * config.num_samples
-    decoder.refuse_more("batch_size", min(total, config.batch_size), config.max_new_tokens)
+    model, tokenizer, block_size = checkpoint.model, checkpoint.tokenizer, checkpoint.model.config.block_size
     jobs = ((record, number) for record in records for number in range(config.num_samples))
-    with _results(config.results) as file, tqdm(total=total, unit="text", disable=None) as bar:
+    bar = tqdm(total=len(records) * config.num_samples, unit="text", disable=bar_off())
+    with results_file(config.results) as file, bar:
         while batch := list(islice(jobs, config.batch_size)):
             prompts = [encode_prompt(tokenizer, job["prompt"], config.special_tokens, block_size) for job, _ in batch]
-            samples: list[list[Chunk]] = [[] for _ in batch]
-            drawing = config.drawing() | {"seeds": [config.seed + number for _, number in batch]}
-            for chunk in complete(decoder, tokenizer, prompts, logprobs=config.logprobs, **drawing):
-                samples[chunk.sample].append(chunk)
-                bar.update(chunk.finish is not None)
-            for (record, number), chunks in zip(batch, samples, strict=True):
-                result = {**record, "text": "".join(chunk.text for chunk in chunks), "finish": chunks[-1].finish}
+            seeds = [config.seed + number for _, number in batch]
+            samples: list[list[Part]] = [[] for _ in batch]
+            for part in complete(model, tokenizer, prompts, seeds=seeds, logprobs=config.logprobs, **config.drawing()):
+                samples[part.sample].append(part)
+                bar.update(part.finish is not None)
+            for (record, number), parts in zip(batch, samples, strict=True):
+                result = record | {"text": "".join(part.text for part in parts), "finish": parts[-1].finish}
                 if config.num_samples > 1:
                     result["sample"] = number
                 if config.logprobs:
-                    drawn = [(tokenizer.decode([token]), nats) for chunk in chunks for token, nats in chunk.logprobs]
-                    result["logprobs"] = [{"token": text, "logprob": round(nats, 6)} for text, nats in drawn]
-                file.write(json.dumps(result, ensure_ascii=False) + "\n")
+                    drawn = [part.logprob for part in parts if part.logprob]
+                    result["logprobs"] = [
+                        {"token": tokenizer.decode([token]), "logprob": round(nats, 6)} for token, nats in drawn
+                    ]
+                file.write(json.dumps(result, ensure_ascii=False).translate(ESCAPES) + "\n")
             file.flush()
 
 
-def _results(where: str | None) -> AbstractContextManager[TextIO]:
+@contextmanager
+def results_file(where: str | None) -> Iterator[TextIO]:
+    """Open the new file that results=WHERE asks for; standard output for - and None."""
     if where is None or where == "-":
-        return nullcontext(sys.stdout)
-    try:
-        return Path(where).open("x", encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"results={where} cannot be written ({error.strerror}): give another new name.") from None
+        yield sys.stdout
+        return
+    if user_path("results", where).is_file():
+        raise SettingsError(f"results={where} is there already", "give a new name")
+    with writing("results", where) as path, path.open("w", encoding="utf-8") as file:
+        yield file

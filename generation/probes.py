@@ -5,7 +5,7 @@ Figures of layers and heads are lists by layer, then head; None stands for a lay
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from data.tokenizer import encode_text
-from generation.scoring import inputs_of, learned_task, load_text, separator_of, surprise
-from model.attention.recurrent import Recurrent
+from generation.score import How, inputs_of, learned_task, load_text, nats_of, separator_of
 from model.gpt import GPT
-from model.heads import for_each_layer
+from model.heads import Weights, for_each_layer
 from runs.checkpoint import Checkpoint
 
 SINK = 0.3  # a head whose mean weight on the first token is above this is a sink
 CLOSED = 0.05  # a gate below this lets nothing through
+GATES = {"gate": 2, "gate_element": 2, "forget": 1}  # the modifiers with a gate, and its largest factor
 FARTHEST = 16  # times the trained length
 READ_TOKENS = 1 << 17  # of the text, for the loss by position
 HEAD_TOKENS = 512  # of the text, for the figures of the heads
@@ -32,7 +32,6 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRIALS = 4  # needles of each length and depth
 NAMES = ("apple", "river", "stone", "cloud", "tiger", "piano", "lemon", "robot")
 
-Weights = Float[Tensor, "B H T T"]
 ByHead = list[Any]  # by layer None, or what there is of each head
 
 
@@ -41,21 +40,20 @@ class Probes:
 
     def __init__(self, model: GPT, autocast: torch.autocast, separator: int | None = None) -> None:
         """separator: <|endoftext|>, where the model keeps documents apart."""
-        self.model, self.autocast, self.separator = model.eval(), autocast, separator
+        self.model, self.how = model.eval(), How(autocast, separator=separator)
         self.block_size = model.config.block_size
         self.longest = self.block_size * (1 if model.config.position == "learned" else FARTHEST)
-        self.unscored = [isinstance(block.attention, Recurrent) for block in model.blocks]
 
     def nats(self, rows: Int[np.ndarray, "B T1"]) -> Float[np.ndarray, "B T"]:
         """Return the surprise of every token but the first of each row, all of it in sight."""
-        return surprise(self.model, rows, rows.shape[1] - 1, self.autocast, self.separator)
+        return nats_of(self.model, rows, rows.shape[1] - 1, self.how)
 
     def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> ByHead:
         """Return `function` of each layer's weights, one number a head; None for a layer without a score matrix."""
-        tokens, starts = inputs_of(self.model, rows, self.separator)
-        with self.autocast:
+        tokens, starts = inputs_of(self.model, rows, self.how.separator)
+        with self.how.autocast:
             found = for_each_layer(self.model, tokens, function, starts)
-        return [None if no else one.tolist() for no, one in zip(self.unscored, found, strict=True)]
+        return [each.tolist() if a.keeps_rows else None for a, each in zip(self.model.attentions, found, strict=True)]
 
     def induction(self, ids: int) -> dict[str, Any]:
         """Probe for induction heads (Olsson et al. 2022): a block of random ids, and the same again.
@@ -64,10 +62,8 @@ class Probes:
         a token of the second copy to the one that followed it in the first.
         """
         L = min(self.block_size, HEAD_TOKENS) // 2
-        block = np.random.Generator(np.random.PCG64(1)).integers(0, ids, (BLOCKS, L))
-        rows = np.hstack((block, block))
-        nats = self.nats(rows)
-        second = torch.arange(L, 2 * L)
+        rows = np.tile(np.random.Generator(np.random.PCG64(1)).integers(0, ids, (BLOCKS, L)), 2)
+        nats, second = self.nats(rows), torch.arange(L, 2 * L)
         score = self.by_head(rows, lambda weights: weights[..., second, second - L + 1].float().mean((0, -1)))
         figures = {"first_copy": float(nats[:, : L - 1].mean()), "second_copy": float(nats[:, L:].mean())}
         return {"block": L, **figures, "score": score}
@@ -91,38 +87,27 @@ class Probes:
         share of heads above SINK (Gu et al. 2025). negative: what weights below 0 sum up to, as a positive number.
         gates: of each gate the mean of its factor and the share below CLOSED.
         """
+        gates: dict[str, list[float]] = {}
+
+        def note(gate: str, most: int, _: object, __: object, y: Tensor) -> None:
+            factor = most * torch.sigmoid(y.float())
+            gates[gate] = [factor.mean().item(), (factor < CLOSED).float().mean().item()]
 
         def measure(weights: Weights) -> Tensor:
             first = weights[:, :, 1:, 0].float().mean((0, 2))
             return torch.stack((first, -weights.float().clamp(max=0).sum(-1).mean((0, 2))), 1)
 
-        with self.gates() as gates:
+        with ExitStack() as stack:
+            for layer, attention in enumerate(self.model.attentions):
+                for name in filter(GATES.get, attention.modifiers):
+                    gate = attention.modifiers[name].get_submodule("gate")
+                    hook = gate.register_forward_hook(partial(note, f"layer {layer} {name}", GATES[name]))
+                    stack.callback(hook.remove)
             found = self.by_head(rows, measure)
         first, negative = ([one and [head[n] for head in one] for one in found] for n in (0, 1))
-        known = [head for one in first for head in one or ()]
-        share = sum(head > SINK for head in known) / len(known) if known else None
-        mass = sum(known) / len(known) if known else None
-        return {"first": first, "sink_mass": mass, "sink_share": share, "negative": negative, "gates": gates}
-
-    @contextmanager
-    def gates(self) -> Iterator[dict[str, list[float]]]:
-        """Yield what fills with the mean of each gate's factor, and the share of factors below CLOSED, as it runs."""
-        found, hooks = dict[str, list[float]](), []
-
-        def note(name: str, most: int, _: object, __: object, y: Tensor) -> None:
-            factor = most * torch.sigmoid(y.float())
-            found[name] = [factor.mean().item(), (factor < CLOSED).float().mean().item()]
-
-        for layer, block in enumerate(self.model.blocks):
-            for name, most in (("gate", 2), ("gate_element", 2), ("forget", 1)):
-                if name in block.attention.modifiers:
-                    gate = block.attention.modifiers[name].get_submodule("gate")
-                    hooks.append(gate.register_forward_hook(partial(note, f"layer {layer} {name}", most)))
-        try:
-            yield found
-        finally:
-            for hook in hooks:
-                hook.remove()
+        known = np.array([head for one in first for head in one or ()])
+        sinks = {"sink_mass": known.mean(), "sink_share": (known > SINK).mean()} if len(known) else {}
+        return {"first": first, **{name: float(x) for name, x in sinks.items()}, "negative": negative, "gates": gates}
 
     def needle(self, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> dict[str, Any]:
         """Probe for a line "name = 1234" in held-out text that the end asks for (as RULER, Hsieh et al. 2024).
@@ -133,49 +118,44 @@ class Probes:
         lengths = [self.block_size * n // 2 for n in (1, 2, 4, 8)]
         lengths = [n for n in lengths if 64 <= n <= min(self.longest, len(tokens))]
         drawn = random.Random(1)
-        ratio = [[self.retrieved(tokenizer, tokens, n, depth, drawn) for depth in DEPTHS] for n in lengths]
-        return {"lengths": lengths, "depths": list(DEPTHS), "nats": ratio}
+        ratio = [
+            [np.mean([self.retrieved(tokenizer, tokens, n, depth, drawn) for _ in range(TRIALS)]) for depth in DEPTHS]
+            for n in lengths
+        ]
+        return {"lengths": lengths, "depths": list(DEPTHS), "nats": [list(map(float, each)) for each in ratio]}
 
     def retrieved(
         self, tokenizer: tiktoken.Encoding, tokens: np.ndarray, length: int, depth: float, drawn: random.Random
     ) -> float:
-        """Return the mean ratio of TRIALS needles of one length and depth."""
-        ratios = []
-        for _ in range(TRIALS):
-            (name, other), number = drawn.sample(NAMES, 2), f" {drawn.randrange(1000, 10_000)}"
-            texts = (f"\n{name} ={number}\n", number, f"\n{name} =", f"\n{other} =")
-            line, answer, asked, wrong = (encode_text(tokenizer, text) for text in texts)
-            room = length + 1 - len(line) - len(answer) - max(len(asked), len(wrong))
-            begin = drawn.randrange(len(tokens) - room + 1)
-            text, cut = tokens[begin : begin + room], round(depth * room)
-            before = np.concatenate((text[:cut], line, text[cut:]))
-            rows = [np.concatenate((before, question, answer))[None] for question in (asked, wrong)]
-            known, guessed = (self.nats(row)[0, -len(answer) :].sum() for row in rows)
-            ratios.append(float(guessed - known))
-        return sum(ratios) / TRIALS
+        """Return the ratio of one needle."""
+        (name, other), number = drawn.sample(NAMES, 2), f" {drawn.randrange(1000, 10_000)}"
+        texts = (f"\n{name} ={number}\n", number, f"\n{name} =", f"\n{other} =")
+        line, answer, asked, wrong = (encode_text(tokenizer, text) for text in texts)
+        room = length + 1 - len(line) - len(answer) - max(len(asked), len(wrong))
+        begin, cut = drawn.randrange(len(tokens) - room + 1), round(depth * room)
+        before = np.concatenate((tokens[begin : begin + cut], line, tokens[begin + cut : begin + room]))
+        rows = [np.concatenate((before, question, answer))[None] for question in (asked, wrong)]
+        known, guessed = (self.nats(row)[0, -len(answer) :].sum() for row in rows)
+        return float(guessed - known)
 
 
 def probe(checkpoint: Checkpoint, autocast: torch.autocast, path: str | None = None) -> dict[str, Any]:
-    """Return the figures of every probe that fits the model, and in words what is left out.
+    """Return the figures of every probe that fits the model.
 
-    path: of the text, as load_text() has it. A model of a synthetic task is probed on the task's held-out windows.
+    path: of the text, as load_text() has it. A model of a synthetic task is probed on the task's held-out windows,
+    without loss by position and needle.
     """
-    model = checkpoint.model
-    T = min(model.config.block_size, HEAD_TOKENS)
+    model, T = checkpoint.model, min(checkpoint.model.config.block_size, HEAD_TOKENS)
     if checkpoint.encoding is None and path is None:
-        task = learned_task(checkpoint)
-        probes, ids = Probes(model, autocast), task.vocab_size
+        task, probes = learned_task(checkpoint), Probes(model, autocast)
         rows = next(task.held_out(model.config.block_size, HEAD_TOKENS // T)).inputs[:, :T]
-        more = {}
-    else:
-        _, (tokens,) = load_text(path, [checkpoint])
-        tokenizer = checkpoint.tokenizer
-        probes, ids = Probes(model, autocast, separator_of(checkpoint)), tokenizer.n_vocab
-        T = min(T, len(tokens))
-        rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
-        more = {"by_position": probes.by_position(tokens), "needle": probes.needle(tokenizer, tokens)}
-    found = {"induction": probes.induction(ids), "heads": probes.heads(rows), **more}
-    return found | {"notes": notes(model, has_text=bool(more))}
+        return {"induction": probes.induction(task.vocab_size), "heads": probes.heads(rows)}
+    _, (tokens,) = load_text(path, [checkpoint])
+    tokenizer, probes = checkpoint.tokenizer, Probes(model, autocast, separator_of(checkpoint))
+    T = min(T, len(tokens))
+    rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
+    found = {"induction": probes.induction(tokenizer.n_vocab), "heads": probes.heads(rows)}
+    return found | {"by_position": probes.by_position(tokens), "needle": probes.needle(tokenizer, tokens)}
 
 
 def summary(found: dict[str, Any]) -> Iterator[str]:
@@ -200,21 +180,9 @@ def summary(found: dict[str, Any]) -> Iterator[str]:
         ends = [trained * 2**n for n in range(5) if trained * 2**n <= len(nats)] or [len(nats)]
         shown = "  ".join(f"{end:,}: {np.mean(nats[end // 2 : end]):.3f}" for end in ends)
         yield f"positions   {shown} nats/token in the second half of so many"
-    if "needle" in found:
         for length, ratio in zip(found["needle"]["lengths"], found["needle"]["nats"], strict=True):
             shown = "  ".join(f"{depth:.0%}: {nats:+.2f}" for depth, nats in zip(DEPTHS, ratio, strict=True))
             yield f"needle      {length:,} tokens, by depth  {shown} nats"
-    yield from (f"note        {note}" for note in found["notes"])
-
-
-def notes(model: GPT, *, has_text: bool) -> list[str]:
-    """Return what is not measured of this model, and why."""
-    config, found = model.config, []
-    if states := [layer for layer, block in enumerate(model.blocks) if isinstance(block.attention, Recurrent)]:
-        forms = ", ".join(dict.fromkeys(config.at(layer).form for layer in states))
-        found.append(f"{forms} has no score matrix: the heads of layer {', '.join(map(str, states))} are left out")
-    if not has_text:
-        found.append("a synthetic task has no text: loss by position and needle are left out")
-    elif config.position == "learned":
-        found.append(f"position=learned ends at block_size={config.block_size}: nothing is measured beyond it")
-    return found
+    if None in induction["score"]:
+        without = ", ".join(str(layer) for layer, one in enumerate(induction["score"]) if one is None)
+        yield f"note        layer {without} keeps a state and has no score matrix: its heads are left out"

@@ -9,11 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from generation.scoring import inputs_of, passes
-from generation.text import encode_prompt
+from data.files import writing
+from generation.generate import encode_prompt
+from generation.score import How, inputs_of, passes
 from model.gpt import GPT
-from model.heads import for_each_layer
-from pages.text import Reading, byte_ends, write_text_page
+from model.heads import Weights, for_each_layer
+from pages.kit import shape
+from pages.text import Reading, byte_ends, text_page
 from runs.checkpoint import Checkpoint
 
 LONGEST = 4000  # tokens: more makes a page slow
@@ -22,15 +24,25 @@ MOST_KEYS = 16
 ATTENTION_BYTES = 7_500_000  # of a page, before base64 makes four of three
 
 
-def read_prompt(checkpoint: Checkpoint, prompt: str, special_tokens: bool, page: Path) -> str:
+def read_prompt(checkpoint: Checkpoint, prompt: str, special_tokens: bool, page: str) -> str:
     """Write the page of a prompt, or of its end where it is longer than LONGEST, and return what to say of it."""
-    model, tokenizer = checkpoint.model, checkpoint.tokenizer
-    tokens = np.array(encode_prompt(tokenizer, prompt, special_tokens))
-    last, plain = tokens[-LONGEST:], torch.autocast(model.token_embedding.weight.device.type, enabled=False)
-    reading = read(model, tokenizer, last, name=os.path.relpath(checkpoint.path), autocast=plain)
-    size = f"{len(tokens):,} tokens" if len(last) == len(tokens) else f"the last {LONGEST:,} of {len(tokens):,} tokens"
-    write_text_page(page, [reading], f"A prompt: {size}.")
+    tokens = np.array(encode_prompt(checkpoint.tokenizer, prompt, special_tokens))
+    size = f"{len(tokens):,} tokens" if len(tokens) <= LONGEST else f"the last {LONGEST:,} of {len(tokens):,} tokens"
+    plain = How(torch.autocast(checkpoint.model.token_embedding.weight.device.type, enabled=False))
+    with writing("page", page) as file:
+        write_page(file, [checkpoint], [tokens[-LONGEST:]], [plain], f"A prompt: {size}.")
     return f"{page}: {size}"
+
+
+def write_page(file: Path, checkpoints: list[Checkpoint], texts: list[np.ndarray], hows: list[How], told: str) -> None:
+    """Write the page of how checkpoints read a text, or its beginning; told: what to say of it."""
+    begun = beginnings([checkpoint.tokenizer for checkpoint in checkpoints], texts)
+    readings = [
+        read(c.model, c.tokenizer, tokens, how, name=os.path.relpath(c.path), models=len(checkpoints))
+        for c, tokens, how in zip(checkpoints, begun, hows, strict=True)
+    ]
+    kept = "" if len(begun[0]) == len(texts[0]) else f" Shown here are the first {len(begun[0]):,} tokens."
+    file.write_text(text_page(readings, told + kept), encoding="utf-8")
 
 
 def beginnings(tokenizers: list[tiktoken.Encoding], texts: list[np.ndarray]) -> list[np.ndarray]:
@@ -43,10 +55,9 @@ def beginnings(tokenizers: list[tiktoken.Encoding], texts: list[np.ndarray]) -> 
 
 @torch.inference_mode()
 def read(
-    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], *, name: str, autocast: torch.autocast,
-    stride: int | None = None, separator: int | None = None, models: int = 1,
-) -> Reading:  # fmt: skip
-    """Return a model's reading of a text, in the windows of score(), whose arguments these are.
+    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], how: How, *, name: str, models: int = 1
+) -> Reading:
+    """Return a model's reading of a text, in the windows of score().
 
     name: the model's, on the page. models: how many share the page. Of each token's weights the largest are kept, as
     many as fit and at most MOST_KEYS.
@@ -56,11 +67,11 @@ def read(
     rows = 1 + config.n_layer * (1 + config.n_head)
     kept = max(1, min(MOST_KEYS, length, ATTENTION_BYTES // (3 * N * rows * models)))
     nats, answers, looked = np.full(N, np.nan, np.float32), list[tuple[np.ndarray, ...]](), list[tuple]()
-    for starts, scored in passes(N, length, stride, max(1, 2**20 // length**2)):
+    for starts, scored in passes(N, length, how.stride, max(1, 2**20 // length**2)):
         windows = np.stack([tokens[start : start + length] for start in starts])
-        inputs, begins = inputs_of(model, windows, separator)
+        inputs, begins = inputs_of(model, windows, how.separator)
         offsets = np.repeat(starts, scored)
-        with autocast:
+        with how.autocast:
             logits = model.logits(model.hidden(inputs, starts=begins)[:, -scored:])  # (B, scored, V)
             keys, weights, heads = largest_weights(model, inputs, begins, scored, kept)
         logprobs = logits.float().log_softmax(-1).flatten(0, 1)
@@ -72,7 +83,8 @@ def read(
         looked.append((keys + offsets[:, None], weights))
     likeliest, chances = map(np.concatenate, zip(*answers, strict=True))
     keys, weights = (np.concatenate(parts, 1) for parts in zip(*looked, strict=True))
-    return Reading(name, tokenizer, tokens, nats, likeliest, chances, heads, keys, weights)
+    title = f"{shape(config.attention, config.n_layer, config.n_head, config.n_embd)} ({name})"
+    return Reading(title, tokenizer, tokens, nats, likeliest, chances, heads, keys, weights)
 
 
 def largest_weights(
@@ -88,7 +100,7 @@ def largest_weights(
         top = rows.flatten(1, 2).topk(kept)
         return top.indices.cpu().numpy(), top.values.cpu().numpy()
 
-    def visit(weights: Float[Tensor, "B H T T"]) -> tuple[np.ndarray, np.ndarray]:
+    def visit(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
         nonlocal total
         weights = weights[:, :, -scored:].float().clamp(min=0).transpose(0, 1)
         mean = weights.mean(0, keepdim=True)

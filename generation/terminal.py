@@ -1,18 +1,20 @@
 """Samples on the screen as they are drawn, and prompts typed one after the other."""
 
+import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import tiktoken
 
-from errors import SettingsError
-from generation.config import SampleConfig
-from generation.decoder import Decoder
-from generation.text import complete, encode_prompt
+from errors import SettingsError, shown
+from generation.config import SampleConfig, SamplingParams
+from generation.generate import Part, complete, encode_prompt
+from model.gpt import GPT
 from runs.checkpoint import Checkpoint
-from runs.formatting import visible
-from schema import from_arguments
+from runs.text import visible
+from settings import from_arguments
 
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
 A line that ends in \\ goes on in the next one.
@@ -20,93 +22,93 @@ Ctrl-C stops the text, Ctrl-D or /quit ends the session.
 /settings            what can be changed, with its present value
 /temperature 0.5     change a setting for the texts to come
 //text               a prompt that begins with a slash"""
+CHANGEABLE = [field.name for field in fields(SamplingParams)]
+CHANGEABLE += ["max_new_tokens", "stop", "seed", "num_samples", "special_tokens"]
 
-FIXED = {"checkpoint", "prompt", "prompt_file", "prompts", "results", "interactive"}
-FIXED |= {"batch_size", "logprobs", "page", "device", "precision"}
 
-
-def print_samples(decoder: Decoder, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
+def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
     """Print the prompt and each sample behind it, the first one as it comes, later ones in their turn.
 
-    On a terminal the prompt is dimmed and control characters are made visible. Returns the first sample's text.
-    Ctrl-C ends an interactive one where it is.
+    Control characters are made visible, and a terminal's prompt is dimmed. Returns the first sample's text. Ctrl-C ends
+    an interactive one where it is.
     """
-    tokens = encode_prompt(tokenizer, prompt, config.special_tokens, decoder.model.config.block_size)
-    decoder.refuse_more("num_samples", config.num_samples, config.max_new_tokens)
-    terminal = sys.stdout.isatty()
-
-    def show(text: str) -> None:
-        print(visible(text) if terminal else text, end="", flush=True)
-
-    def begin(number: int) -> None:
-        if config.num_samples > 1:
-            print(f"--- sample {number + 1} of {config.num_samples}")
-        print(f"\x1b[2m{visible(prompt)}\x1b[0m" if terminal else prompt, end="", flush=True)
-
-    texts = [""] * config.num_samples
-    ended: set[int] = set()
-    current = 0
-    begin(current)
+    tokens, text = encode_prompt(tokenizer, prompt, config.special_tokens, model.config.block_size), ""
+    begun = visible(prompt)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        begun = f"\x1b[2m{begun}\x1b[0m"
     try:
-        seeds = [config.seed + number for number in range(config.num_samples)]
-        for chunk in complete(decoder, tokenizer, [tokens] * config.num_samples, seeds=seeds, **config.drawing()):
-            texts[chunk.sample] += chunk.text
-            if chunk.sample == current:
-                show(chunk.text)
-            if chunk.finish:
-                ended.add(chunk.sample)
-            while current in ended:
+        for first in range(0, config.num_samples, config.batch_size):
+            seeds = range(config.seed, config.seed + config.num_samples)[first : first + config.batch_size]
+            drawn = complete(model, tokenizer, [tokens] * len(seeds), seeds=[*seeds], **config.drawing())
+            for number, parts in enumerate(in_turn(drawn, len(seeds)), start=first):
+                if config.num_samples > 1:
+                    print(f"--- sample {number + 1} of {config.num_samples}")
+                print(begun, end="", flush=True)
+                for part in parts:
+                    text += part.text if number == 0 else ""
+                    print(visible(part.text), end="", flush=True)
                 print()
-                current += 1
-                if current < config.num_samples:
-                    begin(current)
-                    show(texts[current])
     except KeyboardInterrupt:
         print()
         if not config.interactive:
             raise
-    return texts[0]
+    return text
+
+
+def in_turn(parts: Iterator[Part], count: int) -> Iterator[Iterator[Part]]:
+    """Yield for each of `count` samples in turn its parts: of the first that has not ended as they come."""
+    waiting: list[list[Part]] = [[] for _ in range(count)]
+
+    def of(sample: int) -> Iterator[Part]:
+        part = None
+        while part is None or not part.finish:
+            while not waiting[sample]:
+                other = next(parts)
+                waiting[other.sample].append(other)
+            part = waiting[sample].pop(0)
+            yield part
+
+    return map(of, range(count))
 
 
 def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
     """Ask for a line and continue it, until the end of the input."""
     with suppress(ImportError):  # a Python may be built without it
         import readline  # noqa: F401  (the arrow keys recall earlier lines)
-    decoder, text = Decoder(checkpoint.model), ""
+    text = ""
     print("/help shows what can be typed.")
     while True:
         try:
             line = input("> ")
             while line.endswith("\\"):
                 line = line[:-1] + "\n" + input("... ")
-        except EOFError:
+        except (EOFError, KeyboardInterrupt) as end:
             print()
-            return
-        except KeyboardInterrupt:
-            print()
+            if isinstance(end, EOFError):
+                return
             continue
         if line.strip() == "/quit":
             return
-        if line.startswith("/") and not line.startswith("//"):
-            config = _obey(line[1:], config)
-        else:
-            prompt = line.removeprefix("/") if line else text
-            text = prompt + print_samples(decoder, checkpoint.tokenizer, config, prompt)
-
-
-def _obey(order: str, config: SampleConfig) -> SampleConfig:
-    """Do what a line that began with a slash asks; return the settings after it."""
-    name, _, value = order.replace("=", " ", 1).partition(" ")
-    changeable = {key: now for key, now in asdict(config).items() if key not in FIXED}
-    if name == "settings":
-        print("\n".join(visible(f"{key} {now}") for key, now in changeable.items()))
-    elif name not in changeable:
-        print(HELP if name == "help" else f"there is no /{visible(name)}: /help shows what there is.")
-    elif not value.strip():
-        print(visible(f"{name} {changeable[name]}"))
-    else:
         try:
-            return from_arguments(SampleConfig, [f"{name}={value.strip()}"], config)
+            if line.startswith("/") and not line.startswith("//"):
+                config = obey(line[1:], config)
+            else:
+                prompt = line.removeprefix("/") if line else text
+                text = prompt + print_samples(checkpoint.model, checkpoint.tokenizer, config, prompt)
         except SettingsError as error:
             print(visible(error))
+
+
+def obey(order: str, config: SampleConfig) -> SampleConfig:
+    """Do what a line that began with a slash asks; return the settings after it."""
+    name, _, value = order.replace("=", " ", 1).partition(" ")
+    now = {key: shown(value) for key, value in asdict(config).items() if key in CHANGEABLE}
+    if name in now and value.strip():
+        return from_arguments(SampleConfig, [f"{name}={value.strip()}"], config)
+    if name == "settings":
+        print(*(visible(f"{key} {now[key]}") for key in now), sep="\n")
+    elif name in now:
+        print(visible(f"{name} {now[name]}"))
+    else:
+        print(HELP if name == "help" else f"there is no /{visible(name)}: /help shows what there is.")
     return config

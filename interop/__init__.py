@@ -1,0 +1,37 @@
+"""Other projects' files: where they are, and errors in a sentence for what is wrong with them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from errors import HuggingFaceError, first_line
+
+
+@contextmanager
+def readable(where: object) -> Iterator[None]:
+    """Turn whatever a damaged file raises into a HuggingFaceError."""
+    try:
+        yield
+    except HuggingFaceError:
+        raise
+    except Exception as error:
+        raise HuggingFaceError(f"{where} cannot be read ({type(error).__name__}: {first_line(error)}).") from error
+
+
+@lru_cache  # settings, weights and tokenizer are in one folder, for which the hub is asked once
+def find_folder(where: str) -> Path:
+    """Return a local folder, or that of the files of this name on the hub, which huggingface_hub downloads once."""
+    folder = Path(where).expanduser()
+    if folder.is_dir():
+        return folder
+    try:
+        from huggingface_hub import snapshot_download  # optional
+
+        return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:  # whatever the network, the hub or the disk raises
+        problem = (
+            f"{where} is not a local folder and could not be downloaded ({type(error).__name__}: {first_line(error)})"
+        )
+        remedy = "check the name and the network, try pip install huggingface_hub, or give a folder"
+        raise HuggingFaceError(problem, remedy) from error

@@ -1,50 +1,41 @@
-"""Names and layouts of Hugging Face's GPT-2, Llama and Qwen3, to and from ours.
+"""Hugging Face's GPT-2, Llama and Qwen3, to and from ours, without the transformers library.
 
 The three are one transformer in different words. Apart from names two things differ:
 
-GPT-2          stores linear weights transposed, and q, k and v as one
-Llama, Qwen3   rotate channel i with channel i + D/2, we rotate 2i with 2i + 1: the rows of the query and key
-               projections (and Qwen3's QK-norm weights) are reordered
-
-Weights and config are read and written as safetensors and JSON, without the transformers library.
+GPT-2          stores linear weights transposed
+Llama, Qwen3   store queries, keys and values apart, gate and up too, and rotate channel i with channel i + D/2, we
+               rotate 2i with 2i + 1: the rows of queries and keys (and Qwen3's QK-norm weights) are reordered
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from errors import HuggingFaceError, first_line
-from model.attention import ATTENTION_FUNCTIONS, MultiHeadAttention
+from errors import HuggingFaceError
+from interop import find_folder, readable
+from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights, save_file
+from model.layers import Linear
 from model.size import without_weights
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A model of Hugging Face's, in its words and ours."""
 
-    name: str
-    """Its class."""
-    preset: str
-    """Our preset that it always fits."""
-    settings: dict[str, Any]
-    """What it is made of: settings of ours that differ from the defaults."""
-    fixed: dict[str, Any]
-    """Settings of theirs that ours computes with this value only."""
-    names: dict[str, str]
-    """Settings of ours that may have any value, and theirs for each."""
-    weights: dict[str, str]
-    """Parts of our weights' names in the order of replacement, and theirs."""
+    name: str  # its class
+    preset: str  # ours that it always fits
+    settings: dict[str, Any]  # of ours that differ from the defaults
+    fixed: dict[str, Any]  # settings of theirs that ours computes with this value only
+    names: dict[str, str]  # settings of ours that may have any value, and theirs for each
+    weights: dict[str, str]  # parts of our weights' names in the order of replacement, and theirs
 
 
 QWEN3 = Target(
@@ -63,7 +54,7 @@ QWEN3 = Target(
         "attention_norm": "input_layernorm", "attention.": "self_attn.", "mlp_norm": "post_attention_layernorm",
     },
 )  # fmt: skip
-LLAMA = replace(QWEN3, name="LlamaForCausalLM", preset="llama", settings={"qk_norm": False})
+LLAMA = QWEN3._replace(name="LlamaForCausalLM", preset="llama", settings={"qk_norm": False})
 SLIDING = "sliding_attention"  # one of Qwen3's layer_types; the other is full_attention
 GPT2 = Target(
     name="GPT2LMHeadModel",
@@ -75,44 +66,42 @@ GPT2 = Target(
     weights={
         "token_embedding": "transformer.wte", "position_embedding": "transformer.wpe",
         "final_norm": "transformer.ln_f", "blocks": "transformer.h", "attention_norm": "ln_1", "mlp_norm": "ln_2",
-        "attention.q_proj": "attn.c_attn", "attention.k_proj": "attn.c_attn", "attention.v_proj": "attn.c_attn",
-        "attention.o_proj": "attn.c_proj", "up_proj": "c_fc", "down_proj": "c_proj",
+        "attention.qkv_proj": "attn.c_attn", "attention.o_proj": "attn.c_proj", "up_proj": "c_fc",
+        "down_proj": "c_proj",
     },
 )  # fmt: skip
+JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # in ours
 TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}  # by their model_type
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
-
+# What else they say of a rotation, with the only values that ours computes.
+ROPE_TYPES = {"linear": {}, "yarn": {}, "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")  # may be missing from their config.json
-CHECKED = ("attention", "attention_window", "n_head", "rope_theta", "rope_scaling", "rope_scaling_factor")
-WITHOUT_EFFECT = ("tie_embeddings", "zero_init", "dropout", "score_softcap", "latent_size")
+# What _obstacles() looks at by itself, or what changes no logit.
+CHECKED = {"attention", "attention_window", "n_head", "tie_embeddings", "zero_init", "dropout", "score_softcap"}
+CHECKED |= {"rope_theta", "rope_scaling", "rope_scaling_factor", "rope_trained_length", "latent_size", "ngram_rows"}
 
 
 def _obstacles(model: GPT, kind: str) -> list[str]:
-    config, attention = model.config, model.blocks[0].attention
-    free = {*CHECKED, *WITHOUT_EFFECT, *QWEN3.names}
+    """Return what the model has that Hugging Face's of this kind has not, as NAME=VALUE."""
+    config, attention = model.config, model.attentions[0]
+    free = CHECKED | QWEN3.names.keys()
     wanted = {field.name: field.default for field in fields(GPTConfig) if field.name not in free}
     if kind == "gpt2":
         wanted["mlp"] = config.mlp if config.mlp in GPT2_ACTIVATIONS else "gelu_tanh"
     found = [name for name, value in (wanted | TARGETS[kind].settings).items() if getattr(config, name) != value]
     layers = [config.at(layer) for layer in range(config.n_layer)]
-    known = {*ATTENTION_FUNCTIONS, "single_head", "stacked"}
-    if not {layer.form for layer in layers} <= known or any({*layer.modifiers} - {"window"} for layer in layers):
-        found.append("attention")
-    if kind != "qwen3" and any(layer.attention_window for layer in layers):
-        found.append("attention_window")
-    if config.rope_scaling == "yarn":
-        found.append("rope_scaling")
-    obstacles = [f"{name}={getattr(config, name)}" for name in found]
-    if isinstance(attention, MultiHeadAttention):
-        if kind == "gpt2" and attention.kv_heads != attention.n_head:
-            obstacles.append(f"n_kv_head={config.n_kv_head}")
-        if kind == "gpt2" and attention.n_head * attention.head_size != config.n_embd:
-            obstacles.append(f"head_size={config.head_size}")
-        if kind == "llama" and config.n_embd % attention.n_head:
-            obstacles.append(f"n_head={config.n_head} that does not divide n_embd={config.n_embd}")
-    if kind == "qwen3" and config.norm_eps != NORM_EPS:
-        obstacles.append(f"norm_eps={config.norm_eps} (must be {NORM_EPS}, that of QK-norm)")
-    return obstacles
+    foreign = {layer.form for layer in layers} - {*SOFTMAX, "single_head", "stacked"}
+    heads = {(each.n_head, each.kv_heads, each.head_size) for each in model.attentions}
+    lacks = {
+        "attention": foreign or len(heads) > 1 or any({*layer.modifiers} - {"window"} for layer in layers),
+        "attention_window": kind != "qwen3" and any(layer.attention_window for layer in layers),
+        "n_kv_head": kind == "gpt2" and attention.kv_heads != attention.n_head,
+        "head_size": kind == "gpt2" and attention.n_head * attention.head_size != config.n_embd,
+        "n_head": kind == "llama" and config.n_embd % attention.n_head,  # where it must divide the width
+        "norm_eps": kind == "qwen3" and config.norm_eps != NORM_EPS,  # that of QK-norm
+    }
+    found += [name for name, lacking in lacks.items() if lacking]
+    return [f"{name}={getattr(config, name)}" for name in found]
 
 
 def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> str:
@@ -130,11 +119,10 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     config = {"model_type": kind, "architectures": [TARGETS[kind].name], "torch_dtype": dtype}
     config |= _their_config(model, kind) | ends
     folder.mkdir(parents=True, exist_ok=True)
-    ours = plain_weights(model)
-    weights = {
-        theirs: torch.cat([_change_layout(name, ours[name], model) for name in names], dim=-1).cpu().contiguous()
-        for theirs, names in _names_in_theirs(model).items()
-    }
+    ours = {name: list(tensor.split(_rows(name, model))) for name, tensor in plain_weights(model).items()}
+    weights = {}
+    for theirs, name in _names_in_theirs(model):  # in the order of the parts
+        weights[theirs] = _change_layout(theirs, ours[name].pop(0), model).cpu().contiguous()
     save_file(weights, folder / "model.safetensors")
     # The padding is not in config.json: there it would keep the embedding of the token that ends texts from training.
     for file, content in (("config.json", config), ("generation_config.json", ends | {"pad_token_id": end_of_text})):
@@ -165,16 +153,17 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
             if Path(file).name != file:
                 raise HuggingFaceError(f"{index} names a file elsewhere ({file}).")
             weights |= load_file(folder / file)
-        model, parts = without_weights(config), {}
-        for theirs, names in _names_in_theirs(model).items():
-            if theirs not in weights:
-                theirs = theirs.removeprefix("transformer.")  # GPT2Model, without a head, has none
-            for name, part in zip(names, weights[theirs].chunk(len(names), dim=-1), strict=True):
-                shape = tuple(model.get_parameter(name).shape)
-                if _change_layout(name, part.to("meta"), model, back=True).shape != shape:
-                    raise ValueError(f"{theirs} does not have the size that config.json says, {shape}")
-                parts[name] = part
-    return config, lambda name: _change_layout(name, parts[name].float(), model, back=True)
+        model, parts = without_weights(config), dict[str, list[Tensor]]()
+        for theirs, name in _names_in_theirs(model):
+            found = weights[theirs if theirs in weights else theirs.removeprefix("transformer.")]  # of a GPT2Model
+            if not found.isfinite().all():
+                raise ValueError(f"its {theirs} is not finite")
+            parts.setdefault(name, []).append(_change_layout(theirs, found, model, back=True))
+        for name, tensors in parts.items():
+            shape = model.get_parameter(name).shape
+            if [len(t) for t in tensors] != _rows(name, model) or any(t.shape[1:] != shape[1:] for t in tensors):
+                raise ValueError(f"{name} does not have the size that config.json says, {tuple(shape)}")
+    return config, lambda name: torch.cat([part.float() for part in parts[name]])
 
 
 def read_config(where: str) -> GPTConfig:
@@ -193,12 +182,7 @@ def read_config(where: str) -> GPTConfig:
         else:  # version 5 of transformers has both under rope_parameters
             rope = {"rope_theta": settings.get("rope_theta", 10_000.0)}
             rope |= settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-            scaling = rope.get("rope_type", rope.get("type", "default"))
-            if scaling not in ("default", "linear"):
-                raise HuggingFaceError(f"rope_type={scaling} is not known here: only default and linear are.")
-            ours["rope_theta"] = rope["rope_theta"]
-            if scaling == "linear":
-                ours |= {"rope_scaling": "linear", "rope_scaling_factor": rope["factor"]}
+            ours |= _our_rope({name: value for name, value in rope.items() if value is not None}, settings)
         if kind == "qwen3":
             fixed["rms_norm_eps"] = NORM_EPS  # that of QK-norm
             ours |= _windows(settings)
@@ -211,6 +195,23 @@ def read_config(where: str) -> GPTConfig:
         return GPTConfig(**ours, tie_embeddings=settings.get("tie_word_embeddings", kind == "gpt2"))
 
 
+def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return their rotation in our words."""
+    ours, older = {"rope_theta": rope.pop("rope_theta")}, rope.pop("type", "default")
+    scaling = rope.pop("rope_type", older)
+    if scaling == "default":
+        return ours
+    if scaling not in ROPE_TYPES:
+        raise HuggingFaceError(
+            f"rope_type={scaling} is not known here", f"only {', '.join(ROPE_TYPES)} and default are"
+        )
+    ours |= {"rope_scaling": scaling, "rope_scaling_factor": rope.pop("factor")}
+    trained = rope.pop("original_max_position_embeddings", settings["max_position_embeddings"])
+    if rope != ROPE_TYPES[scaling]:
+        raise HuggingFaceError(f"rope_type={scaling} with {rope} is not known here", f"only {ROPE_TYPES[scaling]} is")
+    return ours if scaling == "linear" else ours | {"rope_trained_length": trained}
+
+
 def _windows(settings: dict[str, Any]) -> dict[str, Any]:
     """Return what a Qwen3's layer_types come to in our words."""
     n, window = settings["num_hidden_layers"], settings.get("sliding_window")
@@ -218,80 +219,59 @@ def _windows(settings: dict[str, Any]) -> dict[str, Any]:
         return {}
     most = settings.get("max_window_layers", 28)  # where there are no layer_types, the first that has a window
     types = settings.get("layer_types") or [SLIDING if layer >= most else "" for layer in range(n)]
+    if SLIDING not in types:
+        return {}
     return {"attention": "/".join("sdpa" + "+window" * (kind == SLIDING) for kind in types), "attention_window": window}
 
 
-@contextmanager
-def readable(where: object) -> Iterator[None]:
-    """Turn whatever a damaged file raises into a HuggingFaceError."""
-    try:
-        yield
-    except HuggingFaceError:
-        raise
-    except Exception as error:
-        raise HuggingFaceError(f"{where} cannot be read ({type(error).__name__}: {first_line(error)}).") from error
-
-
-@lru_cache  # settings, weights and tokenizer are in one folder, for which the hub is asked once
-def find_folder(where: str) -> Path:
-    """Return a local folder, or that of the files of this name on the hub, which huggingface_hub downloads once."""
-    folder = Path(where).expanduser()
-    if folder.is_dir():
-        return folder
-    try:
-        from huggingface_hub import snapshot_download  # optional
-
-        return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:  # whatever the network, the hub or the disk raises
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        problem = f"{where} is not a local folder and could not be downloaded ({reason})"
-        remedy = "check the name and the network, try pip install huggingface_hub, or give a folder"
-        raise HuggingFaceError(f"{problem}: {remedy}.") from error
-
-
-def _names_in_theirs(model: GPT) -> dict[str, list[str]]:
-    """Return for each of their weights which of ours it holds side by side: one, or GPT-2's three projections."""
-    names: dict[str, list[str]] = {}
+def _names_in_theirs(model: GPT) -> list[tuple[str, str]]:
+    """Return the names of their weights, and for each that of ours, of which it is one part or all."""
+    names, words = [], (GPT2 if model.config.position == "learned" else LLAMA).weights
     for ours in plain_weights(model):
         theirs = ours
-        for word, their_word in (GPT2 if model.config.position == "learned" else LLAMA).weights.items():
+        for word, their_word in words.items():
             theirs = theirs.replace(word, their_word)
-        names.setdefault(theirs, []).append(ours)
+        joined = next((name for name in JOINED if name in theirs), "")
+        names += [(theirs.replace(joined, part), ours) for part in JOINED.get(joined, ("",))]
     return names
 
 
-def _change_layout(name: str, tensor: Tensor, model: GPT, *, back: bool = False) -> Tensor:
-    """Return a weight of ours in their layout, or with `back` the reverse.
+def _rows(name: str, model: GPT) -> list[int]:
+    """Return how many rows of our weight each of their parts has."""
+    if model.config.position == "learned" or not any(joined in name for joined in JOINED):
+        return [len(model.get_parameter(name))]
+    return list(cast(Linear, model.get_submodule(name.rpartition(".")[0])).parts)
+
+
+def _change_layout(theirs: str, tensor: Tensor, model: GPT, *, back: bool = False) -> Tensor:
+    """Return our part of their weight of this name in their layout, or with `back` the reverse.
 
     GPT-2's matrices are transposed. In Llama and Qwen3 a rotation turns pairs (x, y) of a head's rows, which are
     (x0, y0, x1, y1, …) here and (x0, x1, …, y0, y1, …) there.
     """
     if model.config.position == "learned":  # a GPT-2
-        return tensor.t() if name.startswith("blocks.") and tensor.ndim == 2 else tensor
-    if not any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm")):
+        return tensor.t() if ".h." in f".{theirs}" and tensor.ndim == 2 else tensor
+    if not any(part in theirs for part in ("q_proj", "k_proj", "q_norm", "k_norm")):
         return tensor
-    attention = model.blocks[0].attention
-    assert isinstance(attention, MultiHeadAttention), "to_huggingface refuses the others"
-    half = attention.head_size // 2
+    half = model.attentions[0].head_size // 2
     pairs = (2, half) if back else (half, 2)
     return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
 
 
 def _their_config(model: GPT, kind: str) -> dict[str, Any]:
-    config, attention, target = model.config, model.blocks[0].attention, TARGETS[kind]
-    assert isinstance(attention, MultiHeadAttention), "to_huggingface refuses the others"
+    config, attention, target = model.config, model.attentions[0], TARGETS[kind]
     ours = asdict(config) | {"n_inner": config.inner}
     ours |= {"n_head": attention.n_head, "n_kv_head": attention.kv_heads, "head_size": attention.head_size}
     theirs = {their: ours[name] for name, their in target.names.items()} | target.fixed
     theirs["tie_word_embeddings"] = config.tie_embeddings
     if kind == "gpt2":
         dropout = {"attn_pdrop": config.attention_dropout, "embd_pdrop": config.dropout, "resid_pdrop": config.dropout}
-        return theirs | dropout | {"n_ctx": config.block_size, "activation_function": GPT2_ACTIVATIONS[config.mlp]}
-    assert attention.rope is not None, "to_huggingface wants it"
-    windows = [block.attention.window is not None for block in model.blocks]
-    if kind == "qwen3" and any(windows):
-        types = [SLIDING if window else "full_attention" for window in windows]
+        return theirs | dropout | {"activation_function": GPT2_ACTIVATIONS[config.mlp]}
+    types = [SLIDING if each.window is not None else "full_attention" for each in model.attentions]
+    if SLIDING in types:
         theirs |= {"use_sliding_window": True, "sliding_window": config.attention_window, "layer_types": types}
-    linear = {"rope_type": "linear", "factor": config.rope_scaling_factor}
-    theirs["rope_theta"] = attention.rope.planes.theta  # the base that ntk has raised
-    return theirs | {"rope_scaling": linear if config.rope_scaling == "linear" else None}
+    rope = attention.rope
+    assert rope is not None, "to_huggingface wants it"
+    scaling = {"rope_type": rope.scaling, "factor": rope.stretch, **ROPE_TYPES[rope.scaling]}
+    scaling |= {"original_max_position_embeddings": int(rope.trained)} if rope.scaling != "linear" else {}
+    return theirs | {"rope_theta": rope.theta, "rope_scaling": scaling if config.rope_scaling != "none" else None}

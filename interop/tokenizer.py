@@ -1,6 +1,7 @@
 """A tiktoken Encoding as Hugging Face's tokenizer.json, and back."""
 
 import json
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ import tiktoken
 
 from data.tokenizer import END_OF_TEXT
 from errors import HuggingFaceError
-from interop.huggingface import readable
+from interop import readable
 
 # What ByteLevel cuts by itself, and after a Digits step, which makes each digit a piece of its own: then spaces before
 # one stand at the end of a piece.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+DIGITS = {"type": "Digits", "individual_digits": True}
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 # Texts whose ids are compared where the tokenizers library is there to encode them.
 SAMPLES = (
     "The quick  brown fox,\n\njumps over\t12345 lazy dogs. ", "naïve café: 北京 2024 😀👍🏽 \u00a0x", " leading", "",
@@ -23,7 +27,7 @@ SAMPLES = (
 
 
 def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json for AutoTokenizer: the same ids for any text without specials.
+    """Write tokenizer.json and tokenizer_config.json for AutoTokenizer: our ids, after an <|endoftext|>.
 
     Unlike our encoding, theirs reads a special token in a text as the token.
     """
@@ -44,12 +48,16 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
         {"id": token, "content": text, "special": True} | plain
         for text, token in sorted(encoding._special_tokens.items(), key=lambda item: item[1])
     ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    byte_level = {**BYTE_LEVEL, "trim_offsets": True, "use_regex": False}
+    split = {**SPLIT, "pattern": {"Regex": pattern}}
+    begin = {"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}
+    first, second = ([begin, {"Sequence": {"id": name, "type_id": 0}}] for name in "AB")
+    ids = {"special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [encoding.eot_token], "tokens": [END_OF_TEXT]}}}
     content = {
         "version": "1.0",
         "added_tokens": special,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": {"type": "TemplateProcessing", "single": first, "pair": first + second} | ids,
         "decoder": byte_level,
         "model": {
             "type": "BPE",
@@ -96,41 +104,38 @@ def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
 
 def _pattern(content: dict[str, Any], file: Path) -> str:
     """Return the pattern by which a tokenizer.json cuts text; HuggingFaceError where none stands for its steps."""
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False}
-    split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    digits = {"type": "Digits", "individual_digits": True}
     normalizer, model = content.get("normalizer"), content["model"]
+    wrong = [name for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]
+    wrong += [f"a normalizer {normalizer['type']}"] if normalizer not in (None, {"type": "NFC"}) else []
+    wrong += [f"a model {model['type']}"] if model["type"] != "BPE" else []
     steps = content["pre_tokenizer"].get("pretokenizers", [content["pre_tokenizer"]])
     steps = [{"use_regex": True} | step if step["type"] == "ByteLevel" else step for step in steps]
     known = [{name: step.get(name) for name in step.keys() - {"trim_offsets", "pattern"}} for step in steps]
-    wrong = [name for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]
-    if normalizer not in (None, {"type": "NFC"}):
-        wrong.append(f"a normalizer {normalizer['type']}")
-    if model["type"] != "BPE":
-        wrong.append(f"a model {model['type']}")
-    if not wrong and known == [byte_level | {"use_regex": True}]:
-        return GPT2_PATTERN
-    if not wrong and known == [digits, byte_level | {"use_regex": True}]:
-        return DIGITS_PATTERN
-    if not wrong and known == [split, byte_level | {"use_regex": False}] and "Regex" in steps[0]["pattern"]:
-        return steps[0]["pattern"]["Regex"]
-    has = " and ".join(wrong) or f"the steps {', '.join(json.dumps(step) for step in known)}"
-    raise HuggingFaceError(
-        f"{file} has {has}: tiktoken can express byte-level BPE alone, after one Split by a regular expression, "
-        "individual Digits or nothing."
-    )
+    pattern = ""
+    if known in ([BYTE_LEVEL], [DIGITS, BYTE_LEVEL]):
+        pattern = DIGITS_PATTERN if DIGITS in known else GPT2_PATTERN
+    elif known == [SPLIT, BYTE_LEVEL | {"use_regex": False}]:
+        pattern = steps[0]["pattern"].get("Regex", "")
+    if wrong or not pattern:
+        has = " and ".join(wrong) or f"the steps {', '.join(json.dumps(step) for step in steps)}"
+        ours = "byte-level BPE alone, after one Split by a regular expression, individual Digits or nothing"
+        raise HuggingFaceError(f"{file} has {has}: tiktoken can express {ours}.")
+    return pattern
 
 
 def _compare(encoding: tiktoken.Encoding, file: Path) -> None:
-    """Raise HuggingFaceError where the tokenizers library, if it is there, gives a sample other ids than `encoding`."""
-    try:
+    """Raise HuggingFaceError where `encoding` loses text or gives other ids than the tokenizers library, if there."""
+    theirs = None
+    with suppress(ImportError):
         from tokenizers import Tokenizer
-    except ImportError:
-        return
-    with readable(file):
-        theirs = Tokenizer.from_file(str(file))
+
+        with readable(file):
+            theirs = Tokenizer.from_file(str(file))
     for text in SAMPLES:
-        if theirs.encode(text, add_special_tokens=False).ids != encoding.encode_ordinary(text):
+        ids = encoding.encode_ordinary(text)
+        if encoding.decode(ids) != text:
+            raise HuggingFaceError(f"{file} loses some of {text!r}.")
+        if theirs and theirs.encode(text, add_special_tokens=False).ids != ids:
             raise HuggingFaceError(f"{file} gives {text!r} other ids than tiktoken does with its pattern and merges.")
 
 

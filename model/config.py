@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from errors import SettingsError, at_least, fraction, one_of, positive
+from errors import SettingsError, at_least, fraction, one_of, positive, shown
 
 POSITIONS = ("rope", "learned", "alibi", "none")
-ROPE_SCALINGS = ("none", "linear", "ntk", "yarn")
+ROPE_SCALINGS = ("none", "linear", "yarn", "llama3")
 NORMS = ("rmsnorm", "layernorm")
 MLPS = ("swiglu", "relu2", "gelu", "gelu_tanh")
 
@@ -36,8 +36,8 @@ class AttentionConfig:
     score_softcap: float = 50.0
     """For attention=softcap: squash scores into ± this value, as cap × tanh(score / cap)."""
     latent_size: int | None = None
-    """For attention=mla: width of the vector from which all heads' keys and values are made; 4 × head size when
-    null, as in DeepSeek-V2."""
+    """For attention=mla: width of the vector from which all heads' keys and values are made; when null 4 × head size,
+    as in DeepSeek-V2, or n_head × head size if that is less."""
     block_size: int = 128
     """Longest training window, in tokens."""
     position: str = "rope"
@@ -49,11 +49,12 @@ class AttentionConfig:
     rope_fraction: float = 1.0
     """Share of a head's channels that RoPE rotates, the first ones; the others tell no order (GPT-NeoX)."""
     rope_scaling: str = "none"
-    """How RoPE is stretched to longer texts: none, linear (divides the positions), ntk (raises the base) or yarn
-    (divides those of slow planes, and sharpens the scores)."""
+    """How RoPE is stretched to longer texts: none, linear (divides the positions), yarn (divides those of slow planes,
+    and sharpens the scores) or llama3 (divides those of slow planes)."""
     rope_scaling_factor: float = 1.0
-    """How many times the trained length the stretched positions reach. yarn takes that length to be block_size
-    divided by it."""
+    """How many times the trained length the stretched positions reach."""
+    rope_trained_length: int | None = None
+    """The trained length, by which yarn and llama3 tell slow planes; block_size / rope_scaling_factor when null."""
     qk_norm: bool = True
     """RMS-normalise queries and keys per head, with learned weights, before RoPE."""
     qkv_bias: bool = False
@@ -62,18 +63,23 @@ class AttentionConfig:
     """Biases on every other linear layer and in layernorm."""
 
     def __post_init__(self) -> None:
+        self.attention = "".join(self.attention.split())
         one_of("model.position", self.position, POSITIONS)
         one_of("model.rope_scaling", self.rope_scaling, ROPE_SCALINGS)
-        for name in ("n_embd", "n_head", "head_size", "n_kv_head", "attention_window", "latent_size", "block_size"):
+        for name in ("n_embd", "n_head", "head_size", "n_kv_head", "attention_window", "latent_size", "block_size",
+                     "rope_trained_length"):  # fmt: skip
             at_least(f"model.{name}", getattr(self, name), 1)
         fraction("model.attention_dropout", self.attention_dropout, below=1)
         fraction("model.rope_fraction", self.rope_fraction, above=0)
         positive("model.rope_theta", self.rope_theta)
         positive("model.score_softcap", self.score_softcap)
         at_least("model.rope_scaling_factor", self.rope_scaling_factor, 1.0)
-        if "flex" in self.forms and self.attention_dropout > 0:
-            problem = f"attention=flex has no dropout, but model.attention_dropout={self.attention_dropout}"
-            raise SettingsError(f"{problem}: set model.attention_dropout=0, or choose attention=sdpa.")
+        given = self.attention.replace("/", "+").split("+")
+        if "window" in given and self.attention_window is None:
+            raise SettingsError(f"attention={self.attention} needs a window", "set model.attention_window=POSITIONS")
+        if "nope" in given and self.position != "rope":
+            problem = f"attention={self.attention}: nope leaves out the rotation of model.position=rope"
+            raise SettingsError(f"{problem}, not of {self.position}", "leave out nope, or set model.position=rope")
         if self.head_size is None:
             _must_divide("n_head", self.n_head, "n_embd", self.n_embd, "another model.n_embd")
         _must_divide("n_kv_head", self.kv_heads, "n_head", self.n_head, "null for one per query head")
@@ -90,19 +96,8 @@ class AttentionConfig:
 
     @property
     def modifiers(self) -> list[str]:
-        """The modifiers of one layer's attention."""
-        return self.attention.split("+")[1:]
-
-    def rotated(self, head_size: int) -> int:
-        """Return how many channels of a head RoPE rotates; SettingsError when they are not pairs."""
-        channels = self.rope_fraction * head_size
-        if channels != int(channels) or channels % 2:
-            given, what = f"a head size of {head_size}", "odd"
-            if self.rope_fraction < 1:
-                given, what = f"model.rope_fraction={self.rope_fraction} of {given}", f"{channels:g}"
-            problem = f"model.position=rope rotates pairs of channels, but {given} is {what}"
-            raise SettingsError(f"{problem}: choose an even one, or another model.position.")
-        return int(channels)
+        """The modifiers of one layer's attention, window and nope among them."""
+        return self.attention.split("/")[0].split("+")[1:]
 
     @property
     def head_channels(self) -> int:
@@ -123,6 +118,11 @@ class GPTConfig(AttentionConfig):
     """Number of blocks."""
     vocab_size: int | None = None
     """Number of token ids V; the tokenizer's when null."""
+    ngrams: list[int] | None = None
+    """Sizes n of the n-grams that are embedded too, each at least 2, as in '[2,3,4]': for each n the row of a table at
+    the hash of the last n ids is added to the token's embedding. See docs/training.md."""
+    ngram_rows: int = 16_384
+    """Rows of each of these tables; n-grams of the same hash share one."""
     norm: str = "rmsnorm"
     """Normalisation before attention, MLP and lm_head: rmsnorm or layernorm."""
     norm_eps: float = 1e-6
@@ -147,18 +147,26 @@ class GPTConfig(AttentionConfig):
         super().__post_init__()
         one_of("model.norm", self.norm, NORMS)
         one_of("model.mlp", self.mlp, MLPS)
-        for name in ("n_layer", "vocab_size", "n_inner"):
+        for name in ("n_layer", "vocab_size", "n_inner", "ngram_rows"):
             at_least(f"model.{name}", getattr(self, name), 1)
+        self.ngrams = self.ngrams or None
+        for n in self.ngrams or ():
+            at_least("each of model.ngrams", n, 2)
+        if self.ngrams and len(set(self.ngrams)) < len(self.ngrams):
+            raise SettingsError(f"model.ngrams={shown(self.ngrams)} has a size twice", "give each once")
+        if self.ngrams and max(self.ngrams) > self.block_size:
+            above = f"has a size above model.block_size={self.block_size}"
+            raise SettingsError(f"model.ngrams={shown(self.ngrams)} {above}", "give smaller ones")
         fraction("model.dropout", self.dropout, below=1)
-        positive("model.logit_softcap", self.logit_softcap, "or null for none")
+        positive("model.logit_softcap", self.logit_softcap)
         positive("model.norm_eps", self.norm_eps)
 
-    def at(self, layer: int) -> AttentionConfig:
-        """Return the settings of one layer's attention: its part of the pattern."""
+    def at(self, layer: int) -> "GPTConfig":
+        """Return the settings as one layer's attention has them: its part of the pattern, its window."""
         parts = self.attention.split("/")
         own = parts[layer % len(parts)]
-        names = self.attention.replace("/", "+").split("+")
-        window = None if "window" in names and "window" not in own.split("+") else self.attention_window
+        some_have_it = "window" in self.attention.replace("/", "+").split("+")
+        window = None if some_have_it and "window" not in own.split("+") else self.attention_window
         return replace(self, attention=own, attention_window=window)
 
     @property
@@ -173,4 +181,4 @@ def _must_divide(part: str, count: int, whole: str, size: int, other: str) -> No
     if size % count:
         choices = ", ".join(str(n) for n in range(1, min(size, 1024) + 1) if size % n == 0)
         problem = f"model.{part}={count} does not divide model.{whole}={size}"
-        raise SettingsError(f"{problem}: choose model.{part} from {choices}, or {other}.")
+        raise SettingsError(problem, f"choose model.{part} from {choices}, or {other}")

@@ -3,32 +3,29 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
 from errors import SettingsError
-from model.attention import check_names, make_attention
-from model.attention.functional import Blocks
+from model.attention import Pass, check_names, make_attention
+from model.attention.functions import causal_blocks
+from model.cache import KVCache
 from model.config import GPTConfig
-from model.kv_cache import KVCache
+from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import chunk_nats_and_slope, summed_nats
-from model.masks import Device, combine, document_mask, padding_mask
-from model.norms import LayerNorm, RMSNorm
-from model.packed import together
+from model.ngrams import NGrams
+from model.rope import Rope
 
 Tokens = Int[Tensor, "B T"]
-Padding = Shaped[Tensor, "B S"] | None
-Positions = Int[Tensor, "B T"] | Int[Tensor, " T"] | None
 Starts = Int[Tensor, "B T"] | None
 Stream = Float[Tensor, "B T C"]
-Mask = Bool[Tensor, "B 1 #T S"] | Blocks | None
-Cache = KVCache | None
 
 
 class GPT(nn.Module):
@@ -41,111 +38,94 @@ class GPT(nn.Module):
         check_names(config.attention)
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
+        if config.ngrams:
+            self.ngrams = NGrams(config)
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.block_size, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = cast("Sequence[Block]", nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)))
         self.final_norm = make_norm(config)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
-        self.layers_alike = len(set(config.attention.split("/")[: config.n_layer])) == 1
-        mixing = [block.attention for block in self.blocks if "value_residual" in block.attention.modifiers]
-        if len({(attention.kv_heads, attention.head_size) for attention in mixing}) > 1:
+        self.attentions = [block.attention for block in self.blocks]
+        self.ropes: dict[Rope, Rope] = {}  # equal ones are one object, or torch would compile each layer by itself
+        for attention in self.attentions:
+            if attention.rope is not None:
+                attention.rope = self.ropes.setdefault(attention.rope, attention.rope)
+        mixing = {(a.kv_heads, a.head_size) for a in self.attentions if "value_residual" in a.modifiers}
+        if len(mixing) > 1:
             problem = f"attention={config.attention}: value_residual adds the values of layers with other heads"
-            raise SettingsError(f"{problem}: leave it out of the layers that differ.")
-        ropes = [block.attention.rope for block in self.blocks]
-        self.planes = [None if rope is None else rope.planes for rope in ropes]  # that each layer turns
-        self.ropes = list({rope.planes: rope for rope in ropes if rope is not None}.values())
+            raise SettingsError(problem, "leave it out of the layers that differ")
         self.nats_and_slope = chunk_nats_and_slope  # which training may compile
         self.largest_chunk: int | None = None  # see summed_nats
         self.initialize()
 
     def forward(
-        self,
-        tokens: Tokens,
-        targets: Tokens | None = None,
-        *,
-        attention_mask: Padding = None,
-        positions: Positions = None,
-        starts: Starts = None,
-        cache: Cache = None,
+        self, tokens: Tokens, targets: Tokens | None = None, *, starts: Starts = None, cache: KVCache | None = None
     ) -> Float[Tensor, "B T V"] | Float[Tensor, ""]:
         """Return the logits of the token that follows each position; with `targets` the loss they are wanted for.
 
         targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are not -1; no
             tensor holds the logits of them all.
+        starts: at which position, counted from the first in the cache, the text of each token begins; 0 by default,
+            with a cache what it remembers. What comes before is out of sight, as a document before this one or
+            padding on the left, and learned positions count from there.
+        cache: with earlier tokens; this pass appends its own and advances it.
 
-        attention_mask: 1 = real, 0 = padding, over all S keys (S = T without a cache, the cached
-            positions and the new ones with it).
-        positions: absolute positions; by default they count on from what the cache holds.
-        starts: where in the window each token's document begins: what comes before is out of sight, and learned
-            positions count from there. Not together with a cache.
-        cache: what make_cache() made, with earlier tokens; this pass appends its own and advances it.
-
-        Raises ValueError for more positions than position=learned has embeddings.
+        Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
         """
-        x = self.hidden(tokens, attention_mask=attention_mask, positions=positions, starts=starts, cache=cache)
+        x = self.hidden(tokens, starts=starts, cache=cache)
         if targets is None:
             return self.logits(x)
         x, weight = self.final_norm(x), self.lm_head.weight
         return summed_nats(x, weight, targets, self.config.logit_softcap, self.nats_and_slope, self.largest_chunk)
 
-    def hidden(
-        self,
-        tokens: Tokens,
-        *,
-        attention_mask: Padding = None,
-        positions: Positions = None,
-        starts: Starts = None,
-        cache: Cache = None,
-    ) -> Stream:
+    def hidden(self, tokens: Tokens, *, starts: Starts = None, cache: KVCache | None = None) -> Stream:
         """Return the residual stream after the last block, as forward(), for callers that need only a few logits."""
-        mask: Mask
-        mask = real = None if attention_mask is None else padding_mask(attention_mask)
-        begins = None
-        past = 0 if cache is None else cache.position
-        if starts is not None:
-            if cache is not None or attention_mask is not None:
-                given = "a cache" if attention_mask is None else "attention_mask"
-                raise ValueError(f"starts and {given} are both given: pad or continue one document to a row.")
-            place = torch.arange(tokens.size(1), device=tokens.device)
-            begins, mask = starts == place, combine(real, document_mask(starts))
-            if positions is None and self.config.position == "learned":
-                positions = place - starts
-        x = self.token_embedding(tokens)  # (B, T, C)
-        if self.config.position == "learned":
-            x = x + self.embedded_positions(past, tokens.size(1), positions)
-        x = self.dropout(x)
-        rotations = {rope.planes: rope.rotation(x, positions, past) for rope in self.ropes}
-        if mask is None and cache is None and self.layers_alike:
-            mask = self.blocks[0].attention.blocks(x, compiled=self.blocks[0]._compiled_call_impl is not None)
-        shared: dict[str, Any] = {"mask": mask, "cache": cache, "begins": begins, "carried": {}}
-        for layer, (block, planes) in enumerate(zip(self.blocks, self.planes, strict=True)):
-            x = block(x, rotation=None if planes is None else rotations[planes], layer=layer, **shared)
+        T, past = tokens.size(1), 0 if cache is None else cache.position
         if cache is not None:
-            cache.advance(tokens.size(1))
+            if starts is not None:
+                cache.starts = starts[:, -1]
+            elif cache.starts is not None:
+                starts = cache.starts[:, None].expand(-1, T)
+        x = self.token_embedding(tokens)  # (B, T, C)
+        if self.config.ngrams:
+            x = x + self.ngrams(tokens, past, starts, cache)
+        if self.config.position == "learned":
+            x = x + self.embedded_positions(past, T, starts)
+        x = self.dropout(x)
+        rotations = {rope: rope.table(x, past) for rope in self.ropes}
+        now = Pass(starts=starts, tokens=tokens, cache=cache, rotations=rotations, blocks=self.flex_blocks(x, starts))
+        for block in self.blocks:
+            x = block(x, now)
+        if cache is not None:
+            cache.position += T
         return x
 
-    def embedded_positions(self, past: int, T: int, positions: Positions) -> Float[Tensor, "*B T C"]:
-        """Return the learned embeddings of these positions, or of past … past+T-1; ValueError beyond the last."""
-        if positions is not None:
-            return self.position_embedding(positions)
+    def embedded_positions(self, past: int, T: int, starts: Starts) -> Float[Tensor, "*#B T C"]:
+        """Return the learned embeddings of past … past+T-1, counted from where texts start."""
         end, most = past + T, self.config.block_size
         if end > most:
-            remedy = "shorten the text, or train with position=rope"
-            raise ValueError(f"{end} positions do not fit the {most} learned embeddings: {remedy}.")
-        return self.position_embedding.weight[past:end]
+            raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
+        if starts is None:
+            return self.position_embedding.weight[past:end]
+        return self.position_embedding(torch.arange(past, end, device=starts.device) - starts)
 
-    def make_cache(self, B: int, size: int, sight: int | None = None, device: Device = None) -> KVCache:
-        """Return an empty cache for B texts with room for `size` positions.
+    def flex_blocks(self, x: Stream, starts: Starts) -> dict[int, BlockMask]:
+        """Return the blocks of flex_attention by window, in compiled training on a GPU with room for it."""
+        compiled, T = self.blocks[0]._compiled_call_impl is not None, x.size(1)
+        fits = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 0) and T > 128
+        if not (fits and self.training and compiled and starts is None):
+            return {}
+        windows = {attention.window or T for attention in self.attentions if attention.flex_window}
+        return {window: causal_blocks(T, window, x.device) for window in windows}
 
-        sight: how many positions a token sees in every layer, which lets a text outgrow the cache; all when None.
-        device: where it is, if not beside the weights; "meta" to count its bytes.
-        """
-        weight, attentions = self.token_embedding.weight, (block.attention for block in self.blocks)
-        device = torch.device(device or weight.device)
-        return KVCache([layer.make_store(B, size, sight, device, weight.dtype) for layer in attentions])
+    @property
+    def limit(self) -> int | None:
+        """Positions that a text may have when it is continued: block_size, or any number in a stack of states."""
+        grows = self.config.position == "learned" or any(attention.keeps_rows for attention in self.attentions)
+        return self.config.block_size if grows else None
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
         """Return the logits of the residual stream x, squashed into ± logit_softcap where that is set."""
@@ -154,7 +134,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialize(self, draw: Callable[..., object] = nn.init.normal_) -> None:
-        """Draw the weights from torch's generator, each by draw(weight, std=…).
+        """Draw the weights of embeddings and linear layers from torch's generator, each by draw(weight, std=…).
 
         zero_init=false is GPT-2's scheme: N(0, 0.02), and 0.02 / √(2 n_layer) where a layer writes to
         the residual stream. zero_init=true draws weights at unit gain, N(0, 1/fan_in), and starts those
@@ -183,19 +163,19 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = make_norm(config)
-        self.attention = make_attention(config.at(layer))
+        self.attention = make_attention(config.at(layer), layer)
         self.mlp_norm = make_norm(config)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Stream, **others: Any) -> Stream:
-        """Return x plus what attention and MLP add; the other arguments are the attention's."""
+    def forward(self, x: Stream, now: Pass) -> Stream:
         if self.recompute and torch.is_grad_enabled():
-            return checkpoint(self._add, x, use_reentrant=False, **others)
-        return self._add(x, **others)
+            return checkpoint(self.add, x, now, use_reentrant=False)
+        return self.add(x, now)
 
-    def _add(self, x: Stream, **others: Any) -> Stream:
-        x = x + self.dropout(self.attention(self.attention_norm(x), **others))
+    def add(self, x: Stream, now: Pass) -> Stream:
+        """Return x plus what attention and MLP add."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), now))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
@@ -211,8 +191,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(config.n_embd, config.inner, bias=config.bias)
-        self.down_proj = nn.Linear(config.inner, config.n_embd, bias=config.bias)
+        self.up_proj = Linear(config.n_embd, config.inner, bias=config.bias)
+        self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
         self.activation = ACTIVATIONS[config.mlp]
 
     def forward(self, x: Stream) -> Stream:
@@ -224,12 +204,11 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.n_embd, config.inner, bias=config.bias)
-        self.up_proj = nn.Linear(config.n_embd, config.inner, bias=config.bias)
-        self.down_proj = nn.Linear(config.inner, config.n_embd, bias=config.bias)
+        self.gate_up_proj = Linear(config.n_embd, config.inner, config.inner, bias=config.bias)
+        self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
 
     def forward(self, x: Stream) -> Stream:
-        gate, up = together(x, self.gate_proj, self.up_proj)
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
         return self.down_proj(F.silu(gate) * up)
 
 

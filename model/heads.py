@@ -2,26 +2,25 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from itertools import combinations
+from statistics import fmean
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from model.attention import CausalSelfAttention
 from model.gpt import GPT, Starts
 
 Result = TypeVar("Result")
+Weights = Float[Tensor, "B H T T"]
 
 
-@dataclass
-class HeadStatistics:
+class HeadStatistics(NamedTuple):
     """Figures of the attention weights: means over all queries of some texts, listed by layer, then head.
 
-    A variant's rows may hold negative weights, or not sum to 1: what counts is each row's positive weights,
-    divided by their sum.
+    Where a form's rows hold negative weights or do not sum to 1, the positive ones count, divided by their sum.
     """
 
     entropy: list[list[float]]
@@ -37,21 +36,17 @@ class HeadStatistics:
 
 @torch.no_grad()
 def for_each_layer(
-    model: GPT, tokens: Int[Tensor, "B T"], function: Callable[[Float[Tensor, "B H T T"]], Result],
-    starts: Starts = None,
-) -> list[Result]:  # fmt: skip
+    model: GPT, tokens: Int[Tensor, "B T"], function: Callable[[Weights], Result], starts: Starts = None
+) -> list[Result]:
     """Return `function` of each layer's attention weights, dropout off; the model's mode stays as it was.
 
     A form with one head has H = 1. One layer's weights are in memory at a time.
     """
     results: list[Result] = []
-
-    def visit(attention: CausalSelfAttention, args: tuple, kwargs: dict) -> None:
-        results.append(function(attention.weights(*args, mask=kwargs["mask"], begins=kwargs["begins"])))
-
+    visit = lambda attention, arguments: results.append(function(attention.weights(*arguments)))  # noqa: E731
+    hooks = [attention.register_forward_pre_hook(visit) for attention in model.attentions]
     was_training = model.training
     model.eval()
-    hooks = [block.attention.register_forward_pre_hook(visit, with_kwargs=True) for block in model.blocks]
     try:
         model.hidden(tokens, starts=starts)
     finally:
@@ -68,12 +63,11 @@ def attention_maps(model: GPT, tokens: Int[Tensor, "1 T"]) -> Float[Tensor, "L H
 
 def head_statistics(model: GPT, tokens: Int[Tensor, "B T"], starts: Starts = None) -> HeadStatistics:
     """Measure every head of a model on some texts, with documents kept apart that begin at `starts`."""
-    T = tokens.size(1)
-    position = torch.arange(T, device=tokens.device)
+    position = torch.arange(tokens.size(1), device=tokens.device)
     back = position[:, None] - position  # (T, T): how far key s lies behind query t
-    windows = iter([block.attention.window or T for block in model.blocks])
+    windows = iter([attention.window or len(position) for attention in model.attentions])
 
-    def measure(weights: Float[Tensor, "B H T T"]) -> tuple[list[float], list[float], list[float], float | None]:
+    def measure(weights: Weights) -> tuple[list[float], list[float], list[float], float | None]:
         in_sight = position + 1 - (0 if starts is None else starts)
         most = in_sight.clamp(max=next(windows)).log().mean()  # the entropy of an even average
         weights = F.normalize(weights.clamp(min=0), p=1, dim=-1)
@@ -84,16 +78,10 @@ def head_statistics(model: GPT, tokens: Int[Tensor, "B T"], starts: Starts = Non
     return HeadStatistics(*map(list, zip(*for_each_layer(model, tokens, measure, starts), strict=True)))
 
 
-def head_similarity(weights: Float[Tensor, "B H T S"]) -> float | None:
+def head_similarity(weights: Weights) -> float | None:
     """Return 1 minus the Jensen–Shannon divergence in bits, the mean over pairs of heads and queries; None for one."""
-    H = weights.size(1)
-    if H == 1:
-        return None
-    entropy = torch.special.entr(weights).sum(-1)  # (B, H, T)
-    divergence = 0.0
-    for head in range(H - 1):  # with all heads after it at once
-        mixture = (weights[:, head + 1 :] + weights[:, head, None]) / 2
-        of_mixture = torch.special.entr(mixture).sum(-1)
-        pairs = of_mixture - (entropy[:, head + 1 :] + entropy[:, head, None]) / 2
-        divergence += pairs.mean((0, 2)).sum().item()
-    return 1 - divergence / math.log(2) / (H * (H - 1) / 2)
+    entropy, divergences = torch.special.entr(weights).sum(-1), []  # (B, H, T)
+    for one, other in combinations(range(weights.size(1)), 2):
+        of_mixture = torch.special.entr((weights[:, one] + weights[:, other]) / 2).sum(-1)
+        divergences.append((of_mixture - (entropy[:, one] + entropy[:, other]) / 2).mean().item())
+    return 1 - fmean(divergences) / math.log(2) if divergences else None

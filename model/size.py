@@ -1,4 +1,4 @@
-"""What a model costs: its parameters by part, its arithmetic."""
+"""What a model costs: its parameters by part, its arithmetic, its cache."""
 
 import os
 from collections import Counter
@@ -10,6 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from errors import SettingsError
+from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT, plain_weights
 
@@ -29,16 +30,13 @@ def without_weights(config: GPTConfig) -> GPT:
 
 
 def count_weights(config: GPTConfig) -> tuple[int, int]:
-    """Return how many tensors plain_weights() would have, and numbers in them.
-
-    Of one block of each kind in the pattern, so at once.
-    """
+    """Return how many tensors plain_weights() would have, and numbers in them, by one block of each kind."""
     kinds = config.attention.count("/") + 1
     try:
         weights = plain_weights(without_weights(replace(config, n_layer=min(kinds, config.n_layer))))
     except (RuntimeError, OverflowError, TypeError):  # torch cannot count them
         widths = [f"model.{name}={getattr(config, name)}" for name in ("n_embd", "vocab_size", "block_size")]
-        raise SettingsError(f"a weight would have more than 2^63 numbers: lower {' or '.join(widths)}.") from None
+        raise SettingsError("a weight would have more than 2^63 numbers", f"lower {' or '.join(widths)}") from None
     tensors = numbers = 0
     for name, tensor in weights.items():
         part, _, rest = name.partition(".")
@@ -55,28 +53,40 @@ def memory_of(device: torch.device) -> int:
 
 
 def count_parameters(model: GPT) -> Counter[str]:
-    """Count weights by part: embedding, attention, mlp, norms, lm_head."""
+    """Count weights by part: embedding, ngrams, attention, mlp, norms, lm_head."""
     parts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         path = name.split(".")
         part = path[2] if path[0] == "blocks" else path[0]
-        part = "norms" if part.endswith("norm") else "embedding" if part.endswith("embedding") else part
+        part = "norms" if part.endswith("norm") else "embedding" if path[-2].endswith("embedding") else part
         parts[part] += parameter.numel()
     return parts
+
+
+def parameters_read(model: GPT) -> int:
+    """Return how many weights a token reads: all but the other rows of embeddings, unless lm_head is the same."""
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    others = sum(
+        table.embedding_dim * (table.num_embeddings - 1) for table in tables if table.weight is not model.lm_head.weight
+    )
+    return count_parameters(model).total() - others
 
 
 def flops_per_token(model: GPT) -> float:
     """Return the floating-point operations of forward and backward per token, in texts of block_size tokens.
 
     6 for each weight that multiplies it (Kaplan et al. 2020), and three times what each layer's attention takes
-    beside its weights in the forward pass: see CausalSelfAttention.flops.
+    beside its weights in the forward pass: see MultiHeadAttention.flops.
     """
     parts = count_parameters(model)
     multiplied = parts["attention"] + parts["mlp"] + model.lm_head.weight.numel()
-    return 6 * multiplied + 3 * sum(block.attention.flops(model.config.block_size) for block in model.blocks)
+    return 6 * multiplied + 3 * sum(attention.flops(model.config.block_size) for attention in model.attentions)
 
 
+@torch.no_grad()
 def cache_bytes_per_token(model: GPT) -> float:
-    """Return the bytes that generation keeps for each token of a text of block_size tokens."""
-    size = model.config.block_size
-    return model.make_cache(1, size, device="meta").nbytes / size
+    """Return the bytes that generation keeps for each token of a text of block_size tokens, by reading one."""
+    cache, was_training = KVCache(model.config.block_size), model.training
+    model.eval().hidden(torch.zeros(1, 1, dtype=torch.long, device=model.token_embedding.weight.device), cache=cache)
+    model.train(was_training)
+    return cache.nbytes / cache.size

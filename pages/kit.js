@@ -8,57 +8,105 @@ function make(tag, properties = {}, ...children) {
   element.append(...children);
   return element;
 }
-const number = (x, digits = 4) => x == null ? "–" : x.toFixed(digits);
-const percent = share => share == null ? "–" : share >= .0995 ? `${(100 * share).toFixed(0)} %` : `${(100 * share).toPrecision(2)} %`;
+// The same in SVG, with attributes.
+function draw(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+const FONT = "system-ui, Helvetica, Arial, sans-serif", MIDDLE = {"text-anchor": "middle"}, END = {"text-anchor": "end"};
+function drawing(width, height, ...children) {
+  const size = {viewBox: `0 0 ${width} ${height}`, width, height}, paper = draw("rect", {width, height, fill: "var(--paper)"});
+  return draw("svg", {...size, "font-family": FONT, "font-size": 12, fill: "var(--ink)"}, paper, ...children);
+}
+const write = (text, x, y, more = {}) => draw("text", {x, y, ...more}, `${text}`.replace(/[\0-\x1f]/g, "�"));  // for XML
+const pen = make("canvas").getContext("2d");
+pen.font = `12px ${FONT}`;
+const widthOf = text => pen.measureText(text).width;
+const cut = (text, most) => text.length > most ? `${text.slice(0, most / 2)}…${text.slice(1 - most / 2)}` : text;
+
+const number = (x, digits = 4) => isFinite(x ?? NaN) ? x.toFixed(digits) : "–";
+const grouped = x => Math.round(x).toLocaleString("en");
+const percent = share => `${share >= .0995 ? (100 * share).toFixed(0) : (100 * share).toPrecision(2)} %`;
 // White space made visible, for a token out of its text.
 const signs = {" ": "·", "\n": "⏎", "\t": "→", "\r": "␍"};
-const visible = text => text.replace(/[ \n\t\r]/g, c => signs[c]) || "∅";
+const visible = text => text.replace(/[ \n\t\r]/g, sign => signs[sign]) || "∅";
 function bytes(text) {
   const content = atob(text), values = new Uint8Array(content.length);
   for (let i = 0; i < values.length; i++) values[i] = content.charCodeAt(i);  // Uint8Array.from takes ten times as long
   return values;
 }
-const ARROWS = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};  // [down, right]
-const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const onTheme = draw => matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 
-// A square map of shares from 0 to 1; the square root shows small ones too.
-function paintMap(canvas, size, shares) {
-  canvas.width = canvas.height = size;
-  const context = canvas.getContext("2d"), image = context.createImageData(size, size);
-  const [r, g, b] = colour("--map").split(" ");
-  for (let i = 0; i < shares.length; i++) image.data.set([r, g, b, 255 * Math.sqrt(shares[i])], 4 * i);
-  context.putImageData(image, 0, 0);
-}
-
-// A grid of small maps, one radio button a head: arrow keys walk through it. Returns how to mark one as chosen.
-function headGrid(grid, heads, choose) {
-  const most = Math.max(...heads);
-  grid.setAttribute("role", "radiogroup");
-  grid.style.gridTemplateColumns = `auto repeat(${most}, minmax(0, ${most > 6 ? 2.6 : 5}rem))`;
-  const rows = heads.map((count, layer) => {
-    grid.append(make("span", {textContent: layer, ariaHidden: true}));
-    const buttons = Array.from({length: count}, (_, head) => {
-      const button = make("button", {type: "button", role: "radio", tabIndex: -1, ariaChecked: "false",
-        ariaLabel: `layer ${layer}, head ${head}`, title: `layer ${layer}, head ${head}`}, make("canvas"));
-      button.onclick = () => choose(layer, head);
-      button.onkeydown = event => {
-        const [down, right] = ARROWS[event.key] ?? [];
-        if (right === undefined) return;
-        event.preventDefault();
-        const row = rows[layer + down], to = row?.[down ? Math.min(head, row.length - 1) : head + right];
-        if (to) { to.focus(); to.click(); }
-      };
-      grid.append(button);
-      return button;
-    });
-    for (let rest = count; rest < most; rest++) grid.append(make("i"));
-    return buttons;
+// A figure: its title, buttons that save it, what it draws, and a line that says what is pointed at. of(width) returns
+// {svg, places, table}. Places are what the pointer and the arrow keys read: {row, i: its place there, x, y, text, key}.
+// table() is for a file, names first. Places of another key are told to point(key); a click or Enter to choose(key).
+const figures = {}, SAVED = 720;  // pixels across, in a file
+const MOVES = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -1e9], End: [0, 1e9]};
+function figure(parent, id, title, of, {point = () => {}, choose = () => {}} = {}) {
+  let shown, now, ring;
+  const heading = make("b", {textContent: title}), ariaLabel = `${title}; arrow keys read it`;
+  const plot = make("div", {className: "plot", tabIndex: 0, role: "img", ariaLabel});
+  const reading = make("p", {className: "reading", role: "status"});
+  function mark() {
+    ring?.remove();
+    now = now && shown.places.find(place => place.row === now.row && place.i === now.i);
+    reading.textContent = now?.text ?? "";
+    ring = now && draw("circle", {cx: now.x, cy: now.y, r: 6, fill: "none", stroke: "var(--ink)", "stroke-width": 2});
+    if (ring) plot.firstChild.append(ring);
+  }
+  function go(to) {
+    const before = now?.key;
+    now = to;
+    mark();
+    if (now?.key !== before) point(now?.key);
+  }
+  plot.onpointermove = event => {
+    const {left, top, width} = plot.firstChild.getBoundingClientRect(), scale = width / plot.firstChild.viewBox.baseVal.width;
+    const far = ({x, y}) => Math.hypot(x * scale - event.clientX + left, y * scale - event.clientY + top);
+    const near = shown.places.reduce((a, b) => far(b) < far(a) ? b : a, {x: Infinity, y: 0});
+    go(far(near) < 45 ? near : undefined);
+  };
+  plot.onpointerleave = plot.onblur = () => go();
+  plot.onclick = () => choose(now?.key);
+  plot.onkeydown = event => {
+    const [down, right] = MOVES[event.key] ?? [], rows = [...new Set(shown.places.map(place => place.row))];
+    const within = (list, i) => list[Math.max(0, Math.min(i, list.length - 1))];
+    if (event.key === "Enter") choose(now?.key);
+    if (event.key === "Escape") go();
+    if (down === undefined || !rows.length) return;
+    event.preventDefault();
+    const row = within(rows, rows.indexOf(now?.row) + down);
+    go(within(shown.places.filter(place => place.row === row), (now?.i ?? -1) + right));
+  };
+  function show() {
+    shown = of(Math.max(280, plot.clientWidth));
+    plot.replaceChildren(shown.svg);
+    mark();
+  }
+  const buttons = Object.keys(saved).map(kind => {
+    const button = make("button", {type: "button", textContent: kind, title: `Save as ${kind}`});
+    button.onclick = () => download(`${document.title} ${id}.${kind.toLowerCase()}`, saved[kind](id));
+    return button;
   });
-  const all = rows.flat();
-  return {canvas: (layer, head) => rows[layer][head].firstChild, mark: (layer, head) => {
-    const chosen = rows[layer]?.[head];
-    for (const button of all) { button.ariaChecked = String(button === chosen); button.tabIndex = -1; }
-    (chosen ?? all[0]).tabIndex = 0;
-  }};
+  parent.append(make("figure", {id}, make("figcaption", {}, heading, ...buttons), plot, reading));
+  figures[id] = {heading, of, show};
+}
+const show = (...ids) => (ids.length ? ids : Object.keys(figures)).forEach(id => figures[id].show());
+addEventListener("resize", () => show());
+matchMedia("print").onchange = () => show();  // drawn for the paper's width
+
+const cell = value => typeof value === "number" ? +value.toPrecision(7)
+  : /[",\r\n]/.test(value ??= "") ? `"${value.replaceAll('"', '""')}"` : value;
+const saved = {
+  SVG: id => {  // the light colours are written out: other programs do not look them up
+    const {style} = document.styleSheets[0].cssRules[0], text = new XMLSerializer().serializeToString(figures[id].of(SAVED).svg);
+    return text.replace(/var\((--\w+)\)/g, (all, name) => style.getPropertyValue(name).match(/#\w+/)?.[0] ?? all);
+  },
+  CSV: id => figures[id].of(SAVED).table().map(row => row.map(cell).join(",") + "\n").join(""),
+};
+function download(name, text) {
+  const link = make("a", {href: URL.createObjectURL(new Blob([text])), download: name.replace(/[^\w.+-]+/g, "_")});
+  link.click();
+  URL.revokeObjectURL(link.href);
 }

@@ -1,65 +1,64 @@
 """The page of runs: of one, with its texts and its heads as they grow, or of many, compared by curves and tables."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pages.kit import fill_page
+from pages.kit import fill_page, shape
 from runs.directory import written_settings
-from runs.metrics import Row, read_metrics
-from runs.summary import NOTHING_KNOWN, NUMBERS, is_number, read_summary
+from runs.metrics import Row, is_number, read_metrics
+from runs.summary import NUMBERS, Summary, read_summary
+from runs.text import visible
 
 T = TypeVar("T")
 RECORD = "report.jsonl"
 """What a run notes for its page besides metrics.jsonl, a JSON object a line: how it began and went on, and of each
 evaluation what the model wrote and, of some, maps of its heads."""
-POINTS = 160  # of a curve: as many as a screen shows of one among many
-POINTS_ALONE = 1200
-MEASURED = ("loss", "val_loss", "val_bpb", "val_accuracy", "lr", "grad_norm", "tokens_per_s")
-IN_SWEEPS = ("loss", "val_bpb", "val_accuracy")
-FIGURES = ("attention_entropy", "attention_relative_entropy", "attention_distance", "head_similarity")
-SAMPLES = 60  # evaluations whose texts are shown
-MAP_LETTERS = 3_000_000  # of the page, for the maps of all evaluations
+CURVES = ("loss", "val_bpb", "val_accuracy")
+CURVES_ALONE = (*CURVES, "val_loss", "lr", "grad_norm", "tokens_per_s", "skipped")
+POINTS, POINTS_ALONE = 160, 1200  # of a curve: as many as a screen shows of one among many, or alone
+SAMPLES, MAPS = 60, 40  # evaluations whose texts and maps are shown
 
 
 def runs_page(folder: Path, swept: list[str], runs: list[dict[str, Any]]) -> str:
-    """Return the page of a folder's runs, best first, each as describe_run() gives it; `swept`: the varied settings."""
-    return fill_page("runs.html", title_of(folder), {"settings": swept, "runs": runs})
+    """Return the page of a folder's runs, best first, each as describe_run() gives it, with the path of its own page
+    from the folder as "page", or None; `swept`: the settings that vary."""
+    best = folder / runs[0]["name"]
+    values = {name: [*dict.fromkeys(run["settings"].get(name, "–") for run in runs)] for name in swept}
+    shown = {name: ", ".join(several[:4]) + ", …" * (len(several) > 4) for name, several in values.items()}
+    title = headline(written_settings(best) | shown, read_metrics(best / RECORD))
+    return fill_page("runs.html", title, {"folder": visible(folder), "settings": swept, "runs": runs})
 
 
 def run_page(directory: Path) -> str:
     """Return the page of one run, of what its directory holds by now; it reloads itself until the run has ended."""
-    summary, notes = read_summary(directory) or NOTHING_KNOWN, read_metrics(directory / RECORD)
-    rows = read_metrics(directory / "metrics.jsonl")
-    texts = [{"step": note["step"], "text": note["sample"]} for note in notes if note.get("sample")]
+    settings, notes = written_settings(directory), read_metrics(directory / RECORD)
+    rows, summary = read_metrics(directory / "metrics.jsonl"), asdict(read_summary(directory) or Summary())
+    figures = {row["step"]: row for row in rows if "val_loss" in row}
     alone = {
-        "samples": spread(texts, SAMPLES), "heads": heads_of(notes, rows), "wanted": written_settings(directory),
+        "samples": spread([{"step": at["step"], "text": at["sample"]} for at in notes if at.get("sample")], SAMPLES),
+        "heads": spread([figures.get(at["step"], {}) | at | {"sample": None} for at in notes if at.get("maps")], MAPS),
         "begun": [note for note in notes if "command" in note],
-    }  # fmt: skip
-    run = describe_run(directory.resolve().name, rows, {}, summary, alone=True)
-    return fill_page("runs.html", title_of(directory), {"settings": [], "runs": [run], "alone": alone})
+        "wanted": settings,
+    }
+    run = describe_run(str(directory), rows, {}, summary, alone=True)
+    data = {"folder": visible(directory), "settings": [], "runs": [run], "alone": alone}
+    return fill_page("runs.html", headline(settings, notes), data)
 
 
-def title_of(folder: Path) -> str:
-    return "/".join(folder.resolve().parts[-2:])
-
-
-def heads_of(notes: list[Row], rows: list[Row]) -> list[Row]:
-    """Return maps and figures of the heads at as many evaluations as fit the page, spread evenly."""
-    mapped = [note for note in notes if note.get("maps")]
-    figures = {row["step"]: {name: row[name] for name in FIGURES if name in row} for row in rows if "val_loss" in row}
-    most = MAP_LETTERS // max((len(note["maps"]) for note in mapped), default=1)
-    known = ("step", "maps", "size", "heads", "tokens")
-    return [
-        {name: note[name] for name in known} | figures.get(note["step"], {}) for note in spread(mapped, max(2, most))
-    ]
+def headline(settings: dict[str, Any], notes: list[Row]) -> str:
+    """Return what was trained on what, in a line; `notes`: of its RECORD."""
+    attention = settings.get("attention") or settings.get("model.attention", "?")
+    sizes = [settings.get(f"model.{name}", "?") for name in ("n_layer", "n_head", "n_embd")]
+    text = next((note["text"] for note in notes if note.get("text")), settings.get("data.source", "?"))
+    return f"{shape(attention, *sizes)}, on {visible(text)}"
 
 
 def spread(items: list[T], most: int) -> list[T]:
     """Return at most so many of the items, evenly, with the first and the last."""
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+    few = min(most, len(items))
+    return [items[round(i * (len(items) - 1) / max(1, few - 1))] for i in range(few)]
 
 
 def describe_run(
@@ -67,18 +66,19 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return what the page knows of a run: its settings, its summary and its curves of points (step, tokens, seconds,
     value), more of them where it stands alone."""
-    kinds, points = (MEASURED, POINTS_ALONE) if alone else (IN_SWEEPS, POINTS)
 
     def curve(name: str) -> list[tuple[float, ...]]:
         found = [(row["step"], row.get("tokens"), row.get("seconds"), row.get(name)) for row in rows]
-        return thin([point for point in found if all(map(is_number, point))], points)
+        return thin([point for point in found if all(map(is_number, point))], POINTS_ALONE if alone else POINTS)
 
+    curves = {name: curve(name) for name in (CURVES_ALONE if alone else CURVES)}
     known = {field: summary[field] for field in ("status", "reason", "device", *NUMBERS)}
-    return {"name": name, "settings": settings, "curves": {key: curve(key) for key in kinds}} | known
+    return {"name": name, "settings": settings, "curves": curves} | known
 
 
 def thin(points: Sequence[tuple[Any, ...]], most: int = POINTS) -> list[tuple[float, ...]]:
-    """Return at most so many points rounded to five digits, each the mean of its neighbours where there are more."""
-    share = max(1.0, len(points) / most)
-    groups = [points[round(i * share) : round((i + 1) * share)] for i in range(min(len(points), most))]
+    """Return at most so many points rounded to five digits, each the mean of its neighbours where there are more: runs
+    of one length keep the same steps, so that their curves have a mean."""
+    size = max(1, -(-len(points) // most))
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
     return [tuple(float(f"{sum(values) / len(group):.5g}") for values in zip(*group, strict=True)) for group in groups]

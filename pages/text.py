@@ -3,7 +3,6 @@
 import codecs
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,31 +11,23 @@ from jaxtyping import Float, Int
 
 from data.tokenizer import token_bytes
 from pages.kit import fill_page, packed, packed_shares
-from runs.formatting import visible
+from runs.text import visible
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One model's reading of a text of N tokens.
+    """One model's reading of a text of N tokens. The R rows of attention are the mean of all heads, then for each layer
+    the mean of its heads and every head."""
 
-    The R rows of attention are the mean of all heads, then for each layer the mean of its heads and every head.
-    """
-
-    name: str
+    name: str  # of the model, as the title has it
     tokenizer: tiktoken.Encoding
     tokens: Int[np.ndarray, " N"]
-    nats: Float[np.ndarray, " N"]
-    """-log p of each token; NaN of the first, which nothing precedes."""
-    likeliest: Int[np.ndarray, "N A"]
-    """The tokens most likely to follow each, the likeliest first."""
-    chances: Float[np.ndarray, "N A"]
-    """Their probabilities."""
-    heads: list[int]
-    """How many heads each layer has."""
-    keys: Int[np.ndarray, "R N K"]
-    """The tokens that each looked at most."""
-    weights: Float[np.ndarray, "R N K"]
-    """How much; at least 0, above 1 in some variants."""
+    nats: Float[np.ndarray, " N"]  # -log p of each token; NaN of the first, which nothing precedes
+    likeliest: Int[np.ndarray, "N A"]  # the tokens most likely to follow each, the likeliest first
+    chances: Float[np.ndarray, "N A"]  # their probabilities
+    heads: list[int]  # how many heads each layer has
+    keys: Int[np.ndarray, "R N K"]  # the tokens that each looked at most
+    weights: Float[np.ndarray, "R N K"]  # how much; at least 0, above 1 in some variants
 
 
 def byte_ends(tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
@@ -44,23 +35,21 @@ def byte_ends(tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> In
     return np.cumsum(np.maximum(token_bytes(tokenizer)[tokens], 1))
 
 
-def write_text_page(path: Path, readings: list[Reading], summary: str) -> None:
-    """Write one HTML file, which needs nothing else, of one model's reading of a text or of two models'."""
-    title = " and ".join(reading.name for reading in readings)
+def text_page(readings: list[Reading], summary: str) -> str:
+    """Return the page, which needs nothing else, of one model's reading of a text or of two models'."""
     others = readings[::-1] if len(readings) > 1 else [None]
     models = [described(one, other) for one, other in zip(readings, others, strict=True)]
-    data = {"summary": visible(summary), "models": models}
-    path.write_text(fill_page("text.html", visible(title), data), encoding="utf-8")
+    title = visible(" and ".join(reading.name for reading in readings))
+    return fill_page("text.html", title, {"summary": visible(summary), "models": models})
 
 
 def described(reading: Reading, other: Reading | None) -> dict[str, Any]:
     """Return what the page knows of a reading; beside another one also that one's surprise at the same bytes."""
     bits, ends = reading.nats / math.log(2), byte_ends(reading.tokenizer, reading.tokens)
     vocabulary, numbers = np.unique(np.append(reading.tokens, reading.likeliest), return_inverse=True)
-    count = len(reading.tokens)
-    largest = max(1.0, float(reading.weights.max()))
+    count, largest = len(reading.tokens), max(1.0, float(reading.weights.max()))
     data = {
-        "name": visible(reading.name), "heads": reading.heads, "top": reading.keys.shape[-1], "largest": largest,
+        "heads": reading.heads, "top": reading.keys.shape[-1], "largest": largest,
         "vocabulary": [name_of(reading.tokenizer, token) for token in vocabulary.tolist()],
         "tokens": numbers[:count].tolist(), "likeliest": numbers[count:].tolist(),
         "chances": [float(f"{chance:.3g}") for chance in reading.chances.flatten().tolist()],

@@ -2,50 +2,89 @@
 
 A checkpoint is a directory, complete or absent:
 
-    model.safetensors   the weights, under plain names
-    state.pt            the optimizers' state, for resuming; in a sharded run the folder state/ instead
-    meta.json           format version, settings, step, metrics, and a checksum of every file
-    tokenizer.json      all that is needed to encode and decode; absent where a synthetic task was learned
+    model.safetensors       the weights, under plain names
+    optimizer.safetensors   the optimizers' state, for resuming
+    meta.json               format version, settings, progress, and a checksum of every file
+    tokenizer.json          all that is needed to encode and decode; absent where a synthetic task was learned
 
-Reading one runs no code from it: safetensors and JSON hold data only, state.pt is read with
-`weights_only=True`. A run keeps `checkpoints/step_N` and the links `last` and `best` to them.
+Reading one runs no code from it: safetensors and JSON hold data only. A run keeps `checkpoints/step_N` and the links
+`last` and `best` to them.
 """
 
 import hashlib
-import itertools
 import json
 import logging
-import math
-import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import torch
-from omegaconf import OmegaConf
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from tiktoken import Encoding
 from torch import Tensor
 
-from data.files import UNFINISHED, remove, replacing
+from data.files import replace_text, replacing, user_path
 from data.tokenizer import read_tokenizer, save_tokenizer
-from errors import CheckpointError, FormatError, at_least, first_line
+from errors import CheckpointError, SettingsError, first_line
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights, save_file
 from model.size import count_weights
-from runs.formatting import literal
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
-Meta = dict[str, Any]  # what meta.json says, as MetaTypes has it
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 OUTPUTS = (Path("outputs"), Path("multirun"))
-REPLACED = ".replaced"  # how a checkpoint's name ends while another of the same step takes its place
-WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # what a full disk raises, depending on who writes
+WEIGHTS, OPTIMIZER, TOKENIZER = "model.safetensors", "optimizer.safetensors", "tokenizer.json"
+
+
+@dataclass
+class Progress:
+    """How far a run is."""
+
+    step: int = 0
+    """Updates made."""
+    seconds: float = 0.0
+    """Training time up to the last checkpoint."""
+    evaluated: int = 0
+    """The step of the latest evaluation."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What that evaluation found."""
+    best_loss: float | None = None
+    """None before there is a finite one."""
+    best_step: int = 0
+    skipped: int = 0
+    """Steps that changed nothing, because loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    finished: bool = False
+    wandb_id: str | None = None
+
+
+@dataclass
+class Meta:
+    """What meta.json says beside the format's version and its own checksum."""
+
+    config: dict[str, Any]
+    """The settings, of which `model` is a GPTConfig's."""
+    progress: Progress = field(default_factory=Progress)
+    home: str = ""
+    """The directory of the run that wrote it."""
+    data: str = ""
+    """A name for the tokens that changes with the text."""
+    own_tokenizer: bool = False
+    """Whether the tokenizer came with the weights that the run began with."""
+    computed_on: dict[str, Any] = field(default_factory=dict)
+    """What the last bits of the result depend on besides the settings."""
+    scaler: dict[str, Any] = field(default_factory=dict)
+    """The state of fp16's gradient scaler."""
+    logs: dict[str, int] = field(default_factory=dict)
+    """How long the run's logs were, in bytes."""
+    files: dict[str, Any] = field(default_factory=dict)
+    """Size and checksum of the other files."""
 
 
 @dataclass
@@ -61,103 +100,42 @@ class Checkpoint:
     def tokenizer(self) -> Encoding:
         """What makes text of the model's ids; CheckpointError where a synthetic task was learned."""
         if self.encoding is None:
-            task = self.meta["config"]["data"]["source"]
-            raise CheckpointError(
-                f"checkpoint={self.path} has learned data={task} and has no tokenizer: "
-                f"python evaluate.py checkpoint={self.path} scores it, without other settings for text."
-            )
+            with readable(self.path):
+                learned = self.meta.config["data"]["source"]
+            problem = f"checkpoint={self.path} has learned data={learned}, not text"
+            raise CheckpointError(problem, f"python eval.py checkpoint={self.path} scores it")
         return self.encoding
 
 
-@dataclass
-class Progress:
-    """How far a run is: what a checkpoint holds besides the weights, the optimizers' state and the settings."""
-
-    step: int = 0
-    """Updates made."""
-    seconds: float = 0.0
-    """Training time up to the last checkpoint."""
-    evaluated: int = 0
-    """The step of the latest evaluation."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """What that evaluation found."""
-    best_loss: float | None = None
-    best_step: int = 0
-    skipped: int = 0
-    """Steps that changed nothing, because loss or gradient was not finite."""
-    skipped_in_a_row: int = 0
-    finished: bool = False
-    wandb_id: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("step", "seconds", "evaluated", "best_loss", "best_step", "skipped", "skipped_in_a_row"):
-            at_least(name, getattr(self, name), 0)
-
-
-@dataclass
-class MetaTypes:
-    """The types of what meta.json says and somebody reads; what only a run says has defaults."""
-
-    step: int
-    config: dict[str, Any]
-    files: dict[str, Any]
-    metrics: dict[str, float]
-    progress: Progress = field(default_factory=Progress)
-    logs: dict[str, int] = field(default_factory=dict)
-    data: str = ""
-    own_tokenizer: bool = False
-    computed_on: dict[str, Any] = field(default_factory=dict)
-    scaler: dict[str, Any] = field(default_factory=dict)
-
-
-def save_checkpoint(
-    directory: Path, *, model: GPT, tokenizer: Encoding | None, config: Any, state: Meta | None = None, **meta: Any
-) -> None:
+def save_checkpoint(directory: Path, *, model: GPT, tokenizer: Encoding | None, config: Any, **meta: Any) -> None:
     """Write a checkpoint of a model that is not being trained here; `config` is a dataclass with the field model."""
-    meta = {"step": 0, "metrics": {}, **meta, "config": asdict(config)}
-    write_checkpoint(directory, plain_weights(model), state or {}, meta, tokenizer)
+    write_checkpoint(directory, plain_weights(model), {}, Meta(asdict(config), **meta), tokenizer)
 
 
 def write_checkpoint(
-    directory: Path, weights: dict[str, Tensor], state: dict[str, Any] | Path, meta: Meta, tokenizer: Encoding | None
+    directory: Path, weights: dict[str, Tensor], optimizer: dict[str, Tensor], meta: Meta, tokenizer: Encoding | None
 ) -> None:
-    """Write `directory` from tensors on the CPU; it is there afterwards whole, or as it was and one of WRITE_ERRORS.
+    """Write `directory` from tensors on the CPU: it is there afterwards whole, or as it was and an exception.
 
-    state: what a resumed run needs besides the weights, tensors and plain types; or a folder that holds it, which is
-    moved into the checkpoint. A checkpoint that was there already is set aside until the new one has its place.
+    Of a checkpoint that is there already, which holds the same step, meta.json alone is written anew.
     """
-    aside = directory.with_name(f".{directory.name}{REPLACED}")
+    if directory.exists():
+        meta.files = read_meta(directory).files
+        return replace_text(directory / "meta.json", as_json(meta))
     directory.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with replacing(directory) as unfinished:
-            unfinished.mkdir()
-            save_file(weights, unfinished / "model.safetensors")
-            if isinstance(state, Path):
-                state.rename(unfinished / "state")
-            else:
-                torch.save(state, unfinished / "state.pt")
-            if tokenizer is not None:
-                save_tokenizer(tokenizer, unfinished / "tokenizer.json")
-            written = sorted(path for path in unfinished.rglob("*") if path.is_file())
-            files = {file.relative_to(unfinished).as_posix(): describe_file(file) for file in written}
-            meta = {"format_version": FORMAT_VERSION, **meta, "files": files}
-            meta["checksum"] = meta_checksum(meta)
-            (unfinished / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-            if directory.exists():
-                directory.rename(aside)
-    finally:
-        put_back(directory.parent)
+    with replacing(directory) as unfinished:
+        unfinished.mkdir()
+        save_file(weights, unfinished / WEIGHTS)
+        save_file(optimizer, unfinished / OPTIMIZER)
+        if tokenizer is not None:
+            save_tokenizer(tokenizer, unfinished / TOKENIZER)
+        meta.files = {file.name: describe_file(file) for file in sorted(unfinished.iterdir())}
+        (unfinished / "meta.json").write_text(as_json(meta), encoding="utf-8")
 
 
-def put_back(checkpoints: Path) -> None:
-    """Move checkpoints that were set aside to their places again where these are empty; delete the others."""
-    for aside in list(checkpoints.glob(f".step_*{REPLACED}")):
-        place = aside.with_name(aside.name[1:].removesuffix(REPLACED))
-        if place.exists():
-            remove(aside)
-        else:
-            with suppress(OSError):
-                aside.rename(place)
+def as_json(meta: Meta) -> str:
+    content = {"format_version": FORMAT_VERSION, **asdict(meta)}
+    return json.dumps(content | {"checksum": meta_checksum(content)}, indent=2) + "\n"
 
 
 def describe_file(file: Path) -> dict[str, Any]:
@@ -165,93 +143,51 @@ def describe_file(file: Path) -> dict[str, Any]:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
 
 
-def meta_checksum(meta: Meta) -> str:
-    """The SHA-256 of meta.json's content without the checksum itself."""
-    content = {key: value for key, value in meta.items() if key != "checksum"}
+def meta_checksum(content: dict[str, Any]) -> str:
+    """Return the SHA-256 of meta.json's content, to which it is added."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def link_checkpoint(directory: Path, name: str) -> None:
-    """Point the link `name` (last, best) beside a checkpoint at it, in one step."""
-    unfinished, link = directory.with_name(f".{name}{UNFINISHED}"), directory.with_name(name)
-    remove(unfinished)
-    unfinished.symlink_to(directory.name)
-    if not link.is_symlink():  # a tool that follows links has copied the run
-        remove(link)
-    unfinished.replace(link)
-
-
-def remove_checkpoints(checkpoints: Path, *, keep: int) -> None:
-    """Delete all checkpoints but the latest `keep`, those that were the best when one of these was written,
-    and those that `last` and `best` point to."""
-    by_step = checkpoints_by_step(checkpoints)
-    kept = {(checkpoints / name).resolve() for name in ("last", "best")}
-    for directory in by_step[:keep]:
-        kept.add(directory.resolve())
-        with suppress(CheckpointError):
-            kept.add((checkpoints / f"step_{read_meta(directory)['progress']['best_step']}").resolve())
-    for directory in by_step:
-        if directory.resolve() not in kept:
-            remove(directory)
-
-
-def remove_unfinished(checkpoints: Path) -> None:
-    """Delete what a save that was killed has left behind."""
-    put_back(checkpoints)
-    for leftover in checkpoints.glob(f".*{UNFINISHED}"):
-        remove(leftover)
-
-
-def checkpoints_by_step(checkpoints: Path) -> list[Path]:
-    """The step_N in a run's folder of checkpoints, the latest first, then those that were set aside.
-
-    One of these is all there is where a run was killed while replacing its only one.
-    """
-    numbered = [path for path in checkpoints.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
-    by_step = sorted(numbered, key=lambda path: int(path.name[5:]), reverse=True)
-    return [*by_step, *checkpoints.glob(f".step_*{REPLACED}")]
-
-
-def runs_by_age(folders: Sequence[Path] = OUTPUTS) -> list[Path]:
-    """The runs below some folders, the one that wrote a checkpoint last first."""
-    found = [path for folder in folders for path in folder.glob("**/checkpoints")]
-    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
 def read_meta(path: Path) -> Meta:
     """Return a checkpoint's meta.json; CheckpointError when it is missing, damaged or of another format."""
     if not (path / "meta.json").is_file():
-        remedy = "give a run directory or one of its checkpoints/step_N"
-        raise CheckpointError(f"checkpoint={path} is not a checkpoint (it has no meta.json): {remedy}.")
+        problem = f"checkpoint={path} is not a checkpoint (it has no meta.json)"
+        raise CheckpointError(problem, "give a run directory or one of its checkpoints/step_N")
     with readable(path):
-        meta = json.loads((path / "meta.json").read_bytes())
-        version = meta["format_version"]
-        if version != FORMAT_VERSION:
-            newer = version > FORMAT_VERSION
-            age, remedy = ("a newer", "update tinygpt") if newer else ("an older", "use the tinygpt that wrote it")
-            sentence = f"checkpoint={path} has format {version}, of {age} tinygpt (this one reads {FORMAT_VERSION})"
-            raise FormatError(f"{sentence}: {remedy}.")
-        if meta["checksum"] != meta_checksum(meta):
+        content = json.loads((path / "meta.json").read_bytes())
+        if (version := content["format_version"]) != FORMAT_VERSION:
+            remedy = "use tinygpt 0.1, tag v0.1.0, or train anew" if version < FORMAT_VERSION else "update tinygpt"
+            raise CheckpointError(f"checkpoint={path} has format {version}; this one reads {FORMAT_VERSION}", remedy)
+        if content.pop("checksum") != meta_checksum(content):
             raise ValueError("meta.json is not what was written")
-        meta |= as_typed(MetaTypes, {kind.name: meta[kind.name] for kind in fields(MetaTypes) if kind.name in meta})
-        meta["config"]["model"] = as_typed(GPTConfig, meta["config"]["model"])
-    return meta
+        del content["format_version"]
+        progress = of_its_types(Progress(**content["progress"]))
+        return of_its_types(Meta(**content | {"progress": progress}))
 
 
-def as_typed(schema: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return values as the fields of a dataclass, which checks them, with their types."""
-    checked: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), literal(values)))
-    return asdict(checked)
+def of_its_types(record: T) -> T:
+    """Return a dataclass object that was read from a file; ValueError when a field is not of its type."""
+    for name, hint in get_type_hints(type(record)).items():
+        if not isinstance(getattr(record, name), hint if isinstance(hint, UnionType) else get_origin(hint) or hint):
+            raise ValueError(f"its {name} is not what it should be")
+    return record
 
 
-def verify_checkpoint(path: Path, names: set[str] | None = None) -> Meta:
+def read_settings(path: Path) -> GPTConfig:
+    """Return the settings of a checkpoint's model; CheckpointError when they cannot be read."""
+    meta = read_meta(path)
+    with readable(path):
+        return GPTConfig(**meta.config["model"])
+
+
+def verify_checkpoint(path: Path, *names: str) -> Meta:
     """Return a checkpoint's meta.json; CheckpointError unless the named files, or all, match their checksums."""
     meta = read_meta(path)
     with readable(path):
-        for name in meta["files"] if names is None else names & meta["files"].keys():
-            if path.resolve() not in (path / name).resolve().parents:
-                raise ValueError(f"{name} is outside the checkpoint")
-            if not (path / name).is_file() or describe_file(path / name) != meta["files"][name]:
+        for name in meta.files.keys() & names if names else meta.files:
+            if Path(name).name != name or not (path / name).is_file():
+                raise ValueError(f"{name} is missing")
+            if describe_file(path / name) != meta.files[name]:
                 raise ValueError(f"{name} is not what was written")
     return meta
 
@@ -266,36 +202,26 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 
 def read_parts(path: Path) -> tuple[GPTConfig, dict[str, Tensor], Encoding | None, Meta]:
     """Return a checkpoint's settings, weights, tokenizer and meta.json; CheckpointError when it is unusable."""
-    meta = verify_checkpoint(path, {"model.safetensors", "tokenizer.json"})
+    meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     with readable(path):
-        weights = read_weights(path, config := GPTConfig(**meta["config"]["model"]))
-        tokenizer = read_tokenizer(path / "tokenizer.json") if "tokenizer.json" in meta["files"] else None
+        weights = read_weights(path, config := GPTConfig(**meta.config["model"]))
+        if wrong := next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None):
+            raise ValueError(f"its {wrong} is not finite")
+        tokenizer = read_tokenizer(path / TOKENIZER) if TOKENIZER in meta.files else None
         if tokenizer and tokenizer.n_vocab > len(weights["token_embedding.weight"]):
-            raise ValueError(f"tokenizer.json has {tokenizer.n_vocab:,} ids, more than the model")
+            raise ValueError(f"{TOKENIZER} has {tokenizer.n_vocab:,} ids, more than the model")
     return config, weights, tokenizer, meta
 
 
 def read_weights(path: Path, config: GPTConfig) -> dict[str, Tensor]:
-    """Return a checkpoint's weights; CheckpointError, before they are read, when they are not those of `config`."""
+    """Return a checkpoint's weights; CheckpointError, before a model is built, when they are not those of `config`."""
     with readable(path):
-        with safe_open(path / "model.safetensors", "pt") as file:
-            tensors = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118  (it is no dict)
-        found = len(tensors), sum(math.prod(tensor.get_shape()) for tensor in tensors)
+        weights = load_file(path / WEIGHTS)
+        found = len(weights), sum(tensor.numel() for tensor in weights.values())
         if found != (asked := count_weights(config)):
             has, wants = (f"{count:,} tensors of {numbers:,} numbers" for count, numbers in (found, asked))
-            raise ValueError(f"model.safetensors has {has}, where its settings ask for {wants}")
-        if others := {tensor.get_dtype() for tensor in tensors} - {"F32"}:
-            raise ValueError(f"model.safetensors has weights of type {min(others)}, not F32")
-        return load_file(path / "model.safetensors")
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's state.pt onto the CPU; CheckpointError when it is damaged or more than data."""
-    with readable(path):
-        try:
-            return torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError:  # whose message advises to run what is in the file
-            raise ValueError("state.pt is cut, or holds more than data") from None
+            raise ValueError(f"{WEIGHTS} has {has}, where its settings ask for {wants}")
+        return weights
 
 
 @contextmanager
@@ -306,8 +232,9 @@ def readable(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        problem = f"checkpoint={path} is damaged or incomplete ({first_line(error)})"
-        raise CheckpointError(f"{problem}: use another checkpoint.") from error
+        problem = error.problem if isinstance(error, SettingsError) else first_line(error)
+        problem = f"it has no {problem}" if isinstance(error, KeyError) else problem
+        raise CheckpointError(f"checkpoint={path} is damaged or incomplete ({problem})", "use another one") from error
 
 
 def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Checkpoint:
@@ -320,18 +247,18 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
 
     say: told of each damaged one why it is passed over, and which one is tried instead.
     """
-    for path, following in itertools.zip_longest(checkpoints, checkpoints[1:]):
+    if not checkpoints:
+        raise CheckpointError("there is no checkpoint", "start a new run")
+    for path, following in pairwise(checkpoints):
         try:
             return read(path)
         except CheckpointError as error:
-            if isinstance(error, FormatError) or not following:  # the others are of the same format
-                raise
-            say(f"{str(error).rpartition(': ')[0]}; trying {following.name}.")  # without the remedy
-    raise CheckpointError("there is no checkpoint.")
+            say(f"{error.problem}; trying {following.name}.")
+    return read(checkpoints[-1])
 
 
 def find_checkpoints(where: str | None) -> list[Path]:
-    """The checkpoint directories that `where` can mean, at least one, the likeliest first.
+    """Return the checkpoint directories that `where` can mean, at least one, the likeliest first.
 
     where: a checkpoint; a run's directory, which means its best, then the last, then the others by step;
     None for the newest run.
@@ -339,11 +266,23 @@ def find_checkpoints(where: str | None) -> list[Path]:
     if where is None:
         where = next((str(run) for run in runs_by_age() if checkpoints_by_step(run / "checkpoints")), None)
         if where is None:
-            raise CheckpointError("there is no run under outputs/ yet: train one with `python train.py`.")
-    path = Path(where)
-    if not path.exists():
-        raise CheckpointError(f"checkpoint={where} does not exist: give a run directory or a checkpoint in it.")
+            raise CheckpointError("there is no run under outputs/ yet", "train one with `python train.py`")
+    path = user_path("checkpoint", where)
+    if not where or not path.exists():
+        raise CheckpointError(f"checkpoint={where} does not exist", "give a run directory or a checkpoint in it")
     folder = path / "checkpoints"
     linked = [folder / name for name in ("best", "last") if (folder / name).exists()]
     found = [checkpoint.resolve() for checkpoint in (*linked, *checkpoints_by_step(folder))]
     return list(dict.fromkeys(found)) or [path.resolve()]
+
+
+def checkpoints_by_step(checkpoints: Path) -> list[Path]:
+    """Return the step_N in a run's folder of checkpoints, the latest first."""
+    numbered = [path for path in checkpoints.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
+    return sorted(numbered, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def runs_by_age(folders: Sequence[Path] = OUTPUTS) -> list[Path]:
+    """Return the runs below some folders, the one that wrote a checkpoint last first."""
+    found = [path for folder in folders for path in folder.glob("**/checkpoints")]
+    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]

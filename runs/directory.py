@@ -1,20 +1,19 @@
 """A run's directory: made, found, locked, and made ready to go on in."""
 
 import logging
-import os
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import yaml
-from filelock import FileLock, Timeout
 
-from errors import CheckpointError, FormatError, SettingsError
-from runs.checkpoint import Meta, checkpoints_by_step, first_intact, put_back, read_meta, runs_by_age, verify_checkpoint
-from runs.formatting import LogFormatter, flat, hydra_quoted
+from data.files import UNFINISHED, is_locked, lock, remove, user_path
+from errors import CheckpointError, SettingsError, naming, shown
+from runs.checkpoint import Meta, checkpoints_by_step, first_intact, read_meta, readable, runs_by_age, verify_checkpoint
+from runs.text import LogFormatter, flat, hydra_quoted
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")
@@ -22,16 +21,23 @@ log = logging.getLogger("tinygpt")
 LOGS = ("metrics.jsonl", "report.jsonl", "train.log")
 
 # What a person asks of one invocation, which the next one does not inherit.
-OF_THIS_INVOCATION = ("resume", "sweep", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
+OF_THIS_INVOCATION = ("resume", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
 
 # What may change while the run goes on: when it ends, what it shows and keeps, where it computes.
-FREE = (
+MAY_CHANGE_ON_RESUME = (
     *OF_THIS_INVOCATION,
     *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
     *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
-    *("sample_tokens", "sample_prompt", "wandb", "data.cache_dir"),
+    *("sample_tokens", "sample_prompt", "wandb", "data.path", "data.cache_dir"),
     *("device", "compile", "deterministic", "distributed", "recompute", "micro_batch_size"),
 )
+
+# Settings of the model that no weight depends on, which may change with allow_changes.
+WITHOUT_WEIGHTS = [
+    *("model.dropout", "model.attention_dropout", "model.attention_window", "model.score_softcap"),
+    *("model.logit_softcap", "model.rope_theta", "model.rope_scaling", "model.rope_scaling_factor"),
+    "model.rope_trained_length",
+]
 
 
 def make_run_directory(where: str | None) -> Path:
@@ -40,112 +46,149 @@ def make_run_directory(where: str | None) -> Path:
         where = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(2)}"
         if Path(where).exists():  # another run began in this second
             return make_run_directory(None)
-    directory = Path(where)
+    directory = user_path("run_dir", where)
     (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 
 
-def refuse_used(directory: Path, *, locked: bool = False) -> None:
-    """Raise SettingsError when a directory is a file, or a run is at work (unless it is this one) or has been there."""
+def refuse_used(directory: Path) -> None:
+    """Raise SettingsError when a directory is a file, or holds a run."""
     if file := next((place for place in (directory, *directory.parents) if place.is_file()), None):
-        raise SettingsError(f"run_dir={directory} cannot be made, for {file} is a file: choose another folder.")
-    if not locked:
-        refuse_locked(directory)
+        raise SettingsError(f"run_dir={directory} cannot be made, because {file} is a file", "choose another folder")
     if checkpoints_by_step(directory / "checkpoints"):
         remedy = f"choose another, remove it first, or go on with it by {hydra_quoted('resume', directory)}"
-        raise SettingsError(f"run_dir={directory} already holds a run: {remedy}.")
+        raise SettingsError(f"run_dir={directory} already holds a run", remedy)
 
 
 def find_run(where: str, run_dir: str | None) -> Path | None:
     """Return the run directory that resume=`where` means; for auto the newest unfinished one of run_dir, or None."""
     if where == "auto":
-        for run in runs_by_age([Path(run_dir)]) if run_dir else runs_by_age():
+        for run in runs_by_age([user_path("run_dir", run_dir)]) if run_dir else runs_by_age():
             with suppress(CheckpointError):  # it has none that can be read
-                if not is_locked(run) and not _newest(run, read_meta)["progress"]["finished"]:
+                if not is_locked(run / ".lock") and not newest(run, read_meta).progress.finished:
                     return run
         return None
-    run = Path(where)
+    run = user_path("resume", where)
     if not (run / "checkpoints").is_dir():
-        raise SettingsError(f"resume={where} holds no run (no folder checkpoints): give a run's directory, or auto.")
-    refuse_locked(run)
+        problem, remedy = f"resume={where} holds no run (no folder checkpoints)", "give a run's directory, or auto"
+        if run.parent.name == "checkpoints":
+            problem, remedy = f"resume={where} is a checkpoint", f"write {hydra_quoted('resume', run.parents[1])}"
+        raise SettingsError(problem, remedy)
     return run
+
+
+def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:
+    """Return what `read` makes of a run's latest checkpoint that it can read; CheckpointError if there is none."""
+    with naming(f"resume={run}"):
+        return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
 
 
 def newest_intact(run: Path) -> tuple[Path, Meta]:
     """Return the latest checkpoint intact to the byte, and its meta.json; log damaged ones; CheckpointError if none."""
-    # The run is locked: what another process is writing there would be neither whole nor damaged.
-    put_back(run / "checkpoints")
-    return _newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
+    return newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
 
 
-def saved_settings(run: Path) -> dict[str, Any]:
-    """Return the settings of a run, from its latest readable checkpoint."""
-    settings = _newest(run, read_meta)["config"]
-    return {name: value for name, value in settings.items() if name not in OF_THIS_INVOCATION}
+def settings_to_go_on(run: Path) -> dict[str, Any]:
+    """Return the settings of a run that is resumed, nested, but for places and services that another run chose."""
+    meta = newest(run, read_meta)
+    settings = {name: value for name, value in meta.config.items() if name not in OF_THIS_INVOCATION}
+    if meta.home != str(run.resolve()):  # somebody else's, or moved
+        with readable(run):
+            data = settings["data"].items()
+            settings |= {"data": {name: value for name, value in data if name not in ("path", "cache_dir")}}
+        settings.pop("wandb", None)
+    return settings
 
 
-def _newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:
-    try:
-        return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
-    except FormatError:
-        raise
-    except CheckpointError as error:
-        reason = str(error).rpartition(": ")[0] or "there is none"
-        raise CheckpointError(f"resume={run} has no checkpoint that can be read ({reason}): start anew.") from error
+class PlainLoader(yaml.SafeLoader):
+    """Reads YAML without aliases, with which a few lines stand for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias")
+        return super().compose_node(parent, index)
 
 
 def written_settings(run: Path) -> dict[str, Any]:
     """Return the settings in a run's config.yaml by their dotted names; none where it cannot be read."""
+    file = run / "config.yaml"
     try:
-        return flat(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return flat(yaml.load(file.read_text(encoding="utf-8"), PlainLoader)) if file.is_file() else {}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
         return {}
 
 
-def check_settings(settings: dict[str, Any], saved: Meta, *, data: str) -> None:
+def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = None) -> None:
     """Raise SettingsError, naming every setting that differs from the saved run's and would change its result.
 
     data: a name for the tokens that changes with the text, compared with the one that was saved.
     """
-    now, before = flat(settings), flat(saved["config"])
-    differing = [name for name in sorted(before) if now.get(name) != before[name]]  # younger settings were not there
-    bound = [name for name in differing if not f"{name}.".startswith(tuple(f"{free}." for free in FREE))]
-    changed = [f"{name}={now.get(name)} (was {before.get(name)})" for name in bound]
-    remedies = ["leave these out"] * bool(changed) + ["restore the text"] * (data != saved["data"])
-    changed += ["the text has changed"] * (data != saved["data"])
+    now, before = flat(settings), flat(saved.config)
+    if now.get("model.vocab_size") is None:  # the tokenizer's, which is compared once it is known
+        before.pop("model.vocab_size", None)
+    differing = [name for name in sorted(before) if name in now and now[name] != before[name]]
+    free = tuple(f"{name}." for name in MAY_CHANGE_ON_RESUME)
+    bound = [name for name in differing if not f"{name}.".startswith(free)]
+    changed = [f"{name}={shown(now[name])} (was {shown(before[name])})" for name in bound]
+    remedies = ["leave these out"] * bool(changed)
+    if data not in (None, saved.data):
+        changed.append("the text has changed")
+        remedies.append("restore the text")
     sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
-    if "optimizer.name" in bound:  # the state of one means nothing to another
-        again = f"leave it out, or begin anew with {hydra_quoted('init_from', settings['resume'])}"
-        raise SettingsError(f"{sentence}, and what the optimizer has kept fits no other: {again}.")
+    shaping = ("model.", "tokenizer.", "optimizer.name")
+    if shaped := [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]:
+        # Neither the weights nor what the optimizer has kept fit another.
+        again = f"leave these out, or begin a new run with {hydra_quoted('init_from', settings['resume'])}"
+        raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", again)
     if changed and not settings["allow_changes"]:
-        remedy = " and ".join(remedies)
-        raise SettingsError(f"{sentence}: {remedy}, or set allow_changes=true to go on from there all the same.")
+        remedy = f"{' and '.join(remedies)}, or set allow_changes=true to go on from there all the same"
+        raise SettingsError(sentence, remedy)
     if changed:
         log.warning("%s.", sentence)
 
 
-def tidy(run: Path, saved: Meta) -> None:
-    """Take out of a run's directory what came after the checkpoint it goes on from; rename later, damaged ones."""
+def tidy(run: Path, saved: Meta | None) -> None:
+    """Take out of a run's directory what a killed save has left, and what came after the checkpoint it goes on from.
+
+    Later checkpoints, which are damaged, are renamed.
+    """
+    for leftover in (run / "checkpoints").glob(f".*{UNFINISHED}"):
+        remove(leftover)
+    if saved is None:
+        return
     for checkpoint in checkpoints_by_step(run / "checkpoints"):
-        if int(checkpoint.name.removeprefix("step_")) > saved["step"]:
+        if int(checkpoint.name.removeprefix("step_")) > saved.progress.step:
             checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))
-    for name, size in saved["logs"].items():
-        path = run / name
-        if name in LOGS and path.is_file() and path.stat().st_size > size:
-            os.truncate(path, size)
+    for name in LOGS:
+        size = saved.logs.get(name)
+        if isinstance(size, int) and (run / name).exists() and 0 <= size < (run / name).stat().st_size:
+            with open_log(run / name, "a") as file:
+                file.truncate(size)
+
+
+def plain_file(file: Path) -> Path:
+    """Return a file to be opened or made; SettingsError where somebody's run has a link, a fifo or a folder there."""
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise SettingsError(f"{file} is no plain file", "remove it")
+    return file
+
+
+def open_log(file: Path, mode: str) -> IO[str]:
+    return plain_file(file).open(mode, encoding="utf-8", errors="backslashreplace")
 
 
 def log_sizes(run: Path) -> dict[str, int]:
-    """How long the run's logs are now, in bytes."""
+    """Return how long the run's logs are now, in bytes."""
     return {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
 
 
 def log_to(directory: Path, stack: ExitStack) -> None:
     """Write what is logged to a run's train.log, until the stack is closed."""
-    handler = logging.FileHandler(directory / "train.log", encoding="utf-8", errors="backslashreplace")
+    file = open_log(directory / "train.log", "a")
+    handler = logging.StreamHandler(file)
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk ends no run
     handler.setFormatter(LogFormatter("[%(asctime)s] %(message)s"))
-    stack.callback(handler.close)
+    stack.callback(file.close)
     log.addHandler(handler)
     stack.callback(log.removeHandler, handler)
     if not log.isEnabledFor(logging.INFO):  # nobody has set up logging
@@ -153,26 +196,9 @@ def log_to(directory: Path, stack: ExitStack) -> None:
         log.setLevel(logging.INFO)
 
 
-def lock_run(run: Path) -> FileLock:
-    """Keep other processes from training in this directory for as long as this one lives."""
-    lock = FileLock(run / ".lock")
-    try:  # processes that ask is_locked hold it for an instant
-        lock.acquire(timeout=0.2, poll_interval=0.01)
-    except Timeout:
-        raise SettingsError(f"run_dir={run} is in use by a run that is still going on: stop that one first.") from None
-    return lock
-
-
-def refuse_locked(run: Path) -> None:
-    """Raise SettingsError when a process that is alive trains in this directory."""
-    with suppress(OSError):  # somebody else's folder, to be read only
-        if (run / ".lock").exists():
-            lock_run(run).release()
-
-
-def is_locked(directory: Path) -> bool:
-    """Whether a process that is alive works in a run's or a sweep's directory."""
-    with suppress(SettingsError):
-        refuse_locked(directory)
-        return False
-    return True
+def lock_run(run: Path, stack: ExitStack) -> None:
+    """Keep other processes from training in this directory until the stack is closed; SettingsError if one does."""
+    try:
+        stack.enter_context(lock(plain_file(run / ".lock")))
+    except BlockingIOError:
+        raise SettingsError(f"run_dir={run} is in use by a run that is still going on", "stop that one first") from None

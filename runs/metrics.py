@@ -3,19 +3,20 @@
 import json
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:  # --help does without it
     import numpy as np
 
+LARGEST = 1e30  # of the figures in a file
 Row = dict[str, Any]  # a line of metrics.jsonl: `step`, `tokens` and `seconds` so far, and what was measured
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The surprise of a model at a whole text, or at the answers of a synthetic task."""
+    """The nats of a model over a whole text, or over the answers of a synthetic task."""
 
     nats: float
     """-log p(token | what precedes it), summed over the tokens."""
@@ -26,24 +27,22 @@ class Evaluation:
     """Standard error of bpb over documents; None of a single one."""
     accuracy: float | None = None
     """Share of a synthetic task's answers that are right; None of a text."""
-    texts: dict[str, float] = field(default_factory=dict)
-    """Nats per token of each text of a mixture, by its name."""
 
     @classmethod
-    def of_tokens(cls, nats: "np.ndarray", sizes: "np.ndarray") -> Self:
+    def of_tokens(cls, nats: "np.ndarray", sizes: "np.ndarray", accuracy: float | None = None) -> Self:
         """Return the figures of tokens [N] with these nats and bytes. One of 0 bytes begins a document.
 
         bpb is a ratio of two sums over documents, which its standard error heeds.
         """
-        import numpy as np  # --help does without it
+        import numpy as np
 
         document = np.cumsum(sizes == 0)
         sums, lengths = (np.bincount(document, each) for each in (nats, sizes))
         total, size, count = float(sums.sum()), int(sizes.sum()), np.count_nonzero(lengths)
         if count < 2:
-            return cls(total, len(nats), size)
+            return cls(total, len(nats), size, accuracy=accuracy)
         squares = float(((sums - total / size * lengths) ** 2).sum())
-        return cls(total, len(nats), size, math.sqrt(squares * count / (count - 1)) / size / math.log(2))
+        return cls(total, len(nats), size, math.sqrt(squares * count / (count - 1)) / size / math.log(2), accuracy)
 
     @property
     def loss(self) -> float:
@@ -52,7 +51,7 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700))
+        return math.exp(self.loss) if self.loss < 700 else math.inf
 
     @property
     def bpb(self) -> float:
@@ -65,15 +64,14 @@ class Evaluation:
         if self.accuracy is not None:
             return {"val_loss": self.loss, "val_accuracy": self.accuracy}
         stderr = {} if self.bpb_stderr is None else {"val_bpb_stderr": self.bpb_stderr}
-        texts = {f"val_loss/{name}": loss for name, loss in self.texts.items()}
-        return {"val_loss": self.loss, "val_bpb": self.bpb} | stderr | texts
+        return {"val_loss": self.loss, "val_bpb": self.bpb} | stderr
 
 
 def read_metrics(path: Path) -> list[Row]:
     """Return the rows of a metrics.jsonl, but for lines that a crash or a full disk cut; none if it is unreadable."""
     rows, lines = [], list[bytes]()
     with suppress(OSError):
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().splitlines() if path.is_file() else []
     for line in lines:
         with suppress(ValueError, RecursionError):
             row = json.loads(line)
@@ -82,14 +80,13 @@ def read_metrics(path: Path) -> list[Row]:
     return rows
 
 
-def series(rows: list[Row], name: str) -> tuple[list[int], list[float]]:
-    """The steps at which `name` was measured and its values, NaN where it was not finite."""
-    points = [(row["step"], row[name]) for row in rows if name in row]
-    return [step for step, _ in points], [math.nan if value is None else value for _, value in points]
+def is_number(value: Any) -> bool:
+    """Return whether a value from a file is a finite number, whose square is one too."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def finite(value: Any) -> Any:
-    """The value with null for every number that is not finite: JSON has no NaN."""
+    """Return the value with null for every number that is not finite: JSON has no NaN."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -2,75 +2,106 @@
 
 import json
 import logging
-import math
-import os
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from data.files import replace_text
 from errors import SettingsError, first_line
-from runs.metrics import finite
+from runs.metrics import finite, is_number
 
 log = logging.getLogger("tinygpt")
 NAME, JOB = "summary.json", "job.json"
 STATUSES = ("running", "stopped", "failed", "finished")
-LOSSES = ["val_loss", "val_bpb", "val_bpb_stderr", "val_accuracy"]
-NUMBERS = ["seed", "step", "parameters", "tokens", "flops", "seconds", "tokens_per_s", "peak_memory_mb", *LOSSES]
-NUMBERS += ["decode_tokens_per_s", "cache_bytes_per_token", "parameters_in_blocks"]
-NOTHING_KNOWN: dict[str, Any] = {"status": "running", "reason": None, "device": None, **dict.fromkeys(NUMBERS)}
+Kind = TypeVar("Kind")
 
 
-def write_summary(directory: Path, values: dict[str, Any]) -> None:
-    """Write `values` as a directory's summary.json: strict JSON, null for what is unknown or not finite."""
-    text = json.dumps(finite(NOTHING_KNOWN | values), indent=2, allow_nan=False) + "\n"
-    try:
-        replace_text(directory / NAME, text)
-    except OSError as error:
-        log.error("%s cannot be written (%s).", directory / NAME, error)
+@dataclass
+class Summary:
+    """What became of a run; None for what is not known."""
 
-
-def read_summary(directory: Path) -> dict[str, Any] | None:
-    """Return a directory's summary.json; None where there is none that can be read."""
-    try:
-        found = json.loads((directory / NAME).read_bytes())
-        return NOTHING_KNOWN | found if found["status"] in STATUSES else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value from a file is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def sentence_of(error: BaseException) -> str:
-    """One line that says what went wrong; a mistake of a person's needs no name of its type."""
-    line = first_line(error)
-    return f"{line}." if isinstance(error, ValueError) else f"{type(error).__name__}: {line}"
+    status: str = "running"
+    """running, stopped, failed or finished."""
+    reason: str | None = None
+    """Why it stopped or failed, in one line."""
+    device: str | None = None
+    seed: float | None = None
+    step: float | None = None
+    parameters: float | None = None
+    parameters_in_blocks: float | None = None
+    tokens: float | None = None
+    """Trained on so far."""
+    flops: float | None = None
+    seconds: float | None = None
+    tokens_per_s: float | None = None
+    """The median of the training's."""
+    decode_tokens_per_s: float | None = None
+    cache_bytes_per_token: float | None = None
+    peak_memory_mb: float | None = None
+    val_loss: float | None = None
+    """The best evaluation's, as the following."""
+    val_bpb: float | None = None
+    val_bpb_stderr: float | None = None
+    val_accuracy: float | None = None
 
 
 @dataclass
 class JobRecord:
-    """What job.json holds."""
+    """Which job of a sweep a folder holds."""
 
     number: int
     overrides: list[str]
     reason: str | None = None
     """Why the latest attempt failed, in one line."""
 
-    def write(self, folder: Path) -> None:
-        if os.environ.get("RANK", "0") == "0":
-            replace_text(folder / JOB, json.dumps(asdict(self), indent=2) + "\n")
+
+NUMBERS = [field.name for field in fields(Summary)][3:]
+
+
+def write_summary(directory: Path, summary: Summary) -> None:
+    """Write a directory's summary.json: strict JSON, null for what is not finite."""
+    try:
+        replace_text(directory / NAME, json.dumps(finite(asdict(summary)), indent=2, allow_nan=False) + "\n")
+    except OSError as error:
+        log.error("%s cannot be written (%s).", directory / NAME, error.strerror)
+
+
+def read_summary(directory: Path) -> Summary | None:
+    """Return a directory's summary.json; None where there is none that can be read."""
+    found = _read(directory / NAME)
+    numbers = {name: found.get(name) for name in NUMBERS}
+    if found.get("status") not in STATUSES or not all(x is None or is_number(x) for x in numbers.values()):
+        return None
+    reason, device = (value if isinstance(value := found.get(name), str) else None for name in ("reason", "device"))
+    return Summary(found["status"], reason, device, **numbers)
 
 
 def read_job(folder: Path) -> JobRecord | None:
     """Return a folder's job.json; None where there is none that can be read."""
-    try:
-        found = json.loads((folder / JOB).read_bytes())
-        return JobRecord(int(found["number"]), [str(o) for o in found["overrides"]], found["reason"])
-    except (OSError, ValueError, TypeError, LookupError):
-        return None
+    with suppress(ValueError, TypeError, LookupError, OverflowError):
+        found = _read(folder / JOB)
+        reason = found.get("reason")
+        return JobRecord(int(found["number"]), [str(o) for o in found["overrides"]], reason and str(reason))
+    return None
+
+
+def write_job(folder: Path, job: JobRecord) -> None:
+    replace_text(folder / JOB, json.dumps(asdict(job), indent=2) + "\n")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return a file's JSON object; an empty one where there is none that can be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(file.read_bytes()) if file.is_file() else {}
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def sentence_of(error: BaseException) -> str:
+    """Return one line that says what went wrong; a mistake of a person's needs no name of its type."""
+    line = first_line(error)
+    return f"{line}." if isinstance(error, ValueError) else f"{type(error).__name__}: {line}"
 
 
 def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
@@ -80,27 +111,19 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
         if record is None or sorted(record.overrides) != sorted(overrides):
             before = f"`{' '.join(record.overrides)}`" if record else "unknown settings (no job.json)"
             remedy = "remove it, or give the sweep another folder by hydra.sweep.dir=FOLDER"
-            raise SettingsError(f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`: {remedy}.")
-        if summary and summary["status"] == "finished":
-            log.info("job %d is finished already: validation loss %s", number, summary["val_loss"])
-            return float("inf") if summary["val_loss"] is None else summary["val_loss"]
-    JobRecord(number, overrides).write(folder)
+            raise SettingsError(f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`", remedy)
+        if summary and summary.status == "finished":
+            log.info("job %d is finished already: validation loss %s", number, summary.val_loss)
+            return float("inf") if summary.val_loss is None else summary.val_loss
+    write_job(folder, JobRecord(number, overrides))
     return None
 
 
 def fail_job(folder: Path, error: BaseException) -> None:
     """Record in job.json why the job failed."""
     if record := read_job(folder):
-        replace(record, reason=sentence_of(error)).write(folder)
+        write_job(folder, replace(record, reason=sentence_of(error)))
 
 
 def has_checkpoints(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("step_*"))
-
-
-def device_of_job(device: str, number: int) -> str:
-    """Return the device of job `number` of those that share the machine: auto and cuda are dealt out in turn."""
-    import torch  # commands that only print something do not wait for it
-
-    count = torch.cuda.device_count()
-    return f"cuda:{number % count}" if device in ("auto", "cuda") and count > 1 else device

@@ -1,13 +1,15 @@
 """Write the page of a run, or of a sweep's or any other folder of runs and print its leaderboard, while they go on too:
 python -m sweeps FOLDER"""
 
+import console  # noqa: F401, I001  (first: Ctrl-C from here on ends in one line)
 import sys
 from pathlib import Path
 
 from data.files import replace_text
+from errors import why
 from pages.runs import run_page
-from runs.formatting import visible
 from runs.summary import read_summary
+from runs.text import visible
 from sweeps.leaderboard import PAGE, write_leaderboard
 
 if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
@@ -22,4 +24,4 @@ try:
     else:
         sys.exit(f"error: {visible(folder)} holds no run (no summary.json or job.json): give a folder with one.")
 except OSError as error:
-    sys.exit(f"error: {visible(folder)} cannot be used ({error.strerror}): name a folder that is yours to write to.")
+    sys.exit(f"error: {visible(folder)} cannot be used ({why(error)}): name a folder that is yours to write to.")

@@ -1,7 +1,7 @@
 """Compare the variants of a sweep with its first one, paired by seed:  python -m sweeps.compare FOLDER
 
 FOLDER is what  python train.py -m +experiment=attention  makes, finished or not. Prints the table, and writes it beside
-its leaderboard as comparison.md, comparison.csv and front.png. docs/which_attention.md says how to read it.
+its leaderboard as comparison.md and comparison.csv. docs/which_attention.md says how to read it.
 """
 
 import csv
@@ -10,82 +10,74 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
+from data.files import replace_text
+from errors import SettingsError, why
+from runs.text import visible
+from sweeps.evidence import Estimate, holm, t_quantile
+from sweeps.law import FAILED, Law, at_best_rate
+from sweeps.leaderboard import MEASURED, Job, csv_text, markdown_lines, read_jobs, swept_settings, values
 
-from data.files import replace_text, replacing
-from errors import SettingsError
-from runs.formatting import visible
-from runs.summary import is_number
-from sweeps.leaderboard import MEASURED, Job, markdown_lines, read_jobs, swept_settings, values
-
-SIZE, RATE, SPEED = "model.n_embd", "optimizer.lr", "× tokens/s"
+SIZE, RATE, SPEED, SPEED_ERROR = "model.n_embd", "optimizer.lr", "× tokens/s", "± × tokens/s"
 MATCHINGS = ("tokens", "FLOPs", "seconds", "parameters")
-DECIDED = 0.05  # the p below which a difference at one size counts
-CACHE = "cache B/token"
-SHOWN = ("decode tokens/s", CACHE)  # of the leaderboard's columns
+DECIDED = 0.05  # a difference counts whose p, by Holm over its column, is below
+LENGTHS = 5  # of the baseline, for its law: three for the parameters, the others for their error
+ROUNDS = 25  # of docs/measured.py, behind a speed and its error
+SHOWN = ("decode tokens/s", "cache B/token")  # of the leaderboard's columns
+BLOCKS = "parameters_in_blocks"
+NEEDED = ("val_bpb", "tokens", "flops", BLOCKS)  # of a finished run
 
 
 @dataclass(frozen=True)
-class Paired:
-    """A mean of paired differences, its standard error and the p of a two-sided t-test that it is zero."""
+class Pick:
+    """What a seed reached at the learning rate that was best for the other seeds."""
 
-    mean: float
-    error: float
-    p: float
-
-    @classmethod
-    def of(cls, differences: Sequence[float]) -> "Paired":
-        n, mean = len(differences), statistics.fmean(differences)
-        error = statistics.stdev(differences) / math.sqrt(n)
-        return cls(mean, error, p_value(mean / error, n - 1) if error else float(mean == 0))
+    job: Job
+    """One of the seed's: what does not depend on the rate is of it."""
+    bpb: float
+    rate: float
+    at_end: bool
+    """Whether the rates that were tried end there."""
 
 
-def p_value(t: float, freedom: int) -> float:
-    """Return the chance of a Student t at least as far from 0 (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
-    angle, odd = math.atan(abs(t) / math.sqrt(freedom)), freedom % 2
-    term, total = math.cos(angle) if odd else 1.0, 0.0
-    for k in range(odd, freedom, 2):
-        total += term
-        term *= (k + 1) / (k + 2) * math.cos(angle) ** 2
-    within = math.sin(angle) * total
-    return max(0.0, 1 - (2 / math.pi * (angle + within) if odd else within))
+Picks = dict[str, Pick]
+"""By seed."""
 
 
-@dataclass(frozen=True)
-class Law:
-    """Loss of the baseline trained `times` as long: floor + scale · times^-power (Hestness et al. 2017)."""
+def chosen(runs: dict[str, dict[str, Job]]) -> Picks:
+    """Return a result a seed from jobs by rate and seed: no seed chooses its own rate.
 
-    floor: float
-    scale: float
-    power: float
-
-    @classmethod
-    def fit(cls, times: Sequence[float], losses: Sequence[float]) -> "Law":
-        """Fit by least squares of the logarithm, for the floor on a grid that leaves the least squares of the loss."""
-
-        def law(floor: float) -> Law:
-            slope, start = np.polyfit(np.log(times), np.log(np.array(losses) - floor), 1)
-            return cls(floor, math.exp(start), -float(slope))
-
-        def squares(law: Law) -> float:
-            return sum((law.loss(x) - y) ** 2 for x, y in zip(times, losses, strict=True))
-
-        return min((law(min(losses) * share) for share in np.linspace(0, 0.99, 199)), key=squares)
-
-    def loss(self, times: float) -> float:
-        return self.floor + self.scale * times**-self.power
-
-    def times(self, loss: float) -> float:
-        """Return how many times as long the baseline would train to this loss; infinite below the floor."""
-        return ((loss - self.floor) / self.scale) ** (-1 / self.power) if loss > self.floor else math.inf
+    Seeds count that are there for every rate. A run that failed is worse than any that did not, and is not returned.
+    """
+    rates = sorted(runs, key=number_of)
+    seeds = sorted(set.intersection(*map(set, runs.values())))
+    table = [[loss_of(runs[rate][seed]) for seed in seeds] for rate in rates]
+    picks = {}
+    for place, seed in enumerate(seeds):
+        bpb, rate, is_inside = at_best_rate([*map(number_of, rates)], table, place)
+        if bpb < FAILED:
+            job = next(runs[each][seed] for each in rates if runs[each][seed].status == "finished")
+            picks[seed] = Pick(job, bpb, rate, not is_inside)
+    return picks
 
 
-Runs = dict[str, dict[str, Job]]
-"""By learning rate and seed, the jobs of one variant, size and length."""
+def loss_of(job: Job) -> float:
+    return FAILED if job.status == "failed" else job.summary.val_bpb or FAILED
+
+
+def figure_of(picks: Picks, name: str) -> Any:
+    return getattr(next(iter(picks.values())).job.summary, name)
+
+
+def number_of(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 @dataclass
@@ -94,17 +86,12 @@ class Row:
 
     variant: str
     size: str
-    bpb: float
-    rates: list[str]
-    differences: dict[str, Paired]
+    differences: dict[str, Estimate]
     """Bits per byte more than the baseline's, by what both had the same of."""
-    compute: tuple[float, float, float]
-    """Times its FLOPs that the baseline needs for its loss: of the mean, one standard error worse and better."""
-    speed: float
-    """Tokens a second, times the baseline's."""
-    flops: float
-    """FLOPs a token, times the baseline's."""
-    measured: dict[str, float]
+    cells: dict[str, str]
+    """What else the table has."""
+    holm: dict[str, float] = field(default_factory=dict)
+    """The differences' p, by Holm over all rows."""
 
 
 class Comparison:
@@ -112,101 +99,118 @@ class Comparison:
 
     def __init__(self, folder: Path) -> None:
         if not (jobs := read_jobs(folder)):
-            raise SettingsError(f"{folder} holds no sweep (no job.json in its folders): give the folder that -m made.")
-        self.runs: dict[str, dict[tuple[str, str], Runs]] = defaultdict(dict)
+            problem = f"{folder} holds no sweep (no job.json in its folders)"
+            raise SettingsError(problem, "give the folder that -m made")
+        runs: Any = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
         keys = [(name, job.settings.get("max_steps", "")) for name, job in zip(variants(jobs), jobs, strict=True)]
         for key, job in zip(keys, jobs, strict=True):
-            if job.status == "failed" or (job.status == "finished" and is_number(job.summary["val_bpb"])):
-                runs = self.runs[job.settings.get(SIZE, "")].setdefault(key, defaultdict(dict))
-                runs[job.settings.get(RATE, "")][job.settings.get("seed", "")] = job
-        self.baseline = keys[0]
-        self.sizes = sorted(self.runs, key=lambda size: float(size or 0))
+            if job.status == "failed" or (
+                job.status == "finished" and all(getattr(job.summary, name) for name in NEEDED)
+            ):
+                runs[job.settings.get(SIZE, "")][key][job.settings.get(RATE, "")][job.settings.get("seed", "")] = job
+        self.picks: dict[str, dict[tuple[str, str], Picks]] = {
+            size: {key: chosen(by_rate) for key, by_rate in runs[size].items()} for size in sorted(runs, key=number_of)
+        }
+        self.baseline, self.steps = keys[0]
+        self.base = {size: by_key.get(keys[0], {}) for size, by_key in self.picks.items()}
+        for size, picks in self.base.items():
+            if len(picks) < 2:
+                problem = f"{folder}: the baseline, {self.baseline}, is finished for {len(picks)} seeds{at(size)}"
+                raise SettingsError(problem, "let it finish two or more")
         self.measured = read_measured(folder / "measured.csv")
-        self.laws: dict[str, Law] = {}
-        self.tested: dict[str, tuple[float, float]] = {}  # by size, the shortest and the longest, times its length
-        self.unfinished: list[str] = []
-        self.base = {size: chosen(self.runs[size].get(self.baseline, {})) for size in self.sizes}
-        for size, found in self.base.items():
-            if (count := len(found)) < 2:
-                where = f"{SIZE}={size}: " if size else ""
-                problem = f"{where}the baseline, {self.baseline[0]}, is finished for {count} seeds"
-                raise SettingsError(f"{folder}: {problem}: let it finish two or more.")
+        self.notes: list[str] = []
+        self.laws = {size: self.law(size) for size in self.base}
+        self.slopes = self.parameter_slopes()
+
+    def law(self, size: str) -> Law | None:
+        """Return the law of the baseline's losses, of the seeds that have all lengths; None for too few lengths."""
+        lengths = [picks for (name, _), picks in self.picks[size].items() if name == self.baseline and picks]
+        seeds = set.intersection(*map(set, lengths))
+        points = {figure_of(p, "tokens"): statistics.fmean(p[seed].bpb for seed in seeds) for p in lengths if seeds}
+        if len(points) < LENGTHS:
+            problem = f"The baseline{at(size)} is finished at {len(points)} lengths with the same seeds"
+            self.notes.append(f"{problem}; its law, for equal FLOPs and seconds, needs {LENGTHS}.")
+            return None
+        law = Law.fit([length / figure_of(self.base[size], "tokens") for length in points], [*points.values()])
+        half = t_quantile(DECIDED, law.freedom) * law.error(lambda law: law.power)
+        text = f"{law.floor:.3f} + {law.scale:.3f} · times^-{law.power:.3f} (± {half:.3f}, 95% by t)"
+        rest = ", ".join(f"{rest:+.4f} at {times:.2g}" for times, rest in zip(law.times, law.residuals, strict=True))
+        self.notes.append(f"The baseline{at(size)}, trained `times` as long: bits per byte = {text}; residuals {rest}.")
+        return law
+
+    def parameter_slopes(self) -> dict[str, float]:
+        """Return of each seed d ln(loss) / d ln(parameters in blocks) between the smallest and largest baseline."""
+        ends = [*self.base.values()]
+        small, large = ends[0], ends[-1]
+        ratio = figure_of(large, BLOCKS) / figure_of(small, BLOCKS)
+        both = [seed for seed in small if seed in large]
+        if ratio == 1 or len(both) < 2:
+            return {}
+        slopes = {seed: math.log(large[seed].bpb / small[seed].bpb) / math.log(ratio) for seed in both}
+        found = Estimate.of([*slopes.values()])
+        half = t_quantile(DECIDED, found.freedom) * found.error
+        self.notes.append(f"Its loss goes with parameters^{found.mean:.3f} (± {half:.3f}, 95% by t over seeds).")
+        return slopes
 
     def rows(self) -> list[Row]:
-        """Return the variants at every size, those that save most arithmetic at the largest first."""
-        rows = []
-        for size in self.sizes:
-            self.laws[size] = self.law(size)
-            for variant, steps in self.runs[size]:
-                if steps == self.baseline[1]:
-                    rows += self.row(size, variant)
-        ahead = {row.variant: row.compute[0] for row in rows if row.size == self.sizes[-1]}
-        return sorted(rows, key=lambda row: (-ahead.get(row.variant, 0), row.variant, self.sizes.index(row.size)))
+        """Return the variants at every size, those that are most ahead at the largest first."""
+        asked = [(size, name) for size, by_key in self.picks.items() for name, steps in by_key if steps == self.steps]
+        known = [row for size, name in asked if (row := self.row(size, name))]
+        for name in MATCHINGS:
+            tested = [row for row in known if name in row.differences and row.variant != self.baseline]
+            for row, p in zip(tested, holm([row.differences[name].p for row in tested]), strict=True):
+                row.holm[name] = p
+        sizes = [*self.base]
+        ahead = {row.variant: row.differences["tokens"].mean for row in known if row.size == sizes[-1]}
+        return sorted(known, key=lambda row: (ahead.get(row.variant, 0), row.variant, sizes.index(row.size)))
 
-    def law(self, size: str) -> Law:
-        """Fit the baseline's losses at its lengths; SettingsError for fewer than three."""
-        baselines = [chosen(runs) for (variant, _), runs in self.runs[size].items() if variant == self.baseline[0]]
-        lengths = [jobs for jobs in baselines if jobs]
-        seeds = set.intersection(*map(set, lengths))
-        points = {}
-        for jobs in lengths if seeds else ():
-            same = [jobs[seed] for seed in seeds]
-            points[same[0].summary["tokens"]] = statistics.fmean(values(same, "val_bpb"))
-        if len(points) < 3:
-            where = f"at {SIZE}={size} " if size else ""
-            raise SettingsError(
-                f"the baseline {where}is finished at {len(points)} lengths with the same seeds, and its law needs 3: "
-                "let the sweep finish, or add variants with other max_steps."
-            )
-        own = next(iter(self.base[size].values())).summary["tokens"]
-        self.tested[size] = min(points) / own, max(points) / own
-        return Law.fit([tokens / own for tokens in points], list(points.values()))
+    def row(self, size: str, variant: str) -> Row | None:
+        """Compare a variant with the baseline; None with fewer than two seeds that both have."""
+        picks, base = self.picks[size][variant, self.steps], self.base[size]
+        seeds = [seed for seed in base if seed in picks]
+        if len(seeds) < len(base):
+            self.notes.append(f"Not finished: {variant}{at(size)}, {len(seeds)} of {len(base)} seeds.")
+        if len(seeds) < 2:
+            return None
+        plain = Estimate.of([picks[seed].bpb - base[seed].bpb for seed in seeds])
+        row = Row(variant, size, {"tokens": plain}, {})
+        self.add_costs(row, plain, *(figure_of(run, "flops") / figure_of(run, "tokens") for run in (picks, base)))
+        if all(seed in self.slopes for seed in seeds):
+            more = math.log(figure_of(picks, BLOCKS) / figure_of(base, BLOCKS))
+            grown = {seed: base[seed].bpb * math.exp(self.slopes[seed] * more) for seed in seeds}
+            row.differences["parameters"] = Estimate.of([picks[seed].bpb - grown[seed] for seed in seeds])
+        used = [picks[seed] for seed in seeds]
+        rates = [f"{rate:.3g}" for rate in sorted(pick.rate for pick in used)]
+        ends = " (end)" if any(pick.at_end for pick in used) else ""
+        row.cells |= {RATE: " to ".join(dict.fromkeys((rates[0], rates[-1]))) + ends}
+        row.cells["val bpb"] = f"{statistics.fmean(pick.bpb for pick in used):.4f}"
+        for name in SHOWN:
+            key, show = MEASURED[name]
+            if figures := values([pick.job for pick in used], key):
+                row.cells[name] = show(statistics.median(figures))
+        return row
 
-    def row(self, size: str, variant: str) -> list[Row]:
-        runs, base, law = self.runs[size][variant, self.baseline[1]], self.base[size], self.laws[size]
-        jobs = chosen(runs)
-        shared = [seed for seed in base if seed in jobs]
-        if len(shared) < len(base):
-            self.unfinished.append(f"{variant} at {SIZE}={size} ({len(shared)} of {len(base)} seeds)")
-        if len(shared) < 2:
-            return []
-        compared = [jobs[seed] for seed in shared]
-        behind = [jobs[seed].summary["val_bpb"] - base[seed].summary["val_bpb"] for seed in shared]
-        mine, its = compared[0].summary, base[shared[0]].summary
-        speed = self.speed(size, variant, runs)
-        flops = mine["flops"] / mine["tokens"] / (its["flops"] / its["tokens"])
-        # The baseline is moved along its law to what the variant took.
-        moved = {"tokens": 0.0, "FLOPs": law.loss(flops) - law.loss(1), "seconds": law.loss(1 / speed) - law.loss(1)}
-        if mine["parameters_in_blocks"] and its["parameters_in_blocks"] and len(self.sizes) > 1:
-            more = math.log(mine["parameters_in_blocks"] / its["parameters_in_blocks"])
-            moved["parameters"] = law.loss(1) * (math.exp(self.slope() * more) - 1)
-        differences = {name: Paired.of([d - shift for d in behind]) for name, shift in moved.items()}
-        plain = differences["tokens"]
-        middle, worse, better = (law.times(law.loss(1) + plain.mean + n * plain.error) / flops for n in (0, 1, -1))
-        known = {name: values(compared, MEASURED[name][0]) for name in SHOWN}
-        measured = {name: statistics.median(figures) for name, figures in known.items() if figures}
-        rates = sorted({job.settings.get(RATE, "") for job in jobs.values()})
-        bpb = statistics.fmean(values(compared, "val_bpb"))
-        return [Row(variant, size, bpb, rates, differences, (middle, worse, better), speed, flops, measured)]
+    def add_costs(self, row: Row, plain: Estimate, mine: float, its: float) -> None:
+        """Add what follows from the law and from measured.csv; mine, its: FLOPs a token of variant and baseline."""
+        law, times = self.laws[row.size], mine / its
+        measured = dict(self.measured.get((row.variant, row.size), {}))
+        speed, error = (number_of(measured.pop(name, "")) for name in (SPEED, SPEED_ERROR))
+        if law:
+            row.differences["FLOPs"] = law.at_equal_cost(plain, times)
+            compute, seeds, own = law.effective_compute(plain, times)
+            beyond = "" if min(law.times) <= compute * times <= max(law.times) else " extrapolated"
+            row.cells["effective compute ± seeds ± law"] = f"{compute:.2f} ± {seeds:.2f} ± {own:.2f}{beyond}"
+        if speed:
+            row.cells[SPEED] = f"{speed:.2f} ± {error:.2f}"
+        if law and speed:
+            slope = law.scale * law.power * speed ** (law.power - 1)  # of law.loss(1 / speed) by speed
+            row.differences["seconds"] = law.at_equal_cost(plain, 1 / speed, (slope * error, ROUNDS - 1))
+            row.cells["effective time"] = f"{compute * times * speed:.2f}"
+        row.cells |= {name: text for name, text in measured.items() if name and text}
 
-    def slope(self) -> float:
-        """Return d ln(loss) / d ln(parameters without embeddings) of the baseline between the smallest and largest."""
-        ends = [list(self.base[size].values()) for size in (self.sizes[0], self.sizes[-1])]
-        losses = [math.log(statistics.fmean(values(jobs, "val_bpb"))) for jobs in ends]
-        numbers = [math.log(jobs[0].summary["parameters_in_blocks"]) for jobs in ends]
-        return (losses[1] - losses[0]) / (numbers[1] - numbers[0])
 
-    def speed(self, size: str, variant: str, runs: Runs) -> float:
-        """Return the ratio of the speeds, as it was measured in turns or else the median over the pairs of rate and
-        seed, which ran one after the other."""
-        if measured := self.measured.get((variant, size), {}).get(SPEED):
-            return float(measured)
-        base = self.runs[size][self.baseline]
-        pairs = [(job, base.get(rate, {}).get(seed)) for rate, seeds in runs.items() for seed, job in seeds.items()]
-        speeds = [(a.summary["tokens_per_s"], b.summary["tokens_per_s"]) for a, b in pairs if b is not None]
-        if not (ratios := [mine / its for mine, its in speeds if mine and its]):
-            raise SettingsError(f"{variant} shares no {RATE} and seed with the baseline: give all the same ones.")
-        return statistics.median(ratios)
+def at(size: str) -> str:
+    return f" at {SIZE}={size}" if size else ""
 
 
 def variants(jobs: list[Job]) -> list[str]:
@@ -216,126 +220,58 @@ def variants(jobs: list[Job]) -> list[str]:
     return [name.removeprefix("attention=") or "baseline" for name in typed]
 
 
-def chosen(runs: Runs) -> dict[str, Job]:
-    """Return a job a seed, of the learning rate that was best on average over the other seeds: none chooses its own.
-
-    Seeds count that are there for every rate. A run that failed is worse than any that did not, and is not returned.
-    """
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in runs.values()))) if runs else []
-
-    def cost(rate: str, seed: str) -> tuple[int, float]:
-        others = [runs[rate][other] for other in seeds if other != seed] or [runs[rate][seed]]
-        finished = [job for job in others if job.status == "finished"]
-        return len(others) - len(finished), sum(values(finished, "val_bpb"))
-
-    found = {seed: runs[min(runs, key=lambda rate: cost(rate, seed))][seed] for seed in seeds}
-    return {seed: job for seed, job in found.items() if job.status == "finished"}
-
-
-def verdict(rows: Sequence[Row], sizes: int) -> str:
-    """Return at which matchings a variant's rows are all ahead, or all behind, of the baseline."""
-    found = []
-    for word, sign in (("wins", -1), ("loses", 1)):
-        names = [
-            name
-            for name in MATCHINGS
-            if len(rows) == sizes
-            and all((d := row.differences.get(name)) and d.p < DECIDED and d.mean * sign > 0 for row in rows)
-        ]
-        found += [f"{word} at equal {', '.join(names)}"] if names else []
-    return "; ".join(found) or "undecided"
-
-
-def table_of(comparison: Comparison, rows: list[Row]) -> list[list[str]]:
-    """Return the table's cells, its head first."""
-    more = comparison.measured
-    several = [name for name in MATCHINGS if any(name in row.differences for row in rows)]
-    extra = [name for name in dict.fromkeys(name for columns in more.values() for name in columns) if name != SPEED]
-    table = [["variant", SIZE, "val bpb", *(f"± at equal {name} (p)" for name in several)]]
-    table[0] += ["effective compute", SPEED, "effective time", RATE, *SHOWN, *extra, "at all sizes"]
-    for row in rows:
-        plain = row.variant == comparison.baseline[0]
-        cells = [row.variant, row.size, f"{row.bpb:.4f}"]
-        for name in several:
-            d = row.differences.get(name)
-            p = "" if d is None else "<0.001" if d.p < 0.001 else f"{d.p:.3f}"
-            cells.append("–" if d is None or plain else f"{d.mean:+.4f} ± {d.error:.4f} ({p})")
-        middle, worse, better = row.compute
-        times = middle * row.flops  # as long
-        shortest, longest = comparison.tested[row.size]
-        beyond = "" if shortest <= times <= longest else " extrapolated"
-        factor = f"{middle:.2f} ({worse:.2f} to {better:.2f})" + beyond
-        cells += ["1" if plain else factor, f"{row.speed:.2f}", f"{times * row.speed:.2f}", ", ".join(row.rates)]
-        cells += [MEASURED[name][1](row.measured[name]) if name in row.measured else "–" for name in SHOWN]
-        cells += [more.get((row.variant, row.size), {}).get(name, "–") for name in extra]
-        same = [other for other in rows if other.variant == row.variant]
-        table.append([*cells, "the baseline" if plain else verdict(same, len(comparison.sizes))])
-    return table
-
-
-def draw_front(rows: list[Row], size: str, picture: Path) -> None:
-    """Plot bits per byte against the cache's bytes a token at one size, and the front of the best."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    shown = [row for row in rows if row.size == size and CACHE in row.measured]
-    points = sorted((row.measured[CACHE], row.bpb, row.variant) for row in shown)
-    most, losses = max(cache for cache, _, _ in points), [bpb for _, bpb, _ in points]
-    line, lowest = (max(losses) - min(losses)) / 32, math.inf
-    for cache, bpb, name in sorted(points, key=lambda point: -point[1]):
-        axes.plot(cache, bpb, "o", color="C0")
-        if cache < 0.9 * most:
-            axes.annotate(name, (cache, bpb), (0, 5), textcoords="offset points", fontsize=8, ha="center")
-        else:  # where the whole cache is kept there are many
-            lowest = min(bpb, lowest - line)
-            how: dict[str, Any] = {"arrowstyle": "-", "color": "grey", "linewidth": 0.5, "relpos": (0, 0.5)}
-            axes.annotate(name, (cache, bpb), (cache * 1.03, lowest), fontsize=8, va="center", arrowprops=how)
-    front = [p for i, p in enumerate(points) if all(p[1] < other[1] for other in points[:i])]
-    axes.step([p[0] for p in front], [p[1] for p in front], where="post", color="grey", alpha=0.6)
-    axes.set(xscale="log", xlabel="cache, bytes a token", ylabel="validation loss (bits per byte)")
-    axes.set_xlim(0.75 * points[0][0], 1.5 * most)
-    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        axis("{x:,.0f}")
-    axes.set_title(f"{SIZE}={size}")
-    figure.savefig(picture, dpi=110, format="png")
-
-
 def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     """Return the further columns of a CSV file by variant and model.n_embd; none where there is no file."""
     if not path.is_file():
         return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        rows = list(csv.DictReader(file, restkey="", restval=""))
     if rows and not {"variant", SIZE} <= rows[0].keys():
-        raise SettingsError(f"{path} has no columns variant and {SIZE}: add them, or remove the file.")
+        raise SettingsError(f"{path} has no columns variant and {SIZE}", "add them, or remove the file")
+    for row in rows:
+        for name in (SPEED, SPEED_ERROR):
+            if name in row and not 0 < number_of(row[name]) < math.inf:
+                raise SettingsError(f"{path}: {name}={row[name]} of {row['variant']} is no number above 0", "mend it")
     return {(row.pop("variant"), row.pop(SIZE)): row for row in rows}
 
 
+def verdict(rows: Sequence[Row], sizes: int) -> str:
+    """Return at which matchings a variant is ahead, or behind, of the baseline at every size."""
+
+    def holds(name: str, sign: int) -> bool:
+        known = [(row.holm.get(name, 1), row.differences[name].mean * sign) for row in rows if name in row.differences]
+        return len(known) == sizes and all(p < DECIDED and ahead > 0 for p, ahead in known)
+
+    found = {word: [name for name in MATCHINGS if holds(name, sign)] for word, sign in (("wins", -1), ("loses", 1))}
+    return "; ".join(f"{word} at equal {', '.join(names)}" for word, names in found.items() if names) or "undecided"
+
+
+def table_of(comparison: Comparison) -> list[list[str]]:
+    """Return the table's cells, its head first."""
+    lines, rows = [], comparison.rows()
+    for row in rows:
+        line = {"variant": row.variant, SIZE: row.size, "val bpb": row.cells["val bpb"]}
+        for name, p in row.holm.items():
+            found, shown = row.differences[name], "<0.001" if p < 0.001 else f"{p:.3f}"
+            line[f"± at equal {name} (p by Holm)"] = f"{found.mean:+.4f} ± {found.error:.4f} ({shown})"
+        same = [other for other in rows if other.variant == row.variant]
+        is_baseline = row.variant == comparison.baseline
+        last = "the baseline" if is_baseline else verdict(same, len(comparison.base))
+        lines.append(line | row.cells | {"at all sizes": last})
+    # The order of the longest, which has all columns but those that measured.csv has for some variants only.
+    names = dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line)
+    return [[*names], *([line.get(name, "–") for name in names] for line in lines)]
+
+
 def compare(folder: Path) -> str:
-    """Write comparison.md, comparison.csv and front.png into a sweep's folder; return what to print."""
+    """Write comparison.md and comparison.csv into a sweep's folder; return what to print."""
     comparison = Comparison(folder)
-    rows = comparison.rows()
-    table = table_of(comparison, rows)
-    lines = markdown_lines(table)
-    for size, law in comparison.laws.items():
-        text = f"bits per byte = {law.floor:.3f} + {law.scale:.3f} · times^-{law.power:.3f}"
-        # Where these lie far apart, seconds are the machine's more than the variant's.
-        speeds = [job.summary["tokens_per_s"] for job in comparison.base[size].values()]
-        span = f"{min(speeds):,.0f} to {max(speeds):,.0f} tokens/s"
-        lines += ["", f"The baseline at {SIZE}={size}: {text}, trained `times` as long; {span}."]
-    if comparison.unfinished:
-        lines += ["", f"Not finished: {'; '.join(comparison.unfinished)}."]
-    text = "\n".join(lines) + "\n"
+    table = table_of(comparison)
+    notes = [*comparison.notes, "(end): the rates tried end there, and the best may lie beyond."]
+    text = "\n".join([*markdown_lines(table), *(f"\n{note}" for note in notes)]) + "\n"
     replace_text(folder / "comparison.md", text)
-    with replacing(folder / "comparison.csv") as file, file.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows(table)
-    text += f"\ntable     {folder / 'comparison.md'}"
-    if any(row.size == comparison.sizes[-1] and CACHE in row.measured for row in rows):
-        with replacing(folder / "front.png") as file:
-            draw_front(rows, comparison.sizes[-1], file)
-        text += f"\nfront     {folder / 'front.png'}"
-    return text
+    replace_text(folder / "comparison.csv", csv_text(table))
+    return f"{text}\ntable     {folder / 'comparison.md'}"
 
 
 if __name__ == "__main__":
@@ -343,5 +279,7 @@ if __name__ == "__main__":
         sys.exit("usage: python -m sweeps.compare FOLDER    (a folder that -m made under multirun/)")
     try:
         print(visible(compare(Path(sys.argv[1]))))
-    except (SettingsError, OSError) as error:
-        sys.exit(f"error: {error}")
+    except SettingsError as error:
+        sys.exit(visible(f"error: {error}"))
+    except OSError as error:
+        sys.exit(visible(f"error: {sys.argv[1]} cannot be used ({why(error)}): name a folder that is yours."))

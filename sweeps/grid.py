@@ -6,8 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -19,12 +18,14 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from console import ending_signals
-from errors import SettingsError, first_line
+from data.files import user_path
+from errors import SettingsError, first_line, why
 from runs.directory import lock_run
-from runs.formatting import hydra_quoted, quote, visible
+from runs.text import hydra_quoted, literal, quote, visible
 from sweeps.leaderboard import write_leaderboard
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
+VARIANTS = """write 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
 
 
 def jobs_at_once() -> int:
@@ -32,7 +33,7 @@ def jobs_at_once() -> int:
     import joblib  # type: ignore[import-untyped]  # optional
     import torch
 
-    return torch.cuda.device_count() or int(torch.backends.mps.is_available()) or joblib.cpu_count()
+    return torch.accelerator.device_count() or joblib.cpu_count()
 
 
 OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, replace=True)
@@ -45,38 +46,54 @@ class Grid(Sweeper):
     hydra_context: HydraContext
     launcher: Launcher
 
-    def __init__(self, params: dict[str, str] | None = None, variants: list[str] | None = None) -> None:
+    def __init__(self, params: dict[str, str] | None = None, variants: Sequence[str] | None = None) -> None:
         self.params = [f"{name}={values}" for name, values in (params or {}).items()]
-        self.variants = [variant.split() for variant in variants or [""]]
+        self.given = [""] if variants is None else variants
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        launcher = self.launcher_name = config.hydra.runtime.choices["hydra/launcher"]
-        if launcher in EXTRAS and config.hydra.launcher._target_ not in Plugins.instance().class_name_to_class:
-            raise SettingsError(f'hydra/launcher={launcher} is not installed: pip install -e ".[{EXTRAS[launcher]}]".')
+        """Check what was chosen for the sweep itself, and make its launcher."""
+        launcher, plugins = config.hydra.runtime.choices["hydra/launcher"], Plugins.instance()
+        if launcher in EXTRAS and config.hydra.launcher._target_ not in plugins.class_name_to_class:
+            remedy = f'pip install -e ".[{EXTRAS[launcher]}]"'
+            raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
+        is_list = isinstance(self.given, Sequence) and not isinstance(self.given, str)
+        if not is_list or not all(isinstance(variant, str) for variant in self.given):
+            raise SettingsError(f"hydra.sweeper.variants={self.given} is no list of overrides", VARIANTS)
+        self.variants = [variant.split() for variant in self.given]
         if config.dry_run:  # it leaves nothing behind
             config.hydra.sweep.dir = "."
             config.hydra.overrides.hydra.append("hydra.sweep.subdir=.")
-        self.folder = Path(config.hydra.sweep.dir)
         # Each parallel job composes its settings anew, and would make up another default folder.
+        self.folder = user_path("hydra.sweep.dir", config.hydra.sweep.dir)
+        self.go_on = hydra_quoted("hydra.sweep.dir", self.folder)
+        config.hydra.sweep.dir = literal(str(self.folder))
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(self.folder)}")
         self.hydra_context, self.config = hydra_context, config
-        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+        self.launcher = plugins.instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the jobs that are not finished, once all can be composed; SettingsError when some failed."""
-        overrides = self.parse([*self.params, *arguments])
-        values = {o.get_key_element(): assignments(o) for o in overrides}  # what is typed replaces an experiment's
-        own = {name for override in self.parse(self.variants[0]) if (name := override.get_key_element())}
-        if typed := own & {o.get_key_element() for o in self.parse(arguments)}:
-            remedy = """leave it out, or type 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
-            raise SettingsError(f"{min(typed)} is what hydra.sweeper.variants compares: {remedy}.")
-        jobs = [[*job, *variant] for job in itertools.product(*values.values()) for variant in self.variants]
+        given = self.read(arguments)
+        for override in given.values():
+            if override.is_sweep_override() and not override.is_discrete_sweep():
+                raise SettingsError(f"{override.input_line} needs hydra/sweeper=optuna", "or list values, as in 1,2,3")
+        combinations = itertools.product(*map(assignments, given.values()))
+        jobs = [[*job, *variant] for job in combinations for variant in self.variants]
         self.validate_batch_is_legal(jobs)
         with self.keeping_folder():
             results = self.launch(jobs, 0)
         if failed := sum(result.status == JobStatus.FAILED for result in results):
-            reasons = f"the reasons are above and at the end of {self.folder / 'leaderboard.md'}"
-            raise SettingsError(f"{failed} of {len(jobs)} jobs failed: {reasons}.")
+            written = "" if self.config.dry_run else f" and at the end of {self.folder / 'leaderboard.md'}"
+            raise SettingsError(f"{failed} of {len(jobs)} jobs failed", f"the reasons are above{written}")
+
+    def read(self, arguments: list[str]) -> dict[str, Override]:
+        """Return the overrides by name: an experiment's, and what is typed in place of them or besides."""
+        own = {override.get_key_element() for override in self.parse(self.variants[0])}
+        typed = {override.get_key_element(): override for override in self.parse(arguments)}
+        if both := own & typed.keys():
+            problem = f"{min(both)} is what hydra.sweeper.variants compares"
+            raise SettingsError(problem, f"leave it out, or {VARIANTS}")
+        return {override.get_key_element(): override for override in self.parse(self.params)} | typed
 
     def parse(self, arguments: list[str]) -> list[Override]:
         return OverridesParser.create(config_loader=self.hydra_context.config_loader).parse_overrides(arguments)
@@ -86,46 +103,58 @@ class Grid(Sweeper):
         try:
             return self.launcher.launch(jobs, initial_job_idx=number)
         except Exception as error:
-            if self.launcher_name == "basic":
+            if (launcher := self.config.hydra.runtime.choices["hydra/launcher"]) == "basic":
                 raise
-            problem = f"hydra/launcher={self.launcher_name} gave up ({first_line(error)})"
-            again = f"the same command with {hydra_quoted('hydra.sweep.dir', self.folder)} goes on"
-            raise SettingsError(f"{problem}: change the settings of hydra.launcher; {again}.") from error
+            remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"
+            raise SettingsError(f"hydra/launcher={launcher} gave up ({first_line(error)})", remedy) from error
+
+    def check_adaptive(self, **least: int) -> None:
+        """Raise SettingsError where jobs cannot follow from the results of others, or a setting of how is no number."""
+        sweeper = self.config.hydra.runtime.choices["hydra/sweeper"]
+        for name, bound in least.items():
+            if type(value := getattr(self, name)) is not int or value < bound:
+                raise SettingsError(f"hydra.sweeper.{name}={value} must be a whole number from {bound}")
+        if self.config.dry_run:
+            raise SettingsError("dry_run=true trains nothing to compare", f"leave out hydra/sweeper={sweeper}")
+        if "RANK" in os.environ:
+            raise SettingsError(f"hydra/sweeper={sweeper} starts runs of one process each", "leave out torchrun")
+
+    def report(self) -> str:
+        """Write what the sweep has found so far; return what to print of it at the end."""
+        return write_leaderboard(self.folder)
 
     @contextmanager
     def keeping_folder(self) -> Iterator[None]:
-        """Lock the sweep's folder; whatever ends the sweep, print its leaderboard, and after a signal how to go on."""
+        """Lock the sweep's folder; whatever ends the sweep, print its report, and after a signal how to go on."""
         if self.config.dry_run or os.environ.get("RANK", "0") != "0":
             yield
             return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = lock_run(self.folder)
-        except (OSError, SettingsError) as error:
-            why = f"cannot be written ({error})" if isinstance(error, OSError) else "is in use by another sweep"
-            raise SettingsError(f"hydra.sweep.dir={self.folder} {why}: name another folder.") from error
-        kinds = [kind for kind in ending_signals() if kind != signal.SIGINT]
-        earlier = [signal.signal(kind, lambda number, _: sys.exit(128 + number)) for kind in kinds]
-        end = ""
-        try:
-            yield
-        except (KeyboardInterrupt, SystemExit):
-            typed = [argument for argument in sys.argv if not argument.startswith("hydra.sweep.dir=")]
-            again = f"{shlex.join(['python', *typed])} {hydra_quoted('hydra.sweep.dir', self.folder)}"
-            end = f"\nsweep     stopped; to go on:  {again}"
-            raise
-        finally:
-            for kind, handler in zip(kinds, earlier, strict=True):
-                signal.signal(kind, handler)
-            lock.release()
-            with suppress(OSError):  # nobody reads it
-                print(visible(f"\n{write_leaderboard(self.folder)}{end}"), flush=True)
+        with ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                lock_run(self.folder, stack)
+            except (OSError, SettingsError) as error:
+                is_used = isinstance(error, SettingsError)
+                reason = "is in use by another sweep" if is_used else f"cannot be written ({why(error)})"
+                raise SettingsError(f"hydra.sweep.dir={self.folder} {reason}", "name another folder") from error
+            for kind in set(ending_signals()) - {signal.SIGINT}:
+                stack.callback(signal.signal, kind, signal.signal(kind, lambda number, _: sys.exit(128 + number)))
+            end = ""
+            try:
+                yield
+            except (KeyboardInterrupt, SystemExit):
+                typed = [argument for argument in sys.argv if not argument.startswith("hydra.sweep.dir=")]
+                end = f"\nsweep     stopped; to go on:  {shlex.join(['python', *typed])} {self.go_on}"
+                raise
+            finally:
+                stack.close()
+                with suppress(OSError):  # nobody reads it
+                    print(visible(f"\n{self.report()}{end}"), flush=True)
 
 
 def assignments(override: Override) -> list[str]:
-    """Return an override once for each of its values; SettingsError for an interval."""
-    if not override.is_sweep_override():
-        return [f"{override.get_key_element()}={override.get_value_element_as_str()}"]
-    if not override.is_discrete_sweep():
-        raise SettingsError(f"{override.input_line} needs hydra/sweeper=optuna; else list values, as in 1,2,3.")
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    """Return an override once for each of its values."""
+    name = override.get_key_element()
+    if override.is_sweep_override():
+        return [f"{name}={value}" for value in override.sweep_string_iterator()]
+    return [f"{name}={override.get_value_element_as_str()}"]

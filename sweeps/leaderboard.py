@@ -3,20 +3,23 @@
 import csv
 import io
 import logging
+import os
 import re
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from data.files import replace_text
+from data.files import is_locked, replace_text
+from errors import why
 from pages.runs import describe_run, runs_page
-from runs.directory import OF_THIS_INVOCATION, is_locked, written_settings
-from runs.formatting import duration, si
-from runs.metrics import read_metrics
-from runs.summary import JOB, NOTHING_KNOWN, NUMBERS, JobRecord, is_number, read_job, read_summary
+from runs.directory import OF_THIS_INVOCATION, written_settings
+from runs.metrics import is_number, read_metrics
+from runs.summary import JOB, JobRecord, Summary, read_job, read_summary
 from runs.summary import NAME as SUMMARY
+from runs.text import duration, si, visible
 
 log = logging.getLogger("tinygpt")
 PAGE = "report.html"
@@ -31,20 +34,22 @@ MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {  # columns: the name
     "time": ("seconds", duration),
     "± documents": ("val_bpb_stderr", "{:.4f}".format),  # the standard error of the result
 }
+# What may make a link, an image, HTML or another font of a text in Markdown.
+ACTIVE = re.compile(r"[^\w\s.,;:+/=%()±–×'\"<-]|<[A-Za-z/!?]|://|www\.|\b_|_\b")
 
 
 @dataclass
 class Job:
-    """One job of a sweep: its folder, the folder's name below the sweep's, its overrides by name, its summary.json."""
+    """One job of a sweep: its folder, the folder's name below the sweep's, its overrides by name, its summary."""
 
     directory: Path
     name: str
     settings: dict[str, str]
-    summary: dict[str, Any]
+    summary: Summary
 
     @property
     def status(self) -> str:
-        return self.summary["status"]
+        return self.summary.status
 
 
 Row = list[Job]
@@ -52,46 +57,56 @@ Row = list[Job]
 
 
 def read_jobs(sweep: Path) -> list[Job]:
-    """Return the jobs in a sweep's folder in the order of their numbers; what cannot be read is passed over.
-
-    Without jobs, all runs below the folder, with the settings that they were saved with.
-    """
+    """Return the jobs in a sweep's folder in the order of their numbers; without jobs, all runs below the folder."""
     folders = [path.parent for path in sweep.glob(f"*/**/{JOB}")]
-    found = [(record, folder) for folder in folders if (record := read_job(folder))]
+    found = [(read_job(folder) or unreadable(folder, JOB), folder) for folder in folders]
     if not folders:
         runs = sorted(path.parent for path in sweep.glob(f"*/**/{SUMMARY}"))
-        found = [(JobRecord(number, settings_of(run)), run) for number, run in enumerate(runs)]
+        known = [(settings_of(run), run) for run in runs]
+        found = [(JobRecord(0, own) if own else unreadable(run, "config.yaml"), run) for own, run in known]
+    is_going_on = is_locked(sweep / ".lock")
     jobs = []
     for record, folder in sorted(found, key=lambda pair: (pair[0].number, pair[1])):
-        summary = read_summary(folder) or NOTHING_KNOWN
-        if record.reason:
-            summary = summary | {"status": "failed", "reason": record.reason}
-        elif summary["status"] == "running" and (summary["step"] is not None or not is_locked(sweep)):  # none prepares
-            if rows := read_metrics(folder / "metrics.jsonl"):  # later than what summary.json is from
-                known = ("step", "tokens", "seconds")
-                summary = summary | {name: rows[-1][name] for name in known if is_number(rows[-1].get(name))}
-            if not is_locked(folder):
-                reason = f"ended without a word after step {summary['step'] or 0}"
-                summary = summary | {"status": "stopped", "reason": reason}
-        if summary["device"] == "cpu":  # there jobs share a process, which keeps in pieces what those before it took
-            summary = summary | {"peak_memory_mb": None}
         pairs = [override.lstrip("+~").partition("=") for override in record.overrides]
-        settings = {key: shortened(value) for key, _, value in pairs}
+        settings = {name: shortened(value) for name, _, value in pairs}
+        summary = summary_of(folder, record.reason, is_going_on)
         jobs.append(Job(folder, folder.relative_to(sweep).as_posix(), settings, summary))
     return jobs
 
 
+def unreadable(folder: Path, file: str) -> JobRecord:
+    return JobRecord(sys.maxsize, [], f"{folder.name}/{file} cannot be read")
+
+
+def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
+    """Return what became of the job in a folder: failed for a reason, as it says itself, or as its files show."""
+    found = read_summary(folder)
+    if found is None and os.path.lexists(folder / SUMMARY):
+        return Summary("failed", reason or f"{SUMMARY} cannot be read")
+    summary = found or Summary()
+    if summary.device == "cpu":  # there jobs share a process, which keeps in pieces what those before it took
+        summary = replace(summary, peak_memory_mb=None)
+    if reason:
+        return replace(summary, status="failed", reason=reason)
+    if summary.status != "running" or (summary.step is None and is_going_on):  # it prepares
+        return summary
+    if rows := read_metrics(folder / "metrics.jsonl"):  # later than what summary.json is from
+        known = ("step", "tokens", "seconds")
+        summary = replace(summary, **{name: rows[-1][name] for name in known if is_number(rows[-1].get(name))})
+    if is_locked(folder / ".lock"):
+        return summary
+    return replace(summary, status="stopped", reason=f"ended without a word after step {summary.step or 0}")
+
+
 def settings_of(run: Path) -> list[str]:
     """Return the settings that a run was written with as NAME=VALUE, but those of where and how it was watched."""
-    groups = (*OF_THIS_INVOCATION, "wandb", "data.cache_dir")
-    own = tuple(f"{group}." for group in groups)
+    own = tuple(f"{group}." for group in (*OF_THIS_INVOCATION, "wandb", "data.cache_dir"))
     return [f"{name}={value}" for name, value in written_settings(run).items() if not f"{name}.".startswith(own)]
 
 
 def shortened(value: str) -> str:
     """Return a value of 1e10 as 1e+10: a sweep's overrides have it as 10000000000.0."""
-    short = f"{float(value):g}" if re.fullmatch(r"[0-9]{7,}\.0", value) else value
-    return short if short == value or float(short) == float(value) else value
+    return f"{float(value):g}" if re.fullmatch(r"[0-9]{1,3}0{6,30}\.0", value) else value
 
 
 def swept_settings(jobs: list[Job]) -> list[str]:
@@ -104,112 +119,110 @@ def rank(jobs: list[Job]) -> list[Row]:
     """Return rows of jobs: finished by their result, those of other seeds in one, then under way, then failed."""
     rows: dict[Any, Row] = {}
     for job in jobs:
-        alike = tuple(sorted((key, value) for key, value in job.settings.items() if key != "seed"))
+        alike = tuple(sorted((name, value) for name, value in job.settings.items() if name != "seed"))
         rows.setdefault((alike, job.status == "finished" or job.name), []).append(job)
+    result = result_of(jobs)
 
-    result, worst = result_of(jobs), float("inf")
-
-    def place(row: Row) -> tuple[bool, bool, float, float]:
-        reached, loss = mean(row, result), mean(row, "val_loss")
-        cost = worst if reached is None else -reached if result == "val_accuracy" else reached
-        return row[0].status == "failed", row[0].status != "finished", cost, worst if loss is None else loss
+    def place(row: Row) -> tuple[bool, bool, float]:
+        reached = mean(row, result)
+        cost = float("inf") if reached is None else -reached if result == "val_accuracy" else reached
+        return row[0].status == "failed", row[0].status != "finished", cost
 
     return sorted(rows.values(), key=place)
 
 
 def result_of(jobs: list[Job]) -> str:
-    """Return what ranks the jobs: val_accuracy, the more the better, where one has learned a task, else val_bpb."""
-    return "val_accuracy" if values(jobs, "val_accuracy") else "val_bpb"
+    """Return what ranks the jobs: val_accuracy, the more the better, where one has learned a task, else a loss."""
+    return next((name for name in ("val_accuracy", "val_bpb", "val_loss") if values(jobs, name)), "val_bpb")
 
 
 def values(row: Row, name: str) -> list[float]:
-    return [job.summary[name] for job in row if job.summary[name] is not None]
+    return [figure for job in row if (figure := getattr(job.summary, name)) is not None]
 
 
 def mean(row: Row, name: str) -> float | None:
     return statistics.fmean(values(row, name)) if values(row, name) else None
 
 
-def deviation(row: Row, result: str) -> float | None:
-    """Return the standard deviation of the sample (n - 1) of a result; None for a single job."""
-    return statistics.stdev(values(row, result)) if len(values(row, result)) > 1 else None
-
-
 def write_leaderboard(sweep: Path) -> str:
     """Write leaderboard.csv, leaderboard.md and report.html; return what to print of them, "" without jobs."""
     if not (jobs := read_jobs(sweep)):
         return ""
-    ranked = [job for row in rank(jobs) for job in row]
-    page = runs_page(sweep, swept_settings(jobs), [described(job) for job in ranked])
-    table = markdown(jobs)
-    files = {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": table, PAGE: page}
-    for name, text in files.items():
+    runs = []
+    for job in (job for row in rank(jobs) for job in row):
+        run = describe_run(job.name, read_metrics(job.directory / "metrics.jsonl"), job.settings, asdict(job.summary))
+        runs.append(run | {"page": f"{job.name}/{PAGE}" if (job.directory / PAGE).is_file() else None})
+    table, page = markdown(jobs), runs_page(sweep, swept_settings(jobs), runs)
+    for name, text in {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": table, PAGE: page}.items():
         try:
             replace_text(sweep / name, text)
         except OSError as error:
-            log.error("%s cannot be written (%s).", sweep / name, error)
+            log.error("%s cannot be written (%s).", sweep / name, why(error))
     return f"{table}\ntable     {sweep / 'leaderboard.md'}\ncurves    {sweep / PAGE}"
-
-
-def described(job: Job) -> dict[str, Any]:
-    run = describe_run(job.name, read_metrics(job.directory / "metrics.jsonl"), job.settings, job.summary)
-    return run | {"page": f"{job.name}/{PAGE}" if (job.directory / PAGE).is_file() else None}
 
 
 def markdown(jobs: list[Job]) -> str:
     """Return the leaderboard as a table of Markdown, aligned so that it reads well as plain text."""
-    rows, swept = rank(jobs), swept_settings(jobs)
-    shown, seeds = [name for name in swept if name != "seed"], "seed" in swept
-    # A row that is not the mean of all seeds names its own.
-    own_seed = ["seed"] if seeds and any(row[0].status != "finished" for row in rows) else []
+    rows, swept, result = rank(jobs), swept_settings(jobs), result_of(jobs)
     measured = [name for name, (key, _) in MEASURED.items() if values(jobs, key)]
-    title = (result := result_of(jobs)).replace("_", " ")
-    table = [[*shown, *own_seed, *measured, f"{title}, mean ± sd (seeds)" if seeds else title]]
+    table = [[*swept, *measured, result.replace("_", " ") + (", mean ± sd" if "seed" in swept else "")]]
     for row in rows:
-        settings, is_done = row[0].settings, row[0].status == "finished"
-        cells = [settings.get(name, "–") for name in shown]
-        cells += ["" if is_done else settings.get(name, "") for name in own_seed]
+        settings = [dict.fromkeys(job.settings.get(name, "–") for job in row) for name in swept]
+        cells = [", ".join(each) if len(each) < 7 else f"{len(each)} of them" for each in settings]
         for key, show in (MEASURED[name] for name in measured):
             cells.append("–" if (figure := mean(row, key)) is None else show(figure))
-        table.append([*cells, _result(row, result, seeds)])
+        table.append([*cells, outcome(row, result)])
     lines = markdown_lines(table)
-    if texts := ", ".join(name for name in swept if name.split(".")[0] == "data" and name != "data.cache_dir"):
-        lines += ["", f"The rows were scored on different texts ({texts}): compare only those of the same."]
+    if texts := [name for name in swept if name.split(".")[0] == "data" and name != "data.cache_dir"]:
+        names = ", ".join(map(literal_markdown, texts))
+        lines += ["", f"The rows were scored on different texts ({names}): compare only those of the same."]
     return "\n".join(lines) + "\n"
 
 
-def markdown_lines(table: list[list[str]]) -> list[str]:
-    """Return the lines of a table, its head first, in Markdown that shows each cell as it is."""
-    table = [[re.sub(r"([|*`\\])", r"\\\1", " ".join(c.split())).replace("<", "&lt;") for c in line] for line in table]
+def outcome(row: Row, result: str) -> str:
+    """Return the last cell of a row: its result, with the deviation over seeds (n - 1), or why there is none."""
+    status, summary, reached = row[0].status, row[0].summary, values(row, result)
+    if status == "failed":
+        return f"failed: {summary.reason or 'no reason was written'}"
+    text = f"{mean(row, result):.4f}" if reached else "–"
+    if status != "finished":
+        return f"{text} ({status}, step {summary.step or 0})"
+    return f"{text} ± {statistics.stdev(reached):.4f}" if len(reached) > 1 else text
+
+
+def literal_markdown(text: str) -> str:
+    """Return a text for a cell of a table that shows it as it is: as code where anything in it has a meaning."""
+    text = visible(" ".join(text.split()))
+    if not ACTIVE.search(text):
+        return text
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    room = " " if text.startswith("`") or text.endswith("`") else ""
+    escaped = re.sub(r"(?<=\\)\|", " |", text).replace("|", r"\|")  # a backslash before it would undo its own
+    return f"{fence}{room}{escaped}{room}{fence}"
+
+
+def markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown, its head first."""
+    table = [[literal_markdown(cell) for cell in line] for line in table]
     # A failed job's reason is long: it does not set the width of its column.
-    widths = [max(len(c) for c in column if not c.startswith("failed: ")) for column in zip(*table, strict=True)]
+    widths = [max(len(c) for c in column if not re.match("`* ?failed: ", c)) for column in zip(*table, strict=True)]
     lines = [f"| {' | '.join(map(str.ljust, cells, widths))} |" for cells in table]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
 
 
-def _result(row: Row, result: str, seeds: bool) -> str:
-    status, summary, reached, spread = row[0].status, row[0].summary, mean(row, result), deviation(row, result)
-    if status == "failed":
-        return f"failed: {summary['reason'] or 'no reason was written'}"
-    text = "–" if reached is None else f"{reached:.4f}"
-    if status != "finished":
-        return f"{text} ({status}, step {summary['step'] or 0})"
-    return text + (f" ± {spread:.4f}" if spread is not None else "") + (f" ({len(row)})" if seeds else "")
-
-
 def comma_separated(jobs: list[Job]) -> str:
-    """Return the leaderboard as CSV: a line a job, ranked, with all digits; for rows of seeds, their mean too."""
+    """Return the leaderboard as CSV: a line a job, the best first, with all digits."""
     swept = swept_settings(jobs)
-    measured = [name for name in NUMBERS if name not in swept]
-    result = result_of(jobs)
-    seeds = [f"{result}_mean", f"{result}_sd", "seeds"] if "seed" in swept else []
+    figures = [field.name for field in fields(Summary) if field.name not in swept]
+    lines: list[list[Any]] = [["job", *swept, *figures]]
+    for job in (job for row in rank(jobs) for job in row):
+        settings = [job.settings.get(name) for name in swept]
+        lines.append([job.name, *settings, *(getattr(job.summary, name) for name in figures)])
+    return csv_text(lines)
+
+
+def csv_text(lines: Iterable[Sequence[Any]]) -> str:
+    """Return the lines of a CSV file, its head first."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rank", "job", *swept, "status", *measured, *seeds, "reason"])
-    for number, row in enumerate(rank(jobs), 1):
-        over_seeds = [mean(row, result), deviation(row, result), len(row)] if seeds else []
-        for job in row:
-            settings = [job.settings.get(name) for name in swept]
-            figures = [job.summary[name] for name in measured]
-            writer.writerow([number, job.name, *settings, job.status, *figures, *over_seeds, job.summary["reason"]])
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()

@@ -24,16 +24,14 @@ from omegaconf import OmegaConf
 install_import_hook("model", "beartype.beartype")  # every annotation in model/ is checked while the tests run
 
 from data.config import DataConfig, TokenizerConfig
+from hydra_command import CONF, register_schema, to_settings
+from model.attention import MultiHeadAttention, make_attention
 from model.attention.contract import obeys_contract
-from model.config import GPTConfig
+from model.config import AttentionConfig, GPTConfig
 from model.gpt import GPT
-from settings import CONF, register_schema
 from training.config import ScheduleConfig, TrainConfig
 
-with mock.patch("sys.path", [str(CONF.parent)]):  # ours, also where Hugging Face's package of that name is installed
-    importlib.import_module("evaluate")
-
-register_schema()
+register_schema({})
 PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
 # The tests run on all cores side by side, each on one: threads that wait for each other are slower.
@@ -61,8 +59,8 @@ def unchecked() -> Iterator[None]:
 
 @pytest.fixture
 def no_pictures() -> Iterator[None]:
-    """Runs of this process draw nothing, which would take longer than their training."""
-    with mock.patch("training.watch.pictures.Drawing.draw"):
+    """Runs of this process draw no report.html."""
+    with mock.patch("training.report.Report.draw"):
         yield
 
 
@@ -98,8 +96,8 @@ def train_config(tmp_path: Path, text_file: Path) -> TrainConfig:
 def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess:
     """What `python script arguments` does, in this process: it has imported torch, which takes most of a short run."""
     streams = [io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8") for text in (stdin, "", "")]
-    root, on_sigterm, status = logging.getLogger(), signal.getsignal(signal.SIGTERM), 0
-    handlers, level = root.handlers[:], root.level
+    before = [(log, log.handlers[:], log.level) for log in (logging.getLogger(), logging.getLogger("tinygpt"))]
+    on_sigterm, status = signal.getsignal(signal.SIGTERM), 0
     with contextlib.ExitStack() as stack:
         for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
             stack.enter_context(mock.patch(f"sys.{name}", stream))
@@ -111,10 +109,9 @@ def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subpro
         except SystemExit as ended:
             status = ended.code or 0
         finally:
-            for handler in set(root.handlers) - set(handlers):
-                handler.close()
-            root.handlers[:] = handlers
-            root.setLevel(level)
+            for logger, handlers, level in before:
+                logger.handlers[:] = handlers
+                logger.setLevel(level)
             signal.signal(signal.SIGTERM, on_sigterm)
     for stream in streams[1:]:
         stream.flush()
@@ -123,6 +120,12 @@ def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subpro
         io.TextIOWrapper(io.BytesIO(stream.buffer.getvalue()), encoding="utf-8").read() for stream in streams[1:]
     )
     return subprocess.CompletedProcess([script, *arguments], status, stdout, stderr)
+
+
+def settings_of(*overrides: str) -> TrainConfig:
+    """What train.py makes of these overrides."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return to_settings(compose("train", list(overrides)), [override.partition("=")[0] for override in overrides])
 
 
 def preset_settings(name: str) -> dict:
@@ -140,6 +143,15 @@ def random_gpt(seed: int = 0, **settings) -> GPT:
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
     return model
+
+
+def layer(attention: str = "sdpa", **settings) -> MultiHeadAttention:
+    """An attention layer in eval mode as it begins: 16 channels, 4 heads."""
+    return make_attention(AttentionConfig(attention=attention, **{"n_embd": 16, "n_head": 4} | settings)).eval()
+
+
+def close(got, wanted, **tolerance) -> None:
+    torch.testing.assert_close(got, wanted, **{"rtol": 1e-4, "atol": 1e-5} | tolerance)
 
 
 @obeys_contract

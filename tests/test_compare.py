@@ -4,177 +4,232 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from test_sweep import put_job
+from sweeping import put_job
 
 from errors import SettingsError
-from sweeps.compare import Law, Paired, chosen, compare, p_value
+from sweeps.compare import Comparison, Pick, chosen, compare
+from sweeps.evidence import Estimate, holm
+from sweeps.law import FAILED, Law, at_best_rate
 from sweeps.leaderboard import read_jobs
 
-ROOT = Path(__file__).parent.parent
 TRUE = Law(floor=1.0, scale=1.5, power=0.3)
 SEEDS, SIZES, RATES = ("1", "2", "3", "4", "5"), {"64": 1e5, "96": 4e5}, ("0.01", "0.02", "0.04")
-GAINS_EQUAL = ("sdpa+gate", "mla")
+LENGTHS = (1.0, 0.5, 0.71, 1.4, 2.0)
 GAINS = {"sdpa+gate": 1.5, "mla": 1 / 1.5, "softcap": 1.0}  # times the baseline's compute
 
 
-@pytest.mark.parametrize(
-    ("t", "freedom", "p"),  # tables of Student's t, two-sided
-    [(12.706, 1, 0.05), (4.303, 2, 0.05), (2.776, 4, 0.05), (4.604, 4, 0.01), (2.262, 9, 0.05), (-1.812, 10, 0.1)],
-)
-def test_p_is_that_of_the_tables(t, freedom, p):
-    assert p_value(t, freedom) == pytest.approx(p, rel=2e-3) and p_value(0.0, freedom) == 1
+def put_sweep(
+    folder: Path,
+    gains: dict[str, float],
+    seeds: tuple[str, ...] = SEEDS,
+    grown: dict[str, float] | None = None,
+    **noises: float,
+) -> None:
+    """A sweep whose variants' losses are the baseline's at `gains` times the compute; the best rate is 0.02.
 
-
-def test_differences_are_paired():
-    found = Paired.of([0.1, 0.3, 0.2, 0.2])
-    assert found.mean == pytest.approx(0.2) and found.error == pytest.approx(0.04082, rel=1e-3)
-    assert found.p == pytest.approx(0.01625, rel=1e-2)
-    assert Paired.of([0.0, 0.0]).p == 1 and Paired.of([0.1, 0.1]).p == 0
-
-
-def test_the_law_is_recovered_and_inverted():
-    times = (0.5, 1.0, 1.4, 2.0)
-    law = Law.fit(times, [TRUE.loss(x) for x in times])
-    assert law.times(TRUE.loss(1.5)) == pytest.approx(1.5, rel=0.01)
-    assert law.times(TRUE.loss(1 / 1.5)) == pytest.approx(1 / 1.5, rel=0.01)
-    assert law.times(law.floor) == float("inf")
-
-
-def put_sweep(folder: Path, gains: dict[str, float], seeds: tuple[str, ...] = SEEDS, noise: float = 0.002) -> None:
-    """A sweep whose variants' losses are the baseline's at `gains` times the compute; the middle rate is best."""
+    grown: times the baseline's parameters. noises: of a variant, where it is not 0.002.
+    """
     draw, number = random.Random(0), 0
-    cases = [("sdpa", x, x) for x in (1.0, 0.5, 1.4, 2.0)] + [(name, 1.0, gain) for name, gain in gains.items()]
+    cases = [("sdpa", x, x) for x in LENGTHS] + [(name, 1.0, gain) for name, gain in gains.items()]
     for seed in seeds:
         common = draw.gauss(0, 0.05)  # which pairing takes out
         for size, rate in [(size, rate) for size in SIZES for rate in RATES]:
             for name, length, gain in cases:
                 settings = [f"attention={name}", f"seed={seed}", f"optimizer.lr={rate}", f"model.n_embd={size}"]
                 settings += [f"max_steps={length * 100:.0f}"] if length != 1 else []
-                bpb = TRUE.loss(gain) + common + draw.gauss(0, noise) + 0.1 * (rate != "0.02") - 0.3 * (size == "96")
-                figures = {"tokens": 1000 * length, "flops": 1e9 * length, "tokens_per_s": 500.0}
-                figures |= {"parameters_in_blocks": SIZES[size], "cache_bytes_per_token": 64.0 + len(name)}
-                if name == "mla":
-                    figures |= {"tokens_per_s": 250.0, "flops": 2e9}
-                put_job(folder, number, *settings, bpb=bpb, seed=int(seed), **figures)
+                noise = draw.gauss(0, noises.get(name, 0.002))
+                worse = 0.1 * (math.log(float(rate) / 0.02) / math.log(2)) ** 2
+                bpb = TRUE.loss(gain) + common + noise + worse - 0.3 * (size == "96")
+                times = 2 if name == "mla" else 1
+                figures = dict(tokens=1000 * length, flops=times * 1e9 * length, cache_bytes_per_token=64.0 + len(name))
+                blocks = SIZES[size] * (grown or {}).get(name, 1)
+                put_job(folder, number, *settings, val_bpb=bpb, parameters_in_blocks=blocks, **figures)
                 number += 1
 
 
-def read(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
+def table(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
     with (folder / "comparison.csv").open() as file:
         return {(row["variant"], row["model.n_embd"]): row for row in csv.DictReader(file)}
 
 
+def at(row: dict[str, str], name: str) -> tuple[float, float]:
+    """A difference at equal `name` and its error."""
+    mean, _, error, _ = row[f"± at equal {name} (p by Holm)"].split()
+    return float(mean), float(error)
+
+
+def change(folder: Path, chosen: dict[str, str], **figures: object) -> None:
+    """Rewrite the summaries of the jobs that have these settings."""
+    for job in read_jobs(folder):
+        if all(job.settings[name] == value for name, value in chosen.items()):
+            file = job.directory / "summary.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | figures))
+
+
+def test_the_law_is_recovered_and_inverted_and_knows_its_error():
+    law = Law.fit(LENGTHS, [TRUE.loss(x) for x in LENGTHS])
+    assert law.times_to(TRUE.loss(1.5)) == pytest.approx(1.5, rel=0.01)
+    assert law.times_to(TRUE.loss(1 / 1.5)) == pytest.approx(1 / 1.5, rel=0.01)
+    assert law.times_to(law.floor) == math.inf and max(map(abs, law.residuals)) < 1e-3 and law.freedom == 2
+    assert Law.fit(LENGTHS, [2 - math.log(x) for x in LENGTHS]).floor == 0  # and never below
+
+    draw, found, errors = np.random.default_rng(0), [], []
+    lengths = (0.25, 0.5, 0.71, 1.0, 1.4, 2.0, 4.0)
+    for _ in range(200):
+        law = Law.fit(lengths, [TRUE.loss(x) + draw.normal(0, 0.003) for x in lengths])
+        found.append(law.loss(1.2) - law.loss(1))
+        errors.append(law.error(lambda law: law.loss(1.2) - law.loss(1)))
+    assert np.mean(errors) == pytest.approx(np.std(found), rel=0.25) and law.error(lambda law: 1.0) == 0
+
+
 def test_a_known_factor_of_compute_is_found_at_both_sizes(tmp_path):
     put_sweep(tmp_path, GAINS)
+    speeds = [f"{name},{size},{0.5 if name == 'mla' else 1},0.05" for name in ("sdpa", *GAINS) for size in SIZES]
+    (tmp_path / "measured.csv").write_text("\n".join(["variant,model.n_embd,× tokens/s,± × tokens/s", *speeds]))
     text = compare(tmp_path)
-    rows = read(tmp_path)
+    rows = table(tmp_path)
     for size in SIZES:
         gate, mla = rows["sdpa+gate", size], rows["mla", size]
-        assert float(gate["effective compute"].split()[0]) == pytest.approx(1.5, rel=0.05)
-        assert float(mla["effective compute"].split()[0]) == pytest.approx(1 / 3, rel=0.05)  # with twice the FLOPs
-        assert float(mla["effective time"]) == pytest.approx(1 / 3, rel=0.05) and mla["× tokens/s"] == "0.50"
-        assert gate["optimizer.lr"] == "0.02" and rows["softcap", size]["at all sizes"] == "undecided"
-        difference = float(mla["± at equal FLOPs (p)"].split()[0])
-        assert difference == pytest.approx(TRUE.loss(1 / 1.5) - TRUE.loss(2), abs=0.01)
+        for row, factor in ((gate, 1.5), (mla, 1 / 3)):  # with twice the FLOPs
+            found, _, seeds, _, law = row["effective compute ± seeds ± law"].split()[:5]
+            assert float(found) == pytest.approx(factor, rel=0.05) and float(seeds) < 0.05 and float(law) < 0.1
+        assert mla["× tokens/s"] == "0.50 ± 0.05" and float(mla["effective time"]) == pytest.approx(1 / 3, rel=0.06)
+        assert float(gate["optimizer.lr"].split(" to ")[0]) == pytest.approx(0.02, rel=0.02)
+        assert "(end)" not in gate["optimizer.lr"]
+        assert rows["softcap", size]["at all sizes"] == "undecided" and gate["cache B/token"] == "73"
+        for name in ("FLOPs", "seconds"):
+            assert at(mla, name)[0] == pytest.approx(TRUE.loss(1 / 1.5) - TRUE.loss(2), abs=0.01)
+            assert at(mla, name)[1] >= at(mla, "tokens")[1]
+        assert at(mla, "seconds")[1] > 0.02 > at(mla, "FLOPs")[1]  # that of the speed besides
     assert rows["sdpa+gate", "64"]["at all sizes"] == "wins at equal tokens, FLOPs, seconds, parameters"
     assert rows["mla", "96"]["at all sizes"] == "loses at equal tokens, FLOPs, seconds, parameters"
-    assert rows["sdpa", "64"]["at all sizes"] == "the baseline" and (tmp_path / "front.png").stat().st_size > 5000
+    assert rows["sdpa", "64"]["at all sizes"] == "the baseline" and next(iter(rows))[0] == "sdpa+gate"
     assert text.startswith("| variant") and (tmp_path / "comparison.md").read_text() in text
+    residuals = [float(rest.split()[0]) for rest in text.split("residuals ")[1].split(".\n")[0].split(", ")]
+    assert len(residuals) == len(LENGTHS) and sum(residuals) == pytest.approx(0, abs=1e-3)
+    assert "95% by t over seeds" in text and "95% by t)" in text
+
+
+def test_p_is_by_holm_over_all_of_a_column_and_the_verdict_by_it(tmp_path):
+    put_sweep(tmp_path, {"sdpa+gate": 1.5, "softcap": 1.004, **{f"form{i}": 1.0 for i in range(12)}})
+    compare(tmp_path)
+    found = [row for row in Comparison(tmp_path).rows() if row.variant != "sdpa"]
+    ps = [row.differences["tokens"].p for row in found]
+    assert [row.holm["tokens"] for row in found] == holm(ps) and len(ps) == 28
+    assert sum(p < 0.05 for p in ps) > sum(row.holm["tokens"] < 0.05 for row in found) == 2
+    won = {
+        variant for (variant, _), row in table(tmp_path).items() if row["at all sizes"].startswith(("wins", "loses"))
+    }
+    assert won == {"sdpa+gate"}
 
 
 def test_what_is_ahead_at_one_size_only_is_undecided_and_further_columns_are_added(tmp_path):
     put_sweep(tmp_path, {"sdpa+gate": 1.5}, seeds=SEEDS[:3])
-    for job in read_jobs(tmp_path):
-        if job.settings["model.n_embd"] == "96" and "gate" in job.settings["attention"]:
-            file = job.directory / "summary.json"
-            file.write_text(file.read_text().replace(f'"val_bpb": {job.summary["val_bpb"]}', '"val_bpb": 2.6'))
-    (tmp_path / "measured.csv").write_text("variant,model.n_embd,recall\nsdpa+gate,96,0.75\n")
+    change(tmp_path, {"model.n_embd": "96", "attention": "sdpa+gate"}, val_bpb=2.6)
+    (tmp_path / "measured.csv").write_text("variant,model.n_embd,recall\nsdpa+gate,96,0.75,more\nsdpa\n")
     compare(tmp_path)
-    rows = read(tmp_path)
+    rows = table(tmp_path)
     assert rows["sdpa+gate", "64"]["at all sizes"] == "undecided"
     assert rows["sdpa+gate", "96"]["recall"] == "0.75" and rows["sdpa", "96"]["recall"] == "–"
+    assert "× tokens/s" not in rows["sdpa", "96"] and "± at equal seconds (p by Holm)" not in rows["sdpa", "96"]
 
 
 def test_a_run_that_failed_counts_for_no_variant_and_not_for_the_baseline(tmp_path):
     """Whatever its last evaluation had found."""
     put_sweep(tmp_path, {"sdpa+gate": 1.5})
-    for job in read_jobs(tmp_path):
-        failed = ("sdpa+gate", "1") if job.settings["model.n_embd"] == "64" else ("sdpa", "2")
-        if (job.settings["attention"], job.settings["seed"]) == failed:
-            (job.directory / "summary.json").write_text(
-                json.dumps(job.summary | {"status": "failed", "val_bpb": 9.0 if failed[1] == "1" else None})
-            )
-    assert "Not finished: sdpa+gate at model.n_embd=64 (4 of 5 seeds)." in compare(tmp_path)
-    rows = read(tmp_path)
+    change(tmp_path, {"model.n_embd": "64", "attention": "sdpa+gate", "seed": "1"}, status="failed", val_bpb=9.0)
+    change(tmp_path, {"model.n_embd": "96", "attention": "sdpa", "seed": "2"}, status="failed", val_bpb=None)
+    assert "Not finished: sdpa+gate at model.n_embd=64, 4 of 5 seeds." in compare(tmp_path)
     for size in SIZES:
-        assert float(rows["sdpa+gate", size]["effective compute"].split()[0]) == pytest.approx(1.5, rel=0.05)
+        found = table(tmp_path)["sdpa+gate", size]["effective compute ± seeds ± law"]
+        assert float(found.split()[0]) == pytest.approx(1.5, rel=0.05)
 
 
-def test_a_factor_is_extrapolated_beyond_the_lengths_of_its_own_size(tmp_path):
-    put_sweep(tmp_path, {"sdpa+gate": 1.7})
+def test_a_factor_is_extrapolated_beyond_the_lengths_of_its_own_size_which_must_be_five(tmp_path):
+    put_sweep(tmp_path, {"sdpa+gate": 3.0})
+    compare(tmp_path)
+    assert table(tmp_path)["sdpa+gate", "64"]["effective compute ± seeds ± law"].endswith("extrapolated")
     for job in read_jobs(tmp_path):
         if job.settings["model.n_embd"] == "64" and job.settings.get("max_steps") == "200":
             shutil.rmtree(job.directory)
+    assert "The baseline at model.n_embd=64 is finished at 4 lengths with the same seeds; its law" in compare(tmp_path)
+    row = table(tmp_path)["sdpa+gate", "64"]
+    assert (
+        row["effective compute ± seeds ± law"] == row["± at equal FLOPs (p by Holm)"] == "–"
+        and at(row, "tokens")[0] < 0
+    )
+
+
+def test_a_best_rate_at_the_end_is_marked_and_what_one_size_lacks_is_undecided(tmp_path):
+    put_sweep(tmp_path, {"sdpa+gate": 3.0}, seeds=SEEDS[:3])
+    for job in read_jobs(tmp_path):
+        lacks = job.settings["model.n_embd"] == "96" and job.settings["attention"] == "sdpa+gate"
+        if job.settings["optimizer.lr"] == "0.04" or lacks:
+            shutil.rmtree(job.directory)
     compare(tmp_path)
-    rows = read(tmp_path)
-    assert "extrapolated" in rows["sdpa+gate", "64"]["effective compute"]
-    assert "extrapolated" not in rows["sdpa+gate", "96"]["effective compute"]
+    row = table(tmp_path)["sdpa+gate", "64"]
+    assert row["optimizer.lr"] == "0.02 (end)" and row["at all sizes"] == "undecided" and len(table(tmp_path)) == 3
 
 
 def test_no_seed_chooses_its_own_rate(tmp_path):
     losses = {"0.01": (0.1, 2.0, 2.0), "0.02": (1.5, 1.5, 1.5)}  # seed 0 would choose 0.01, as would the mean of all
     for number, (rate, seed) in enumerate((rate, seed) for rate in losses for seed in range(3)):
-        put_job(tmp_path, number, f"optimizer.lr={rate}", f"seed={seed}", bpb=losses[rate][seed])
+        put_job(tmp_path, number, f"optimizer.lr={rate}", f"seed={seed}", val_bpb=losses[rate][seed])
     runs: dict = {}
     for job in read_jobs(tmp_path):
         runs.setdefault(job.settings["optimizer.lr"], {})[job.settings["seed"]] = job
-    assert {seed: job.settings["optimizer.lr"] for seed, job in chosen(runs).items()}["0"] == "0.02"
+    found = chosen(runs)
+    assert found["0"] == Pick(runs["0.01"]["0"], 1.5, 0.02, at_end=True) and found["1"].rate == 0.01
+
+
+def test_between_three_rates_the_best_is_interpolated_and_at_an_end_it_is_said():
+    rates, ln = (0.01, 0.02, 0.04), np.log((0.01, 0.02, 0.04))
+    bowl = [[2 + (x - math.log(0.025)) ** 2 + seed * x for seed in (0, 0.1, -0.1)] for x in ln]
+    bpb, rate, is_inside = at_best_rate(rates, bowl, 0)
+    assert is_inside and rate == pytest.approx(0.025) and bpb == pytest.approx(2)  # the other two's tilts cancel
+    assert at_best_rate(rates, bowl, 1)[1] == pytest.approx(0.025 * math.exp(0.025), rel=1e-6)
+    assert at_best_rate(rates, [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]], 0) == (1.0, 0.01, False)
+    assert at_best_rate(rates, [[3.0, 3.0], [1.0, 1.0], [FAILED, 2.0]], 1) == (1.0, 0.02, True)  # one of three failed
+    # A rate at which another seed failed is worse than any without, and fewer failures are better than more.
+    assert at_best_rate(rates[:2], [[1.0, FAILED], [9.0, 9.0]], 0) == (9.0, 0.02, False)
+    assert at_best_rate(rates[:2], [[1.0, FAILED, FAILED], [9.0, FAILED, 9.0]], 0)[1] == 0.02
+    assert at_best_rate([0.02], [[1.5, 2.5]], 1) == (2.5, 0.02, False)
 
 
 def test_at_equal_parameters_a_larger_variant_has_to_be_as_good_as_a_larger_baseline(tmp_path):
-    put_sweep(tmp_path, {"sdpa+gate": 1.0, "mla": 1.0})
-    for job in read_jobs(tmp_path):
-        grown = {"sdpa+gate": 1.5, "mla": 1 / 1.5}.get(job.settings["attention"], 1)
-        known = job.summary | {"parameters_in_blocks": job.summary["parameters_in_blocks"] * grown}
-        (job.directory / "summary.json").write_text(json.dumps(known))
+    put_sweep(tmp_path, {"sdpa+gate": 1.0, "mla": 1.0}, grown={"sdpa+gate": 1.5, "mla": 1 / 1.5})
     compare(tmp_path)
-    rows = read(tmp_path)
+    rows = table(tmp_path)
     for size in SIZES:
-        larger, smaller = (float(rows[name, size]["± at equal parameters (p)"].split()[0]) for name in GAINS_EQUAL)
-        assert larger > 0.02 and smaller < -0.02
+        assert at(rows["sdpa+gate", size], "parameters")[0] > 0.02 and at(rows["mla", size], "parameters")[0] < -0.02
+        wanted = (2.5 - 0.3 * (size == "96")) * (1 - (2.2 / 2.5) ** (math.log(1.5) / math.log(4)))
+        assert at(rows["sdpa+gate", size], "parameters")[0] == pytest.approx(wanted, abs=0.01)
+
+
+def test_equal_cost_moves_the_baseline_along_its_law():
+    law = Law(1.0, 1.5, 0.3, LENGTHS, (0.0,) * 5)
+    found = law.at_equal_cost(Estimate(-0.1, 0.01, 4), 2.0, (0.02, math.inf))
+    assert found.mean == pytest.approx(-0.1 - (law.loss(2) - law.loss(1)))
+    assert found.error == pytest.approx(math.hypot(0.01, 0.02)) and found.freedom == pytest.approx(4 * 25)
 
 
 def test_a_folder_that_lacks_what_is_needed_is_one_sentence(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-m", "sweeps.compare", tmp_path], cwd=ROOT, capture_output=True, text=True
-    )
-    assert result.returncode == 1 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     put_sweep(tmp_path / "one", {}, seeds=("1",))
-    with pytest.raises(SettingsError, match="is finished for 1 seeds: let it finish two or more"):
+    with pytest.raises(SettingsError, match=r"is finished for 1 seeds at model.n_embd=64: let it finish two or more"):
         compare(tmp_path / "one")
-    for number, seed in enumerate("12"):
-        put_job(tmp_path / "short", number, "attention=sdpa", f"seed={seed}")
-    with pytest.raises(SettingsError, match=r"is finished at 1 lengths .*needs 3"):
-        compare(tmp_path / "short")
-
-
-def test_runs_without_a_known_cache_have_no_front_and_other_rates_no_speed(tmp_path):
-    lengths = [("sdpa", rate, steps) for rate in RATES for steps in (100, 50, 140)]
-    for number, (name, rate, steps, seed) in enumerate(
-        (*case, seed) for case in [*lengths, ("mla", "0.02", 100)] for seed in (1, 2)
+    put_sweep(tmp_path / "two", {"mla": 1.0}, seeds=("1", "2"))
+    for content, said in (
+        ("name\n1\n", "measured.csv has no columns variant and model.n_embd: add them, or remove the file"),
+        ("variant,model.n_embd,× tokens/s\nmla,64,fast\n", "× tokens/s=fast of mla is no number above 0"),
+        ("variant,model.n_embd,× tokens/s\nmla,64,inf\n", "× tokens/s=inf of mla is no number above 0"),
     ):
-        settings = [f"attention={name}", f"optimizer.lr={rate}", f"max_steps={steps}", f"seed={seed}"]
-        put_job(tmp_path, number, *settings, bpb=TRUE.loss(steps / 100) + seed / 100, tokens=10 * steps)
-    assert "front" not in compare(tmp_path) and not (tmp_path / "front.png").exists()
-    for job in tmp_path.glob("[0-9]*/job.json"):
-        if "mla" in (text := job.read_text()):
-            job.write_text(text.replace("optimizer.lr=0.02", "optimizer.lr=0.08"))
-    with pytest.raises(SettingsError, match=r"^mla shares no optimizer\.lr and seed with the baseline"):
-        compare(tmp_path)
+        (tmp_path / "two/measured.csv").write_text(content)
+        with pytest.raises(SettingsError, match=said.replace(".", r"\.")):
+            compare(tmp_path / "two")

@@ -1,4 +1,11 @@
-"""Which device a process takes and how its model runs there, with torch's answers about the machine replaced."""
+"""Which device a process takes, how its model runs there, and what is shown; torch's answers about it replaced."""
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -8,13 +15,17 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import training.distributed
+import training.sharding
+from console import bar_off
 from errors import SettingsError
 from model.config import GPTConfig
-from training.config import TrainConfig
+from train import train
+from training.config import OptimizerConfig, TrainConfig
 from training.device import choose_device
-from training.distributed import Ranks, join_ranks, new_model, ranks_of_torchrun, spread
+from training.distributed import Ranks, parallelize
 from training.plan import trial_run
-from training.step import take_step
+from training.start import choose_compile
+from training.step import train_step
 
 
 @pytest.fixture
@@ -67,9 +78,9 @@ def test_nccl_is_bound_to_the_device_of_the_rank(monkeypatch, device, backend, b
     monkeypatch.setattr(dist, "init_process_group", lambda *given, **named: calls.append((given, named["device_id"])))
     for name, value in {"RANK": 11, "WORLD_SIZE": 16, "LOCAL_RANK": 3, "LOCAL_WORLD_SIZE": 8}.items():
         monkeypatch.setenv(name, str(value))
-    ranks = ranks_of_torchrun()
-    assert ranks == Ranks(11, 16, 3, 8, together=True)
-    join_ranks(ranks, torch.device(device))
+    ranks = Ranks.of_torchrun()
+    assert ranks == Ranks(11, 16, 3, 8, launched=True)
+    ranks.join(torch.device(device))
     assert calls == [((backend,), bound)]
 
 
@@ -88,17 +99,35 @@ def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch, ho
 
     monkeypatch.setattr(type(model.blocks[0]), "compile", lambda block: happened.append("compiled"), raising=False)
     monkeypatch.setattr(training.distributed, "DistributedDataParallel", Wrapped)
-    monkeypatch.setattr(training.distributed, "shard", lambda *given: happened.append("wrapped") or given[0])
-    ranks = Ranks(0, 2, 0, 2, together=True)
-    forward = spread(model, ranks, how, torch.device("cpu"), torch.float32, compiled=True)
+    monkeypatch.setattr(training.sharding, "shard", lambda *given: happened.append("wrapped") or given[0])
+    ranks = Ranks(0, 2, 0, 2, launched=True)
+    forward = parallelize(model, ranks, how, torch.device("cpu"), torch.float32, compiled=True)
     assert happened == ["compiled", "compiled", "wrapped"]
     assert getattr(forward, "module", forward) is model and isinstance(forward, Wrapped) == (how == "ddp")
-    training.distributed._alive.clear()
 
 
 def test_machines_of_unlike_size_do_not_share_copies():
+    ranks = Ranks(0, 3, 0, 2, launched=True)
     with pytest.raises(SettingsError, match=r"distributed=hsdp needs as many .* of 3 this one has 2: .*=fsdp"):
-        new_model(GPTConfig(vocab_size=8), Ranks(0, 3, 0, 2, together=True), "hsdp", torch.device("cpu"))
+        parallelize(random_gpt(), ranks, "hsdp", torch.device("cpu"), torch.float32, False)
+
+
+def test_long_runs_compile_on_a_gpu_others_when_asked_and_where_torch_cannot_it_says_so_once(monkeypatch, caplog):
+    def chosen(device, compile="auto", steps=2000):
+        return choose_compile(TrainConfig(compile=compile, max_steps=steps), torch.device(device))
+
+    monkeypatch.setattr(torch, "compile", lambda function: lambda x: x)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert chosen("cuda") and chosen("cpu", "on") and not chosen("cpu") and not chosen("cuda", "off")
+    assert not chosen("cuda", steps=1999) and not chosen("cuda", steps=None)
+    monkeypatch.setattr(torch, "compile", mock.Mock(side_effect=RuntimeError("no C compiler\nin many lines")))
+    with caplog.at_level(logging.WARNING):
+        assert not chosen("cuda")
+    (said,) = caplog.messages
+    assert "no C compiler" in said and "many lines" not in said
+    with pytest.raises(SettingsError, match="compile=on: torch cannot compile here"):
+        chosen("cuda", "on")
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
@@ -115,8 +144,44 @@ def test_recomputing_blocks_changes_no_bit_dropout_included_and_compiles_once(un
             run = trial_run(config, torch.device("cpu"), precision)
             for block in run.model.blocks if compiled else ():
                 block.compile(backend=counter, fullgraph=True)
-            figures = [figure.item() for step in range(2) for figure in take_step(run, step)]
+            figures = [figure.item() for step in range(2) for figure in train_step(run, step)]
             if not compiled:
                 found.append(figures)
         assert counter.frame_count == 1 and figures == pytest.approx(found[0], rel=1e-2)
     assert found[0] == found[1]
+
+
+# What a terminal, a pipe and a notebook show
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_notebook_shows_the_bar_the_lines_and_a_link_to_the_page(train_config, monkeypatch, capsys):
+    linked = SimpleNamespace(FileLink=lambda path: f"link to {path}", display=print)
+    monkeypatch.setitem(sys.modules, "ipykernel", mock.Mock())
+    monkeypatch.setitem(sys.modules, "IPython.display", linked)
+    monkeypatch.setenv("TERM", "dumb")
+    page = Path(train_config.run_dir) / "report.html"
+    monkeypatch.setattr("training.report.Report.draw", lambda report: page.write_text("<p>"))
+    train(replace(train_config, max_steps=2))
+    out, err = capsys.readouterr()
+    assert "2/2 steps" in err
+    assert "best validation loss" in out and "text      " in out and f"\nlink to {page}\n" in out
+
+
+@pytest.mark.parametrize(("lr", "told"), [(1e-12, True), (0.01, False)])
+def test_a_loss_that_stays_at_chance_is_told(train_config, caplog, lr, told):
+    caplog.set_level(logging.WARNING)
+    rates = OptimizerConfig(lr=lr, embedding_lr=None, lm_head_lr=None)
+    train(replace(train_config, optimizer=rates, sample_tokens=0))
+    sentence = f"no better than chance, ln 257 = 5.5491: lower optimizer.lr={lr:g}, or train longer"
+    assert (sentence in caplog.messages) == told
+
+
+@pytest.mark.parametrize(
+    ("kernel", "term", "off"),
+    [(False, "xterm", None), (False, "dumb", True), (True, "dumb", False), (True, None, False)],
+)
+def test_bars_are_for_terminals_that_can_go_back_and_for_notebooks(monkeypatch, kernel, term, off):
+    monkeypatch.setitem(sys.modules, "ipykernel", mock.Mock()) if kernel else None
+    monkeypatch.setenv("TERM", term or "")
+    assert bar_off() is off

@@ -3,28 +3,23 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from test_resume import ROOT, rows, wait_for
+from test_resume import ROOT, assert_same_run, rows, wait_for
 
-from runs.checkpoint import load_checkpoint, open_checkpoint, read_meta
-from training.distributed import shutdown_timeout
+from runs.checkpoint import load_checkpoint, read_meta
 
 # Runs jobs one after the other, each on ranks that are forked, which needs no second import of torch.
 RANKS = """
 import faulthandler, json, os, signal, socket, sys
 from pathlib import Path
-import numpy as np
-import torch, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp  # a rank would import them
-import generation.text, training.watch.watchers, training.run
+import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor  # a rank would import them
+import generation.generate, training.log, training.report, training.start, training.step
 from data.batches import Batches
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
@@ -33,8 +28,7 @@ from training.config import OptimizerConfig, TrainConfig
 
 folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
 torch.set_num_threads(1)
-training.watch.pictures.Drawing.draw = lambda self, path, how, now=False: None
-training.watch.pictures.Plots.draw_heads = lambda self, run: None
+training.report.Report.draw = lambda self: None
 
 def rank(job, number, size, port):
     faulthandler.dump_traceback_later(60, exit=True)
@@ -50,8 +44,8 @@ def rank(job, number, size, port):
         seen.flush()
         return windows
     Batches.batch = record
-    exec(job.get("patch", ""), {"number": number})
-    settings = dict(precision="fp32", distributed=job["how"], micro_batch_size=job["micro"], max_steps=20)
+    exec(job.get("patch", ""), {})
+    settings = dict(precision="fp32", distributed=job["how"], micro_batch_size=2, max_steps=20)
     settings |= job.get("more", {})
     train(TrainConfig(
         model=GPTConfig(**dict(n_layer=2, n_head=2, n_embd=32, block_size=16, zero_init=False) | job.get("model", {})),
@@ -73,11 +67,13 @@ for job in jobs:
             try:
                 rank(job, number, job["ranks"], port)
                 status = 0
+            except SystemExit as ended:
+                status = ended.code != 128 + signal.SIGTERM
             except BaseException:
                 import traceback
                 traceback.print_exc()
             sys.stdout.flush(), sys.stderr.flush()
-            os._exit(status)
+            os._exit(int(status))
         pids.append(pid)
     while pids:
         pid, status = os.wait()
@@ -89,25 +85,24 @@ for job in jobs:
 """
 
 
-def run_ranks(folder: Path, *jobs: dict, status: int = 0) -> str:
-    """Each job: name, ranks (0: without torchrun's environment), how, micro, optimizer, more settings."""
+def run_ranks(folder: Path, *jobs: dict) -> None:
     command = [sys.executable, "-c", RANKS, str(folder), json.dumps(jobs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == status, done.stderr[-3000:]
-    return done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
-def job(name: str, ranks: int, how: str, micro: int, optimizer: str = "adamw", **more) -> dict:
-    """hsdp: on machines of two processes, one of them alone where there are two."""
+def job(name: str, how: str, ranks: int, optimizer: str = "adamw", **more) -> dict:
+    """ranks: 0 without torchrun's environment. hsdp: on machines of two processes, one of them alone where there are
+    two. more: settings, the model's, and code that runs first on every rank."""
     machine = {"machine": max(1, ranks // 2)} if how == "hsdp" else {}
-    return dict(name=name, ranks=ranks, how=how, micro=micro, optimizer=optimizer, **machine, **more)
+    return dict(name=name, ranks=ranks, how=how, optimizer=optimizer, **machine, **more)
 
 
 def figures(run_dir: Path, kind: str = "loss") -> list[float]:
     return [row[kind] for row in rows(run_dir) if kind in row]
 
 
-def all_batches(folder: Path, name: str, ranks: int) -> set[bytes]:
+def all_batches(folder: Path, name: str, ranks: int) -> list[bytes]:
     """The windows of each step, put together from what the ranks saw, as 20 pieces of bytes."""
     window = 17 * 8
     seen = [(folder / f"{name}.{rank}.batches").read_bytes() for rank in range(ranks)]
@@ -115,42 +110,42 @@ def all_batches(folder: Path, name: str, ranks: int) -> set[bytes]:
     return [b"".join(s[step * share : (step + 1) * share] for s in seen) for step in range(20)]
 
 
+STOP = """
+import training.step
+step = training.step.train_step
+def stopping(run, number):
+    if number == 12:
+        run.signals.received = 15
+    return step(run, number)
+training.step.train_step = stopping
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-3)])
-def test_one_process_and_several_learn_the_same_from_the_same_batches(text_file, tmp_path, optimizer, tolerance):
-    ways = [("ddp", 0), ("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4)]
-    jobs = [job(f"{how}{ranks}" if ranks else "alone", ranks, how, 2, optimizer) for how, ranks in ways]
+def test_several_learn_what_one_process_does_from_the_same_batches_and_resume_to_the_same_bits(
+    text_file, tmp_path, optimizer, tolerance
+):
+    alone, jobs, ways = tmp_path / "alone", [job("alone", "ddp", 0, optimizer)], {"ddp": 2, "fsdp": 2, "hsdp": 4}
+    for how, ranks in ways.items():
+        stopped = job(f"{how}_resumed", how, ranks, optimizer)
+        resumed = stopped | {"more": {"resume": str(tmp_path / f"{how}_resumed")}}
+        jobs += [job(how, how, ranks, optimizer), stopped | {"patch": STOP}, resumed]
     run_ranks(tmp_path, *jobs)
-    expected = figures(tmp_path / "alone")
+    expected, kept = figures(alone), alone / "checkpoints/last"
     assert len(expected) == 20 and expected[-1] < expected[0] - 0.5
-    for one in jobs[1:]:
-        assert all_batches(tmp_path, one["name"], one["ranks"]) == all_batches(tmp_path, "alone", 1)
-        assert figures(tmp_path / one["name"]) == pytest.approx(expected, rel=tolerance)
-        found, alone = (figures(tmp_path / name, "val_bpb") for name in (one["name"], "alone"))
-        assert len(found) == 2 and found == pytest.approx(alone, rel=tolerance), one["name"]
-
-
-# A model is built without any rank ever holding more than its rows and, in pieces, one weight.
-ROWS_ALONE = """
-import torch, training.start
-from training.plan import LiveBytes
-class Live(LiveBytes):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        data = type(made) in (torch.Tensor, torch.nn.Parameter) and not made.is_meta
-        return super().__torch_dispatch__(lambda: made, types) if data else made
-live, new_model, spread = Live(), training.start.new_model, training.start.spread
-def measured(*given):
-    with live:
-        return new_model(*given)
-def limited(model, *given, **named):
-    sizes = [4 * parameter.numel() for parameter in model.parameters()]
-    with live:
-        forward = spread(model, *given, **named)
-    assert sum(sizes) / 2 <= live.most < sum(sizes) / 2 + 3 * max(sizes), (live.most, sum(sizes), max(sizes))
-    return forward
-training.start.new_model, training.start.spread = measured, limited
-"""
+    weights = load_file(kept / "model.safetensors")
+    for how, ranks in ways.items():
+        found = tmp_path / how
+        assert all_batches(tmp_path, how, ranks) == all_batches(tmp_path, "alone", 1)
+        assert figures(found) == pytest.approx(expected, rel=tolerance)
+        assert figures(found, "val_bpb") == pytest.approx(figures(alone, "val_bpb"), rel=tolerance)
+        assert_same_run(found, tmp_path / f"{how}_resumed")
+        assert "resuming at step 13" in (tmp_path / f"{how}_resumed/train.log").read_text()
+        # A checkpoint is the same for all: whole, under plain names.
+        saved = load_file(found / "checkpoints/last/model.safetensors")
+        assert {name: w.shape for name, w in saved.items()} == {name: w.shape for name, w in weights.items()}
+        assert read_meta(found / "checkpoints/last").files.keys() == read_meta(kept).files.keys()
 
 
 @pytest.mark.slow
@@ -158,127 +153,33 @@ def test_sharded_runs_gather_in_bf16_and_begin_and_learn_as_one_process_does(tex
     """The losses differ by what rounding the norms' and the embedding's weights to bf16 changes: under 1%."""
     bf16 = {"precision": "bf16", "max_steps": 6}
     deep = {"model": {"dropout": 0.1, "tie_embeddings": True, "norm": "layernorm", "bias": True}}
-    ways = {"alone": (0, "ddp"), "fsdp": (2, "fsdp"), "hsdp": (2, "hsdp")}
-    jobs = [job(name, ranks, how, 2, more=bf16, **deep) for name, (ranks, how) in ways.items()]
-    jobs[1]["more"] = bf16 | {"recompute": "block"}
-    weights = job("weights", 2, "fsdp", 2, model={"n_layer": 8}, patch=ROWS_ALONE, more=bf16)
-    run_ranks(tmp_path, *jobs, weights)
+    first = {"init_from": str(tmp_path / "alone"), "max_steps": 1}
+    run_ranks(
+        tmp_path,
+        job("alone", "ddp", 0, more=bf16, **deep),
+        job("fsdp", "fsdp", 2, more=bf16 | {"recompute": "block"}, **deep),
+        job("hsdp", "hsdp", 2, more=bf16, **deep),
+        job("begun_alone", "ddp", 0, more=first, **deep),
+        job("begun", "fsdp", 2, more=first, **deep),
+    )
     expected = figures(tmp_path / "alone")
     for name in ("fsdp", "hsdp"):
         assert figures(tmp_path / name) == pytest.approx(expected, rel=1e-2)
         assert figures(tmp_path / name)[0] == pytest.approx(expected[0], rel=1e-3)
-
-
-@pytest.mark.slow
-def test_a_sharded_run_begins_with_the_weights_of_another(text_file, tmp_path):
-    position = {"model": {"position": "learned"}}
-    run_ranks(tmp_path, job("origin", 0, "ddp", 2, **position))
-    first = {"init_from": str(tmp_path / "origin"), "max_steps": 3}
-    jobs = [job("alone", 0, "ddp", 2, more=first, **position), job("fsdp", 2, "fsdp", 2, more=first, **position)]
-    run_ranks(tmp_path, *jobs)
-    assert figures(tmp_path / "fsdp") == pytest.approx(figures(tmp_path / "alone"), rel=1e-5)
-    assert figures(tmp_path / "alone")[0] < figures(tmp_path / "origin")[0] - 0.5
-
-
-ONE_COPY = """
-import torch
-clip = torch.nn.utils.clip_grad_norm_
-def check(parameters, longest):
-    parameters = list(parameters)
-    assert len({parameter.grad.untyped_storage().data_ptr() for parameter in parameters}) == 1  # a bucket
-    return clip(parameters, longest)
-torch.nn.utils.clip_grad_norm_ = check
-"""
-
-
-@pytest.mark.slow
-def test_gradients_are_kept_once_where_they_are_averaged(text_file, tmp_path):
-    run_ranks(tmp_path, job("run", 2, "ddp", 2, patch=ONE_COPY, more={"max_steps": 3}))
+    assert figures(tmp_path / "begun") == pytest.approx(figures(tmp_path / "begun_alone"), rel=1e-5)
+    assert figures(tmp_path / "begun")[0] < expected[0] - 0.05
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, tmp_path):
     dropout = {"model": {"dropout": 0.1, "tie_embeddings": True}}
-    # Each of alone, ddp, fsdp and hsdp after each other.
-    chain = [("ddp", 0), ("hsdp", 4), ("fsdp", 2), ("ddp", 2), ("hsdp", 2), ("ddp", 0), ("ddp", 4), ("fsdp", 4)]
-    chain += [("hsdp", 4), ("ddp", 2), ("ddp", 0), ("fsdp", 2), ("ddp", 0)]
     jobs = []
-    for (how, ranks), steps in zip(chain, [*range(1, len(chain)), 20], strict=True):
+    for number, (how, ranks) in enumerate([("ddp", 0), ("hsdp", 4), ("fsdp", 2), ("ddp", 2), ("ddp", 0)], 1):
         resume = {"resume": str(tmp_path / "chain")} if jobs else {}
-        jobs.append(job("chain", ranks, how, 2, "muon", more={"max_steps": steps, **resume}, **dropout))
+        jobs.append(job("chain", how, ranks, "muon", more={"max_steps": 4 * number, **resume}, **dropout))
     run_ranks(tmp_path, *jobs)
     assert [row["step"] for row in rows(tmp_path / "chain") if "loss" in row] == list(range(1, 21))
-    assert load_checkpoint(tmp_path / "chain/checkpoints/last").meta["step"] == 20
-
-
-@pytest.mark.slow
-def test_a_sharded_runs_checkpoint_is_whole_under_plain_names_and_a_damaged_shard_is_found(text_file, tmp_path):
-    run_ranks(tmp_path, job("sharded", 2, "fsdp", 4), job("alone", 0, "ddp", 4))
-    model = open_checkpoint(str(tmp_path / "sharded")).model
-    assert model(torch.zeros(1, 4, dtype=torch.long)).isfinite().all()
-    last = tmp_path / "sharded/checkpoints/last"
-    sharded, alone = (
-        load_file(tmp_path / name / "checkpoints/last/model.safetensors") for name in ("sharded", "alone")
-    )
-    assert sharded.keys() == alone.keys()
-    for name, weight in sharded.items():
-        torch.testing.assert_close(weight, alone[name], rtol=1e-3, atol=1e-4)
-    for kind in ("loss", "val_bpb"):
-        assert figures(tmp_path / "sharded", kind) == pytest.approx(figures(tmp_path / "alone", kind), rel=1e-4), kind
-    assert sorted(p.name for p in last.iterdir()) == ["meta.json", "model.safetensors", "state", "tokenizer.json"]
-    shards = sorted(f"state/{shard.name}" for shard in (last / "state").iterdir())
-    assert len(shards) == 2 and set(shards) < read_meta(last)["files"].keys()
-
-    content = (last / shards[1]).read_bytes()
-    flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 1
-    damages = {"truncated": content[:-100], "flipped": bytes(flipped), "missing": None}
-    for name, damaged in damages.items():
-        shutil.copytree(tmp_path / "sharded", tmp_path / name, symlinks=True)
-        shard = tmp_path / name / "checkpoints/step_20" / shards[1]
-        shard.unlink() if damaged is None else shard.write_bytes(damaged)
-    output = run_ranks(tmp_path, *(job(name, 2, "fsdp", 4, more={"resume": str(tmp_path / name)}) for name in damages))
-    for name in damages:
-        (said,) = [line for line in output.splitlines() if f"{name}/checkpoints/step_20 is damaged" in line]
-        assert shards[1] in said and said.endswith("trying step_18.")
-        found = load_file(tmp_path / name / "checkpoints/step_20/model.safetensors")
-        assert found.keys() == sharded.keys() and all(torch.equal(found[key], sharded[key]) for key in found)
-
-
-# The disk of one rank is full when it has to write the shards of one step.
-FULL_DISK = """
-import errno, os
-from torch.distributed.checkpoint.filesystem import FileSystem
-create_stream = FileSystem.create_stream
-def full(self, path, mode):
-    if number == {rank} and "step_{step}." in str(path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return create_stream(self, path, mode)
-FileSystem.create_stream = full
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_cannot_write_its_shards_keeps_the_old_checkpoint_on_all(text_file, tmp_path, rank):
-    whole, failing = (job(name, 2, "fsdp", 4) for name in ("whole", "failing"))
-    run_ranks(tmp_path, whole, failing | {"patch": FULL_DISK.format(rank=rank, step=12)})
-    assert figures(tmp_path / "whole") == figures(tmp_path / "failing")
-    told = (tmp_path / "failing/train.log").read_text().splitlines()
-    (message,) = [line for line in told if "could not be written" in line]
-    assert "step 12" in message and f"No space left on device, on rank {rank}" in message and "bytes" in message
-    assert "training goes on" in message and message.endswith("step_10.")
-    checkpoints = tmp_path / "failing/checkpoints"
-    assert not list(checkpoints.glob(".*")) and not (checkpoints / "step_12").exists()
-    assert load_checkpoint(checkpoints / "last").meta["step"] == 20
-
-    # The last one of a run: all ranks end, and its resumption begins where the latest checkpoint is.
-    last = job("last", 2, "fsdp", 4, patch=FULL_DISK.format(rank=rank, step=20))
-    output = run_ranks(tmp_path, last, status=1)
-    assert "step 20 could not be written" in output and "make room, then go on from" in output
-    assert "Timeout" not in output  # no rank waited for the other
-    run_ranks(tmp_path, job("last", 2, "fsdp", 4, more={"resume": str(tmp_path / "last")}))
-    assert figures(tmp_path / "whole") == figures(tmp_path / "last")
+    assert load_checkpoint(tmp_path / "chain/checkpoints/last").meta.progress.step == 20
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -308,33 +209,21 @@ def messages(process: subprocess.Popen) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("error: ")]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
-def test_a_sigterm_on_any_rank_saves_on_all(text_file, tmp_path):
-    process = start_torchrun(tmp_path, text_file, "distributed=fsdp")
-    wait_for(tmp_path / "run/metrics.jsonl")
-    os.kill(ranks_of(process)[1], signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode != 0 and output.count("stopped after step") == 1, errors
-    step = int(output.split("stopped after step ")[1].split(";")[0])
-    assert load_checkpoint(tmp_path / "run/checkpoints/last").meta["step"] == step
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()].count("outputs") == 0  # one run directory
-    assert [row["step"] for row in rows(tmp_path / "run") if "loss" in row] == list(range(1, step + 1))
+in_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
-@pytest.mark.parametrize("how", ["ddp", "hsdp"])
-def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_file, tmp_path, how):
-    process = start_torchrun(tmp_path, text_file, f"distributed={how}")
+@in_proc
+def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_file, tmp_path):
+    process = start_torchrun(tmp_path, text_file, "distributed=hsdp")
     wait_for(tmp_path / "run/checkpoints/last/meta.json")
     os.kill(ranks_of(process)[1], signal.SIGKILL)
-    started = time.monotonic()
     (message,) = messages(process)
-    assert time.monotonic() - started < 40 and "another process" in message and "resume=" in message
-    assert load_checkpoint((tmp_path / "run/checkpoints/last").resolve()).meta["step"] % 20 == 0
+    assert "another process" in message and "resume=" in message
+    assert load_checkpoint((tmp_path / "run/checkpoints/last").resolve()).meta.progress.step % 20 == 0
 
 
+@pytest.mark.slow
 def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
     process = start_torchrun(tmp_path, text_file, "batch_size=7")
     assert messages(process) == ["error: batch_size=7 is not a multiple of the 2 processes: choose one that is."]
@@ -354,42 +243,19 @@ train.main()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
-@pytest.mark.parametrize("everybody", [False, True])
-def test_a_slow_save_outlives_the_signal_of_one_rank_and_those_that_come_twice(
-    text_file, tmp_path, monkeypatch, everybody
-):
+@in_proc
+def test_a_slow_save_outlives_the_signal_of_one_rank_and_those_that_come_twice(text_file, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (script := tmp_path / "slow.py").write_text(SLOW_SAVES)
-    process = start_torchrun(tmp_path, text_file, "checkpoint_interval=1000000", script=script)
+    process = start_torchrun(tmp_path, text_file, "checkpoint_interval=1000000", "distributed=fsdp", script=script)
     wait_for(tmp_path / "run/metrics.jsonl")
     ranks = ranks_of(process)
     os.kill(ranks[1], signal.SIGTERM)
     wait_for(tmp_path / "saving")
-    if everybody:  # as Slurm does
-        for pid in (*ranks, process.pid):
-            os.kill(pid, signal.SIGTERM)
+    for pid in (*ranks, process.pid):  # as Slurm does
+        os.kill(pid, signal.SIGTERM)
     output, errors = process.communicate(timeout=60)
+    assert process.returncode != 0 and output.count("stopped after step") == 1, errors
     step = int(output.split("stopped after step ")[1].split(";")[0])
-    assert load_checkpoint(tmp_path / "run/checkpoints/last").meta["step"] == step, errors
-
-
-@pytest.mark.slow
-def test_a_save_that_torchrun_would_cut_off_is_reported_once(text_file, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "2")
-    (script := tmp_path / "slow.py").write_text(SLOW_SAVES)
-    process = start_torchrun(tmp_path, text_file, "max_steps=40", "eval_interval=40", script=script)
-    output, errors = process.communicate(timeout=100)
-    (told,) = re.findall(r"saving took (.*) s, but torchrun leaves (.*) s for it .*_TIMEOUT=(\d+) in its", output)
-    assert float(told[0]) >= 3 and float(told[1]) <= 2 and int(told[2]) > 60, errors
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon")  # is not a reason to fail
-    assert shutdown_timeout() == 30
-
-
-def test_the_time_that_torchrun_leaves_is_read_from_its_flag(tmp_path):
-    child = "from training.distributed import shutdown_timeout; print(shutdown_timeout())"
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    for flags in (["--shutdown-timeout=77"], ["--nnodes=1", "--shutdown_timeout", "77"]):
-        command = [sys.executable, "-c", parent, *flags, "train.py"]
-        assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout == "77.0\n"
+    assert load_checkpoint(tmp_path / "run/checkpoints/last").meta.progress.step == step, errors
+    assert [row["step"] for row in rows(tmp_path / "run") if "loss" in row] == list(range(1, step + 1))

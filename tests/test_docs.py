@@ -1,5 +1,6 @@
 """The documents keep their word: their code runs, their links lead somewhere, their commands exist."""
 
+import json
 import re
 import shlex
 import shutil
@@ -14,17 +15,17 @@ import torch
 from conftest import run_here
 from hydra import compose, initialize_config_dir
 
-from evaluate import EvaluateConfig
+from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
-from model.attention import registry
-from schema import from_arguments, setting_names, to_settings
-from settings import CONF
+from hydra_command import CONF, to_settings
+from model.attention import names as registered
+from settings import from_arguments, setting_kinds
 from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
-SCHEMAS = {"train": TrainConfig, "sample": SampleConfig, "evaluate": EvaluateConfig, "export": ExportConfig}
+SCHEMAS = {"train": TrainConfig, "sample": SampleConfig, "eval": EvalConfig, "export": ExportConfig}
 
 
 def _name(page: Path) -> str:
@@ -32,13 +33,15 @@ def _name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_every_block_of_python_runs_in_the_order_of_the_page(page):
+def test_every_block_of_python_runs_in_the_order_of_the_page(page, tmp_path, monkeypatch, no_pictures):
     torch.manual_seed(0)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    monkeypatch.chdir(tmp_path)  # for what a page writes
     names: dict[str, object] = {}
     text = page.read_text(encoding="utf-8")
     for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         line = text[: block.start()].count("\n") + 1
-        with mock.patch.dict(registry.FUNCTIONS), mock.patch.dict(registry.MODIFIERS):  # pages add their own
+        with mock.patch.dict(registered.FORMS), mock.patch.dict(registered.MODIFIERS):  # pages add their own
             exec(compile("\n" * line + block[1], str(page), "exec"), names)  # blank lines make errors point at the page
 
 
@@ -64,7 +67,7 @@ def test_a_form_and_a_modifier_appended_as_the_page_says_exist_and_keep_the_cont
         (shutil.copytree if (ROOT / found).is_dir() else shutil.copy)(ROOT / found, tmp_path / found)
     places = re.findall(r"Append\s+this\s+to\s+\[`([\w/.]+)`\]", text)
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert places == ["model/attention/variants.py", "model/attention/modifiers.py"]
+    assert places == ["model/attention/functions.py", "model/attention/modifiers.py"]
     for place, block in zip(places, blocks, strict=True):
         (tmp_path / place).write_text((tmp_path / place).read_text() + "\n\n" + block)
     done = subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -116,7 +119,7 @@ def test_every_command_shown_has_settings_that_exist(page):
             from_arguments(SCHEMAS[name], words)
         else:
             with initialize_config_dir(str(CONF), version_base="1.3"):
-                to_settings(compose(name, overrides), TrainConfig)
+                to_settings(compose(name, [word.removeprefix("+") for word in overrides]))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -129,7 +132,7 @@ def test_every_script_module_and_setting_that_a_page_names_exists(page):
         assert (ROOT / script).is_file(), script
     if page.stem == "CHANGELOG":  # which names settings that are gone
         return
-    known = {name for schema in SCHEMAS.values() for name in setting_names(schema)} | {"hydra.sweep.dir"}
+    known = {name for schema in SCHEMAS.values() for name in setting_kinds(schema)} | {"hydra.sweep.dir"}
     groups = "data|model|tokenizer|optimizer|schedule|wandb|plan"
     dotted = rf"`((?:{groups})\.(?!json`|safetensors`)[a-z_]+(?:\.[a-z_]+)?)`"
     for name in re.findall(rf"{dotted}|`([a-z_.]+)=[^`\n]*`", _without_code(page)):
@@ -140,7 +143,7 @@ TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_siz
 TINY += ["sample_tokens=8", "data.cache_dir=cache"]
 RUN = ("training", "generation", "data", "tasks", "interop", "scaling")
 # What needs a network, another project, a GPU, many processes, many runs or many minutes.
-ELSEWHERE = re.compile(r"^-m|--help|nanogpt|experiment=|wandb|hf:|=hf|gpt2|=shakespeare|max_minutes|max_flops")
+ELSEWHERE = re.compile(r"^-m|--help|nanogpt|experiment=|wandb|hf:|=hf|parquet|gpt2|=shakespeare|max_minutes|max_flops")
 
 
 @pytest.mark.slow
@@ -158,14 +161,37 @@ def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
         assert done.returncode == 0, (name, words, done.stderr)
 
     run("train", *TINY, "max_steps=2", "run_dir=outputs/DATE/TIME-xxxx")
-    shutil.copytree(tmp_path / "outputs/DATE/TIME-xxxx", tmp_path / "outputs/OTHER", symlinks=True)
+    run("train", *TINY, "max_steps=2", "run_dir=outputs/OTHER")
     commands = [(name, words) for name, words in _commands(ROOT / page) if not ELSEWHERE.search(" ".join(words))]
     for name, words in commands:
         if name == "train":
             typed = " ".join(words)
             few = [] if "data=recall" in typed else TINY[-2:] if re.search("init_from|resume=outputs", typed) else TINY
-            few = [word for word in few if "data.mix" not in typed or "data.path" not in word]
             words = [word for word in ["max_steps=1", *few] if f"{word.split('=')[0]}=" not in typed] + words
             words = [re.sub("^max_steps=.*", "max_steps=3", word) for word in words]
         run(name, *words)
     assert commands
+
+
+@pytest.mark.slow
+def test_the_tour_runs_from_top_to_bottom(tmp_path, text_file, monkeypatch, capsys):
+    """Its commands with a few steps for its minutes; a kernel has what `!` and a cell's last value do."""
+    (tmp_path / "train.py").symlink_to(ROOT / "train.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "IPython.display", mock.Mock())
+    names: dict[str, object] = {}
+    for cell in json.loads((ROOT / "docs" / "tour.ipynb").read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if source.startswith("!python"):
+            script, *words = shlex.split(source.removeprefix("!python").replace("max_minutes=1", "max_steps=2"))
+            small = (
+                [*TINY[:4], f"data.path={text_file}", f"data.cache_dir={tmp_path}/c"] if script == "train.py" else []
+            )
+            done = run_here(script, *words, *small, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+        elif cell["cell_type"] == "code":
+            with mock.patch.dict(registered.FORMS):
+                exec(source, names)
+    printed = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.startswith("position=")]
+    assert printed[1] < 0.1 < 1 < printed[0]

@@ -1,221 +1,268 @@
-"""From logits to tokens: the controls, the draw, and what a sample may depend on."""
+"""From logits to text: the filters, the draw, what a sample may depend on, where it ends."""
 
+import codecs
 import copy
 
 import pytest
+import tiktoken
 import torch
-from conftest import random_gpt
+from conftest import close, random_gpt
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from generation.decoder import Decoder
-from generation.sampling import DRAWS, Controls, apply_controls, draw, generate, penalize_repetition
+from data.config import TokenizerConfig
+from data.tokenizer import END_OF_TEXT, make_tokenizer
+from generation.config import SamplingParams
+from generation.generate import (
+    Decoder,
+    Detokenizer,
+    allowed_ids,
+    complete,
+    complete_text,
+    decode_rate,
+    draw,
+    encode_prompt,
+    filtered,
+)
+from model.config import GPTConfig
+from model.gpt import GPT
+
+BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
 
 
-def tokens_of(model, prompts, seeds, *, new=30, decoder=Decoder, finished=frozenset(), **controls) -> list[list[int]]:
-    texts = [[] for _ in prompts]
-    steps = generate(
-        decoder(model), prompts, seeds=seeds, max_new_tokens=new, controls=Controls(**controls), finished=finished
-    )  # fmt: skip
-    for step in steps:
-        for drawn in step:
-            texts[drawn.sample].append(drawn.token)
-    return texts
+def texts_of(model, prompts, seeds, *, new=30, logprobs=False, stop=(), **params):
+    """What follows each prompt: the tokens drawn, and their log-probabilities."""
+    drawn = [[] for _ in prompts]
+    arguments = dict(max_new_tokens=new, params=SamplingParams(**params), stop=stop, logprobs=True)
+    for part in complete(model, BYTE, prompts, seeds=seeds, **arguments):
+        drawn[part.sample].append(part.logprob)
+    return drawn if logprobs else [[token for token, _ in text] for text in drawn]
 
 
-def random_logits(seed: int, B: int = 3, V: int = 30) -> torch.Tensor:
+def byte_gpt(**settings):
+    """Writes bytes, never the end of the document."""
+    gpt = random_gpt(vocab_size=257, **settings)
+    gpt.lm_head.weight.data[256] = 0
+    gpt.final_norm.weight.data *= 3
+    return gpt
+
+
+def random_logits(seed, B=3, V=30):
     return 3 * torch.randn(B, V, generator=torch.Generator().manual_seed(seed))
 
 
-# The controls
+# The filters and the draw.
 
 
-@settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 10**6), k=st.integers(1, 40), p=st.floats(0.01, 0.99), m=st.floats(0.001, 1))
-def test_each_filter_keeps_exactly_the_tokens_its_definition_names(seed, k, p, m):
-    logits = random_logits(seed, B=1)
-    probabilities = logits[0].double().softmax(-1).tolist()
-    likeliest = sorted(range(30), key=lambda token: -probabilities[token])
-
-    def kept(**control):
-        return set(apply_controls(logits, Controls(**control))[0].isfinite().nonzero().flatten().tolist())
-
-    assert kept(top_k=k) == set(likeliest[:k])
-    sums = [sum(probabilities[token] for token in likeliest[:n]) for n in range(30)]  # before each token
-    if min(abs(total - p) for total in sums) > 1e-5:  # else rounding decides
-        assert kept(top_p=p) == {likeliest[n] for n in range(30) if n == 0 or sums[n] < p}
-    floor = m * max(probabilities)
-    if min(abs(probability - floor) for probability in probabilities) > 1e-7:
-        assert kept(min_p=m) == {token for token in range(30) if probabilities[token] >= floor}
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
-    seed=st.integers(0, 10**6),
-    temperature=st.floats(0.1, 3),
-    k=st.integers(1, 40),
-    p=st.floats(0.05, 1),
-    m=st.floats(0, 0.5),
-    penalty=st.floats(0.5, 2),
+    st.integers(0, 10**6),
+    st.floats(0.1, 3),
+    st.integers(1, 40),
+    st.floats(0.05, 1),
+    st.floats(0, 0.5),
+    st.floats(0.5, 2),
 )
-def test_the_controls_in_their_order_equal_hugging_faces_processors(seed, temperature, k, p, m, penalty):
+def test_the_filters_in_their_order_equal_hugging_faces_and_change_no_input(seed, temperature, k, p, m, penalty):
     processors = pytest.importorskip("transformers.generation.logits_process")
     logits = random_logits(seed)
     text = torch.randint(30, (3, 8), generator=torch.Generator().manual_seed(seed))
-    seen = torch.zeros(3, 30, dtype=torch.bool).scatter(1, text, True)
-    ours = penalize_repetition(logits, seen, penalty)
-    ours = apply_controls(ours, Controls(temperature=temperature, top_k=k, top_p=p, min_p=m))
-    theirs = logits
-    for processor in (
-        processors.RepetitionPenaltyLogitsProcessor(penalty),
-        processors.TemperatureLogitsWarper(temperature),
-        processors.TopKLogitsWarper(k),
-        processors.TopPLogitsWarper(p),
-        processors.MinPLogitsWarper(m),
-    ):
+    seen, before = torch.zeros(3, 30, dtype=torch.bool).scatter(1, text, True), logits.clone()
+    params = dict(temperature=temperature, repetition_penalty=penalty)
+    theirs = penalized = processors.RepetitionPenaltyLogitsProcessor(penalty)(text, logits.clone())
+    names = {"Temperature": temperature, "TopK": k, "TopP": p, "MinP": m}
+    for processor in (getattr(processors, f"{name}LogitsWarper")(value) for name, value in names.items()):
         theirs = processor(text, theirs)
     # They sum probabilities from the small end, we from the large one: at the very edge rounding decides.
-    assume(not at_edge(penalize_repetition(logits, seen, penalty) / temperature, k, p, m))
-    torch.testing.assert_close(ours, theirs)
-
-
-def at_edge(logits: torch.Tensor, k: int, p: float, m: float) -> bool:
-    """Whether a sum of probabilities lies so near p, or a probability so near m's floor, that rounding decides."""
-    likeliest = apply_controls(logits, Controls(top_k=k)).double()
+    likeliest = filtered(logits, SamplingParams(top_k=k, **params), seen).double()
+    nucleus = filtered(likeliest, SamplingParams(top_p=p)).softmax(-1)
     sums = likeliest.softmax(-1).sort(descending=True).values.cumsum(-1)
-    nucleus = apply_controls(likeliest, Controls(top_p=p)).softmax(-1)
-    near_floor = (nucleus - m * nucleus.amax(-1, keepdim=True)).abs().min() < 1e-6
-    return bool((sums - p).abs().min() < 1e-6 or near_floor)
-
-
-@given(seed=st.integers(0, 10**6), k=st.integers(1, 40), p=st.floats(1e-6, 1), m=st.floats(0, 1))
-def test_the_likeliest_token_survives_every_filter(seed, k, p, m):
-    logits = random_logits(seed)
-    kept = apply_controls(logits, Controls(top_k=k, top_p=p, min_p=m))
-    assert kept.gather(-1, logits.argmax(-1, keepdim=True)).isfinite().all()
-
-
-def test_the_controls_are_pure():
-    logits = random_logits(0)
-    before, seen = logits.clone(), torch.ones(3, 30, dtype=torch.bool)
-    for changed in (
-        penalize_repetition(logits, seen, 2.0),
-        apply_controls(logits, Controls(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1)),
-    ):
-        assert not torch.equal(changed, logits)
+    assume((sums - p).abs().min() > 1e-6 and (nucleus - m * nucleus.amax(-1, keepdim=True)).abs().min() > 1e-6)
+    close(filtered(logits, SamplingParams(top_k=k, top_p=p, min_p=m, **params), seen), theirs)
+    greedy = SamplingParams(temperature=0, top_k=k, repetition_penalty=penalty)
+    close(filtered(logits, greedy, seen), penalized)
     assert torch.equal(logits, before)
-
-
-# The draw
+    tied = filtered(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), SamplingParams(top_k=2))
+    assert tied.isfinite().tolist() == [[True, True, True, False]]  # what ties with the last of them stays
 
 
 def test_a_number_draws_the_token_whose_share_of_the_line_it_falls_in():
     logits = torch.tensor([[0.1, 0.0, 0.6, 0.3]]).log()
-    numbers = torch.tensor([0.0, 0.099, 0.101, 0.699, 0.701, 1 - 2**-24])
-    assert [draw(logits, u.view(1, 1)).item() for u in numbers] == [0, 0, 2, 2, 3, 3]
+    numbers = [0.0, 0.099, 0.101, 0.699, 0.701, 1 - 2**-24]
+    assert [draw(logits, torch.tensor([u])).item() for u in numbers] == [0, 0, 2, 2, 3, 3]
+    logits, n = random_logits(1, B=1, V=8), 200_000
+    drawn = draw(logits.expand(n, 8), torch.rand(n, generator=torch.Generator().manual_seed(0)))
+    shares = torch.bincount(drawn, minlength=8) / n
+    close(shares, logits[0].softmax(-1), atol=0.004, rtol=0)  # 3.6 standard errors
 
 
 @given(seed=st.integers(0, 10**6), u=st.sampled_from([0.0, 2**-24, 0.5, 1 - 2**-24]))
 def test_a_token_without_probability_is_never_drawn(seed, u):
-    logits = random_logits(seed, V=1000)
     allowed = torch.rand(1000, generator=torch.Generator().manual_seed(seed)) < 0.01
     allowed[seed % 1000] = True
-    assert allowed[draw(logits.masked_fill(~allowed, -torch.inf), torch.full((3, 1), u))].all()
+    assert allowed[draw(random_logits(seed, V=1000).masked_fill(~allowed, -torch.inf), torch.full((3,), u))].all()
 
 
-def test_tokens_come_as_often_as_they_are_probable():
-    logits, n = random_logits(1, B=1, V=8), 200_000
-    drawn = draw(logits.expand(n, 8), torch.rand(n, 1, generator=torch.Generator().manual_seed(0)))
-    shares = torch.bincount(drawn, minlength=8) / n
-    torch.testing.assert_close(shares, logits[0].softmax(-1), atol=0.004, rtol=0)  # 3.6 standard errors
+# What a sample depends on.
 
 
-# The loop
-
-
-@pytest.mark.parametrize("position", ["rope", "learned"])
-def test_a_sample_depends_on_its_prompt_and_seed_and_on_nothing_else_in_the_batch(position):
-    model = random_gpt(position=position, block_size=8)
+@pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"repetition_penalty": 3.0, "top_k": 20}], ids=str)
+@pytest.mark.parametrize("shape", [{}, {"position": "learned"}, {"attention": "delta/sdpa"}], ids=str)
+def test_a_sample_depends_on_its_prompt_and_seed_and_on_nothing_else_in_the_batch(shape, params):
+    gpt = byte_gpt(block_size=8, **shape)
     prompts, seeds = [[1, 2, 3], [4], [1, 2, 3], [5, 6]], [11, 12, 13, 11]
-    together = tokens_of(model, prompts, seeds)
-    alone = [tokens_of(model, [prompt], [seed])[0] for prompt, seed in zip(prompts, seeds, strict=True)]
-    assert together == alone and together[0] != together[2]
+    together = texts_of(gpt, prompts, seeds, **params)
+    alone = [texts_of(gpt, [prompt], [seed], **params)[0] for prompt, seed in zip(prompts, seeds, strict=True)]
+    assert together == alone and (together[0] == together[2]) == (params == {"temperature": 0})
+    assert together == texts_of(gpt, prompts, seeds, **params) and {len(text) for text in together} == {30}
+    assert [text[:9] for text in together] == texts_of(gpt, prompts, seeds, new=9, **params)
 
 
-def test_a_longer_limit_goes_on_with_the_same_text():
-    model = random_gpt()
-    short, long = (tokens_of(model, [[1]], [7], new=new)[0] for new in (DRAWS - 3, DRAWS + 40))
-    assert long[: len(short)] == short
+def test_a_sample_that_ends_leaves_the_others_as_they_would_be():
+    gpt, prompts, seeds = byte_gpt(block_size=8), [[1], [2, 3], [1], [4]], [1, 2, 3, 4]
+    whole = texts_of(gpt, prompts, seeds, repetition_penalty=3.0)
+    stop = [chr(byte) for text, place in zip(whole, (20, 5, 11), strict=False) for byte in text[place : place + 1]]
+    cut = texts_of(gpt, prompts, seeds, repetition_penalty=3.0, stop=[s for s in stop if ord(s) < 128] or ["\0"])
+    assert all(text[: len(part)] == part for text, part in zip(whole, cut, strict=True))
+    assert len({len(part) for part in cut}) > 2
 
 
-def test_the_seed_decides():
-    model = random_gpt()
-    assert tokens_of(model, [[1]], [3]) == tokens_of(model, [[1]], [3]) != tokens_of(model, [[1]], [4])
-    greedy = {str(tokens_of(model, [[1]], [seed], temperature=0)) for seed in range(5)}
-    assert len(greedy) == 1
-
-
-def test_a_finished_sample_is_not_drawn_again_and_the_others_go_on_as_they_would(monkeypatch):
-    monkeypatch.setattr("generation.sampling.DRAWS", 4)  # so that numbers are made anew after one is finished
-    model, prompts, seeds = random_gpt(block_size=8), [[1], [2, 3], [4]], [1, 2, 3]
-    whole = tokens_of(model, prompts, seeds, repetition_penalty=3.0)
-    finished, texts, controls = set(), [[], [], []], Controls(repetition_penalty=3.0)
-    steps = generate(Decoder(model), prompts, seeds=seeds, max_new_tokens=30, controls=controls, finished=finished)
-    for number, step in enumerate(steps, start=1):
-        for drawn in step:
-            texts[drawn.sample].append(drawn.token)
-        finished |= {5: {1}, 9: {0, 2}}.get(number, set())
-    assert texts == [whole[0][:9], whole[1][:5], whole[2][:9]]
-
-
-def test_equal_prompts_are_read_once(monkeypatch):
-    model, sizes = random_gpt(), []
-    read = Decoder.read
-    monkeypatch.setattr(Decoder, "read", lambda self, texts, room: sizes.append(len(texts)) or read(self, texts, room))
-    tokens_of(model, [[1, 2], [3, 4], [1, 2], [1, 2]], [1, 2, 3, 4], new=2)
-    assert sizes == [2]
-
-
-def test_of_a_long_prompt_the_tail_counts():
-    model, prompt = random_gpt(block_size=8), list(range(30))
-    assert tokens_of(model, [prompt], [1]) == tokens_of(model, [prompt[-8:]], [1])
-
-
-def test_ids_that_are_not_allowed_are_never_drawn():
-    model, allowed = random_gpt(), torch.arange(61) % 2 == 0
-    with torch.no_grad():
-        model.lm_head.weight[1::2] *= 100
-    for temperature in (0, 5.0):
-        steps = generate(
-            Decoder(model), [[1]] * 16, seeds=list(range(16)), max_new_tokens=8,
-            allowed=allowed, controls=Controls(temperature=temperature, repetition_penalty=3.0),
-        )  # fmt: skip
-        assert {drawn.token % 2 for step in steps for drawn in step} == {0}
-
-
-def test_logprobs_are_the_models_own_before_any_control():
-    model = random_gpt()
-    steps = generate(
-        Decoder(model), [[1, 2]], seeds=[0], max_new_tokens=6, logprobs=True,
-        controls=Controls(temperature=0.3, top_k=2, repetition_penalty=2.0),
-    )  # fmt: skip
-    drawn = [drawn for step in steps for drawn in step]
-    text = torch.tensor([[1, 2, *(d.token for d in drawn)]])
-    expected = model(text).log_softmax(-1)[0, 1:-1].gather(-1, text[0, 2:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor([d.logprob for d in drawn]), expected.detach(), atol=1e-5, rtol=1e-5)
-
-
-def test_a_repetition_penalty_keeps_a_greedy_text_from_repeating():
-    model = random_gpt(block_size=64)
-    plain, penalized = (
-        tokens_of(model, [[1]], [0], temperature=0, repetition_penalty=p, new=40)[0] for p in (1.0, 1e6)
+def test_equal_prompts_are_read_once_and_of_a_long_one_the_tail_counts(monkeypatch):
+    gpt, sizes, prefill = byte_gpt(block_size=8), [], Decoder.prefill
+    monkeypatch.setattr(
+        Decoder, "prefill", lambda self, texts, room: sizes.append(len(texts)) or prefill(self, texts, room)
     )
-    assert len(set(plain)) < 20 and len(set(penalized)) == 40 and 1 not in penalized
+    texts_of(gpt, [[1, 2], [3, 4], [1, 2], [1, 2]], [1, 2, 3, 4], new=2)
+    assert sizes == [2]
+    assert texts_of(gpt, [[*range(30)]], [1]) == texts_of(gpt, [[*range(22, 30)]], [1])
+
+
+def test_logprobs_are_the_models_own_before_any_filter_and_a_penalty_keeps_a_text_from_repeating_itself():
+    gpt = byte_gpt()
+    (drawn,) = texts_of(gpt, [[1, 2]], [0], new=6, logprobs=True, temperature=0.3, top_k=2, repetition_penalty=2.0)
+    text = torch.tensor([[1, 2, *(token for token, _ in drawn)]])
+    expected = gpt(text).log_softmax(-1)[0, 1:-1].gather(-1, text[0, 2:, None])[:, 0]
+    close(torch.tensor([nats for _, nats in drawn]), expected.detach())
+    once = texts_of(gpt, [[1]], [0], temperature=0, repetition_penalty=1e6, new=40)[0]
+    assert len(set(once)) == 40 and 1 not in once  # no token of the text or the prompt comes again
 
 
 def test_nothing_but_the_tokens_is_changed():
-    model = random_gpt()
-    state, weights = torch.get_rng_state(), copy.deepcopy(model.state_dict())
-    tokens_of(model, [[1]], [0])
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    gpt = byte_gpt(dropout=0.5).train()
+    state, weights = torch.get_rng_state(), copy.deepcopy(gpt.state_dict())
+    parts = list(complete_text(gpt, BYTE, "hi", max_new_tokens=40, seed=3))
+    assert "".join(parts) == "".join(complete_text(gpt, BYTE, "hi", max_new_tokens=40, seed=3)) and len(parts) > 1
+    assert gpt.training and torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, weights[name]) for name, value in gpt.state_dict().items())
+    next(parts := complete(gpt, BYTE, [[1]], seeds=[0], max_new_tokens=5))
+    parts.close()
+    assert gpt.training and decode_rate(gpt, steps=3) > 0 and gpt.training
+
+
+def test_padding_and_unused_ids_are_not_drawn():
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    gaps = tiktoken.Encoding("gaps", pat_str=".", mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 260})
+    assert allowed_ids(gaps, random_gpt(vocab_size=300)).nonzero().flatten().tolist() == [*range(256), 260]
+    assert allowed_ids(BYTE, random_gpt(vocab_size=257)) is None
+    assert allowed_ids(gaps, random_gpt(vocab_size=100)) is None  # of an id beyond the model nothing is known
+    gpt = random_gpt(vocab_size=300)
+    gpt.lm_head.weight.data[256:260] *= 100
+    for temperature in (0, 5.0):
+        params = SamplingParams(temperature=temperature, repetition_penalty=3.0)
+        options = dict(max_new_tokens=20, seeds=list(range(8)), params=params, logprobs=True)
+        drawn = complete(gpt, gaps, [[260]] * 8, **options)
+        assert {part.logprob[0] for part in drawn} <= {*range(256), 260}
+
+
+# Where a text ends, and what of it is shown.
+
+
+class Scripted(GPT):
+    """A model that writes the given tokens, whatever it has read."""
+
+    def __init__(self, script):
+        super().__init__(GPTConfig(n_layer=1, n_head=1, n_embd=2, block_size=100, vocab_size=257))
+        self.script = iter(script)
+
+    def logits(self, x):
+        return torch.nn.functional.one_hot(torch.tensor([next(self.script)]), 257).float() * 100
+
+
+def written(script, **options):
+    parts = complete(Scripted(script), BYTE, [[256]], seeds=[0], **{"max_new_tokens": 50} | options)
+    return [(part.text, part.finish) for part in parts]
+
+
+def test_a_sample_ends_where_the_model_ends_the_document_or_the_limit_is_reached():
+    script = [*b"abc", BYTE.eot_token, *b"def"]
+    assert written(script) == [("a", None), ("b", None), ("c", None), ("", "end")]
+    assert written(script, max_new_tokens=2) == [("a", None), ("b", "length")]
+    assert written([*"aé".encode()[:2], BYTE.eot_token])[-1] == ("\ufffd", "end")  # half a character
+    assert [text for text, _ in written([*"é".encode(), *b"a"], max_new_tokens=3, logprobs=True)] == ["", "é", "a"]
+
+
+def test_a_sample_ends_before_the_first_of_several_stop_strings_and_shows_nothing_of_it():
+    left = {"d": "abc", "bcd cde": "a", "cde bcd": "a", "cd abcd": "", "efg": "abcdef", "\n f": "abcde", "a": ""}
+    for stop, text in (left | {"abcdef": "", "f cdef": "ab", "fgh fg": "abcdef"}).items():
+        parts = written([*b"abcdef"], stop=stop.split(" "), max_new_tokens=6)
+        ends = "length" if text == "abcdef" else "stop"
+        assert ("".join(part for part, _ in parts), parts[-1][1]) == (text, ends), stop
+    parts = written([*"né → ok".encode()], stop=["→ "], max_new_tokens=9)  # characters of several bytes
+    assert ("".join(part for part, _ in parts), parts[-1][1]) == ("né ", "stop")
+    words = Detokenizer(
+        tiktoken.Encoding("w", pat_str=".", mergeable_ranks={b"x b a c": 0}, special_tokens={END_OF_TEXT: 1}),
+        ("a", "b"),
+    )
+    assert words.feed(0) == ("x ", "stop")  # both in one token: the earlier one
+
+
+UNICODE = st.text(st.sampled_from("aé漢字😀👩\u200d🚀e\u0301\ufffd🇫🇷ञि") | st.characters(codec="utf-8"), max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=UNICODE, stop=st.lists(st.text("aé漢😀x", min_size=1, max_size=3), max_size=2))
+def test_no_part_holds_a_replacement_character_that_the_whole_text_does_not(text, stop):
+    stream, parts = Detokenizer(BYTE, tuple(stop)), []
+    for token in (*BYTE.encode_ordinary(text), BYTE.eot_token):
+        part, finish = stream.feed(token)
+        parts.append(part)
+        if finish:
+            break
+    shown = "".join(parts)
+    assert text.startswith(shown) and (shown == text or any(word in text for word in stop))
+    assert not any(word in shown for word in stop)
+    assert sum(part.count("\ufffd") for part in parts) == shown.count("\ufffd") <= text.count("\ufffd")
+
+
+@given(tokens=st.lists(st.integers(0, 255), max_size=30))
+def test_bytes_that_are_no_text_are_streamed_as_the_whole_would_be_decoded(tokens):
+    stream = Detokenizer(BYTE)
+    streamed = "".join(stream.feed(token)[0] for token in (*tokens, BYTE.eot_token))
+    assert streamed == codecs.decode(bytes(tokens), "utf-8", "replace")
+
+
+def test_a_prompt_begins_a_document_and_its_special_tokens_are_text_unless_allowed(capsys):
+    end = BYTE.eot_token
+    assert encode_prompt(BYTE, "") == [end]
+    assert encode_prompt(BYTE, END_OF_TEXT) == [end, *END_OF_TEXT.encode()]
+    assert encode_prompt(BYTE, f"a{END_OF_TEXT}b", special_tokens=True) == [end, *b"a", end, *b"b"]
+    assert encode_prompt(BYTE, "abc", block_size=4) == [end, *b"abc"] and not capsys.readouterr().err
+    assert encode_prompt(BYTE, "abcd", block_size=4) == [*b"abcd"]
+    assert "The prompt has 5 tokens, but the model sees 4: only its end is read." in capsys.readouterr().err
+
+
+def test_a_text_without_a_token_cannot_be_continued():
+    for empty in ([[]], [[1], []]):
+        with pytest.raises(ValueError, match="a text to continue needs at least one token"):
+            list(complete(byte_gpt(), BYTE, empty, seeds=[0, 0], max_new_tokens=3))
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"repetition_penalty": 2.0}], ids=str)
+@pytest.mark.parametrize("first", [1, 3])
+def test_logits_that_are_not_finite_are_an_error_whenever_they_come(first, params, monkeypatch):
+    gpt, logits, calls = byte_gpt(), GPT.logits, []
+    bad = lambda self, x: logits(self, x) * (torch.nan if calls.append(1) or len(calls) >= first else 1)  # noqa: E731
+    monkeypatch.setattr(GPT, "logits", bad)
+    with pytest.raises(FloatingPointError, match="its logits are not finite"):
+        texts_of(gpt, [[1]], [0], new=5, **params)
+    assert len(calls) == first

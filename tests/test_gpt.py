@@ -1,14 +1,20 @@
-"""The GPT: its shapes, its sizes, what may influence what."""
+"""The GPT: its shapes, its sizes, what may influence what, its loss."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_gpt
+from conftest import close, layer, random_gpt
+from torch import nn
 
+import model.loss
 from model.config import GPTConfig
-from model.gpt import GPT
+from model.gpt import GPT, load_weights, plain_weights
+from model.layers import LARGE, LayerNorm, Linear, RMSNorm
+from model.loss import UNSCORED, summed_nats
+from model.size import cache_bytes_per_token, count_parameters, count_weights, flops_per_token, without_weights
+from training.plan import LiveBytes
 
 VARIANTS = [
     {},
@@ -17,150 +23,299 @@ VARIANTS = [
     {"n_head": 6, "head_size": 10, "n_kv_head": 3},
     {"attention": "stacked", "n_head": 3, "head_size": 2},
     {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qkv_bias": True},
-    {"position": "none", "mlp": "relu2", "tie_embeddings": True},
-    {"logit_softcap": 5.0, "attention": "matmul"},
-    {"dropout": 0.5, "attention_dropout": 0.5},
+    {"position": "none", "mlp": "relu2", "tie_embeddings": True, "rope_fraction": 0.3},
+    {"logit_softcap": 5.0, "attention": "matmul", "mlp": "gelu_tanh"},
+    {"dropout": 0.5, "attention_dropout": 0.5, "attention": "delta/mla"},
 ]
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
-def test_a_token_influences_only_itself_and_later_positions(settings):
-    model = random_gpt(**settings)
-    tokens = torch.randint(61, (2, 12))
+def test_a_token_influences_only_itself_and_later_positions_and_every_weight_gets_a_gradient(settings):
+    gpt, tokens = random_gpt(**settings), torch.randint(61, (2, 12))
     changed = tokens.clone()
     changed[:, 7] = (changed[:, 7] + 1) % 61
-    before, after = model(tokens), model(changed)
+    before, after = gpt(tokens), gpt(changed)
     assert before.shape == (2, 12, 61)
-    torch.testing.assert_close(after[:, :7], before[:, :7], rtol=0, atol=1e-5)
+    close(after[:, :7], before[:, :7], rtol=0)
     assert (after[:, 7:] - before[:, 7:]).abs().amax(dim=(0, 2)).min() > 1e-4
-
-
-@pytest.mark.parametrize("settings", VARIANTS, ids=str)
-def test_every_parameter_gets_a_gradient(settings):
-    model = random_gpt(**settings).train()
-    tokens = torch.randint(61, (2, 13))
-    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    for name, parameter in model.named_parameters():
+    gpt.train()(tokens[:, :-1], tokens[:, 1:]).backward()
+    for name, parameter in gpt.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
-def test_the_parameters_of_gpt2_are_those_of_the_published_model():
-    with torch.device("meta"):
-        model = GPT(
-            GPTConfig(
-                n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257, position="learned",
-                norm="layernorm", mlp="gelu", bias=True, qkv_bias=True, qk_norm=False, tie_embeddings=True,
-            )
-        )  # fmt: skip
-    assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
+@torch.no_grad()
+def test_the_logits_are_those_of_the_architecture_written_out():
+    gpt, tokens = random_gpt(n_layer=1, position="learned", logit_softcap=5.0), torch.randint(61, (2, 9))
+    block, x = gpt.blocks[0], gpt.token_embedding(tokens) + gpt.position_embedding.weight[:9]
 
+    def normed(x, norm):
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight
 
-@pytest.mark.parametrize("zero_init", [True, False])
-def test_an_untrained_model_knows_nothing(zero_init):
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(n_layer=2, n_embd=64, vocab_size=1000, zero_init=zero_init))
-    tokens = torch.randint(1000, (4, 65))
-    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-    assert abs(loss.item() - math.log(1000)) < (1e-4 if zero_init else 0.05)
-
-
-def test_heads_of_a_size_of_their_own_set_the_width_of_attention_apart_from_the_model_s():
-    qwen3 = GPTConfig(n_layer=1, n_embd=1024, n_head=16, n_kv_head=8, head_size=128, vocab_size=8)  # Qwen3-0.6B's heads
-    with torch.device("meta"):
-        attention = GPT(qwen3).blocks[0].attention
-    assert attention.q_proj.weight.shape == (2048, 1024)
-    assert attention.k_proj.weight.shape == attention.v_proj.weight.shape == (1024, 1024)
-    assert attention.o_proj.weight.shape == (1024, 2048)
+    x = x + block.attention(normed(x, block.attention_norm))
+    gate, up = block.mlp.gate_up_proj.weight.chunk(2)
+    inner = normed(x, block.mlp_norm)
+    x = x + (F.silu(inner @ gate.T) * (inner @ up.T)) @ block.mlp.down_proj.weight.T
+    close(gpt(tokens), 5 * torch.tanh(normed(x, gpt.final_norm) @ gpt.lm_head.weight.T / 5))
+    close(gpt.logits(gpt.hidden(tokens)), gpt(tokens))
+    for mlp, activation in (("relu2", lambda x: x.relu() ** 2), ("gelu", lambda x: x * (1 + (x / 2**0.5).erf()) / 2)):
+        other = random_gpt(mlp=mlp).blocks[0].mlp
+        close(other(inner), activation(inner @ other.up_proj.weight.T) @ other.down_proj.weight.T)
 
 
 @torch.no_grad()
 def test_dropout_drops_half_of_the_embedding_and_of_what_each_layer_adds_and_doubles_the_rest():
-    model, seen = random_gpt(dropout=0.5, n_layer=1, position="learned").train(), {}
-    block = model.blocks[0]
-    for name in ("token_embedding", "blocks.0.attention", "blocks.0.mlp"):
-        module = model.get_submodule(name)
-        module.register_forward_hook(lambda _, inputs, output, name=name: seen.update({name: output}))
-    block.register_forward_pre_hook(lambda _, inputs: seen.update(block=inputs[0]))
-    block.mlp_norm.register_forward_pre_hook(lambda _, inputs: seen.update(between=inputs[0]))
-    after = model.hidden(torch.randint(61, (4, 16)))
-    start, between = seen["block"], seen["between"]
-    embedded = seen["token_embedding"] + model.position_embedding.weight[:16]
-    added = [(start, embedded), (between - start, seen["blocks.0.attention"]), (after - between, seen["blocks.0.mlp"])]
-    for got, whole in added:
-        kept = got.abs() > whole.abs()
-        torch.testing.assert_close(got, 2 * whole * kept, atol=1e-4, rtol=1e-4)
+    gpt, seen = random_gpt(dropout=0.5, n_layer=1, position="learned").train(), []
+    for module in gpt.modules():
+        if isinstance(module, nn.Dropout):  # what goes in, what comes out
+            module.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
+    tokens = torch.randint(61, (4, 16))
+    after = gpt.hidden(tokens)
+    assert len(seen) == 3 and torch.equal(seen[0][0], gpt.token_embedding(tokens) + gpt.position_embedding.weight)
+    assert torch.equal(after, seen[0][1] + seen[1][1] + seen[2][1])
+    for whole, got in seen:
+        kept = got != 0
+        close(got, 2 * whole * kept)
         assert 0.4 < kept.float().mean() < 0.6
 
 
-def test_softcap_bounds_the_logits():
-    model, capped = random_gpt(), random_gpt(logit_softcap=2.0)
-    tokens = torch.randint(61, (1, 10))
-    assert model(tokens).abs().max() > 2
-    torch.testing.assert_close(capped(tokens), 2 * torch.tanh(model(tokens) / 2))
+def test_learned_positions_and_rope_end_where_they_were_made_for():
+    with pytest.raises(ValueError, match="17 positions do not fit the 16 learned embeddings: shorten the text"):
+        random_gpt(position="learned")(torch.randint(61, (1, 17)))
+    assert random_gpt()(torch.randint(61, (1, 40))).isfinite().all()  # RoPE reads on
 
 
-@pytest.mark.parametrize("zero_init", [True, False])
-def test_tied_embeddings_are_one_tensor_that_does_not_start_at_zero(zero_init):
-    model = GPT(GPTConfig(vocab_size=61, tie_embeddings=True, zero_init=zero_init))
-    assert model.lm_head.weight is model.token_embedding.weight
-    assert model.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.1)
+# First weights and sizes.
 
 
 @pytest.mark.parametrize("zero_init", [False, True])
-def test_first_weights_spread_as_their_scheme_says(zero_init):
-    model = GPT(GPTConfig(vocab_size=61, n_layer=8, position="learned", bias=True, zero_init=zero_init))
-    for name, weight in model.named_parameters():
-        layer, kind = name.split(".")[-2:]
-        writes_residual = layer in ("o_proj", "down_proj")
+def test_first_weights_spread_as_their_scheme_says_and_know_nothing(zero_init):
+    torch.manual_seed(0)
+    gpt = GPT(GPTConfig(vocab_size=500, n_layer=8, position="learned", bias=True, qkv_bias=True, zero_init=zero_init))
+    tokens = torch.randint(500, (4, 65))
+    loss = gpt(tokens[:, :-1], tokens[:, 1:]).item() / 256
+    assert loss == pytest.approx(math.log(500), abs=1e-4 if zero_init else 0.05)
+    for name, weight in gpt.named_parameters():
+        part, kind = name.split(".")[-2:]
+        writes_residual = part in ("o_proj", "down_proj")
         if kind == "bias":
             assert not weight.any(), name
         elif weight.ndim == 2:
             expected = 0.02 / math.sqrt(2 * 8) if writes_residual else 0.02
-            if zero_init and "embedding" not in layer:
-                expected = 0 if writes_residual or layer == "lm_head" else 1 / math.sqrt(weight.shape[1])
+            if zero_init and "embedding" not in part:
+                expected = 0 if writes_residual or part == "lm_head" else 1 / math.sqrt(weight.shape[1])
             assert weight.std().item() == pytest.approx(expected, rel=0.05), name
+    assert not any("bias" in name for name in random_gpt(norm="layernorm").state_dict())
+    tied = GPT(GPTConfig(vocab_size=61, tie_embeddings=True, zero_init=zero_init))
+    assert tied.lm_head.weight is tied.token_embedding.weight and "lm_head.weight" not in plain_weights(tied)
+    assert tied.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_learned_positions_refuse_more_tokens_than_they_have():
-    with pytest.raises(ValueError, match="17 positions do not fit the 16 learned"):
-        random_gpt(position="learned")(torch.randint(61, (1, 17)))
+def test_weights_come_back_under_their_names_and_what_does_not_fit_is_named():
+    gpt, other = random_gpt(tie_embeddings=True), random_gpt(seed=1, tie_embeddings=True)
+    load_weights(other, plain_weights(gpt))
+    tokens = torch.randint(61, (1, 5))
+    assert torch.equal(other(tokens), gpt(tokens))
+    for wrong in ({"blocks.1.mlp.down_proj.weight": torch.zeros(2, 2)}, {"blocks.9.x": torch.zeros(2)}):
+        with pytest.raises(ValueError, match=f"the weight {next(iter(wrong))} is missing, or not what the settings"):
+            load_weights(other, plain_weights(gpt) | wrong)
 
 
-def test_rope_reads_beyond_the_block_it_was_trained_on():
-    assert random_gpt()(torch.randint(61, (1, 40))).isfinite().all()
+GPT2 = dict(
+    n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257, position="learned", norm="layernorm",
+    mlp="gelu", bias=True, qkv_bias=True, qk_norm=False, tie_embeddings=True,
+)  # fmt: skip
 
 
-def test_a_model_without_a_vocabulary_is_refused():
-    with pytest.raises(ValueError, match="vocab_size"):
-        GPT(GPTConfig())
+@pytest.mark.parametrize("attention", ["sdpa/delta/mla+gate", "stacked+diff", "average/simple"])
+def test_sizes_are_counted_without_making_the_weights_and_gpt_2s_are_those_that_were_published(attention):
+    gpt, parts = random_gpt(attention=attention, n_layer=5), count_parameters(without_weights(GPTConfig(**GPT2)))
+    weights = plain_weights(gpt)
+    assert count_weights(gpt.config) == (len(weights), sum(t.numel() for t in weights.values()))
+    assert without_weights(gpt.config).lm_head.weight.is_meta and sum(parts.values()) == 124_439_808
+    assert (parts["embedding"], parts["norms"]) == ((50257 + 1024) * 768, 25 * 2 * 768)
+    assert parts["attention"] == 12 * (4 * 768**2 + 4 * 768)
+    assert count_weights(GPTConfig(**GPT2)) == (2 + 12 * 12 + 2, 124_439_808)
+
+
+def test_flops_are_six_for_each_weight_and_twelve_for_each_pair_of_a_query_channel_and_a_key():
+    for window, keys in ((None, 8), (4, 4 - 16 / 32), (99, 8)):  # half the text, or what a window sees of it
+        gpt = random_gpt(attention_window=window, mlp="relu2")
+        weights = 2 * (4 * 32 * 32 + 8 * 32 * 32) + 61 * 32
+        norms = 2 * 2 * 8  # of queries and keys, in the layers' count
+        assert flops_per_token(gpt) == 6 * (weights + norms) + 3 * 2 * 4 * 32 * keys
+    block, per_state = 16, 4 * 4 * 8**2
+    assert [random_gpt(attention=form).attentions[0].flops(block) for form in ("linear", "delta")] == [
+        per_state, 1.5 * per_state,
+    ]  # fmt: skip
+    assert layer("mla").flops(16) == layer().flops(16) * (2 + 2 * 4) / (2 * 4)
+    assert layer("sdpa+diff").flops(16) == 2 * layer().flops(16)
+
+
+def test_a_cache_takes_for_each_token_what_its_layers_keep():
+    kept = {"sdpa": 2 * 2 * 8, "mla": 32 + 4, "sdpa+forget": 2 * 2 * 8 + 4, "delta": 4 * 64 / 16}
+    for attention, numbers in kept.items():
+        gpt = random_gpt(attention=attention, n_kv_head=2, dropout=0.5).train()
+        assert cache_bytes_per_token(gpt) == 2 * 4 * numbers and gpt.training
+
+
+# Layers.
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 700])
+@torch.no_grad()
+def test_a_single_row_times_a_large_weight_is_the_product_whatever_the_threads(threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for N, C in ((384, 300), (385, 300), (4, 4)):
+        for bias in (True, False):
+            linear = Linear(C, N - 1, 1, bias=bias)
+            assert (linear.parts, linear.out_features) == ((N - 1, 1), N) and (N * C > LARGE) == (N > 4)
+            for lead in ((1,), (4,), (1, 1), (2, 3), (1, 5), ()):
+                x = torch.randn(*lead, C)
+                close(linear(x), F.linear(x, linear.weight, linear.bias))
+
+
+def test_norms_compute_in_the_type_of_their_input():
+    for norm, plain in ((RMSNorm(24, eps=1e-3), nn.RMSNorm(24, eps=1e-3)), (LayerNorm(24), nn.LayerNorm(24))):
+        for parameter in norm.parameters():
+            nn.init.normal_(parameter)
+        plain.load_state_dict(norm.state_dict())
+        for x in (torch.randn(2, 3, 24), 1e-3 * torch.randn(5, 24), torch.zeros(1, 24)):
+            close(norm(x), plain(x))
+            assert norm(x.bfloat16()).dtype == torch.bfloat16
+            close(norm(x.bfloat16()).float(), plain(x), rtol=3e-2, atol=3e-2)
+
+
+# The loss: cross-entropy without the logits of a whole batch.
+
+V, C = 50, 8
+
+
+def plain(x, weight, targets, softcap):
+    logits = (x @ weight.T).to(torch.promote_types(x.dtype, torch.float32))
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=UNSCORED, reduction="sum")
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("tokens", [0.5, 1, 5, 12, 13, 10_000], ids="{} tokens at a time".format)
+def test_the_loss_has_value_and_gradient_of_the_plain_one(softcap, tokens, monkeypatch):
+    x = torch.randn(4, 9, C, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(V, C, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(V, (4, 9))
+    targets[1, 3:] = UNSCORED
+    expected = plain(x, weight, targets, softcap)
+    expected = (expected, *torch.autograd.grad(expected / 7, (x, weight)))
+    for most in (int(tokens * V * 4), None):
+        monkeypatch.setitem(model.loss.LARGEST_CHUNK, "cpu", int(tokens * V * 4) if most is None else 1 << 30)
+        nats = summed_nats(x, weight, targets, softcap, largest_chunk=most)
+        for got, wanted in zip((nats, *torch.autograd.grad(nats / 7, (x, weight))), expected, strict=True):
+            close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_padding_of_the_heads_changes_neither_value_nor_gradient(softcap, monkeypatch):
+    x, weight = torch.randn(2, 3, C, requires_grad=True), torch.randn(V, C, requires_grad=True)
+    targets = torch.randint(V, (2, 3))
+    expected = summed_nats(x, weight, targets, softcap)
+    expected = (expected, *torch.autograd.grad(expected, (x, weight)))
+    monkeypatch.setitem(model.loss.MULTIPLE, "cpu", 64)  # as on a GPU
+    for most in (None, 2 * V * 4):
+        nats = summed_nats(x, weight, targets, softcap, largest_chunk=most)
+        for got, wanted in zip((nats, *torch.autograd.grad(nats, (x, weight))), expected, strict=True):
+            close(got, wanted)
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("scale", [0.01, 5, 200], ids="logits of {}".format)
+def test_in_float32_value_and_gradient_are_near_float64_however_large_or_small_the_loss(softcap, scale):
+    x, weight = torch.randn(1, 40, C) * scale, torch.randn(V, C)
+    targets = (x @ weight.T).argmax(-1)  # half of them nearly sure
+    targets[:, ::2] = (x @ weight.T).argmin(-1)[:, ::2]  # and the others nearly impossible: exp(-1000) is 0
+    exact, rounded = (
+        [part.detach().to(dtype).requires_grad_() for part in (x, weight)] for dtype in (torch.float64, torch.float32)
+    )
+    for tensors in (exact, rounded):
+        nats = plain(*tensors, targets, softcap) if tensors is exact else summed_nats(*tensors, targets, softcap)
+        tensors += [nats, *torch.autograd.grad(nats, tensors[:2])]
+    for got, wanted in zip(rounded[2:], exact[2:], strict=True):
+        close(got.double(), wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+
+
+def test_nothing_scored_is_no_loss_and_products_of_the_loss_are_autocasts_but_the_softmax_is_not():
+    x, weight = torch.randn(2, 3, C, requires_grad=True), torch.randn(V, C, requires_grad=True)
+    nats, targets = summed_nats(x, weight, torch.full((2, 3), UNSCORED)), torch.randint(V, (2, 3))
+    assert nats == 0 and not any(gradient.any() for gradient in torch.autograd.grad(nats, (x, weight)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = summed_nats(x, weight, targets)
+    assert rounded.dtype == torch.float32
+    close(rounded, plain(x.bfloat16(), weight.bfloat16(), targets, None))
+
+
+def test_a_second_pass_back_is_an_error_and_not_a_gradient_scaled_twice():
+    x, weight = torch.randn(2, 3, C, requires_grad=True), torch.randn(V, C, requires_grad=True)
+    nats = 3 * summed_nats(x, weight, torch.randint(V, (2, 3)))
+    nats.backward(retain_graph=True)
+    with pytest.raises(TypeError):
+        nats.backward()
+
+
+@pytest.mark.parametrize("settings", [{}, {"tie_embeddings": True, "logit_softcap": 5.0}], ids=str)
+def test_a_model_learns_by_its_loss_as_by_its_logits(settings):
+    gpt, (tokens, targets) = random_gpt(**settings), torch.randint(11, (2, 2, 6)).unbind()
+    targets[1, 3:] = -1  # which no loss counts
+    gpt(tokens, targets).backward()
+    ours = {name: parameter.grad for name, parameter in gpt.named_parameters()}
+    gpt.zero_grad()
+    F.cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum").backward()
+    for name, parameter in gpt.named_parameters():
+        close(ours[name], parameter.grad)
+
+
+def test_the_logits_of_a_batch_are_never_held_at_once(monkeypatch):
+    N, vocabulary = 4096, 1000
+    monkeypatch.setitem(model.loss.LARGEST_CHUNK, "cpu", 4 * vocabulary * N // 16)
+    x, weight = torch.randn(1, N, C, requires_grad=True), torch.randn(vocabulary, C, requires_grad=True)
+    targets, logits, most = torch.randint(vocabulary, (1, N)), 4 * N * vocabulary, {}
+    for loss in (summed_nats, plain):
+        with LiveBytes() as live:
+            loss(x, weight, targets, None).backward()
+        most[loss] = live.most
+    assert most[summed_nats] < 0.3 * logits < logits < most[plain]
+    monkeypatch.setitem(model.loss.LARGEST_CHUNK, "cpu", 1 << 40)  # all at once: one buffer of logits
+    with LiveBytes() as live:
+        summed_nats(x, weight, targets).backward()
+    assert live.most < 1.1 * logits < 0.5 * most[plain]
+
+
+# What a person may get wrong.
 
 
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"n_head": 3}, "n_head=3 does not divide model.n_embd=128"),
-        ({"n_head": 4, "n_kv_head": 3}, "n_kv_head=3 does not divide model.n_head=4"),
-        ({"n_kv_head": 0}, "n_kv_head=0"),
-        ({"n_embd": 12, "n_head": 4}, "rotates pairs of channels, but a head size of 3 is odd"),
-        ({"head_size": 7}, "but a head size of 7 is odd"),
-        ({"head_size": 0}, "head_size=0 must be at least 1"),
+        ({"vocab_size": None}, "vocab_size=null: a GPT needs the tokenizer's number of token ids"),
+        ({"n_head": 3}, "model.n_head=3 does not divide model.n_embd=128: choose model.n_head from 1, 2, 4, 8, 16,"),
+        ({"n_head": 4, "n_kv_head": 3}, "n_kv_head=3 does not divide model.n_head=4: choose model.n_kv_head from"),
+        ({"n_embd": 12, "n_head": 4}, "rotates pairs of channels, but a head size of 3 is 3"),
         ({"attention": "fast"}, "attention=fast: 'fast' is unknown"),
-        ({"position": "absolute"}, "position=absolute is not known"),
-        ({"norm": "batchnorm"}, "norm=batchnorm is not known"),
-        ({"mlp": "relu"}, "mlp=relu is not known"),
-        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"attention": "sdpa+window"}, r"attention=sdpa\+window needs a window: set model.attention_window=POSITIONS"),
+        ({"attention": "sdpa/sdpa+nope", "position": "alibi"}, "nope leaves out the rotation of model.position=rope"),
+        ({"position": "absolute"}, "model.position=absolute is not known: choose one of rope, learned, alibi, none"),
+        *(({name: "no"}, f"model.{name}=no is not known") for name in ("norm", "mlp", "rope_scaling")),
+        *(({name: 1.0}, f"{name}=1 must be at least 0 and below 1") for name in ("dropout", "attention_dropout")),
         ({"attention_dropout": -0.1}, "attention_dropout=-0.1"),
-        ({"attention": "flex", "attention_dropout": 0.1}, "flex has no dropout, but model.attention_dropout=0.1"),
-        ({"n_layer": 0}, "n_layer=0"),
-        ({"attention_window": 0}, "attention_window=0"),
-        ({"rope_theta": 0.0}, "rope_theta=0.0"),
-        ({"rope_scaling_factor": 0.5}, "rope_scaling_factor=0.5"),
-        ({"logit_softcap": -1.0}, "logit_softcap=-1.0"),
-        ({"vocab_size": 0}, "vocab_size=0"),
-        ({"norm_eps": 0.0}, "norm_eps=0.0"),
+        *(({name: 0}, f"model.{name}=0 must be at least 1") for name in
+          ("n_layer", "n_embd", "n_head", "n_kv_head", "head_size", "attention_window", "latent_size", "block_size",
+           "vocab_size", "n_inner")),
+        *(({name: 0.0}, f"model.{name}=0 must be") for name in
+          ("rope_theta", "rope_fraction", "score_softcap", "norm_eps", "logit_softcap")),
+        ({"rope_fraction": 1.5}, "rope_fraction=1.5"),
+        ({"rope_scaling_factor": 0.5}, "rope_scaling_factor=0.5 must be finite and at least 1"),
+        ({"n_embd": 2**40, "n_head": 1}, "a weight would have more than 2\\^63 numbers: lower model.n_embd=10995"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_settings_that_do_not_fit_are_named(settings, named):
     with pytest.raises(ValueError, match=named):
-        GPT(GPTConfig(**{"vocab_size": 61} | settings))
+        config = GPTConfig(**{"vocab_size": 61} | settings)
+        count_weights(config) if config.vocab_size else GPT(config)

@@ -1,6 +1,5 @@
 """Fine-tuning: a new run that begins with the weights, the shape and the tokenizer of another."""
 
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_gpt, run_here
-from test_resume import assert_same_run, stop_at
+from test_resume import assert_same_run, stopped
 
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
@@ -16,19 +15,20 @@ from errors import SettingsError
 from runs.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from train import train
 from training.config import TrainConfig
-from training.pretrained import copy_weights, inherit, origin_config
-from training.start import start_run
+from training.pretrained import copy_weights, inherit, pretrained_config
+from training.start import open_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture
-def pretrained(train_config: TrainConfig, tmp_path: Path) -> str:
-    """A run with a tokenizer of its own and a shape that is not the default."""
-    tokenizer = TokenizerConfig(name="bpe", vocab_size=280)
-    run_dir = str(tmp_path / "pretrained")
-    train(replace(train_config, run_dir=run_dir, tokenizer=tokenizer, max_steps=10, sample_tokens=0))
-    return run_dir
+def pretrained(tmp_path: Path, text_file: Path) -> str:
+    """A checkpoint with a tokenizer of its own and a shape that is not the default."""
+    tokenizer = make_tokenizer(TokenizerConfig(name="bpe", vocab_size=280), [text_file.read_text(encoding="utf-8")])
+    model = random_gpt(n_head=2, vocab_size=280)
+    config = TrainConfig(model=model.config)
+    save_checkpoint(tmp_path / "pretrained", model=model, tokenizer=tokenizer, config=config)
+    return str(tmp_path / "pretrained")
 
 
 @pytest.fixture
@@ -42,8 +42,9 @@ def other_text(train_config: TrainConfig, tmp_path: Path) -> TrainConfig:
 
 
 def test_a_run_begins_with_the_weights_shape_and_tokenizer_it_is_given(pretrained, other_text):
-    run = start_run(replace(other_text, init_from=pretrained))
     source = open_checkpoint(pretrained)
+    with open_run(replace(other_text, init_from=pretrained)) as run:
+        pass
     assert run.model.config == replace(source.model.config, dropout=0.1)
     for name, weight in source.model.state_dict().items():
         assert torch.equal(run.model.state_dict()[name], weight)
@@ -58,13 +59,10 @@ def test_fine_tuning_leaves_its_source_as_it_was_and_can_be_resumed(pretrained, 
     train(whole)
     assert {path: path.read_bytes() for path in Path(pretrained).rglob("*") if path.is_file()} == before
 
-    stopped = replace(other_text, init_from=pretrained, run_dir=str(tmp_path / "stopped"))
-    stop_at(monkeypatch, 13)
-    with pytest.raises(SystemExit):
-        train(stopped)
-    monkeypatch.undo()
-    train(replace(stopped, init_from=None, resume=stopped.run_dir))
-    assert_same_run(whole.run_dir, stopped.run_dir)
+    again = replace(other_text, run_dir=str(tmp_path / "stopped"))
+    stopped(replace(again, init_from=pretrained), 13)
+    train(replace(again, resume=again.run_dir))
+    assert_same_run(whole.run_dir, again.run_dir)
 
 
 def test_a_hugging_face_folder_is_a_beginning_too(tmp_path, other_text):
@@ -77,7 +75,8 @@ def test_a_hugging_face_folder_is_a_beginning_too(tmp_path, other_text):
     folder.mkdir()
     to_huggingface(model, folder, encoding.eot_token)
     save_tokenizer_json(encoding, folder, model.config.block_size)
-    run = start_run(replace(other_text, init_from=f"hf:{folder}"))
+    with open_run(replace(other_text, init_from=f"hf:{folder}")) as run:
+        pass
     torch.testing.assert_close(run.model.state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])
 
 
@@ -94,7 +93,8 @@ def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other
     source.tokenizer.name = "../../../escaped"
     config = replace(other_text, model=source.model.config)
     save_checkpoint(tmp_path / "forged", model=source.model, tokenizer=source.tokenizer, config=config)
-    start_run(replace(other_text, init_from=str(tmp_path / "forged")))
+    with open_run(replace(other_text, init_from=str(tmp_path / "forged"))):
+        pass
     assert not list(tmp_path.parent.glob("*escaped*")) and not list(tmp_path.glob("*escaped*"))
 
 
@@ -106,28 +106,26 @@ def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text
     assert report.startswith(f"parameters  {count_parameters(source).total():,} with 280 ids:")
 
 
-@pytest.mark.parametrize(
-    ("typed", "named"),
-    [
-        (["model.n_layer=6", "model.n_head=2"], "model.n_layer=6 (it has 2)"),
-        (["model=small"], "model.n_layer=8 (it has 2)"),
-        (["attention=single_head"], "model.attention=single_head (it has sdpa)"),
-        (["model.position=none"], "model.position=none (it has rope)"),
-        (["+experiment=shakespeare"], "model.n_head=6 (it has 2)"),
-        (["tokenizer=gpt2"], "has its own tokenizer: leave out tokenizer=gpt2."),
-        (["tokenizer.vocab_size=300"], "leave out tokenizer.vocab_size=300."),
-    ],
-    ids=str,
-)
-def test_a_model_that_the_weights_are_not_is_refused(typed, named, pretrained, text_file, tmp_path):
-    result = run_here("train.py", f"init_from={pretrained}", f"data.path={text_file}", *typed, cwd=tmp_path)
-    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
-    assert named in result.stderr and f"init_from={pretrained}" in result.stderr
-    assert "n_head=2 (" not in result.stderr and not list(tmp_path.glob("outputs/*/*/checkpoints"))
+def test_a_model_that_the_weights_are_not_is_refused(pretrained, text_file, tmp_path):
+    refusals = {
+        "model.n_layer=6 model.n_head=2": "model.n_layer=6 (it has 2)",
+        "model=small": "model.n_layer=8 (it has 2)",
+        "attention=single_head": "model.attention=single_head (it has sdpa)",
+        "model.position=none": "model.position=none (it has rope)",
+        "+experiment=shakespeare": "model.n_head=6 (it has 2)",
+        "tokenizer=gpt2": "has its own tokenizer: leave out tokenizer=gpt2.",
+        "tokenizer.vocab_size=300": "leave out tokenizer.vocab_size=300.",
+    }
+    for typed, named in refusals.items():
+        settings = [f"init_from={pretrained}", f"data.path={text_file}", *typed.split()]
+        result = run_here("train.py", *settings, cwd=tmp_path)
+        assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
+        assert named in result.stderr and f"init_from={pretrained}" in result.stderr
+        assert "n_head=2 (" not in result.stderr and not list(tmp_path.glob("outputs/*/*/checkpoints"))
 
 
 def test_what_is_asked_for_is_new_and_all_else_the_pretrained_models(pretrained, text_file, tmp_path):
-    asked = dict(attention="matmul", attention_window=9, rope_theta=5e4, rope_scaling="ntk", rope_scaling_factor=2.0)
+    asked = dict(attention="matmul", attention_window=9, rope_theta=5e4, rope_scaling="linear", rope_scaling_factor=2.0)
     asked |= dict(block_size=24, vocab_size=320, dropout=0.2, attention_dropout=0.1, n_layer=2)
     typed = [f"{'' if name == 'attention' else 'model.'}{name}={value}" for name, value in asked.items()]
     settings = (
@@ -145,30 +143,12 @@ def test_what_is_asked_for_is_new_and_all_else_the_pretrained_models(pretrained,
     assert again.returncode == 0 and "resuming at step 1 of" in again.stdout, again.stderr
 
 
-def test_a_sweep_gives_no_job_the_model_that_another_began_with(pretrained, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.plan.plan_run", lambda config: f"{config.model.n_embd} wide")
-    result = run_here("train.py", "-m", f"init_from={pretrained},null", "dry_run=true", cwd=tmp_path)
-    assert re.findall(r"\d+ wide", result.stdout) == ["32 wide", "128 wide"], result.stderr
-
-
-def test_what_an_experiment_asks_of_the_model_is_asked_for_too(text_file, tmp_path):
-    tokenizer = make_tokenizer(TokenizerConfig(name="byte"), [])
-    model = random_gpt(n_layer=4, n_head=4, n_embd=128, block_size=32, vocab_size=tokenizer.n_vocab)
-    config = TrainConfig(model=model.config)
-    save_checkpoint(tmp_path / "origin", model=model, tokenizer=tokenizer, config=config)
-    settings = f"""+experiment=shakespeare_cpu init_from={tmp_path}/origin data=text data.path={text_file} max_steps=1
-        model.attention=sdpa data.cache_dir={tmp_path}/cache run_dir={tmp_path}/run device=cpu"""
-    result = run_here("train.py", *settings.split(), cwd=tmp_path)
-    assert result.returncode == 0 and "settings, but for block_size=64" in result.stdout, result.stderr
-    assert load_checkpoint(tmp_path / "run" / "checkpoints" / "last").model.config.block_size == 64
-
-
 def test_a_window_can_be_taken_away_and_a_vocabulary_cut_below_the_tokenizers_is_refused(pretrained, other_text):
-    found = origin_config(pretrained)
+    found = pretrained_config(pretrained)
     assert inherit(replace(found, attention_window=4), found).attention_window is None
     small = replace(other_text, init_from=pretrained, model=replace(other_text.model, vocab_size=100))
     with pytest.raises(SettingsError, match=r"model.vocab_size=100 is less than the tokenizer's 280"):
-        start_run(small)
+        train(small)
 
 
 @pytest.mark.parametrize("position", ["rope", "learned"])

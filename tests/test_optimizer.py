@@ -1,10 +1,13 @@
-"""How weights move: groups, Muon, schedules."""
+"""How weights move: groups, Muon, AdamW, schedules."""
+
+from itertools import chain
 
 import pytest
 import torch
-from conftest import random_gpt
+from conftest import close, random_gpt
 
 from training.config import OptimizerConfig, ScheduleConfig
+from training.distributed import Ranks
 from training.optimizer import (
     Muon,
     load_optimizer_state,
@@ -15,14 +18,23 @@ from training.optimizer import (
     set_learning_rate,
 )
 
+GO, SKIP = torch.tensor(False), torch.tensor(True)
+
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
-@pytest.mark.parametrize("settings", [{}, {"tie_embeddings": True, "position": "learned", "bias": True}], ids=str)
-def test_every_parameter_is_in_one_group(name, settings):
-    model = random_gpt(**settings)
-    optimizers = make_optimizers(model, OptimizerConfig(name=name))
-    moved = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    assert sorted(map(id, moved)) == sorted(map(id, model.parameters()))
+def test_every_parameter_is_in_one_group_and_muons_are_the_matrices_of_the_blocks(name):
+    for settings in ({"attention": "sdpa+gate+sink+forget/delta/mla"}, {"tie_embeddings": True, "position": "learned"}):
+        model = random_gpt(**settings, n_layer=3, bias=True)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        optimizers = make_optimizers(model, OptimizerConfig(name=name))
+        moved = [[names[id(p)] for p in g["params"]] for optimizer in optimizers for g in optimizer.param_groups]
+        assert sorted(chain(*moved)) == sorted(names.values())
+        layers = [{name.removesuffix(".weight").split(".")[-1] for name in group} for group in moved[:3]]
+        rows = {"qkv_proj", "gate_up_proj", *(("q_proj", "k_proj") if "attention" in settings else ())}
+        whole = {"o_proj", *(("c_proj", "k_up", "v_up") if "attention" in settings else ())}
+        assert layers == [rows, {"down_proj"}, whole]
+        assert all(".weight" in name and name.startswith("blocks") for group in moved[:3] for name in group)
+    assert len(optimizers) == 1 + (name == "muon")
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 0.02)])
@@ -41,44 +53,80 @@ def test_orthogonalize_brings_each_slices_singular_values_near_one(shape, column
     assert not orthogonalize(torch.zeros_like(matrices), 16, columns).any()
 
 
-def test_muon_moves_weights_by_the_polar_factor_of_each_slices_momentum():
+# By group, which axis has channels: the rows of each part of a weight, and its columns. 16 does not divide 40, 72 or 8.
+ROWS = [
+    ((32,), 64),
+    ((96,), 64),
+    ((40,), 64),
+    ((72,), 64),
+    ((96, 32, 32), 64),
+    ((40, 40), 64),
+    ((8, 24), 64),
+    ((32, 40), 64),
+]
+KINDS = {0: ROWS, 1: [((64,), 32), ((64,), 96), ((64,), 40)], None: [((64,), 64), ((64,), 16)]}
+
+
+def polar(part, axis):
+    """What a momentum moves by: of each slice of 16 channels, else of the whole, U Vᵀ of its singular values."""
+    m, n = part.shape
+    sliced = axis is not None and part.shape[axis] % 16 == 0
+    factor = min(1, part.shape[1 - axis] / part.shape[axis]) if sliced else max(1, m / n)
+    slices = part.split(16, axis) if sliced else [part]
+    svds = [torch.linalg.svd(each, full_matrices=False) for each in slices]
+    return factor**0.5 * torch.cat([u @ vh for u, _, vh in svds], axis or 0)
+
+
+def test_muon_moves_each_part_of_a_weight_by_the_polar_factor_of_each_slices_momentum():
     torch.manual_seed(0)
-    # (m, n), the slices' axis and width, the factor on the rate; 16 does not divide 40
-    kinds = [
-        [((32, 64), 0, 16, 1.0), ((96, 64), 0, 16, (64 / 96) ** 0.5), ((40, 64), 0, 40, 1.0)],
-        [((64, 32), 1, 16, 1.0), ((64, 96), 1, 16, (64 / 96) ** 0.5)],
-        [((64, 64), 0, 64, 1.0), ((64, 16), 0, 64, 2.0)],
-    ]
-    groups = [[torch.nn.Parameter(torch.randn(shape)) for shape, *_ in kind for _ in range(2)] for kind in kinds]
-    rates = {"peak_lr": 0.02, "lr": 0.02, "weight_decay": 0.1}
-    muon = Muon([{"params": group, **rates} for group in groups], momentum=0.9, width=16)
-    weights, rules = (
-        [weight for group in groups for weight in group],
-        [rule for kind in kinds for rule in kind for _ in range(2)],
-    )
-    start = [weight.detach().clone() for weight in weights]
-    expected, momenta = list(start), [torch.zeros_like(weight) for weight in start]
+    weights = {axis: [torch.nn.Parameter(torch.randn(sum(r), n)) for r, n in 2 * kind] for axis, kind in KINDS.items()}
+    parts = {w: r for axis, kind in KINDS.items() for w, (r, _) in zip(weights[axis], 2 * kind, strict=True)}
+    groups = [{"params": group, "peak_lr": 0.02, "lr": 0.02, "weight_decay": 0.1} for group in weights.values()]
+    muon, axes = Muon(groups, parts, momentum=0.9, width=16), {w: axis for axis in weights for w in weights[axis]}
+    start = {weight: weight.detach().clone() for weight in parts}
+    expected, momenta = dict(start), {weight: torch.zeros_like(weight) for weight in parts}
     for _ in range(5):
-        for weight in weights:
+        for weight in parts:
             weight.grad = torch.randn(weight.shape)
-        muon.step(skip=torch.tensor(False))
-        for i, (weight, (_, axis, width, factor)) in enumerate(zip(weights, rules, strict=True)):
-            momenta[i] = 0.9 * momenta[i] + 0.1 * weight.grad
-            slices = (0.1 * weight.grad + 0.9 * momenta[i]).split(width, axis)
-            polar = [u @ vh for u, _, vh in (torch.linalg.svd(slice, full_matrices=False) for slice in slices)]
-            expected[i] = expected[i] * (1 - 0.02 * 0.1) - 0.02 * factor * torch.cat(polar, axis)
-    for weight, wanted, first in zip(weights, expected, start, strict=True):
-        assert (weight - wanted).norm() < 0.12 * (wanted - first).norm()
+        muon.step(skip=GO)
+        for weight, rows in parts.items():
+            momenta[weight] = 0.9 * momenta[weight] + 0.1 * weight.grad
+            nesterov = (0.1 * weight.grad + 0.9 * momenta[weight]).split(rows)
+            change = torch.cat([polar(part, axes[weight]) for part in nesterov])
+            expected[weight] = expected[weight] * (1 - 0.02 * 0.1) - 0.02 * change
+    for weight, wanted in expected.items():
+        assert (weight - wanted).norm() < 0.12 * (wanted - start[weight]).norm(), weight.shape
+
+
+SHAPES = [{}, {"n_kv_head": 2, "mlp": "relu2"}, {"n_head": 3, "head_size": 16, "n_inner": 40}]
+
+
+@pytest.mark.parametrize("settings", SHAPES, ids=str)
+def test_the_parts_of_a_joined_weight_move_exactly_as_separate_matrices_would(settings):
+    muon = make_optimizers(random_gpt(**settings), OptimizerConfig(weight_decay=0.1))[0]
+    group = muon.param_groups[0]
+    apart = {w: [torch.nn.Parameter(t.clone()) for t in w.detach().split(muon.parts[w])] for w in group["params"]}
+    assert {len(parts) for parts in apart.values()} == ({1, 3} if settings.get("mlp") else {2, 3})
+    single = [*chain(*apart.values())]
+    groups = [{**group, "params": params} for params in (single, [], [])]
+    other = Muon(groups, {part: (len(part),) for part in single}, 0.95, muon.width)
+    for _ in range(3):
+        for weight, parts in apart.items():
+            weight.grad = torch.randn_like(weight)
+            for part, gradient in zip(parts, weight.grad.split(muon.parts[weight]), strict=True):
+                part.grad = gradient.clone()
+        muon.step(skip=GO)
+        other.step(skip=GO)
+    for weight, parts in apart.items():
+        close(weight, torch.cat(parts), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9])  # the second makes eps matter
 def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
     shape = dict(bias=True, norm="layernorm", position="learned")
     ours, theirs = random_gpt(**shape), random_gpt(**shape)
-    settings = dict(beta1=0.8, beta2=0.95, weight_decay=0.1)
-    (adamw,) = make_optimizers(
-        ours, OptimizerConfig(name="adamw", lr=0.02, embedding_lr=0.01, lm_head_lr=0.004, **settings)
-    )
+    settings = dict(lr=0.02, embedding_lr=0.01, lm_head_lr=0.004, beta1=0.8, beta2=0.95, weight_decay=0.1)
+    (adamw,) = make_optimizers(ours, OptimizerConfig(name="adamw", **settings))
     groups = []
     for name, parameter in theirs.named_parameters():
         lr = 0.01 if parameter.ndim == 1 else {"blocks": 0.02, "lm_head": 0.004}.get(name.split(".")[0], 0.01)
@@ -87,65 +135,66 @@ def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
     for step in range(3):
         torch.manual_seed(step)
         for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-            if name != "blocks.0.mlp.up_proj.weight":  # which never has a gradient
+            if name != "blocks.0.mlp.down_proj.weight":  # which never has a gradient
                 a.grad = scale * torch.randn(a.shape)
                 b.grad = a.grad.clone()
-        adamw.step(skip=torch.tensor(False))
+        adamw.step(skip=GO)
         oracle.step()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_adamws_defaults_are_those_of_the_settings():
-    for adamw in (make_optimizers(random_gpt(), OptimizerConfig(name=name))[-1] for name in ("muon", "adamw")):
-        for group in adamw.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.full_like(parameter, 2.0)
-        adamw.step(skip=torch.tensor(False))
-        for state in adamw.state.values():
-            means = {kind: tensor.mean().item() for kind, tensor in state.items()}
-            assert means == pytest.approx({"step": 1, "exp_avg": 2 * (1 - 0.9), "exp_avg_sq": 4 * (1 - 0.95)})
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
 def test_a_skipped_step_changes_neither_weights_nor_state(name):
     model = random_gpt()
     optimizers = make_optimizers(model, OptimizerConfig(name=name, weight_decay=0.1))
-
-    def everything():
-        return [*model.parameters(), *optimizer_state(model, optimizers).values()]
-
-    for skip in (False, True):
-        before = [tensor.detach().clone() for tensor in everything()]
+    for skip in (GO, SKIP):
+        everything = [*model.parameters(), *optimizer_state(model, optimizers).values()]
+        before = [tensor.detach().clone() for tensor in everything]
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, float("nan") if skip else 0.1)
         for optimizer in optimizers:
-            optimizer.step(skip=torch.tensor(skip))
+            optimizer.step(skip=skip)
     assert len(before) > len(list(model.parameters()))
-    assert all(torch.equal(was, now) for was, now in zip(before, everything(), strict=True))
+    assert all(torch.equal(was, now) for was, now in zip(before, everything, strict=True))
 
 
-def test_muon_and_adamw_resume_from_their_state():
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_gradients_are_divided_as_the_step_is_told(name):
+    models = []
+    for factor in (1.0, 4.0):
+        models.append(model := random_gpt())
+        optimizers = make_optimizers(model, OptimizerConfig(name=name))
+        for step in range(2):
+            torch.manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = (factor if step else 1.0) * torch.randn_like(parameter)
+            for optimizer in optimizers:
+                optimizer.step(GO, torch.tensor(factor if step else 1.0))
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
+def test_muon_and_adamw_resume_from_their_state_and_refuse_another():
     def train(model, optimizers, steps):
         for step in steps:
             tokens = torch.randint(61, (4, 9), generator=torch.Generator().manual_seed(step))
             model(tokens).logsumexp(-1).mean().backward()
             for optimizer in optimizers:
-                optimizer.step(skip=torch.tensor(False))
+                optimizer.step(skip=GO)
             model.zero_grad()
 
-    whole = random_gpt()
+    whole, first, second = random_gpt(), random_gpt(), random_gpt(seed=1)
     train(whole, make_optimizers(whole, OptimizerConfig()), range(6))
-    first = random_gpt()
     optimizers = make_optimizers(first, OptimizerConfig())
     train(first, optimizers, range(3))
-    second = random_gpt(seed=1)
     second.load_state_dict(first.state_dict())
-    resumed = make_optimizers(second, OptimizerConfig())
-    load_optimizer_state(second, resumed, optimizer_state(first, optimizers))
+    resumed, state = make_optimizers(second, OptimizerConfig()), optimizer_state(first, optimizers)
+    load_optimizer_state(second, resumed, state, Ranks())
     train(second, resumed, range(3, 6))
-    for a, b in zip(whole.parameters(), second.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
+    name = "blocks.0.attention.qkv_proj.weight.momentum_buffer"
+    for wrong in (state | {name: torch.zeros(2, 2)}, {k: v for k, v in state.items() if k != name}, {}):
+        with pytest.raises(ValueError, match=r"the optimizer's .* is missing, or does not have its shape"):
+            load_optimizer_state(second, resumed, wrong, Ranks())
 
 
 @pytest.mark.parametrize(
@@ -164,8 +213,16 @@ def test_muon_and_adamw_resume_from_their_state():
 )
 def test_a_schedule_climbs_stays_and_falls_to_its_end(settings, factors):
     schedule = ScheduleConfig(**settings)
-    found = {step: schedule_factor(schedule, step, step / 100) for step in factors}
-    assert found == pytest.approx(factors)
+    assert {step: schedule_factor(schedule, step, step / 100) for step in factors} == pytest.approx(factors)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "warmup"),
+    [("warmup_stable_decay", 21, 3), ("cosine", 600, 60), ("constant", 5000, 100), ("cosine", None, 100)],
+)
+def test_a_warm_up_that_nobody_typed_is_at_most_a_tenth_of_the_run(name, steps, warmup):
+    factors = [schedule_factor(ScheduleConfig(name=name), step, 0.0, steps) for step in (0, warmup - 1, warmup)]
+    assert factors == pytest.approx([1 / (warmup + 1), warmup / (warmup + 1), 1])
 
 
 def test_a_decay_by_the_clock_begins_after_the_warm_up_and_never_climbs_again():
@@ -176,33 +233,11 @@ def test_a_decay_by_the_clock_begins_after_the_warm_up_and_never_climbs_again():
     assert factors[20:] == sorted(factors[20:], reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("settings", "rates"),  # of matrices cut by rows, by columns, not at all; embeddings, lm_head, norms and biases
-    [
-        (dict(embedding_lr=0.01, lm_head_lr=0.004), [0.005, 0.005, 0.005, 0.0025, 0.001, 0.0025]),
-        (dict(embedding_lr=0.01), [0.005, 0.005, 0.005, 0.0025, 0.005, 0.0025]),
-        (dict(lm_head_lr=0.004), [0.005, 0.005, 0.005, 0.005, 0.001, 0.005]),
-    ],
-    ids=str,
-)
-def test_the_factor_scales_each_groups_own_peak_which_is_lr_unless_set(settings, rates):
-    unset = dict(embedding_lr=None, lm_head_lr=None)
-    optimizers = make_optimizers(random_gpt(), OptimizerConfig(**unset | settings, lr=0.02))
-    set_learning_rate(optimizers, 0.5)
-    set_learning_rate(optimizers, 0.25)
-    assert [group["lr"] for optimizer in optimizers for group in optimizer.param_groups] == pytest.approx(rates)
-
-
-@pytest.mark.parametrize(
-    ("group", "setting", "value"),
-    [
-        *((OptimizerConfig, *wrong) for wrong in (("name", "sgd"), ("lr", 0.0), ("lm_head_lr", -1.0))),
-        *((OptimizerConfig, *wrong) for wrong in (("momentum", 1.0), ("beta2", 1.0), ("weight_decay", -0.1))),
-        *((ScheduleConfig, *wrong) for wrong in (("name", "linear"), ("warmup_steps", -1))),
-        *((ScheduleConfig, *wrong) for wrong in (("decay_fraction", 1.5), ("final_factor", -0.1))),
-    ],
-)
-def test_settings_out_of_range_are_named(group, setting, value):
-    prefix = group.__name__.removesuffix("Config").lower()
-    with pytest.raises(ValueError, match=rf"{prefix}\.{setting}={value}"):
-        group(**{setting: value})
+def test_the_factor_scales_each_groups_own_peak_which_is_lr_unless_set():
+    for embedding, head, rates in ((0.01, 0.004, [0.0025, 0.001, 0.0025]), (0.01, None, [0.0025, 0.005, 0.0025])):
+        config = OptimizerConfig(embedding_lr=embedding, lm_head_lr=head, lr=0.02)
+        optimizers = make_optimizers(random_gpt(), config)
+        for factor in (0.5, 0.25):
+            set_learning_rate(optimizers, factor)
+        found = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+        assert found == pytest.approx([0.005] * 3 + rates)  # of matrices; embeddings, lm_head, norms and biases

@@ -1,4 +1,4 @@
-"""evaluate.py probes=true: known models give known figures, and what a model has not is left out in words."""
+"""eval.py probes=true: known models give known figures, and what a model has not is left out in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import random_gpt, run_here
 
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
-from generation.probes import DEPTHS, NAMES, Probes, notes, probe, summary
+from generation.probes import DEPTHS, NAMES, Probes, probe, summary
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.heads import attention_maps
@@ -72,17 +72,15 @@ def test_the_loss_by_position_is_that_of_whole_windows_and_goes_sixteen_times_as
 
 
 def test_learned_positions_end_where_they_end_and_a_state_has_no_scores():
-    learned = probes(position="learned")
-    assert len(learned.by_position(TOKENS)["nats"]) == 16
-    assert notes(learned.model, has_text=True) == [
-        "position=learned ends at block_size=16: nothing is measured beyond it"
-    ]
+    assert len(probes(position="learned").by_position(TOKENS)["nats"]) == 16
     hybrid = probes(attention="delta/sdpa")
-    found = hybrid.heads(TOKENS[:16].reshape(1, 16))
-    assert found["first"][0] is None and len(found["first"][1]) == 4 and hybrid.induction(61)["score"][0] is None
-    assert notes(hybrid.model, has_text=True) == ["delta has no score matrix: the heads of layer 0 are left out"]
-    states = probes(attention="linear").heads(TOKENS[:16].reshape(1, 16))
-    assert states["first"] == [None, None] and states["sink_mass"] is None
+    heads, induction = hybrid.heads(TOKENS[:16].reshape(1, 16)), hybrid.induction(61)
+    assert heads["first"][0] is None and len(heads["first"][1]) == 4 and induction["score"][0] is None
+    said = [*summary({"heads": heads, "induction": induction})]
+    assert said[-1] == "note        layer 0 keeps a state and has no score matrix: its heads are left out"
+    states = probes(attention="linear")
+    found = {"heads": states.heads(TOKENS[:16].reshape(1, 16)), "induction": states.induction(61)}
+    assert found["heads"]["first"] == [None, None] and len([*summary(found)]) == 2
 
 
 def test_a_needle_is_worth_what_its_name_adds():
@@ -102,24 +100,23 @@ def test_a_needle_is_worth_what_its_name_adds():
     found = Reader(random_gpt(block_size=128, vocab_size=257), OFF).needle(tokenizer, text)
     assert found["lengths"] == [64, 128, 256, 512] and found["depths"] == list(DEPTHS)
     assert found["nats"] == [[50.0] * 5] * 4  # a space and four digits
+    assert len(seen) == 4 * 5 * 4 * 2  # lengths, depths, trials, and a right and a wrong name
     assert {asked for _, asked in seen} <= set(NAMES) and max(length for length, _ in seen) == 513
 
 
-def test_the_command_writes_figures_and_pictures_beside_the_checkpoint(tmp_path):
+def test_the_command_writes_figures_into_the_run_and_prints_them(tmp_path):
     sizes = dict(n_layer=1, n_head=2, n_embd=16, block_size=64, vocab_size=257)
     config = TrainConfig(model=GPTConfig(attention="sdpa+gate", position="learned", **sizes))
     tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
-    save_checkpoint(tmp_path / "saved", model=GPT(config.model), tokenizer=tokenizer, config=config)
+    save_checkpoint(tmp_path / "run/checkpoints/step_1", model=GPT(config.model), tokenizer=tokenizer, config=config)
     (tmp_path / "text.txt").write_text("a line of text\n" * 200)
-    asked = ("evaluate.py", "probes=true", "checkpoint=saved", "data.path=text.txt", "device=cpu")
+    asked = ("eval.py", "probes=true", f"checkpoint={tmp_path}/run", "data.path=text.txt", "device=cpu")
     done = run_here(*asked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    pictures = {path.stem for path in (tmp_path / "saved.probes").glob("*.png")}
-    assert pictures == {"induction", "sinks", "by_position", "needle", "gates"}
-    found = json.loads((tmp_path / "saved.probes" / "probes.json").read_text())
-    assert list(summary(found)) == done.stdout.splitlines()[1:-1] and len(found["notes"]) == 1
-    again = run_here(*asked, "against=saved", cwd=tmp_path)
-    assert again.returncode == 1 and "against=saved means nothing with probes=true" in again.stderr
+    found = json.loads((tmp_path / "run/probes.json").read_text())
+    assert list(summary(found)) == done.stdout.splitlines()[1:-1]
+    again = run_here(*asked, "against=run", cwd=tmp_path)
+    assert again.returncode == 1 and "against=run and probes=true are both given: choose one" in again.stderr
 
 
 def test_a_model_of_a_task_is_probed_on_its_windows(tmp_path):
@@ -127,4 +124,4 @@ def test_a_model_of_a_task_is_probed_on_its_windows(tmp_path):
     config = TrainConfig(model=model, data=DataConfig(source="recall"))
     save_checkpoint(tmp_path / "saved", model=GPT(config.model), tokenizer=None, config=config)
     found = probe(open_checkpoint(str(tmp_path / "saved")), OFF)
-    assert found.keys() == {"induction", "heads", "notes"} and "no text" in found["notes"][0]
+    assert found.keys() == {"induction", "heads"}

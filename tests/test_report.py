@@ -1,65 +1,103 @@
-"""The page of a run: what it shows is what happened, after a resume too, and it stays small."""
+"""The pages of runs: what they show is what happened, they save and print it, and they stay small and safe."""
 
 from __future__ import annotations
 
 import base64
+import csv
+import errno
+import io
+import json
 import math
+import random
+import re
 import runpy
 import sys
+import time
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGINT, raise_signal
+from urllib.parse import unquote
 
 import pytest
 import torch
-from browser import browse, data_of, needs_browser
-from test_resume import before_step, stop_at
+from browser import browse, data_of, drawn_on_paper, needs_axe, needs_browser, violations
+from test_text_page import page_of_two
 
 from model.heads import attention_maps
-from pages.runs import heads_of, run_page
+from pages.runs import POINTS, run_page, spread, thin
 from runs.metrics import read_metrics
+from runs.summary import JobRecord, Summary, write_job, write_summary
+from sweeps.leaderboard import write_leaderboard
 from train import train
-from training.start import start_run
-from training.watch.pictures import MAP_BYTES, MAPPED, Plots, is_mapped, repeated_maps
+from training import report
+from training.report import MAP_BYTES, MAPPED, Report, is_mapped
+
+PRESS = 'const press = (where, key) => where.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));'
 
 
-@pytest.fixture(autouse=True)
-def _only_pages(monkeypatch):
-    for told in ("evaluated", "ended"):
-        monkeypatch.setattr(Plots, told, lambda *_: None)
+def page_of(config) -> Path:
+    return Path(config.run_dir) / "report.html"
 
 
-def report(run_dir: str) -> dict:
-    return data_of(Path(run_dir) / "report.html")
+def put_run(sweep: Path, number: int, bpb: float | None, *settings: str, name: str = "", **known) -> Path:
+    """A job's folder as a run leaves it, without its checkpoints."""
+    job = sweep / (name or str(number))
+    job.mkdir(parents=True)
+    row = {"step": 10, "tokens": 1000, "seconds": 1.5}
+    lines = [row | {"loss": 3.0}, row | {"val_loss": 2.0, "val_bpb": bpb}]
+    (job / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_job(job, JobRecord(number, list(settings)))
+    measured = {"status": "finished", "device": "cuda", "val_loss": 2.0, "val_bpb": bpb, "step": 10, "tokens": 1000}
+    measured |= {"flops": 1e9, "decode_tokens_per_s": 99.0, "peak_memory_mb": 9.0, "cache_bytes_per_token": 64.0}
+    write_summary(job, Summary(**measured | known))
+    return job
 
 
-def test_the_report_holds_what_was_written_and_what_the_heads_did_at_each_evaluation(train_config, monkeypatch):
-    live = []
-    before_step(monkeypatch, 11, lambda run: live.append(run_page(run.directory)))
+@pytest.fixture
+def sweep(tmp_path) -> Path:
+    """The page of a sweep: two attentions by two rates with two seeds each, a failed job and one that was stopped."""
+    folder = tmp_path / "sweep"
+    for number in range(8):
+        form, rate, seed = ("sdpa", "mla")[number & 1], ("0.1", "0.01")[number >> 1 & 1], number >> 2
+        put_run(folder, number, 1 + number / 8, f"attention={form}", f"optimizer.lr={rate}", f"seed={seed}")
+    put_run(folder, 8, None, "attention=delta", "optimizer.lr=0.5", "seed=0", status="failed", reason="a reason")
+    put_run(folder, 9, 9.0, "attention=delta", "optimizer.lr=0.1", "seed=0", status="stopped")
+    for number in range(0, 8, 3):
+        (folder / str(number) / "report.html").write_text("its page")
+    write_leaderboard(folder)
+    return folder / "report.html"
+
+
+def test_the_page_holds_what_was_written_and_what_the_heads_did_at_each_evaluation(train_config, monkeypatch):
+    live, told = [], Report.on_step
+    monkeypatch.setattr(
+        Report, "on_step", lambda self, row: live.append(run_page(self.run.directory)) or told(self, row)
+    )
     train(train_config)
-    assert '"status":"running"' in live[0] and live[0].count('"text":') == 1
-    data = report(train_config.run_dir)
+    assert '"status":"running"' in live[10] and live[10].count('"text":') == 2  # of the data, and one that was written
+    data = data_of(page_of(train_config))
     (run,), alone = data["runs"], data["alone"]
     assert run["status"] == "finished" and [point[0] for point in run["curves"]["loss"]] == list(range(1, 21))
     assert [note["step"] for note in alone["samples"]] == [at["step"] for at in alone["heads"]] == [10, 20]
     assert alone["wanted"]["model.n_layer"] == 2 and alone["begun"][0]["machine"]["device"] == "cpu"
     heads = [row for row in read_metrics(Path(train_config.run_dir) / "metrics.jsonl") if "val_loss" in row]
     assert alone["heads"][1]["attention_entropy"] == heads[-1]["attention_entropy"]
+    title = re.search("<title>(.*)</title>", page_of(train_config).read_text())[1]
+    assert title == f"sdpa, 2 layers × 2 heads × 32 wide, on {alone['begun'][0]['text']}" and "text.txt" in title
 
 
-def test_maps_of_a_repeated_text_are_the_models_weights(train_config):
-    run = start_run(train_config)
-    with torch.no_grad():
-        for parameter in run.model.parameters():
-            parameter.normal_(std=0.3)
-    found = repeated_maps(run)
-    size = found["size"]
-    tokens = [run.data.tokenizer.encode_single_token(text) for text in found["tokens"]]
-    assert tokens[: size // 2] == tokens[size // 2 :] and found["heads"] == [2, 2]
+def test_maps_of_a_repeated_text_are_the_models_weights(train_config, monkeypatch):
+    found, noted = [], Report.note
+    monkeypatch.setattr(Report, "note", lambda self, **known: found.append((known, self.run)) or noted(self, **known))
+    train(replace(train_config, max_steps=1))
+    maps, run = found[-1]
+    size, tokens = maps["size"], [run.data.tokenizer.encode_single_token(text) for text in maps["tokens"]]
+    assert tokens[: size // 2] == tokens[size // 2 :] and (size, maps["heads"]) == (16, [2, 2])
     rows, columns = torch.tril_indices(size, size)
     weights = attention_maps(run.model, torch.tensor([tokens]))[..., rows, columns]
-    stored = torch.frombuffer(bytearray(base64.b64decode(found["maps"])), dtype=torch.uint8).view(2, 2, -1)
+    stored = torch.frombuffer(bytearray(base64.b64decode(maps["maps"])), dtype=torch.uint8).view(2, 2, -1)
     torch.testing.assert_close((stored / 255) ** 2, weights, atol=0.004, rtol=0)
-    run.occupation.close()
 
 
 @pytest.mark.parametrize("evaluations", [1, 63, 1000, 100_000])
@@ -69,60 +107,198 @@ def test_few_evaluations_of_many_are_mapped(evaluations):
     assert len(mapped) * MAP_BYTES < MAPPED * MAP_BYTES * (1 + math.log2(max(1, evaluations / MAPPED)))
 
 
-def test_a_page_of_many_maps_stays_small_and_keeps_the_first_and_the_last(tmp_path):
-    notes = [{"step": n, "maps": "A" * 67_000, "size": 26, "heads": [12] * 12, "tokens": []} for n in range(200)]
-    kept = [at["step"] for at in heads_of(notes, [])]
-    assert kept[0] == 0 and kept[-1] == 199 and 20 < len(kept) * 67_000 / 1e5 <= 30
+def test_of_many_things_few_are_kept_evenly_with_the_first_and_the_last():
+    assert spread([*range(201)], 5) == [0, 50, 100, 150, 200] and spread([1, 2], 5) == [1, 2] and spread([], 5) == []
+    points = [(float(i), 2.0 * i) for i in range(POINTS * 3)]
+    assert thin(points[:10]) == points[:10] and thin([]) == []
+    assert len(thin(points)) == POINTS and thin(points)[0] == (1.0, 2.0) and thin(points)[-1][0] == POINTS * 3 - 2
+    assert thin(points[:-100])[:50] == thin(points)[:50]  # so that curves of unlike length share their steps
 
 
-def test_a_resumed_run_has_the_report_of_one_that_was_not_stopped(train_config, tmp_path, monkeypatch):
+def test_a_resumed_run_has_the_page_of_one_that_was_not_stopped(train_config, tmp_path, monkeypatch):
     train_config = replace(train_config, max_steps=8, eval_interval=4, checkpoint_interval=4)
     train(train_config)
     stopped = replace(train_config, run_dir=str(tmp_path / "stopped"))
     with monkeypatch.context() as patched:
-        stop_at(patched, 5)
+        patched.setattr(Report, "on_step", lambda self, _: self.run.progress.step == 6 and raise_signal(SIGINT))
         with pytest.raises(SystemExit):
             train(stopped)
+    assert data_of(page_of(stopped))["runs"][0]["status"] == "stopped"
     with (tmp_path / "stopped" / "report.jsonl").open("a") as file:
         file.write('{"step": 7, "sample": "of a part that a kill undid"}\n{"st')
     train(replace(stopped, resume=stopped.run_dir))
-    whole, parts = report(train_config.run_dir)["alone"], report(stopped.run_dir)["alone"]
+    whole, parts = data_of(page_of(train_config))["alone"], data_of(page_of(stopped))["alone"]
+    for at in (*whole["heads"], *parts["heads"]):
+        del at["seconds"]
     assert (whole["samples"], whole["heads"]) == (parts["samples"], parts["heads"])
     assert [note["step"] for note in parts["begun"]] == [0, 6]
 
 
-@needs_browser
-def test_a_browser_goes_through_the_evaluations_by_keyboard(train_config):
-    train_config.sample_prompt = "</script><b>"
+def test_the_page_is_drawn_every_ten_seconds_and_for_a_hundredth_of_the_time(train_config, monkeypatch):
+    now, drawn = [0.0], []
+
+    def draw(directory):  # takes less, then more than a tenth of a second
+        drawn.append(max((row["step"] for row in read_metrics(directory / "metrics.jsonl")), default=0))
+        now[0] += 0.05 if len(drawn) < 3 else 0.2
+        return ""
+
+    def step(self, row):  # takes three
+        now[0] += 3
+        told(self, row)
+
+    told = Report.on_step
+    monkeypatch.setattr(time, "perf_counter", lambda: now.append(now.pop() + 1e-9) or now[0])
+    monkeypatch.setattr(report, "run_page", draw)
+    monkeypatch.setattr(Report, "on_step", step)
     train(train_config)
-    script = """
-      const press = (where, key) => where.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
-      $("when").value = 0; $("when").oninput();
-      press($("grid").querySelector("button"), "ArrowDown");
-      for (let i = 0; i < 2; i++) press($("large"), "ArrowDown");
-      press($("grown"), "ArrowRight"); press($("curves"), "End");
-      const said = name => $(`${name}-reading`).textContent;
-      return {step: $("step").textContent, figures: $("figures").caption.textContent, weight: said("large"),
-        grown: said("grown"), curve: said("curves"), samples: $("samples").children.length,
-        bold: document.querySelectorAll("b").length, status: $("summary").textContent};
-    """
-    found = browse(Path(train_config.run_dir) / "report.html", script)
-    assert found["step"].startswith("step 10, ") and found["step"].endswith("(1 of 2)")
-    assert found["figures"] == "layer 1, head 0, step 10" and found["weight"].endswith("%")
-    assert "at step" in found["grown"] and found["curve"].startswith("training: ") and "tokens" in found["curve"]
-    assert (found["samples"], found["bold"]) == (2, 0) and found["status"].startswith("finished; ")
+    assert drawn == [4, 8, 12, 19, 20]
+
+
+@pytest.mark.parametrize("settings", [{"max_steps": 1}, {"sample_tokens": 0}, {"log_interval": 1000}], ids=str)
+def test_the_shortest_runs_have_a_page_too(train_config, settings):
+    train(replace(train_config, **settings))
+    assert data_of(page_of(train_config))["runs"][0]["status"] == "finished"
+
+
+def test_a_full_disk_costs_the_page_and_not_the_run(train_config, monkeypatch, caplog):
+    def full_disk(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(report, "replace_text", full_disk)
+    assert math.isfinite(train(train_config))
+    assert "report.html cannot be drawn ([Errno 28] No space left on device)" in caplog.text
+    assert (Path(train_config.run_dir) / "checkpoints/last").exists() and not page_of(train_config).exists()
 
 
 def test_the_page_of_a_folder_is_written_again_and_one_without_runs_is_refused(train_config, tmp_path, monkeypatch):
     train(replace(train_config, max_steps=1))
-    page = Path(train_config.run_dir) / "report.html"
-    page.unlink()
+    page_of(train_config).unlink()
     monkeypatch.setattr(sys, "argv", ["sweeps", train_config.run_dir])
     runpy.run_module("sweeps", run_name="__main__")
-    assert data_of(page)["runs"][0]["status"] == "finished"
+    assert data_of(page_of(train_config))["runs"][0]["status"] == "finished"
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     for name in ("empty", "file", "no"):
         monkeypatch.setattr(sys, "argv", ["sweeps", str(tmp_path / name)])
         with pytest.raises(SystemExit, match=rf"error: .*{name} holds no run \(.*\): give a folder with one"):
             runpy.run_module("sweeps", run_name="__main__")
+
+
+@needs_browser
+def test_a_run_is_read_by_keyboard_whatever_it_wrote(train_config):
+    train_config.sample_prompt = "</script><b>"
+    train(train_config)
+    script = """
+      $("when").value = 0; $("when").oninput();
+      const [heads, large, grown, loss] = ["heads", "large", "grown", "loss"].map(id => $(id).querySelector(".plot"));
+      press(heads, "ArrowDown"); press(heads, "ArrowDown"); press(heads, "Enter");
+      for (let i = 0; i < 2; i++) press(large, "ArrowDown");
+      press(grown, "ArrowRight"); press(loss, "End");
+      const said = place => place.nextSibling.textContent;
+      return {step: $("step").textContent, chosen: figures.large.heading.textContent, weight: said(large),
+        grown: said(grown), curve: said(loss), samples: $("samples").children.length, facts: $("of-head").rows.length,
+        bold: [...document.querySelectorAll("b")].filter(b => !b.textContent).length, status: $("about").textContent};
+    """
+    found = browse(page_of(train_config), PRESS + script)
+    assert found["step"].startswith("step 10, ") and found["step"].endswith("(1 of 2)")
+    assert found["chosen"] == "Layer 1, head 0, step 10" and found["weight"].endswith("%")
+    assert "at 10 steps" in found["grown"] and found["curve"].startswith("training: ") and "tokens" in found["curve"]
+    assert (found["samples"], found["facts"], found["bold"]) == (2, 8, 0) and found["status"].endswith(": finished")
+
+
+@needs_browser
+def test_a_sweep_shows_seeds_as_their_mean_the_best_first_and_failures_apart(sweep):
+    script = """
+      const plot = $("val_bpb").querySelector(".plot"), rows = () => [...$("table").tBodies[0].rows];
+      press(plot, "Home");
+      const found = {key: $("key").textContent, failed: $("failed").textContent,
+        ranked: rows().map(row => row.cells[1].textContent),
+        links: [...document.querySelectorAll("#table a")].map(link => link.getAttribute("href")),
+        maps: saved.CSV("attention-optimizer.lr"), points: saved.CSV("val_bpb"), read: plot.nextSibling.textContent,
+        columns: [...$("table").tHead.rows[0].cells].map(cell => cell.textContent)};
+      $("table").tHead.querySelectorAll("button")[3].click();
+      found.sorted = rows().map(row => row.cells[3].textContent);
+      $("filter").value = "lr=0.01 mla"; $("filter").oninput();
+      return {...found, few: saved.CSV("val_bpb").split("\\n").length};
+    """
+    found = browse(sweep, PRESS + script)
+    assert found["ranked"] == ["1.2500", "1.3750", "1.5000", "1.6250", "9.0000"]  # means of two, and what is under way
+    assert found["key"].startswith("1.2500") and "attention=sdpa  optimizer.lr=0.1  2 seeds" in found["key"]
+    assert found["failed"].endswith("8 attention=delta  optimizer.lr=0.5  seed=0a reason")
+    assert found["links"] == ["./0/report.html", "./6/report.html", "./3/report.html"]
+    assert "from 1 to 1.5" in found["read"] and found["sorted"] == sorted(found["sorted"])
+    assert {"± seeds", "decode tokens/s", "peak MB", "status"} <= set(found["columns"])
+    maps = [line.split(",") for line in found["maps"].split("\n")[1:3]]
+    assert maps == [["sdpa", "1.5", "1.25"], ["mla", "1.625", "1.375"]]
+    assert found["few"] == 3
+
+
+@needs_browser
+def test_every_figure_saves_itself_as_a_drawing_that_stands_alone_and_as_its_figures(train_config, sweep):
+    train(train_config)
+    save = """const all = kind => Object.keys(figures).map(id => [id, saved[kind](id)]);
+      return {SVG: all("SVG"), CSV: all("CSV")};"""
+    for page, ids in ((page_of(train_config), {"loss", "heads", "large", "grown"}), (sweep, {"val_bpb", "front"})):
+        found = browse(page, save, dark=True)
+        assert ids <= {name for name, _ in found["SVG"]} == {name for name, _ in found["CSV"]}
+        for _, text in found["SVG"]:
+            drawing = ET.fromstring(text)
+            colours = {value for one in drawing.iter() for name, value in one.items() if name in ("fill", "stroke")}
+            assert drawing.tag.endswith("svg") and "font-family" in drawing.attrib and "var(" not in text
+            assert all(re.fullmatch("none|#[0-9a-f]{6}", colour) for colour in colours) and "#ffffff" in colours
+        tables = {name: list(csv.reader(io.StringIO(text))) for name, text in found["CSV"]}
+        assert all(len({len(row) for row in table}) == 1 < len(table) for table in tables.values())
+        if "large" in ids:
+            run = data_of(page)["runs"][0]
+            losses = [[float(row[1]), float(row[4])] for row in tables["loss"] if row[0] == "training"]
+            assert losses == [[step, loss] for step, _, _, loss in run["curves"]["loss"]]
+            size, head = data_of(page)["alone"]["heads"][0]["size"], tables["heads"][1:]
+            assert len(head) == 4 * size**2 and sum(float(row[4]) for row in head) == pytest.approx(4 * size, rel=0.05)
+
+
+@needs_browser
+def test_every_axis_has_two_different_labels_at_least(sweep):
+    draw = random.Random(0)
+    ends = [[x, x * 10 ** draw.choice([0, 1e-6, 0.01, 0.3, 2, 12])] for x in (10.0**n for n in range(-6, 15))]
+    script = f"""return {ends}.flatMap(ends => [1, 3, 8].flatMap(most => [false, true].map(logarithmic => {{
+      const found = scale(ends, logarithmic, 0, 300, most).labels;
+      return [new Set(found.map(label => label[1])).size, found.every(([at]) => at >= 0 && at <= 300)];
+    }})));"""
+    found = browse(sweep, script)
+    assert len(found) == 6 * len(ends) and all(count >= 2 and inside for count, inside in found)
+
+
+@needs_browser
+def test_a_link_leads_to_its_folder_whatever_that_is_called(tmp_path):
+    names = ["javascript:alert(1)", "a#b?c", "100%", "<b>ünï", " x\"'"]
+    for number, name in enumerate(names):
+        (
+            put_run(tmp_path, number, 1.0 + number, f"seed={number}", "note=<img src=x>", name=name) / "report.html"
+        ).touch()
+    write_leaderboard(tmp_path)
+    links = browse(
+        tmp_path / "report.html", 'return [...document.querySelectorAll("#table a")].map(link => link.href);'
+    )
+    assert {unquote(link) for link in links} == {f"{tmp_path.as_uri()}/{name}/report.html" for name in names}
+    assert all(Path(unquote(link.removeprefix("file://"))).is_file() for link in links)
+
+
+@pytest.fixture
+def every_page(train_config, sweep, tmp_path) -> list[Path]:
+    train(train_config)
+    page_of_two(tmp_path / "text.html")
+    return [page_of(train_config), sweep, tmp_path / "text.html"]
+
+
+@needs_browser
+@needs_axe
+@pytest.mark.parametrize("looks", [{}, {"dark": True}, {"width": 400}], ids=str)
+def test_axe_finds_nothing_wrong_on_any_page(every_page, looks):
+    assert [violations(page, **looks) for page in every_page] == [[], [], []]
+
+
+@needs_browser
+def test_on_paper_every_page_is_light_whatever_the_theme(every_page):
+    for page in every_page:
+        light, dark = drawn_on_paper(page), drawn_on_paper(page, dark=True)
+        assert len(light) > 1 and light == dark

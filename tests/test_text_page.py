@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import base64
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from browser import browse, data_of, needs_browser
-from conftest import leaky_attention, random_gpt
-from test_evaluate import BYTE, PLAIN
+from conftest import random_gpt
 
 import generation.reading
-from data.tokenizer import END_OF_TEXT, train_bpe
+import pages
+from data.config import TokenizerConfig
+from data.tokenizer import END_OF_TEXT, make_tokenizer, train_bpe
 from generation.reading import beginnings, read, read_prompt
-from generation.scoring import score
-from model.attention import FUNCTIONS
+from generation.score import How, score
 from model.heads import attention_maps
-from pages.text import Reading, write_text_page
+from pages.text import Reading, text_page
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
+BYTE = make_tokenizer(TokenizerConfig(name="byte"), ())
+PLAIN = torch.autocast("cpu", enabled=False)
+WEIGHTS = (0.2126, 0.7152, 0.0722)  # of red, green and blue in luminance
 HOSTILE = '</script><b onclick="x">&amp; KIT.JS DATA TITLE\n漢字 😀 é\x00\u202e \u2028<!--'
 
 
+def write_text_page(page: Path, readings: list[Reading], summary: str) -> None:
+    page.write_text(text_page(readings, summary), encoding="utf-8")
+
+
 def reading_of(model, tokens, *, tokenizer=BYTE, stride=4, name="a run", models=1) -> Reading:
-    return read(model, tokenizer, np.array(tokens), name=name, stride=stride, autocast=PLAIN, models=models)
+    return read(model, tokenizer, np.array(tokens), How(PLAIN, stride), name=name, models=models)
 
 
 def attention_of(model: dict) -> np.ndarray:
@@ -50,22 +58,24 @@ def test_every_weight_of_a_short_text_is_on_the_page_and_so_are_the_means(tmp_pa
     np.testing.assert_allclose(attention_of(shown), rows, atol=0.004)
 
 
-def test_weights_beyond_0_to_1_are_shares_of_the_largest_and_those_below_0_count_as_0(tmp_path, monkeypatch):
-    monkeypatch.setitem(FUNCTIONS, "softmax1", leaky_attention)
-    model, tokens = random_gpt(vocab_size=257, attention="softmax1"), list(b"hello")
-    weights = attention_maps(model, torch.tensor([tokens])).numpy()
-    assert weights.max() > 1 and weights.min() < 0
-    write_text_page(tmp_path / "t.html", [reading_of(model, tokens)], "")
-    (shown,) = data_of(tmp_path / "t.html")["models"]
-    assert shown["largest"] == pytest.approx(weights.max())
-    heads = attention_of(shown)[[2, 3, 4, 5, 7, 8, 9, 10]].reshape(weights.shape)
-    np.testing.assert_allclose(heads, weights.clip(0), atol=0.005 * weights.max())
+def test_weights_below_0_count_as_0_and_those_above_1_make_the_others_shares_of_them(tmp_path):
+    model, tokens = random_gpt(vocab_size=257, attention="sdpa+diff"), list(b"hello")
+    reading, weights = reading_of(model, tokens), attention_maps(model, torch.tensor([tokens])).numpy()
+    assert weights.min() < 0
+    for times in (1, 3):
+        write_text_page(tmp_path / "t.html", [replace(reading, weights=times * reading.weights)], "")
+        (shown,) = data_of(tmp_path / "t.html")["models"]
+        assert shown["largest"] == pytest.approx(max(1, times * reading.weights.max()), rel=1e-6)
+        found, means = attention_of(shown), times * weights.clip(0).mean(1)
+        np.testing.assert_allclose(found[[1, 6]], means, atol=0.005 * shown["largest"])
+        heads = found[[2, 3, 4, 5, 7, 8, 9, 10]].reshape(weights.shape)
+        np.testing.assert_allclose(heads, times * weights.clip(0), atol=0.005 * shown["largest"])
 
 
 def test_a_text_longer_than_the_window_is_read_as_it_is_scored():
     model, tokens = random_gpt(vocab_size=257), np.random.default_rng(0).integers(256, size=45)
     found = reading_of(model, tokens, stride=1)
-    expected = score(model, BYTE, tokens, stride=1, autocast=PLAIN).nats
+    expected = score(model, BYTE, tokens, How(PLAIN, 1)).nats
     np.testing.assert_allclose(found.nats[1:], expected, atol=1e-4)
     assert np.isnan(found.nats[0])
     window = torch.from_numpy(tokens[25:41])[None]  # the one that ends with token 40
@@ -111,19 +121,19 @@ def test_a_long_text_begins_alike_for_both_and_a_long_prompt_ends_the_page(tmp_p
     assert len(begun[0]) == 16 and len(begun[1]) < 16 and BYTE.decode(begun[0][1:]) == bpe.decode(begun[1][1:])
     model = random_gpt(vocab_size=257)
     where = tmp_path / "model"
-    save_checkpoint(where, model=model, tokenizer=BYTE, config=TrainConfig(model=model.config), step=1)
-    said = read_prompt(open_checkpoint(str(where), torch.device("cpu")), "0123456789 the last", False, tmp_path / "p")
-    assert said == f"{tmp_path / 'p'}: the last 16 of 20 tokens"
+    save_checkpoint(where, model=model, tokenizer=BYTE, config=TrainConfig(model=model.config))
+    checkpoint, page = open_checkpoint(str(where), torch.device("cpu")), str(tmp_path / "p")
+    assert read_prompt(checkpoint, "0123456789 the last", False, page) == f"{page}: the last 16 of 20 tokens"
     assert "".join(data_of(tmp_path / "p")["models"][0]["shown"]) == "3456789 the last"
 
 
 def test_the_page_shows_the_whole_text_whatever_it_holds_and_needs_no_network(tmp_path):
     tokens = [256, *HOSTILE.encode(), 0xFF, 256, *b"x", 0xE6]
     reading = reading_of(random_gpt(vocab_size=259), tokens, name="</title><script>x</script>")
-    write_text_page(tmp_path / "t.html", [reading], "&<i>")
+    write_text_page(tmp_path / "t.html", [reading], "&<i></script>")
     page = (tmp_path / "t.html").read_text(encoding="utf-8")
-    assert page.count("</script>") == 2 and "<title>Text: &lt;/title&gt;" in page
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|<link|<img|@import|url\(", page)
+    assert page.count("</script>") == 2 and "wide (&lt;/title&gt;&lt;script&gt;x" in page.split("</title>")[0]
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|<link|<img|@import|url\((?!#)", page)
     (shown,) = data_of(tmp_path / "t.html")["models"]
     seen = HOSTILE.replace("\x00", "␀").replace("\u202e", "\ufffd").replace("\u2028", "\ufffd")
     assert "".join(shown["shown"]) == f"{END_OF_TEXT}{seen}\ufffd{END_OF_TEXT}x\ufffd"
@@ -132,52 +142,64 @@ def test_the_page_shows_the_whole_text_whatever_it_holds_and_needs_no_network(tm
     assert {"‹257›", "‹258›"} & set(shown["vocabulary"]) or 257 not in reading.likeliest  # ids without a text
 
 
+def page_of_two(page: Path) -> list[Reading]:
+    """Write the page of two models' readings of a hostile text."""
+    models = [random_gpt(seed=seed, vocab_size=257) for seed in (0, 1)]
+    readings = [reading_of(model, [256, *HOSTILE.encode()], name=f"<b>{i}") for i, model in enumerate(models)]
+    write_text_page(page, readings, "<i>summary")
+    return readings
+
+
 @needs_browser
-def test_a_browser_shows_a_token_and_what_it_looked_at_by_keyboard_alone(tmp_path):
-    tokens = [256, *HOSTILE.encode()]
-    readings = [reading_of(random_gpt(seed=seed, vocab_size=257), tokens, name=f"<b>{seed}") for seed in (0, 1)]
-    write_text_page(tmp_path / "t.html", readings, "<i>summary")
+def test_a_token_and_what_it_looked_at_are_shown_by_keyboard_alone_and_two_models_by_their_difference(tmp_path):
     script = """
       const press = (where, key) => where.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
-      for (const key of ["End", "ArrowLeft", "ArrowUp", "Home", "ArrowRight", "ArrowRight"]) press($("text"), key);
-      const grid = $("heads").querySelectorAll("button");
-      grid[0].focus(); press(grid[0], "ArrowDown"); press(grid[4], "ArrowRight"); drawMaps();
+      const tint = $("tint").value, differing = $("apart").querySelectorAll("button");
+      differing[0].click();
+      const farthest = beyond(chosen);
+      for (const key of ["End", "ArrowLeft", "Home", "ArrowRight", "ArrowDown"]) press($("text"), key);
+      const heads = document.querySelector("#heads .plot");
+      for (const key of ["ArrowDown", "ArrowDown", "ArrowRight", "Enter"]) press(heads, key);
       const found = {text: $("text").textContent, options: $("text").querySelectorAll("[role=option]").length,
         active: $("text").getAttribute("aria-activedescendant"),
         selected: document.querySelectorAll("[aria-selected=true]").length,
-        figures: $("figures").textContent, answers: $("answers").querySelectorAll("tr").length,
-        layer: $("layer").value, head: $("head").value, rows: $("looked").rows.length,
-        bold: document.querySelectorAll("b").length,
-        wide: document.documentElement.scrollWidth <= innerWidth};
-      $("tint").value = "other"; $("tint").onchange(); $("model").selectedIndex = 1; $("model").onchange();
+        figures: $("surprise").textContent, answers: $("answers").querySelectorAll("tr").length, tint, farthest,
+        row: $("row").value, rows: $("looked").rows.length, bold: [...document.querySelectorAll("b")].length,
+        csv: saved.CSV("heads").split("\\n").length, wide: document.documentElement.scrollWidth <= innerWidth};
       press($("text"), "Escape");
-      return {...found, after: $("chosen").textContent, lines: $("text").querySelectorAll("path").length};
+      return {...found, after: $("chosen").textContent};
     """
+    readings = page_of_two(tmp_path / "t.html")
     found = browse(tmp_path / "t.html", script)
     seen = HOSTILE.replace("\x00", "␀").replace("\u202e", "\ufffd").replace("\u2028", "\ufffd")
     assert found.pop("text") == END_OF_TEXT + seen
     bits = readings[0].nats[2] / np.log(2)
-    assert f"<b>0: “/”, {bits:.2f} bits" in found.pop("figures")
+    assert f"first: “/”, {bits:.2f} bits" in found.pop("figures")
+    apart = np.abs(readings[0].nats - readings[1].nats)[1:].max() / np.log(2)
+    assert abs(found.pop("farthest")) == pytest.approx(apart, abs=0.002)
+    size = min(len(readings[0].tokens), 40)
     assert found == {
-        "options": len(tokens), "active": "t2", "selected": 1, "answers": 20, "layer": "1", "head": "1", "rows": 3,
-        "bold": 0, "wide": True, "after": "After the text", "lines": 0,
+        "options": len(readings[0].tokens), "active": "t2", "selected": 1, "answers": 20, "row": "1 1", "rows": 3,
+        "bold": 1, "wide": True, "after": "After the text", "tint": "difference", "csv": 2 + 8 * size**2,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_text_is_readable_on_every_tint(theme):
-    """WCAG's AA asks for a contrast of 4.5."""
-    css = (Path(generation.reading.__file__).parent.parent / "pages" / "kit.css").read_text()
-    colours = dict(re.findall(r"--(\w+): ([^;]+);", css.split("@media")[theme]))
+def test_text_has_a_contrast_of_four_and_a_half_and_lines_of_three(theme):
+    """WCAG's AA."""
+    css = Path(pages.__path__[0], "kit.css").read_text()
+    colours = {name: both[theme] for name, *both in re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", css)}
 
-    def luminance(colour: str) -> float:
-        digits = colour.removeprefix("#")
-        digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
-        parts = [int(digits[i : i + 2], 16) for i in (0, 2, 4)] if colour[0] == "#" else map(int, colour.split())
-        linear = [v / 12.92 if (v := part / 255) <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for part in parts]
-        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+    def luminance(name: str) -> float:
+        parts = [int(colours[name][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        return float(np.dot([v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts], WEIGHTS))
 
-    pairs = [("ink", ground) for ground in ("paper", "field", "hot", "good")]
-    for text, ground in [*pairs, *((text, "paper") for text in ("dim", "mark")), ("dim", "field")]:
-        low, high = sorted((luminance(colours[text]), luminance(colours[ground])))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted(map(luminance, (one, other)))
+        return (high + 0.05) / (low + 0.05)
+
+    grounds = ("paper", "field", "hot", "good", "cell")
+    assert {ground: contrast("ink", ground) for ground in grounds if contrast("ink", ground) < 4.5} == {}
+    assert min(contrast(text, ground) for text in ("dim", "ink") for ground in ("paper", "field")) >= 4.5
+    lines = [name for name in colours if re.match(r"hue|step|mark|map|ray", name)]
+    assert len(lines) == 19 and [line for line in lines if contrast(line, "paper") < 3] == []

@@ -1,27 +1,24 @@
 """The rules of data/tokenizer.py: every text becomes tokens and comes back, whatever is in it."""
 
 import json
-import random
-import time
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiktoken
-from conftest import split_patterns
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import tokenizer as module
 from data.config import TokenizerConfig
-from data.pieces import LONGEST, safe_cut
 from data.tokenizer import (
     END_OF_TEXT,
-    encode_documents,
+    LONGEST,
+    PUBLISHED,
     encode_text,
     make_tokenizer,
     read_tokenizer,
+    same_tokens,
     save_tokenizer,
     token_bytes,
     train_bpe,
@@ -29,37 +26,20 @@ from data.tokenizer import (
 from errors import DataError
 
 PUBLISHED_CACHE = Path(__file__).resolve().parent.parent / ".." / "shared" / "tiktoken_cache"
-NAMES = ["bpe", "byte", "gpt2", "cl100k_base", "o200k_base"]
+NAMES = ["bpe", "byte", *(PUBLISHED if PUBLISHED_CACHE.is_dir() else ())]
 TEXT = "".join(path.read_text() for path in sorted(Path(__file__).resolve().parent.parent.glob("data/*.py")))
 
-# Texts made of what the split patterns tell apart, in orders that no person would write.
 _ODD = " ,  ,\n,\r\n,\t,a,Z,é,字,ß,e\u0301,1,12,٣,²,_,.,'s,'LL,/,(,\u00a0,\u2003,\u0085,\x1c,\u200d,🙂,word, the,don't"
-ODD = [*_ODD.split(","), ","]
-LINES = random.Random(1).sample([line for line in TEXT.splitlines(keepends=True) if line] * 3, 3000)
-ODD_TEXTS = st.lists(st.sampled_from([*ODD, END_OF_TEXT]), max_size=25).map("".join)
+ODD_TEXTS = st.lists(st.sampled_from([*_ODD.split(","), ",", END_OF_TEXT]), max_size=25).map("".join)
 
 
 @cache
 def encoding(name: str) -> tiktoken.Encoding:
-    """The tokenizer, or where a published one is not at hand, its pattern with merges learnt from odd texts."""
-    if name == "byte":
-        return make_tokenizer(TokenizerConfig(name=name), [])
     if name == "bpe":
         return train_bpe([TEXT], 700)
-    if PUBLISHED_CACHE.is_dir():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TIKTOKEN_CACHE_DIR", str(PUBLISHED_CACHE))
-            return make_tokenizer(TokenizerConfig(name=name), [])
-    return odd_encoding(name)
-
-
-@cache
-def odd_encoding(name: str) -> tiktoken.Encoding:
-    """Merges across everything that the pattern leaves together: what an unsafe cut takes apart."""
-    if name == "byte":
-        return encoding(name)
-    choice = random.Random(0)
-    return train_bpe(("".join(choice.choices(ODD, k=20)) for _ in range(10_000)), 3000, split_patterns()[name])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(PUBLISHED_CACHE))
+        return make_tokenizer(TokenizerConfig(name=name), [])
 
 
 every_encoding = pytest.mark.parametrize("name", NAMES)
@@ -67,70 +47,33 @@ every_encoding = pytest.mark.parametrize("name", NAMES)
 
 @every_encoding
 @given(text=ODD_TEXTS | st.text(max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_text_comes_back_from_its_tokens(name, text):
     assert encoding(name).decode(encode_text(encoding(name), text).tolist()) == text
 
 
 @every_encoding
-@given(text=ODD_TEXTS | st.text(max_size=60))
-@example(text="a.\n/b")  # o200k keeps a slash with the line end before it
-@example(text="a_\nb")  # all but gpt2 keep a line end with the sign before it
-@example(text=".\r\n\n  b")
-@settings(max_examples=400, deadline=None)
-def test_a_safe_cut_changes_no_token(name, text):
-    for one in (encoding(name), odd_encoding(name)):
-        whole = one.encode_ordinary(text)
-        for limit in range(1, len(text)):
-            cut = safe_cut(text, limit)
-            if cut is not None:
-                assert 0 < cut <= limit
-                assert one.encode_ordinary(text[:cut]) + one.encode_ordinary(text[cut:]) == whole, (text, cut)
-
-
-def test_most_text_has_a_safe_cut_close_by_and_no_piece_is_near_the_limit_of_the_regex_engine():
-    assert LONGEST < 500_000
-    for text in (TEXT, TEXT.replace(" ", "\t"), "天地玄黄。\n宇宙洪荒。\n" * 500):
-        for limit in range(1000, len(text), 997):
-            assert safe_cut(text, limit) > limit - 1000
-
-
-@every_encoding
-@given(texts=st.lists(ODD_TEXTS.filter(bool), max_size=6), continued=st.booleans())
-@example(texts=LINES, continued=False)
-@settings(max_examples=150, deadline=None)
-def test_documents_encoded_together_have_the_tokens_of_each(name, texts, continued):
-    expected = []
-    for number, text in enumerate(texts):
-        begins = number > 0 or not continued
-        expected += [encoding(name).eot_token] * begins + encoding(name).encode_ordinary(text)
-    assert encode_documents(encoding(name), texts, continued=continued and bool(texts)).tolist() == expected
+def test_a_text_of_several_pieces_has_the_tokens_of_the_whole(name):
+    lines = TEXT * (LONGEST // len(TEXT) + 1)
+    for first in range(5):  # so that the cut would fall within an indentation too
+        text = "    " * 500 + "  x"[first % 3 :] + lines[first * 7 :]
+        assert encode_text(encoding(name), text).tolist() == encoding(name).encode_ordinary(text)
 
 
 @pytest.mark.slow
 @every_encoding
-@pytest.mark.parametrize(
-    "text",
-    [" " * 1_000_000 + "a", "\n" * 1_000_000 + "a", " \t" * 500_000 + "a", "a" * 1_000_000, "字" * 1_000_000],
-    ids=["spaces", "line ends", "spaces and tabs", "letters", "signs"],
-)
+@pytest.mark.parametrize("text", [" ", "\n", " \t", "a", "字"])
 def test_a_million_of_one_character_neither_fails_nor_loses_any(name, text):
-    start = time.process_time()
+    text = text * 1_000_000 + "a"
     assert encoding(name).decode(encode_text(encoding(name), text).tolist()) == text
-    assert time.process_time() - start < 20  # seconds; a quadratic way would take minutes
 
 
-def test_a_literal_end_of_text_is_ordinary_text():
-    for name in ("bpe", "byte"):
-        ids = encode_documents(encoding(name), ["before", f"a{END_OF_TEXT}b", END_OF_TEXT, "after"]).tolist()
-        assert ids.count(encoding(name).eot_token) == 4 and encoding(name).decode(ids).count(END_OF_TEXT) == 6
+def test_what_is_special_or_no_text_is_encoded_as_text():
+    byte = encoding("byte")
+    assert encode_text(byte, END_OF_TEXT).tolist() == list(END_OF_TEXT.encode())
+    assert byte.decode(encode_text(byte, "a\ud800b\udfff").tolist()) == "a\ufffdb\ufffd"
+    assert encode_text(byte, "").tolist() == [] and encode_text(byte, "").dtype == np.uint32
 
-
-def test_lone_surrogates_become_replacement_characters():
-    assert encoding("byte").decode(encode_text(encoding("byte"), "a\ud800b").tolist()) == "a\ufffdb"
-
-
-def test_the_byte_tokenizer_has_the_bytes_as_ids():
     text = "héllo 字\0 \r\n"
     assert encode_text(encoding("byte"), text).tolist() == list(text.encode())
     assert (encoding("byte").n_vocab, encoding("byte").eot_token) == (257, 256)
@@ -157,6 +100,7 @@ def test_bpe_of_a_text_with_few_pairs_is_smaller_and_works(texts, largest):
 def test_token_bytes_are_the_lengths_of_what_ids_decode_to(name):
     lengths = token_bytes(encoding(name))
     assert lengths.shape == (encoding(name).n_vocab,)
+    assert PUBLISHED.get(name, len(lengths)) == len(lengths), "the size that is known without a download"
     ids = encode_text(encoding(name), TEXT)
     assert lengths[ids].sum() == len(TEXT.encode()) and lengths[encoding(name).eot_token] == 0
     for unused in np.flatnonzero(lengths == 0):
@@ -170,20 +114,17 @@ def test_a_saved_tokenizer_is_the_same_and_needs_no_download(name, tmp_path, mon
     original = encoding(name)
     save_tokenizer(original, tmp_path / "tokenizer.json")
     monkeypatch.setattr(tiktoken, "get_encoding", None)
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "none"))
     restored = read_tokenizer(tmp_path / "tokenizer.json")
     assert (restored.name, restored.n_vocab) == (original.name, original.n_vocab)
     assert restored._special_tokens == original._special_tokens
     assert restored._mergeable_ranks == original._mergeable_ranks
     odd = TEXT + " \n\n 字 1234567 🙂 <|fim_prefix|>"
     assert restored.encode_ordinary(odd) == original.encode_ordinary(odd)
+    assert same_tokens(restored, original) and not same_tokens(original, train_bpe(["aa"], 258))
 
 
 def changed(**parts: object):
-    def change(text: str) -> str:
-        return json.dumps({**json.loads(text), **parts})
-
-    return change
+    return lambda text: json.dumps({**json.loads(text), **parts})
 
 
 @pytest.mark.parametrize(
@@ -191,13 +132,13 @@ def changed(**parts: object):
     [
         *(lambda text: text[: len(text) // 2], lambda text: "", lambda text: "[]", lambda text: "[" * 100_000),
         *(lambda text: text.replace('"AA=="', '"A"'), lambda text: text.replace('"AA=="', '"AQ=="')),
-        lambda text: text.replace('"AA=="', '"A?A=="'),
-        *(lambda text: text.replace('"AA==",', ""), changed(format=99), changed(pat_str="("), changed(pat_str=None)),
+        *(lambda text: text.replace('"AA=="', '"A?A=="'), lambda text: text.replace('"AA==",', "")),
+        *(changed(pat_str=pattern) for pattern in ("(", None, "", "x", "a|", r"\w+")),
         *(changed(name=3, special_tokens=[]), changed(mergeable_ranks=[]), changed(mergeable_ranks=5)),
         *(changed(special_tokens=end) for end in ({}, {END_OF_TEXT: 7}, {END_OF_TEXT: -1}, {END_OF_TEXT: 2**40})),
     ],
 )
-def test_a_damaged_tokenizer_file_is_refused_by_name(tmp_path, damage):
+def test_a_tokenizer_file_that_is_damaged_or_loses_text_is_refused_by_name(tmp_path, damage):
     file = tmp_path / "tokenizer.json"
     save_tokenizer(encoding("bpe"), file)
     file.write_text(damage(file.read_text()))
@@ -208,20 +149,22 @@ def test_a_damaged_tokenizer_file_is_refused_by_name(tmp_path, damage):
         read_tokenizer(file)
 
 
-@pytest.mark.parametrize("name", NAMES[2:])
-def test_without_network_a_published_encoding_says_which_file_goes_where(name, tmp_path, monkeypatch):
-    asked = []
+def test_ctrl_c_is_no_damage(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
 
+    save_tokenizer(encoding("byte"), tmp_path / "tokenizer.json")
+    monkeypatch.setattr(tiktoken, "Encoding", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        read_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_without_network_a_published_encoding_is_refused_with_the_remedy(tmp_path, monkeypatch):
     def no_network(url):
-        asked.append(url)
-        raise OSError("no network")
+        raise OSError(f"no network for {url}")
 
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
     monkeypatch.setattr("tiktoken.load.read_file", no_network)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    with pytest.raises(DataError, match=r"TIKTOKEN_CACHE_DIR.*tokenizer=bpe") as caught:
-        make_tokenizer(TokenizerConfig(name=name), [])
-    assert asked[0] in str(caught.value)
-    if PUBLISHED_CACHE.is_dir():  # the names that the message gives are those that tiktoken looks for
-        named = [file.name for file in PUBLISHED_CACHE.iterdir() if file.name in str(caught.value)]
-        assert len(named) == len(module._FILES[name])
+    with pytest.raises(DataError, match=r"tokenizer=gpt2 could.*https.*TIKTOKEN_CACHE_DIR.*tokenizer=bpe"):
+        make_tokenizer(TokenizerConfig(name="gpt2"), [])

@@ -1,11 +1,10 @@
 """TrainConfig: the settings of a training run, typed and checked before any work."""
 
 import os
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from data.config import WITH_ITEMS, DataConfig, TokenizerConfig
-from errors import SettingsError, at_least, fraction, one_of, positive, refuse_idle
+from data.config import DataConfig, TokenizerConfig
+from errors import SettingsError, at_least, fraction, one_of, positive, shown
 from model.config import GPTConfig
 
 IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # whose agent has called this command
@@ -49,8 +48,9 @@ class ScheduleConfig:
     name: str = "warmup_stable_decay"
     """warmup_stable_decay (constant, then linear down), cosine (Loshchilov & Hutter 2017) or constant, each after the
     warm-up."""
-    warmup_steps: int = 10
-    """Steps over which the rate climbs linearly from 0."""
+    warmup_steps: int | None = None
+    """Steps over which the rate climbs linearly from 0; when null 10, or 100 for cosine and constant, and at most a
+    tenth of the run."""
     decay_fraction: float = 0.7
     """For warmup_stable_decay: share of the run, at its end and after the warm-up, in which the rate falls."""
     final_factor: float = 0.0
@@ -65,7 +65,7 @@ class ScheduleConfig:
 
 @dataclass(kw_only=True)
 class WandbConfig:
-    """Weights & Biases; metrics.jsonl and loss.png are written with or without it."""
+    """Weights & Biases; metrics.jsonl and report.html are written with or without it."""
 
     mode: str | None = None
     """disabled, offline (written to the run directory, to be synced by hand) or online; when null WANDB_MODE, else
@@ -84,9 +84,9 @@ class WandbConfig:
     def __post_init__(self) -> None:
         one_of("wandb.mode", self.mode or "disabled", WANDB_MODES)
         if (project := self.project) is not None and (not 0 < len(project) < 129 or set(project) & set("/\\#?%:")):
-            raise SettingsError(f"wandb.project={project} must be 1 to 128 characters, none of them / \\ # ? % :.")
+            raise SettingsError(f"wandb.project={project} must be 1 to 128 characters, none of them / \\ # ? % :")
         if not all(0 < len(tag) < 65 for tag in self.tags or ()):
-            raise SettingsError(f"wandb.tags={self.tags} has a tag that is not of 1 to 64 characters.")
+            raise SettingsError(f"wandb.tags={shown(self.tags)} has a tag that is not of 1 to 64 characters")
 
     @property
     def active_mode(self) -> str:
@@ -188,7 +188,7 @@ class TrainConfig:
         if self.attention is not None:
             if self.model.attention not in (GPTConfig.attention, self.attention):
                 given = f"attention={self.attention} and model.attention={self.model.attention}"
-                raise SettingsError(f"{given} are both given: choose one.")
+                raise SettingsError(f"{given} are both given", "choose one")
             self.model, self.attention = replace(self.model, attention=self.attention), None
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("auto", "on", "off"))
@@ -200,52 +200,14 @@ class TrainConfig:
             at_least(name, getattr(self, name), 1)
         at_least("sample_tokens", self.sample_tokens, 0)
         at_least("grad_clip", self.grad_clip, 0.0)
-        positive("max_minutes", self.max_minutes, "or null for no limit")
-        positive("max_flops", self.max_flops, "or null for no limit")
+        positive("max_minutes", self.max_minutes)
+        positive("max_flops", self.max_flops)
         if not 0 <= self.seed < 2**63:
-            raise SettingsError(f"seed={self.seed} must be from 0 to 2^63 - 1.")
+            raise SettingsError(f"seed={self.seed} must be from 0 to 2^63 - 1")
         if self.resume and self.init_from:
-            raise SettingsError(f"resume={self.resume} and init_from={self.init_from} are both given: choose one.")
+            raise SettingsError(f"resume={self.resume} and init_from={self.init_from} are both given", "choose one")
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step learns from."""
         return self.batch_size * self.model.block_size
-
-
-def refuse_idle_settings(c: TrainConfig, typed: Collection[str]) -> None:
-    """Raise SettingsError for a setting that was typed and changes nothing beside the others."""
-    source, name = c.data.source, c.schedule.name
-    if c.data.is_task and (given := [name for name in typed if name.split(".")[0] == "tokenizer"]):
-        raise SettingsError(f"{given[0]} means nothing with data={source}, which has no text: leave it out.")
-    rope = "model.rope_theta model.rope_fraction model.rope_scaling model.rope_scaling_factor"
-    scaling, silent = c.model.rope_scaling, c.wandb.active_mode == "disabled" and "wandb.mode" not in typed
-    rules = (
-        (rope, f"model.position={c.model.position}", c.model.position != "rope"),
-        ("model.rope_scaling_factor", "model.rope_scaling=none", scaling == "none"),
-        ("model.rope_scaling", "model.rope_scaling_factor=1", c.model.rope_scaling_factor == 1),
-        ("data.name data.subset data.split", f"data={source}", source != "hf"),
-        ("data.path data.text_field data.val_fraction data.document_mask", f"data={source}", c.data.is_task),
-        ("data.cache_dir sample_prompt", f"data={source}", c.data.is_task),
-        ("data.mix", f"data={source}", source != "mix"),
-        ("data.text_field data.val_fraction", f"data={source}", source == "nanogpt"),
-        ("data.task.items", f"data={source}", source not in WITH_ITEMS),
-        ("data.task.power_a data.task.random_non_queries", f"data={source}", source != "recall"),
-        ("data.task.vocab_size", f"data={source}", not c.data.is_task),
-        ("tokenizer.vocab_size", f"tokenizer={c.tokenizer.name}", c.tokenizer.name != "bpe"),
-        ("optimizer.momentum", f"optimizer={c.optimizer.name}", c.optimizer.name == "adamw"),
-        ("schedule.decay_fraction", f"schedule={name}", name != "warmup_stable_decay"),
-        ("schedule.final_factor", f"schedule={name}", name == "constant"),
-        ("wandb.project wandb.entity wandb.name wandb.group wandb.tags", "wandb.mode=disabled", silent),
-        ("wandb.project wandb.entity", "WANDB_SWEEP_ID, which has its own", IN_WANDB_SWEEP),
-        ("plan.device plan.devices", "dry_run=false", not c.dry_run),
-        ("plan.devices", "plan.device=null", c.plan.device is None),
-        ("allow_changes", "resume=null", not c.resume and "resume" not in typed),
-    )
-    refuse_idle(c, rules, typed)
-    from model.attention import ignored  # with torch, which a mistake above does not wait for
-
-    # A choice of model= may bring heads, and learned positions are the GPT's.
-    known = {"n_head"} if c.model.position == "alibi" else {"n_head", "position"}
-    idle = " ".join(sorted(f"model.{setting}" for setting in ignored(c.model) - known))
-    refuse_idle(c, [(idle, f"attention={c.model.attention}", True)], typed)

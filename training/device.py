@@ -3,18 +3,15 @@
 import ctypes
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.torch_version import TorchVersion
 
 from errors import SettingsError, first_line
-from model.packed import on_intel
-from model.size import memory_of
 
 MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
 
@@ -29,12 +26,12 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
     try:
         device = torch.device(next(kind for kind, count in there.items() if count) if name == "auto" else name)
     except RuntimeError:
-        raise SettingsError(f"device={name} is not a device: choose auto, cpu, cuda, cuda:1 or mps.") from None
+        raise SettingsError(f"device={name} is not a device", "choose auto, cpu, cuda, cuda:1 or mps") from None
     if device.type == "cuda" and gpus and processes > 1 and (device.index is not None or processes > gpus):
-        remedy = f"leave device=auto, and start at most --nproc-per-node={gpus}"
-        raise SettingsError(f"device={name} is no GPU for each of {processes} processes on this machine: {remedy}.")
+        problem = f"device={name} is no GPU for each of {processes} processes on this machine"
+        raise SettingsError(problem, f"leave device=auto, and start at most --nproc-per-node={gpus}")
     if (device.index or 0) >= there.get(device.type, 0):
-        raise SettingsError(f"device={name} is not on this machine: choose device=auto to use what is there.")
+        raise SettingsError(f"device={name} is not on this machine", "choose device=auto to use what is there")
     if device.type == "cuda":
         device = torch.device("cuda", process if device.index is None else device.index)
         torch.cuda.set_device(device)  # FSDP, CUDA graphs and whatever names no device take the current one
@@ -58,14 +55,6 @@ def decoding_precision(name: str, device: torch.device) -> torch.dtype:
     return choose_precision(name, device)
 
 
-def refuse_int8(name: str, device: torch.device) -> None:
-    if name == "int8" and device.type != "cpu":
-        raise SettingsError(f"precision=int8 is for CPUs, and this is {device}: add device=cpu, or set precision=auto.")
-    if name == "int8" and TorchVersion(torch.__version__) < "2.12":
-        remedy = "install a newer torch, or set precision=auto"
-        raise SettingsError(f"precision=int8 needs torch 2.12 or later, and this is {torch.__version__}: {remedy}.")
-
-
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether bf16 products are faster than float32 ones; emulated ones are far slower."""
     if device.type == "cuda":
@@ -74,7 +63,7 @@ def multiplies_bf16(device: torch.device) -> bool:
         return False
     has = torch.cpu.get_capabilities()
     # Intel's processors without AMX have instructions for them that take twice as long as those for float32.
-    return has.get("amx_bf16", False) or (has.get("avx512_bf16", False) and not on_intel())
+    return has.get("amx_bf16", False) or (has.get("avx512_bf16", False) and "Intel" not in has.get("cpu_name", ""))
 
 
 @contextmanager
@@ -120,10 +109,16 @@ def keep_freed_memory(device: torch.device) -> None:
         libc.mallopt(top_pad, 64 << 20)
 
 
+def uncompiled(compiled: bool) -> AbstractContextManager[object]:
+    """Run a compiled model as it is written: evaluations and samples have shapes of their own, each of which would
+    have to be compiled."""
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Return an array as a tensor on a device; to a GPU it is copied from pinned memory while the program goes on."""
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @contextmanager
@@ -133,17 +128,8 @@ def memory_errors(what: str, remedy: str) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-            raise SettingsError(f"{what} ({first_line(error)}): {remedy}.") from None
+            raise SettingsError(f"{what} ({first_line(error)})", remedy) from None
         raise
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the bytes that a run could take on a device now; of main memory half where the system is not Linux."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    with suppress(OSError):
-        return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
-    return memory_of(device) // 2
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -1,8 +1,8 @@
 """How well a model predicts a text: nats per token, perplexity, bits per byte."""
 
 import itertools
-from dataclasses import replace
 from multiprocessing import parent_process
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -10,21 +10,25 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from data.tasks import Data, TaskData
+from console import bar_off
+from data.prepare import PreparedData
 from model.gpt import GPT
 from model.loss import UNSCORED
 from runs.metrics import Evaluation
 from training.distributed import Ranks
 
+if TYPE_CHECKING:
+    from data.tasks import Data
+
 ALONE = Ranks()
 MEASURED_TOKENS = 512  # enough to tell heads apart, for a hundredth of an evaluation's time
 SCORED_TOKENS = 1 << 19
-"""Of a longer validation text only so many tokens are scored, the same at every evaluation; evaluate.py scores all."""
+"""Of a longer validation text only so many tokens are scored, the same at every evaluation; eval.py scores all."""
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, data: Data, block_size: int, batch_size: int, autocast: torch.autocast, ranks: Ranks = ALONE
+    model: nn.Module, data: "Data", block_size: int, batch_size: int, autocast: torch.autocast, ranks: Ranks = ALONE
 ) -> Evaluation:
     """Score the validation text, in windows of block_size that cover it or are spread over it evenly, or a task.
 
@@ -32,13 +36,12 @@ def evaluate(
     stays in its mode (train or eval).
     """
     device = next(model.parameters()).device
-    was_training, is_task = model.training, isinstance(data, TaskData)
+    was_training, is_task = model.training, not isinstance(data, PreparedData)
     model.eval()
     lengths = torch.from_numpy(data.token_bytes())
-    figures, sizes = [], []  # of each target: its surprise and, in a task, whether it is the likeliest; its bytes
-    counts: dict[str, int] = {}  # of a mixture: how many targets are of each text, which come one after the other
+    figures, sizes = [], []  # of each target: its nats and, in a task, whether it is the likeliest; its bytes
     batches = data.held_out(block_size, batch_size, SCORED_TOKENS)
-    off = not ranks.is_first or parent_process() is not None or None  # None: no bar unless on a terminal
+    off = not ranks.is_first or parent_process() is not None or bar_off()
     total = data.held_out_tokens(block_size, SCORED_TOKENS)
     bar = tqdm(total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False, disable=off)
     while turn := list(itertools.islice(batches, ranks.size)):
@@ -49,26 +52,21 @@ def evaluate(
         with autocast:
             logits = model(inputs, starts=starts).flatten(0, 1)
         scored = targets != UNSCORED
-        surprise = F.cross_entropy(logits.float(), targets, ignore_index=UNSCORED, reduction="none")[scored]
-        right = [(logits.argmax(-1) == targets)[scored].to(surprise)] if is_task else []
-        found = torch.stack([surprise, *right])
+        nats = F.cross_entropy(logits.float(), targets, ignore_index=UNSCORED, reduction="none")[scored]
+        right = [(logits.argmax(-1) == targets)[scored].to(nats)] if is_task else []
+        found = torch.stack([nats, *right])
         for number, batch in enumerate(turn):
             wanted = torch.from_numpy(batch.targets[batch.targets != UNSCORED])
             figures.append(found if number == ranks.rank else found.new_zeros(len(found), len(wanted)))
             sizes.append(lengths[wanted])
-            if batch.text:
-                counts[batch.text] = counts.get(batch.text, 0) + len(wanted)
             bar.update(batch.inputs.size)
     bar.close()
     model.train(was_training)
-    surprises, *hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
-    parts = zip(counts, surprises.split([*counts.values()]), strict=True) if counts else ()
-    result = Evaluation.of_tokens(surprises.numpy(), torch.cat(sizes).numpy())
-    texts = {name: part.double().mean().item() for name, part in parts}
-    return replace(result, texts=texts, accuracy=hits[0].mean().item() if hits else None)
+    all_nats, *hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
+    return Evaluation.of_tokens(all_nats.numpy(), torch.cat(sizes).numpy(), hits[0].mean().item() if hits else None)
 
 
-def first_windows(model: GPT, data: Data) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
+def first_windows(model: GPT, data: "Data") -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
     """Return the beginning of what evaluations read, in windows of up to block_size tokens, MEASURED_TOKENS in total,
     and where in them documents begin, if they are kept apart."""
     block_size = model.config.block_size

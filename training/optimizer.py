@@ -5,17 +5,17 @@ The optimizers are our own: constructing any of torch.optim's imports torch's co
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 
 from model.gpt import GPT
+from model.layers import Linear
 from training.config import OptimizerConfig, ScheduleConfig
 from training.device import choose_precision
-from training.distributed import is_sharded, local, shard_like
+from training.distributed import Ranks, local
 
 
 class Group(TypedDict):
@@ -27,73 +27,81 @@ class Group(TypedDict):
     weight_decay: float
 
 
-CHANNEL_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+CHANNEL_ROWS = ("qkv_proj", "q_proj", "k_proj", "v_proj", "gate_up_proj", "up_proj")
 
 State = dict[nn.Parameter, dict[str, Tensor]]
 
 
 def make_optimizers(model: GPT, config: OptimizerConfig) -> "list[Muon | AdamW]":
     """Return one AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest."""
-    embedding_lr = config.embedding_lr or config.lr
-    lm_head_lr = config.lm_head_lr or config.lr
-    rates = (config.lr, config.lr, config.lr, embedding_lr, lm_head_lr, lm_head_lr, embedding_lr)
-    kinds = zip(split_parameters(model), rates, [config.weight_decay] * 6 + [0.0], strict=True)
-    groups = [Group(params=params, peak_lr=lr, lr=lr, weight_decay=decay) for params, lr, decay in kinds]
+    embedding_lr, lm_head_lr = config.embedding_lr or config.lr, config.lm_head_lr or config.lr
+    rates = {"rows": config.lr, "columns": config.lr, "whole": config.lr}
+    rates |= {"embeddings": embedding_lr, "lm_head": lm_head_lr, "thin": lm_head_lr, "vectors": embedding_lr}
+    kinds, groups = split_parameters(model), []
+    for kind, lr in rates.items():
+        decay = config.weight_decay if kind != "vectors" else 0.0
+        groups.append(Group(params=kinds[kind], peak_lr=lr, lr=lr, weight_decay=decay))
     matrices, others = groups[:3], [group for group in groups[3:] if group["params"]]
-    if config.name == "muon":
-        muon = Muon(matrices, config.momentum, model.config.head_channels)
-        return [muon, AdamW(others, config.beta1, config.beta2)]
-    return [AdamW(matrices + others, config.beta1, config.beta2)]
+    if config.name == "adamw":
+        return [AdamW(matrices + others, config.beta1, config.beta2)]
+    parts = {cast(nn.Parameter, layer.weight): layer.parts for layer in model.modules() if isinstance(layer, Linear)}
+    muon = Muon(matrices, parts, config.momentum, model.config.head_channels)
+    return [muon, AdamW(others, config.beta1, config.beta2)]
 
 
-def split_parameters(model: GPT) -> tuple[list[nn.Parameter], ...]:
-    """Return (matrices with a row for each channel of a head or the MLP, with a column for each, other matrices of the
-    blocks, embeddings, an untied lm_head, other weights of the blocks, norms and biases).
+def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters by kind: matrices of the blocks with rows, or columns, for the channels of a head or the
+    MLP, or neither (whole); embeddings; an untied lm_head; thin ones of the blocks; vectors, as norms and biases.
 
-    The matrices, which Muon moves, are the weights of the blocks' nn.Linear layers: what has a few rows, as a gate for
+    The matrices, which Muon moves, are the weights of the blocks' linear layers: what has a few rows, as a gate for
     each head has, is a parameter of its own.
     """
     matrices = {id(layer.weight) for layer in model.blocks.modules() if isinstance(layer, nn.Linear)}  # type: ignore[attr-defined]
-    names = ("rows", "columns", "whole", "embeddings", "lm_head", "thin", "vectors")
-    kinds = {name: list[nn.Parameter]() for name in names}
+    kinds = defaultdict[str, list[nn.Parameter]](list)
     for name, parameter in model.named_parameters():
-        kind, layer = name.partition(".")[0], name.split(".")[-2]
+        part, layer = name.partition(".")[0], name.split(".")[-2]
         if parameter.ndim < 2:
             kind = "vectors"
         elif id(parameter) in matrices:
             kind = "rows" if layer in CHANNEL_ROWS else "columns" if layer == "down_proj" else "whole"
-        elif kind == "blocks":
-            kind = "thin"
-        kinds[kind if kind in kinds else "embeddings"].append(parameter)
-    return tuple(kinds.values())
+        elif part == "blocks":
+            kind = "embeddings" if layer == "embedding" else "thin"
+        else:
+            kind = "lm_head" if part == "lm_head" else "embeddings"
+        kinds[kind].append(parameter)
+    return kinds
 
 
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), on torch's fused kernel."""
 
-    kinds = ("step", "exp_avg", "exp_avg_sq")
-
     def __init__(self, groups: list[Group], beta1: float, beta2: float) -> None:
         fixed = {"beta1": beta1, "beta2": beta2, "eps": 1e-10, "amsgrad": False, "maximize": False}
         self._move = partial(torch._fused_adamw_, **fixed)
-        self.param_groups, self.state = groups, State()
+        self.param_groups = groups
+        self.state: State = {
+            parameter: {"step": torch.zeros((), device=parameter.device)}
+            | {kind: torch.zeros_like(parameter) for kind in ("exp_avg", "exp_avg_sq")}
+            for group in groups
+            for parameter in group["params"]
+        }
 
     @torch.no_grad()
-    def step(self, skip: Tensor) -> None:
-        """Move the weights by their gradients, or change nothing if `skip`, a bool scalar on the device, is true."""
+    def step(self, skip: Tensor, divisor: Tensor | None = None) -> None:
+        """Move the weights by their gradients over `divisor`, or change nothing if `skip` is true, a bool.
+
+        Both are scalars on the device.
+        """
         found_inf = skip.float()
         for group in self.param_groups:
             pairs = [(parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None]
-            for parameter in (parameter for parameter, _ in pairs if parameter not in self.state):
-                zeros = {kind: torch.zeros_like(parameter) for kind in ("exp_avg", "exp_avg_sq")}
-                self.state[parameter] = {"step": torch.zeros((), device=parameter.device), **zeros}
             states = [self.state[parameter] for parameter, _ in pairs]
             weights, gradients = [local(weight) for weight, _ in pairs], [local(gradient) for _, gradient in pairs]
             means, squares = ([local(state[kind]) for state in states] for kind in ("exp_avg", "exp_avg_sq"))
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
             rates = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
-            self._move(weights, gradients, means, squares, [], steps, **rates, found_inf=found_inf)
+            self._move(weights, gradients, means, squares, [], steps, **rates, grad_scale=divisor, found_inf=found_inf)
             torch._foreach_sub_(steps, [found_inf] * len(steps))
 
 
@@ -106,45 +114,68 @@ class Muon:
     √C. Matrices of one shape are one batch. The momentum of a sharded model is sharded too.
     """
 
-    kinds = ("momentum_buffer",)
-
-    def __init__(self, groups: list[Group], momentum: float, width: int) -> None:
-        """groups: matrices with channels in rows, with channels in columns, and others."""
-        self.param_groups, self.momentum, self.width, self.state = groups, momentum, width, State()
+    def __init__(
+        self, groups: list[Group], parts: dict[nn.Parameter, tuple[int, ...]], momentum: float, width: int
+    ) -> None:
+        """groups: matrices with channels in rows, with channels in columns, and others. parts: the rows of the
+        matrices that each weight holds."""
+        self.param_groups, self.parts, self.momentum, self.width = groups, parts, momentum, width
+        self.state: State = {
+            parameter: {"momentum_buffer": torch.zeros_like(parameter)}
+            for group in groups
+            for parameter in group["params"]
+        }
 
     @torch.no_grad()
-    def step(self, skip: Tensor) -> None:
-        """Move the weights by their gradients, or change nothing if `skip`, a bool scalar on the device, is true."""
+    def step(self, skip: Tensor, divisor: Tensor | None = None) -> None:
+        """Move the weights by their gradients over `divisor`, or change nothing if `skip` is true, a bool.
+
+        Both are scalars on the device.
+        """
         moves = 1 - skip.float()
         for group, channels in zip(self.param_groups, ("rows", "columns", ""), strict=True):
-            by_shape: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+            alike: dict[tuple, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    if parameter not in self.state:
-                        self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
-                    by_shape[parameter.shape].append((parameter, local(parameter.grad)))
-            for (m, n), pairs in by_shape.items():
+                    alike[parameter.shape, self.parts[parameter]].append((parameter, local(parameter.grad)))
+            for (_, parts), pairs in alike.items():
                 momenta = [local(self.state[parameter]["momentum_buffer"]) for parameter, _ in pairs]
+                gradients = [grad for _, grad in pairs]
+                if divisor is not None:
+                    gradients = [gradient / divisor for gradient in gradients]
                 # A skipped step moves the momentum towards itself.
-                gradients = [torch.where(skip, mean, grad) for mean, (_, grad) in zip(momenta, pairs, strict=True)]
+                gradients = [torch.where(skip, mean, grad) for mean, grad in zip(momenta, gradients, strict=True)]
                 torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
                 nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, self.momentum))
-                width, columns, size = self.slices(m, n, channels)
-                rate = moves * group["lr"] * math.sqrt(size)
-                sliced = partial(orthogonalize, width=width, columns=columns)
-                updates = on_whole_matrices(sliced, nesterov, pairs[0][0])
+                update, like = partial(self.update, parts=parts, channels=channels), pairs[0][0]
+                if hasattr(like, "device_mesh"):
+                    from training.sharding import on_whole_matrices
+
+                    updates = on_whole_matrices(update, nesterov, cast(Any, like))
+                else:
+                    updates = update(nesterov)
                 weights = [local(parameter) for parameter, _ in pairs]
+                rate = moves * group["lr"]
                 if group["weight_decay"]:
-                    torch._foreach_mul_(weights, 1 - moves * group["lr"] * group["weight_decay"])
-                for weight, update in zip(weights, updates, strict=True):
-                    weight.addcmul_(update, rate, value=-1)
+                    torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+                for weight, change in zip(weights, updates, strict=True):
+                    weight.addcmul_(change, rate, value=-1)
+
+    def update(self, matrices: Tensor, parts: tuple[int, ...], channels: str) -> Tensor:
+        """Return the steps of (N, m, n) at a rate of 1, each of the parts of their rows by itself."""
+        hows = {self.slices(rows, matrices.size(2), channels) for rows in parts}
+        if len(parts) > 1 and not (len(hows) == 1 and all(rows % self.width == 0 for rows in parts)):
+            return torch.cat([self.update(part, (part.size(1),), channels) for part in matrices.split(parts, 1)], 1)
+        width, columns, factor = hows.pop()
+        orthogonal = orthogonalize(matrices, width, columns)
+        return orthogonal if factor == 1 else orthogonal * factor
 
     def slices(self, m: int, n: int, channels: str) -> tuple[int, bool, float]:
-        """Return how wide the slices of (m, n) are, whether they are columns, and the square of the step's factor."""
+        """Return how wide the slices of (m, n) are, whether they are columns, and the factor of the step."""
         count, others = (m, n) if channels == "rows" else (n, m)
         if channels and count % self.width == 0:
-            return self.width, channels == "columns", min(1, others / count)
-        return min(m, n), m > n, max(1, m / n)
+            return self.width, channels == "columns", min(1, others / count) ** 0.5
+        return min(m, n), m > n, max(1, m / n) ** 0.5
 
 
 POLAR_EXPRESS = (
@@ -178,24 +209,6 @@ def orthogonalize(matrices: Tensor, width: int, columns: bool = False) -> Tensor
     return x.mT if columns else x
 
 
-def on_whole_matrices(function: Callable[[Tensor], Tensor], rows: Tensor, like: Tensor) -> Tensor:
-    """Return function(matrices) for N matrices of which this rank holds some rows, (N, rows, n), sharded as `like` is.
-
-    Every rank receives its share of the matrices whole, and sends their rows back.
-    """
-    if not is_sharded(like):
-        return function(rows)
-    from torch.distributed.tensor import DTensor, Shard
-
-    mesh, shape = like.device_mesh, torch.Size((len(rows), *like.shape))
-    stride = (like.numel(), like.size(1), 1)
-    by_rows, by_matrix = ([*like.placements[:-1], Shard(dim)] for dim in (1, 0))  # each copy of the model does it all
-    cut = DTensor.from_local(rows, mesh, by_rows, shape=shape, stride=stride)
-    matrices = function(cut.redistribute(placements=by_matrix).to_local()).to(rows.dtype).contiguous()
-    shared = DTensor.from_local(matrices, mesh, by_matrix, shape=shape, stride=stride)
-    return shared.redistribute(placements=by_rows).to_local()
-
-
 def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Tensor]:
     """Return the optimizers' state by parameter and kind: {"lm_head.weight.exp_avg": …}.
 
@@ -210,29 +223,36 @@ def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Ten
     }
 
 
-def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], state: dict[str, Tensor]) -> None:
-    """Give the optimizers what `optimizer_state` returned, whole or sharded as the parameters are.
+def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], saved: dict[str, Tensor], ranks: Ranks) -> None:
+    """Give the optimizers what rank 0 has of `optimizer_state`, whole; ValueError on rank 0 when it is not that."""
+    state = optimizer_state(model, optimizers)
+    if ranks.is_first:
+        shapes = {name: tensor.shape for name, tensor in state.items()}
+        if wrong := shapes.items() ^ {name: tensor.shape for name, tensor in saved.items()}.items():
+            raise ValueError(f"the optimizer's {min(wrong)[0]} is missing, or does not have its shape")
+    if ranks.launched:
+        from training.sharding import spread
 
-    Raises KeyError or ValueError when it is not that.
-    """
-    owners = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    for name, parameter in model.named_parameters() if state else ():
-        optimizer = owners[id(parameter)]
-        for kind in optimizer.kinds:
-            tensor = state[f"{name}.{kind}"].to(parameter.device)
-            if tensor.shape != (() if kind == "step" else parameter.shape) or tensor.dtype != torch.float32:
-                raise ValueError(f"the optimizer's {kind} of {name} does not have its shape and type")
-            optimizer.state.setdefault(parameter, {})[kind] = shard_like(tensor, parameter)
+        return spread(saved, state)
+    for name, tensor in state.items():
+        tensor.copy_(saved[name])
 
 
-def schedule_factor(schedule: ScheduleConfig, step: int, progress: float) -> float:
+WARMUP = {"warmup_stable_decay": 10, "cosine": 100, "constant": 100}  # steps, by schedule
+
+
+def schedule_factor(schedule: ScheduleConfig, step: int, progress: float, steps: int | None = None) -> float:
     """Return the factor on the peak learning rates for the update after `step` finished updates.
 
     The warm-up counts steps; after it the decay follows `progress`, the share of the run that is over, in [0, 1].
+    steps: those of the run, if they are known.
     """
-    if step < schedule.warmup_steps:
-        return (step + 1) / (schedule.warmup_steps + 1)
-    warmed = progress * schedule.warmup_steps / max(1, step)  # the share of the run that the warm-up took
+    warmup = schedule.warmup_steps
+    if warmup is None:
+        warmup = min(WARMUP[schedule.name], math.ceil((steps or 1000) / 10))
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    warmed = progress * warmup / max(1, step)  # the share of the run that the warm-up took
     left, decay = 1 - progress, 1.0
     if schedule.name == "cosine" and warmed < 1:
         decay = 0.5 * (1 - math.cos(math.pi * left / (1 - warmed)))

@@ -1,8 +1,9 @@
-"""What a run would take, predicted before it starts: parameters, arithmetic, memory, time, here or on a cluster."""
+"""What a run would take, predicted before it starts: parameters, arithmetic, memory, time, here or on other GPUs."""
 
 import math
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,50 +15,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from data.config import TokenizerConfig
-from data.prepared import PreparedData
-from data.shards import Tokens
-from data.tasks import TaskData
-from data.tokenizer import make_tokenizer
-from errors import one_of
-from model.attention.functional import flex, fused, sdpa
+from data.prepare import PreparedData
+from data.tasks import Data, TaskData
+from data.tokenizer import PUBLISHED, make_tokenizer
+from errors import DataError, one_of
+from model.attention.functions import fused, sdpa
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
-from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
-from runs.formatting import duration, si
+from model.size import (
+    cache_bytes_per_token,
+    count_parameters,
+    flops_per_token,
+    memory_of,
+    parameters_read,
+    without_weights,
+)
+from runs.text import duration, plural, si
 from training.config import TrainConfig
-from training.device import choose_device, choose_precision, fast_products, free_memory, keep_freed_memory
-from training.distributed import Ranks, float_stream
+from training.device import choose_device, choose_precision, fast_products, keep_freed_memory
+from training.distributed import Ranks
 from training.evaluation import SCORED_TOKENS
 from training.optimizer import optimizer_state
-from training.pretrained import load_origin
 from training.run import Run, steps_to_take, windows_each
-from training.size import model_sizes, refuse_too_large
-from training.start import check_machine, open_data
-from training.step import take_step
+from training.start import begin_with, check_machine, open_data, refuse_too_large
+from training.step import train_step
 
-# The share of its peak arithmetic that a well-fed GPU reaches in training; published GPT-2 runs report 40%.
-UTILISATION = 0.4
-DEVICES_A_MACHINE = 8
-
-
-@dataclass(frozen=True)
-class Device:
-    """A GPU by its data sheet: dense bf16 (V100: fp16) FLOP/s, bytes of memory, and bytes/s each way: over the link to
-    the other GPUs of its machine, and as its share of the machine's network."""
-
-    flops: float
-    memory: float
-    link: float
-    network: float
-
-
-DEVICES = {
-    "v100": Device(125e12, 32e9, 150e9, 12.5e9),
-    "a100": Device(312e12, 80e9, 300e9, 25e9),
-    "h100": Device(989e12, 80e9, 450e9, 50e9),
-    "h200": Device(989e12, 141e9, 450e9, 50e9),
-    "b200": Device(2250e12, 180e9, 900e9, 50e9),
-}
+UTILISATION = 0.4  # the share of its peak arithmetic that a well-fed GPU reaches; published GPT-2 runs report 40%
+# GPUs by their data sheets: dense bf16 (V100: fp16) FLOP/s, and bytes of memory.
+DEVICES = {"v100": (125e12, 32e9), "a100": (312e12, 80e9), "h100": (989e12, 80e9), "h200": (989e12, 141e9)}
+DEVICES["b200"] = (2250e12, 180e9)
+MARGIN = 0.9  # of a GPU's memory: the allocator's gaps and the libraries take the rest
 
 
 @dataclass(frozen=True)
@@ -104,13 +91,12 @@ class LiveBytes(TorchDispatchMode):
 
 
 def predict_memory(
-    config: TrainConfig, micro: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool = False, gathered: bool = False
+    config: TrainConfig, micro: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool = False
 ) -> Memory:
     """Return the memory that a run of `config`, whose model.vocab_size is set, will need, without allocating it.
 
     The tensors have shapes but no data, so the largest model takes seconds on the smallest machine. They are those of
-    a CPU; with on_gpu the loss and sdpa and flex are counted as they are there, where no kernel keeps scores.
-    gathered: measure activations beside weights that FSDP has gathered in `dtype`; autocast keeps a copy of others.
+    a CPU; with on_gpu the loss and sdpa are counted as they are there, where no kernel keeps scores.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # half a second that most runs do not need
 
@@ -120,29 +106,23 @@ def predict_memory(
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         run = trial_run(few, torch.device("cpu"), dtype)
         run.model.largest_chunk = LARGEST_CHUNK_ON_GPU if on_gpu else None
-        for attention in (block.attention for block in run.model.blocks if on_gpu):
-            if attention.attend in (sdpa, flex):  # a CPU's `fused` writes the scores where there is dropout
+        for attention in run.model.attentions if on_gpu else ():
+            if attention.attend is sdpa:  # a CPU's fused kernel writes the scores where there is dropout
                 attention.attend, attention.dropout = fused, 0.0
         weights = sum(parameter.nbytes for parameter in run.model.parameters())
-        if gathered:
-            float_stream(run.model)
-            for parameter in run.model.parameters():
-                parameter.data = parameter.data.to(dtype)
-        gradients = sum(parameter.nbytes for parameter in run.model.parameters())
-        take_step(run, 0)  # makes the optimizer's state
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
         live.most = before = live.now
-        take_step(run, 1)
-    return Memory(weights, weights, state, max(0, live.most - before - gradients))
+        train_step(run, 1)
+    return Memory(weights, weights, state, max(0, live.most - before - weights))
 
 
 def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype) -> Run:
     """Build a run of a single process on made-up text, for taking steps only; it writes nothing."""
     with device:
         model = GPT(config.model)
-    text = Tokens([np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)])
+    text = np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)
     tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
-    data = PreparedData(tokenizer, text, text, Path(), "made up", config.data.document_mask)
+    data = PreparedData(tokenizer, text, text, "made up", "made up", config.data.document_mask)
     return Run(config, device, precision, data, model, forward=model)
 
 
@@ -151,131 +131,125 @@ def plan_run(config: TrainConfig) -> str:
 
     Raises SettingsError for an unknown plan.device, what the run would refuse, and text that cannot be had.
     """
-    if (name := config.plan.device) is None:
-        device = choose_device(config.device)
+    device = choose_device(config.device)
+    if config.plan.device is None:
         check_machine(config, device, Ranks())
-        room = device.type, memory_of(device), 1
+        refuse_too_large(config, device, Ranks())
     else:
-        one_of("plan.device", name, DEVICES)
-        room = name, int(DEVICES[name].memory), config.plan.devices
-    windows = windows_each(config, room[2])
-    refuse_too_large(config, *room, windows)  # and again when the text has told how many ids there are
-    _, encoding = load_origin(config)
-    data = open_data(config, encoding)
-    refuse_too_large(config, *room, windows)
+        one_of("plan.device", config.plan.device, DEVICES)
+        windows_each(config, config.plan.devices)
+    data = planned_data(config)
+    if config.plan.device is None:
+        refuse_too_large(config, device, Ranks())
     model = without_weights(config.model)
     flops, parts, size = flops_per_token(model), count_parameters(model), config.tokens_per_step
     config = replace(config, max_steps=(steps := steps_to_take(config, model)))
-    kinds = ("embedding", "attention", "mlp", "norms", "lm_head")
-    listed = ", ".join(f"{kind} {parts[kind]:,}" for kind in kinds if parts[kind])
+    listed = ", ".join(f"{kind} {count:,}" for kind, count in parts.items() if count)
     tied = ", which is lm_head too" if model.config.tie_embeddings else ""
-    if isinstance(data, TaskData):
+    if data is None:
+        text = f"text        unknown without tokenizer={config.tokenizer.name}, which could not be downloaded"
+    elif isinstance(data, TaskData):
         text = f"task        {data.name}, {data.targets(config.model.block_size):,} of a window's tokens are scored"
     else:
-        read = f"; {steps:,} steps of {size:,} tokens are {data.epochs(steps * size)}" if steps else ""
+        read = f"; {plural(steps, 'step')} of {size:,} tokens are {data.epochs(steps * size)}" if steps else ""
         text = f"text        {len(data.train):,} tokens an epoch{read}"
+    scored = data.held_out_tokens(config.model.block_size, SCORED_TOKENS) if data else SCORED_TOKENS
+    reads = f"; a token reads {parameters_read(model):,}" if parts["ngrams"] else ""
     lines = [
-        f"parameters  {parts.total():,} with {model.config.vocab_size:,} ids: {listed}{tied}",
+        f"parameters  {parts.total():,} with {model.config.vocab_size:,} ids: {listed}{tied}{reads}",
         f"arithmetic  {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
         f"cache       {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
         text,
+        *(on_gpus(config, flops, scored) if config.plan.device else here(config, device, flops, scored)),
     ]
-    scored = data.held_out_tokens(config.model.block_size, SCORED_TOKENS)
-    more = _cluster(config, model, flops, DEVICES[name], scored) if name else _this_machine(config, flops, scored)
-    return "\n".join(lines + more)
+    return "\n".join(lines)
 
 
-def _this_machine(config: TrainConfig, flops: float, scored: int) -> list[str]:
-    device = choose_device(config.device)
+def planned_data(config: TrainConfig) -> Data | None:
+    """Return open_data(), or None, with the vocabulary's known size, where the published tokenizer cannot be had."""
+    _, encoding = begin_with(config)
+    if encoding is None and not config.data.is_task and (ids := PUBLISHED.get(config.tokenizer.name)):
+        try:
+            make_tokenizer(config.tokenizer, ())
+        except DataError:
+            config.model.vocab_size = config.model.vocab_size or ids
+            return None
+    return open_data(config, encoding)
+
+
+def here(config: TrainConfig, device: torch.device, flops: float, scored: int) -> list[str]:
+    """Return the lines about memory and time on this machine, where steps are taken if they fit."""
     keep_freed_memory(device)
     precision = choose_precision(config.precision, device)
     micro = config.micro_batch_size or config.batch_size
     memory, free = predict_memory(config, micro, precision, on_gpu=device.type == "cuda"), free_memory(device)
-    copy = memory.weights + memory.optimizer
-    lines = [str(memory), f"            and {si(copy)}B in main memory while a checkpoint is written"]
-    if device.type == "cpu":
-        # At most 1.74 times was measured, with glibc and keep_freed_memory.
+    lines = [str(memory)]
+    if device.type == "cpu":  # at most 1.74 times was measured, with glibc and keep_freed_memory
         lines.append("            counted is what tensors hold; the allocator may keep 1.8 times as much")
     if memory.peak > free:
-        fits = memory.peak - memory.activations <= free
-        remedy = f"micro_batch_size={micro}" if fits else model_sizes(config)
-        return [*lines, f"            too much for the {si(free)}B free on {device}: lower {remedy}"]
+        needed = f"            too much for the {si(free)}B free on {device}: lower micro_batch_size or the model"
+        return [*lines, needed]
     with fast_products(device):
         seconds, windows = seconds_per_step(config, micro, device, precision)
     rate = config.tokens_per_step / seconds
-    pause = scored / rate / 3  # a forward pass is a third of the arithmetic
-    step = f"a step took {seconds:.3g} s on {device}"
-    if windows < config.batch_size:
-        step = f"a step would take {seconds:.3g} s on {device} (measured on {windows} of {config.batch_size} windows)"
-    rates = f"{si(rate)}tokens/s, {si(rate * flops)}FLOP/s"
-    return [*lines, f"time        {_length(config, seconds, pause)}: {step}, {rates}"]
+    speed = f"{si(rate)}tokens/s, {si(rate * flops)}FLOP/s, measured on {plural(windows, 'window')} on {device}"
+    return [*lines, time_line(config, seconds, scored), f"            {seconds:.3g} s a step: {speed}"]
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that a run could take on a device now; of main memory half where the system is not Linux."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with suppress(OSError):
+        return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
+    return memory_of(device) // 2
 
 
 def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
-    """Return the time of one step and how many windows were measured: `micro`, or as many as 20 s are enough for."""
-    windows = 1
-    while True:
+    """Return the time of one step and on how many windows it was measured: `micro`, or 1 where those take too long."""
+    for windows in (1, micro):
         run = trial_run(replace(config, batch_size=windows, micro_batch_size=None), device, dtype)
-        take_step(run, 0)  # warms up, and makes the optimizer's state
+        train_step(run, 0)  # warms up
         started = time.perf_counter()
-        take_step(run, 1)[0].item()  # waits for the device
-        seconds = time.perf_counter() - started
-        more = min(4 * windows, micro)
-        if more == windows or seconds * more / windows > 20:
-            return seconds * config.batch_size / windows, windows
-        windows = more
+        train_step(run, 1)[0].item()  # waits for the device
+        each = (time.perf_counter() - started) / windows
+        if each * micro > 20:
+            break
+    return each * config.batch_size, windows
 
 
-def _cluster(config: TrainConfig, model: GPT, flops: float, device: Device, scored: int) -> list[str]:
+def on_gpus(config: TrainConfig, flops: float, scored: int) -> list[str]:
+    """Return the lines about memory and time on plan.devices GPUs, each by every way to share the work."""
     devices, windows = config.plan.devices, config.batch_size // config.plan.devices
     micro = config.micro_batch_size or windows
+    peak, room = DEVICES[config.plan.device or ""]
     dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     memory = predict_memory(config, micro, dtype, on_gpu=True)
-    activations = predict_memory(config, micro, dtype, on_gpu=True, gathered=True).activations
-    state, weights = memory.weights + memory.gradients + memory.optimizer, memory.weights // 4
-    block = sum(parameter.numel() for parameter in model.blocks[0].parameters())
-    root = weights - block * len(model.blocks)
+    model = without_weights(config.model)
+    block, every = (sum(p.numel() for p in part.parameters()) for part in (model.blocks[0], model))
+    root = every - block * len(model.blocks)
     # FSDP: the weights of two blocks and of what is not in a block; of the larger, a gradient on its way to its shards.
-    activations += dtype.itemsize * (2 * block + root) + (dtype.itemsize + 4) * max(block, root)
-    compute, again = windows * config.model.block_size * flops / (device.flops * UTILISATION), ""
-    pause = scored * flops / 3 / (devices * device.flops * UTILISATION)  # a forward pass is a third of the arithmetic
-    if config.recompute == "block":
-        compute *= 1 + (1 - 6 * model.lm_head.weight.numel() / flops) / 3
-        again = ", blocks recomputed"
-    # Each micro-batch gathers the weights for its forward and its backward pass, and sums gradients into shards.
-    gathers = windows // micro * weights * (2 * dtype.itemsize + 4)
-    share, inside = 1 - 1 / devices, DEVICES_A_MACHINE
-    way = "link" if devices <= inside else "network"
-    ways = {
-        "ddp": (state + memory.activations, {way: 2 * share * memory.gradients}),
-        "fsdp": (state / devices + activations, {way: share * gathers}),
-    }
-    if devices > inside and devices % inside == 0:
-        between = 2 * (1 - inside / devices) * memory.gradients / inside  # each sums its shard over the machines
-        ways["hsdp"] = (state / inside + activations, {"link": (1 - 1 / inside) * gathers, "network": between})
-    each = f"{devices} × {config.plan.device}, {windows} windows each, {micro} at a time{again}"
-    lines = [str(memory), f"plan        {each}; compute {compute:.3g} s a step"]
-    for how, (held, sent) in ways.items():
-        fits = "fits" if held < 0.9 * device.memory else f"does NOT fit {si(device.memory)}B"
-        seconds = sum(size / getattr(device, way) for way, size in sent.items())
-        over = " and ".join(f"{si(size)}B a step over the {way}" for way, size in sent.items())
-        sends = f"sends {over}, {seconds:.3g} s ({seconds / compute:.0%} of compute)"
-        lines.append(f"{how:12}{si(held)}B a GPU, {fits}; {sends}; {_length(config, max(compute, seconds), pause)}")
+    gathered = memory.activations + dtype.itemsize * (2 * block + root) + (dtype.itemsize + 4) * max(block, root)
+    state = memory.peak - memory.activations
+    held = {"ddp": memory.peak, "fsdp": state / devices + gathered, "hsdp": state / min(8, devices) + gathered}
+    fits = {how: "fits" if size < MARGIN * room else f"does NOT fit {si(room)}B" for how, size in held.items()}
+    recomputed = 4 / 3 if config.recompute == "block" else 1
+    seconds = recomputed * windows * config.model.block_size * flops / (peak * UTILISATION)
     return [
-        *lines,
-        f"assumed     {UTILISATION:.0%} of {si(device.flops)}FLOP/s, {si(device.link)}B/s to the GPUs of a machine "
-        f"of {inside}, {si(device.network)}B/s each over the network, communication behind compute, no failures; "
-        "weights, sums of gradients and optimizer in fp32, fsdp and hsdp gather in "
-        f"{str(dtype).removeprefix('torch.')}; activations of eager kernels",
+        str(memory),
+        f"plan        {devices} × {config.plan.device}, {plural(windows, 'window')} each, {micro} at a time",
+        *(f"{how:12}{si(size)}B a GPU, {fits[how]}" for how, size in held.items()),
+        f"{time_line(config, seconds, scored)}, at {UTILISATION:.0%} of {si(peak)}FLOP/s",
     ]
 
 
-def _length(config: TrainConfig, seconds_a_step: float, seconds_an_evaluation: float) -> str:
-    each = seconds_a_step + seconds_an_evaluation / config.eval_interval
+def time_line(config: TrainConfig, seconds: float, scored: int) -> str:
+    """Say how long a run of steps of so many seconds takes, with evaluations: forward passes, a third of a step's."""
+    pause = seconds * scored / config.tokens_per_step / 3
     ends = [config.max_steps] if config.max_steps else []
     if config.max_minutes:
-        ends.append(max(1, round(60 * config.max_minutes / each)))
+        ends.append(max(1, round(60 * config.max_minutes / (seconds + pause / config.eval_interval))))
     steps = min(ends)
     evaluations = math.ceil(steps / config.eval_interval)
-    total = duration(steps * seconds_a_step + evaluations * seconds_an_evaluation)
-    return f"{total} for {steps:,} steps and {evaluations:,} evaluations of {seconds_an_evaluation:.3g} s"
+    counted = f"{plural(steps, 'step')} and {plural(evaluations, 'evaluation')} of {pause:.3g} s"
+    return f"time        {duration(steps * seconds + evaluations * pause)} for {counted}"

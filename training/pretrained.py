@@ -1,44 +1,40 @@
 """Pretrained weights that a new run begins with."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict
 
 import tiktoken
 import torch
 from torch import Tensor
 
-from errors import SettingsError
-from model.attention import ATTENTION_FUNCTIONS
+from data.files import user_path
+from errors import SettingsError, naming, shown
+from model.attention import SETTINGS, SOFTMAX
 from model.config import GPTConfig
-from model.gpt import GPT
-from runs.checkpoint import find_checkpoints, first_intact, read_meta, read_parts
+from model.gpt import GPT, load_weights
+from runs.checkpoint import find_checkpoints, first_intact, read_parts, read_settings
 from training.config import TrainConfig
-from training.distributed import load_whole, whole
 
 Read = Callable[[str], Tensor]
 log = logging.getLogger("tinygpt")
 
-SAME_WEIGHTS = {*ATTENTION_FUNCTIONS, "stacked"}  # forms of attention that read a checkpoint alike
-WEIGHTLESS = {"window", "nope"}  # modifiers without weights
+SAME_WEIGHTS = {*SOFTMAX, "stacked"}  # forms of attention that read a checkpoint alike
 # What a run may change of the model that its weights were trained in.
-FREE = {"attention_window", "score_softcap", "rope_theta", "rope_scaling", "rope_scaling_factor"}
-FREE |= {"block_size", "vocab_size", "dropout", "attention_dropout"}
+MAY_CHANGE_ON_INIT = {"attention_window", "score_softcap", "rope_theta", "rope_scaling", "rope_scaling_factor"}
+MAY_CHANGE_ON_INIT |= {"rope_trained_length", "block_size", "vocab_size", "dropout", "attention_dropout"}
 
 
-def load_origin(config: TrainConfig) -> tuple[Read | None, tiktoken.Encoding | None]:
-    """Return what reads a weight of the model that config.init_from names, and its tokenizer; None where it is null.
+def open_pretrained(config: TrainConfig) -> tuple[Read, tiktoken.Encoding | None]:
+    """Open the pretrained model of config.init_from: a weight reader and its tokenizer.
 
     config.model takes the model's settings where it is null. Raises SettingsError, naming init_from, when they
     cannot be read or config.model would need other weights.
     """
-    if not config.init_from:
-        return None, None
+    assert config.init_from
     encoding: tiktoken.Encoding | None
-    with naming(config.init_from) as name:
-        if name:
+    with naming(f"init_from={config.init_from}"):
+        if name := name_of_theirs(config.init_from):
             from interop.huggingface import find_folder, read_huggingface
             from interop.tokenizer import read_tokenizer_json
 
@@ -47,21 +43,21 @@ def load_origin(config: TrainConfig) -> tuple[Read | None, tiktoken.Encoding | N
             found, weights, encoding, _ = first_intact(find_checkpoints(config.init_from), read_parts)
             read = weights.__getitem__
         config.model = inherit(found, config.model)
-    asked = [f"{name}={now}" for name, now in asdict(config.model).items() if now != getattr(found, name)]
+    asked = [f"{name}={shown(now)}" for name, now in asdict(config.model).items() if now != getattr(found, name)]
     but = f", but for {', '.join(asked)}" if asked else ""
     kept = "weights, tokenizer and settings" if encoding else "weights and settings"
     log.info("init_from=%s: its %s%s", config.init_from, kept, but)
     return read, encoding
 
 
-def origin_config(where: str) -> GPTConfig:
+def pretrained_config(where: str) -> GPTConfig:
     """Return the settings of the model that init_from=`where` names, without reading its weights."""
-    with naming(where) as name:
-        if name:
+    with naming(f"init_from={where}"):
+        if name := name_of_theirs(where):
             from interop.huggingface import read_config
 
             return read_config(name)
-        return GPTConfig(**first_intact(find_checkpoints(where), read_meta)["config"]["model"])
+        return first_intact(find_checkpoints(where), read_settings)
 
 
 def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
@@ -71,23 +67,26 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
     """
     settings, differing = asdict(found), []
     for name, value in asdict(asked).items():
-        free = name in FREE or (name == "attention" and layers_of(found, value) == layers_of(found, found.attention))
+        free = name in MAY_CHANGE_ON_INIT
+        free |= name == "attention" and weights_of(found, value) == weights_of(found, found.attention)
         if not free and value not in (None, settings[name]):
-            differing.append(f"model.{name}={value} (it has {settings[name]})")
+            differing.append(f"model.{name}={shown(value)} (it has {shown(settings[name])})")
         elif free and (name != "vocab_size" or value is not None):
             settings[name] = value
     if differing:
         remedy = "leave these settings out to continue with its weights, or leave out init_from"
-        raise SettingsError(f"its model is not the one asked for: {', '.join(differing)}: {remedy}.")
+        raise SettingsError(f"its model is not the one asked for: {', '.join(differing)}", remedy)
     return GPTConfig(**settings)
 
 
-def layers_of(config: GPTConfig, attention: str) -> list[tuple[str, set[str]]]:
-    """Return each layer's form and modifiers of a pattern, as far as a checkpoint tells them apart."""
-    parts = map(replace(config, attention=attention).at, range(config.n_layer))
-    return [("sdpa" if one.form in SAME_WEIGHTS else one.form, set(one.modifiers) - WEIGHTLESS) for one in parts]
+def weights_of(config: GPTConfig, attention: str) -> list[tuple[str, set[str]]]:
+    """Return each layer's form and modifiers of a pattern, ignoring forms that share weights."""
+    parts = [part.split("+") for part in attention.split("/")]
+    layers = [parts[layer % len(parts)] for layer in range(config.n_layer)]
+    return [("sdpa" if form in SAME_WEIGHTS else form, set(added) - SETTINGS.keys()) for form, *added in layers]
 
 
+@torch.no_grad()
 def copy_weights(read: Read, model: GPT) -> None:
     """Copy the weights that `read` names into a fresh model, whose block_size and vocab_size may differ.
 
@@ -96,25 +95,22 @@ def copy_weights(read: Read, model: GPT) -> None:
     changes the others' probabilities little (Hewitt 2021).
     """
 
-    def resized(name: str) -> Tensor:
-        known, fresh = read(name), model.get_parameter(name)
+    def resized(name: str, fresh: Tensor) -> Tensor:
+        known = read(name)
         missing = len(fresh) - len(known)
         if missing <= 0:
             return known[: len(fresh)]
         new = known.mean(0, keepdim=True).expand(missing, -1)
         if name == "position_embedding.weight":
-            new = whole(fresh.detach())[len(known) :].to(known)
+            new = fresh[len(known) :].to(known)
         return torch.cat((known, new))
 
-    load_whole(model, resized)
+    load_weights(model, {name: resized(name, fresh.detach()) for name, fresh in model.named_parameters()})
 
 
-@contextmanager
-def naming(where: str) -> Iterator[str | None]:
-    """Yield the NAME_OR_FOLDER of hf:NAME_OR_FOLDER, None for a run or checkpoint; errors within name init_from."""
-    try:
-        if not where.startswith("hf:") and not Path(where).exists():
-            raise SettingsError("it does not exist: give a run directory, a checkpoint, or hf:NAME_OR_FOLDER.")
-        yield where.removeprefix("hf:") if where.startswith("hf:") else None
-    except ValueError as error:
-        raise SettingsError(f"init_from={where}: {error}") from error
+def name_of_theirs(where: str) -> str | None:
+    """Return the NAME_OR_FOLDER of hf:NAME_OR_FOLDER; None for a run or checkpoint, which must be there."""
+    if where == "hf:" or (not where.startswith("hf:") and not user_path("init_from", where).exists()):
+        problem = "it names nothing" if where == "hf:" else "it does not exist"
+        raise SettingsError(problem, "give a run directory, a checkpoint, or hf:NAME_OR_FOLDER")
+    return where.removeprefix("hf:") if where.startswith("hf:") else None

@@ -2,24 +2,29 @@
 
 import logging
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import yaml
+from safetensors.torch import load_file
 from tiktoken import Encoding
 
-from data.files import replace_text
+from console import Signals
+from data.files import replace_text, user_path
 from data.prepare import prepare
-from data.tasks import Data, TaskData
 from data.tokenizer import read_tokenizer
-from errors import SettingsError
+from errors import SettingsError, first_line, why
 from model.attention import ignored
 from model.config import GPTConfig
-from model.size import memory_of
-from runs.checkpoint import Meta, read_weights, readable, remove_unfinished
+from model.gpt import GPT, load_weights
+from model.size import count_weights, memory_of, without_weights
+from runs.checkpoint import OPTIMIZER, TOKENIZER, Meta, read_weights, readable
 from runs.directory import (
     check_settings,
     find_run,
@@ -30,103 +35,132 @@ from runs.directory import (
     refuse_used,
     tidy,
 )
-from training.compiling import choose_compile
+from runs.text import hydra_quoted
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, keep_freed_memory, memory_errors
-from training.distributed import Ranks, join_ranks, load_whole, new_model, ranks_of_torchrun, spread
-from training.pretrained import copy_weights, load_origin
+from training.distributed import Ranks, new_model, parallelize
+from training.optimizer import load_optimizer_state
 from training.run import Run, steps_to_take, windows_each
-from training.size import refuse_too_large
-from training.watch.wandb import check_wandb_key
+from training.terminal import show_log
+
+if TYPE_CHECKING:
+    from data.tasks import Data
 
 log = logging.getLogger("tinygpt")
 
 
-def start_run(config: TrainConfig) -> Run:
-    """Check the settings against the machine and the text, then build what the run needs, or go on with one.
+@contextmanager
+def open_run(config: TrainConfig) -> Iterator[Run]:
+    """Check the settings against the machine and the text, build what the run needs, and go on with a run or begin one.
 
-    Sets config.model.vocab_size to the tokenizer's where it is null, and seeds torch's generators.
+    Sets config.model.vocab_size to the tokenizer's where it is null, and seeds torch's generators. While the run is
+    open its directory is locked, its log written and signals remembered; at the end the last save is waited for.
     """
-    with ExitStack() as held:  # the directory's lock, freed where the run cannot begin
-        run = build_run(config, held)
-        run.occupation = held.pop_all()
-    return run
+    ranks = Ranks.of_torchrun()
+    with ExitStack() as stack:
+        log.disabled = not ranks.is_first
+        show_log(stack)
+        device = choose_device(config.device, ranks.local_rank, ranks.local_size)
+        ranks.join(device)
+        keep_freed_memory(device)
+        check_machine(config, device, ranks)
+        checkpoint, meta = ranks.from_first(checkpoint_to_resume(config, stack) if ranks.is_first else (None, None))
+        run = build_run(config, ranks, device, checkpoint, meta, stack)
+        stack.callback(run.saver.wait)
+        if ranks.is_first:
+            enter_directory(run, meta, stack)
+        if meta:
+            say_resumed(run, meta)
+        with run.signals, lost_ranks(run):
+            yield run
 
 
-def build_run(config: TrainConfig, held: ExitStack) -> Run:
-    """start_run(), with the lock and what else ends with the run in `held`."""
-    ranks = ranks_of_torchrun()
-    log.disabled = not ranks.is_first
-    device = choose_device(config.device, ranks.local_rank, ranks.local_size)
-    join_ranks(ranks, device)
-    keep_freed_memory(device)
-    precision = choose_precision(config.precision, device)
-    check_machine(config, device, ranks)
-    windows = windows_each(config, ranks.size)
-    checkpoint, meta = ranks.from_first(find_checkpoint_to_resume(config, held) if ranks.is_first else (None, None))
-    shards = {"fsdp": ranks.size, "hsdp": ranks.local_size}.get(config.distributed, 1)
-    room = device.type, memory_of(device), shards, windows
-    refuse_too_large(config, *room)
-    pretrained, encoding = load_origin(config)
-    if checkpoint and meta and meta["own_tokenizer"]:
-        encoding = read_tokenizer(checkpoint / "tokenizer.json")
-    data = open_data(config, encoding)
-    refuse_too_large(config, *room)
-    if checkpoint and meta:
-        check_settings(asdict(config), meta, data=data.name)
-
-    weights = read_weights(checkpoint, config.model) if checkpoint else None
-    torch.manual_seed(config.seed)
-    remedy = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
-    with memory_errors(f"the model's weights are more than the memory of {device} holds", remedy):
-        model = new_model(config.model, ranks, config.distributed, device)
-        compiled = choose_compile(config, device, model, steps_to_take(config, model), ranks.size)
-        forward = spread(model, ranks, config.distributed, device, precision, compiled)
-    if pretrained:
-        copy_weights(pretrained, model)
-    if checkpoint and weights:
-        with readable(checkpoint):
-            load_whole(model, weights.__getitem__)
-    directory = checkpoint.parent.parent if checkpoint else claim_directory(config, ranks, held)
-    own = encoding is not None and not config.data.is_task
-    run = Run(config, device, precision, data, model, forward, ranks, directory, compiled=compiled, own_tokenizer=own)
-    if checkpoint and meta:
-        with readable(checkpoint):
-            run.restore(checkpoint, meta)
-    if ranks.is_first:
-        enter_directory(run, meta, held)
+def build_run(
+    config: TrainConfig, ranks: Ranks, device: torch.device, checkpoint: Path | None, meta: Meta | None,
+    stack: ExitStack,
+) -> Run:  # fmt: skip
+    """Return a new run, or the one that goes on from a checkpoint; the directory of a new one is locked in `stack`."""
     if meta:
-        run.say_resumed(meta)
+        check_settings(asdict(config), meta)
+    pretrained, encoding = begin_with(config)
+    refuse_too_large(config, device, ranks)
+    if checkpoint and meta and meta.own_tokenizer:
+        encoding = read_tokenizer(checkpoint / TOKENIZER)
+    data = open_data(config, encoding)
+    refuse_too_large(config, device, ranks)  # now that the vocabulary is known
+    if meta:
+        check_settings(asdict(config), meta, data.name)
+    steps_to_take(config, without_weights(config.model))  # refuses too long a warm-up before a directory is made
+    precision = choose_precision(config.precision, device)
+    torch.manual_seed(config.seed)
+    lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
+    with memory_errors(f"the model's weights are more than the memory of {device} holds", lower):
+        model = new_model(config.model, ranks, config.distributed, device)
+        if ranks.is_first:
+            pretrained(model)
+        if checkpoint and ranks.is_first:
+            with readable(checkpoint):
+                load_weights(model, read_weights(checkpoint, config.model))
+        compiled = choose_compile(config, device)
+        forward = parallelize(model, ranks, config.distributed, device, precision, compiled)
+    directory = checkpoint.parent.parent if checkpoint else claim_directory(config, ranks, stack)
+    own, signals = encoding is not None and not config.data.is_task, Signals(passed_on=ranks.launched)
+    run = Run(config, device, precision, data, model, forward, ranks, directory, compiled, own, signals)
+    if checkpoint and meta:
+        with readable(checkpoint):
+            restore(run, checkpoint, meta)
     return run
 
 
-def open_data(config: TrainConfig, encoding: Encoding | None) -> Data:
+def begin_with(config: TrainConfig) -> tuple[Callable[[GPT], object], Encoding | None]:
+    """Return what gives a fresh model the weights of config.init_from, if it is set, and their tokenizer."""
+    if not config.init_from:
+        return lambda model: None, None
+    from training.pretrained import copy_weights, open_pretrained
+
+    read, encoding = open_pretrained(config)
+    return partial(copy_weights, read), encoding
+
+
+def restore(run: Run, checkpoint: Path, meta: Meta) -> None:
+    """Go back to the moment at which a checkpoint was written; the model has its weights already."""
+    saved = load_file(checkpoint / OPTIMIZER) if run.ranks.is_first else {}
+    load_optimizer_state(run.model, run.optimizers, saved, run.ranks)
+    if run.scaler.is_enabled() and meta.scaler:  # a scaler without fp16 has no state
+        run.scaler.load_state_dict(meta.scaler)
+    run.progress = replace(meta.progress, finished=False)  # max_steps may have grown
+    run.skipped = torch.tensor([run.progress.skipped, run.progress.skipped_in_a_row], device=run.device)
+    run.saved = (run.progress.step, run.progress.evaluated, meta.progress.finished)
+
+
+def open_data(config: TrainConfig, encoding: Encoding | None) -> "Data":
     """Return the text, in tokens, or the task; sets config.model.vocab_size where it is null.
 
     encoding: that of the model to begin with. Raises SettingsError when the model does not fit the data.
     """
     data: Data
     if config.data.is_task:
+        from data.tasks import TaskData
+
         data = TaskData(config.data.source, config.data.task, config.seed)
     elif config.init_from and encoding is None:
-        remedy = "choose the data of a synthetic task, or another init_from"
-        raise SettingsError(f"init_from={config.init_from} has no tokenizer for data={config.data.source}: {remedy}.")
+        problem = f"init_from={config.init_from} has no tokenizer for data={config.data.source}"
+        raise SettingsError(problem, "choose the data of a synthetic task, or another init_from")
     else:
         data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info)
     data.check(config.model.block_size)
     asked, known = config.model.vocab_size, data.vocab_size
     if asked and asked < known:
         whose = "task" if config.data.is_task else "tokenizer"
-        raise SettingsError(f"model.vocab_size={asked} is less than the {whose}'s {known}: leave it null.")
+        raise SettingsError(f"model.vocab_size={asked} is less than the {whose}'s {known}", "leave it null")
     config.model.vocab_size = asked or known
     return data
 
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Raise SettingsError for what cannot train on this machine, say what is ignored, and choose exact kernels."""
+    windows_each(config, ranks.size)
     model = config.model
-    if "flex" in model.forms and device.type != "cuda":
-        raise SettingsError(f"attention=flex trains on CUDA only, not on {device.type}: choose attention=sdpa.")
     if "n_head" in ignored(model):
         given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
         if idle := [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]:
@@ -137,46 +171,97 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
     if config.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports torch's compiler
         torch.use_deterministic_algorithms(config.deterministic)
     if config.wandb.active_mode == "online" and ranks.is_first:
-        check_wandb_key()
+        from training.wandb import check_key
+
+        check_key()
 
 
-def find_checkpoint_to_resume(config: TrainConfig, held: ExitStack) -> tuple[Path, Meta] | tuple[None, None]:
+def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
+    """Raise SettingsError for what cannot fit the device's memory, however well it is done, before it is built."""
+    model, memory = config.model, memory_of(device)
+    parameters = count_weights(replace(model, vocab_size=model.vocab_size or 257))[1]  # the fewest ids there are
+    shards = {"fsdp": ranks.size, "hsdp": ranks.local_size}.get(config.distributed, 1)
+    # Weights, gradients, and the one state that Muon keeps of each, all float32; AdamW keeps two.
+    state = 12 * parameters // shards
+    micro = config.micro_batch_size or windows_each(config, ranks.size)
+    window = model.block_size * (8 + 2 * model.n_embd * model.n_layer)  # its tokens, and the input of every block
+    if state + micro * window <= memory:
+        return
+    names = ("n_layer", "n_embd", "vocab_size", *(["ngram_rows"] if model.ngrams else []))
+    sizes = {name: getattr(model, name) for name in names}
+    remedy = f"lower {' or '.join(f'model.{name}={value}' for name, value in sizes.items() if value)}"
+    if state <= memory:
+        fit = (memory - state) // window
+        remedy = f"set micro_batch_size={fit} or less" if fit else f"lower model.block_size={model.block_size}"
+    asked = f"{parameters:,} parameters and {micro:,} windows of {model.block_size:,} tokens at a time need at least"
+    needs = f"{asked} {(state + micro * window) / 1e9:,.1f} GB to be trained"
+    raise SettingsError(f"{needs}, and {device.type} has {memory / 1e9:,.1f} GB", remedy)
+
+
+def choose_compile(config: TrainConfig, device: torch.device) -> bool:
+    """Return whether torch compiles; auto does on CUDA on Linux, unless the run is too short to gain by it.
+
+    Raises SettingsError for compile=on where torch cannot; auto then warns.
+    """
+    long = config.max_minutes is not None or (config.max_steps or 0) >= 2000  # a cold compilation takes a minute
+    gains = device.type == "cuda" and sys.platform == "linux" and long
+    if config.compile == "off" or (config.compile == "auto" and not gains):
+        return False
+    try:
+        torch.compile(torch.neg)(torch.zeros(8, device=device))
+    except Exception as error:  # of Triton, of the C compiler, of torch: what they raise is not documented
+        problem = f"torch cannot compile here ({first_line(error)})"
+        if config.compile == "on":
+            remedy = "install a C compiler and Triton, or set compile=off"
+            raise SettingsError(f"compile=on: {problem}", remedy) from None
+        log.warning("%s: training goes on without, slower; install a C compiler and Triton.", problem)
+        return False
+    return True
+
+
+def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, Meta] | tuple[None, None]:
     """Return the checkpoint that config.resume goes on from, and its meta.json; None and None for a new run.
 
-    The run is locked first, in `held`, so that no other process writes a later checkpoint meanwhile. Raises
-    SettingsError when another run is at work there, or a run has left checkpoints in a new run's directory.
+    The run is locked first, so that no other process writes a later checkpoint meanwhile. Raises SettingsError when
+    another run is at work there, or a run has left checkpoints in a new run's directory.
     """
     if run := find_run(config.resume, config.run_dir) if config.resume else None:
         with writable(run):
-            held.callback(lock_run(run).release)
+            lock_run(run, stack)
             return newest_intact(run)
     if config.run_dir:
-        refuse_used(Path(config.run_dir))
+        refuse_used(user_path("run_dir", config.run_dir))
     return None, None
 
 
-def claim_directory(config: TrainConfig, ranks: Ranks, held: ExitStack) -> Path:
+def claim_directory(config: TrainConfig, ranks: Ranks, stack: ExitStack) -> Path:
     """Return a new run's directory, the same on all ranks, made and locked by the first."""
     directory = Path(config.run_dir or "outputs")
     if ranks.is_first:
         with writable(directory):
             directory = make_run_directory(config.run_dir)
-            held.callback(lock_run(directory).release)
-        refuse_used(directory, locked=True)  # another run may have begun and ended here since it was asked
+            lock_run(directory, stack)
+        refuse_used(directory)  # another run may have begun and ended here since it was asked
     return ranks.from_first(directory)
 
 
-def enter_directory(run: Run, meta: Meta | None, held: ExitStack) -> None:
+def enter_directory(run: Run, meta: Meta | None, stack: ExitStack) -> None:
     """Make the run's locked directory ready: without what came after its checkpoint, with its settings and log."""
-    directory = run.directory
-    with writable(directory):
-        remove_unfinished(directory / "checkpoints")
+    with writable(run.directory):
+        tidy(run.directory, meta)
         if meta:
-            tidy(directory, meta)
             run.saver.link(run.progress.step, run.progress.best_step)
         written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
-        replace_text(directory / "config.yaml", written)
-        log_to(directory, held)
+        replace_text(run.directory / "config.yaml", written)
+        log_to(run.directory, stack)
+
+
+def say_resumed(run: Run, meta: Meta) -> None:
+    """Log where the run goes on, and what has changed that its last bits depend on."""
+    log.info("resuming at step %d of %s", run.progress.step, run.directory)
+    before, now = meta.computed_on, run.computed_on()
+    if changes := [f"{name} {now[name]} (was {before.get(name)})" for name in now if now[name] != before.get(name)]:
+        log.info("with %s: the same text in the same order, though not to the last bit", ", ".join(changes))
 
 
 @contextmanager
@@ -186,4 +271,18 @@ def writable(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = "choose a folder on a disk with room that you may write to"
-        raise SettingsError(f"run_dir={directory} cannot be written ({error.strerror}): {remedy}.") from error
+        raise SettingsError(f"run_dir={directory} cannot be written ({why(error)})", remedy) from error
+
+
+@contextmanager
+def lost_ranks(run: Run) -> Iterator[None]:
+    """Turn the error of a rank that is gone into a SettingsError: gloo and NCCL have no exception type for it."""
+    try:
+        yield
+    except RuntimeError as error:
+        words = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
+        if not run.ranks.launched or not any(word in str(error).lower() for word in words):
+            raise
+        problem = f"another process ended during step {run.progress.step + 1}, so this one cannot go on"
+        again = f"start all again with {hydra_quoted('resume', run.directory)}"
+        raise SettingsError(problem, f"see what it says above, if anything, then {again}") from None

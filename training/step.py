@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from training.device import memory_errors, to_device
-from training.distributed import gradients_of, whole
+from training.distributed import gradients_of
 from training.run import Run
 
 
-def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
+def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     """Move the weights once, by the gradient of the global batch of `step`.
 
     Returns the batch's loss in nats per target and the gradient's norm before clipping, as tensors on
@@ -19,19 +19,18 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     """
     config, ranks = run.config, run.ranks
     total_loss = torch.zeros((), device=run.device)
-
     share = config.batch_size // ranks.size
     end = (ranks.rank + 1) * share
     for first in range(end - share, end, run.micro_batch_size):
         last = first + run.micro_batch_size
         batch = run.batch(step, first, last)
         inputs, targets = (to_device(part, run.device) for part in (batch.inputs, batch.targets))  # (B, T)
-        apart = {} if batch.starts is None else {"starts": to_device(batch.starts, run.device)}
+        starts = None if batch.starts is None else to_device(batch.starts, run.device)
         torch.manual_seed(dropout_seed(config.seed, step, first))
         with gradients_of(run.forward, last=last == end):
             with run.autocast:
                 # A sum over targets, divided by those of the whole batch: micro-batches change nothing.
-                loss = run.forward(inputs, targets, **apart) / run.targets_per_step
+                loss = run.forward(inputs, targets, starts=starts) / run.targets_per_step
             # DDP and FSDP average over the ranks, but each rank's loss is already its share of the sum.
             run.scaler.scale(loss * ranks.size).backward()
         total_loss += loss.detach()
@@ -39,11 +38,13 @@ def take_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     ranks.sum_(total_loss)
     for optimizer in run.optimizers:
         run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
-    grad_norm = whole(torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.grad_clip or float("inf")))
+    gradients = [parameter.grad for parameter in run.model.parameters() if parameter.grad is not None]
+    grad_norm = torch.nn.utils.get_total_norm(gradients)
+    grad_norm = grad_norm.full_tensor() if hasattr(grad_norm, "full_tensor") else grad_norm
+    excess = (grad_norm / (config.grad_clip or float("inf"))).clamp(min=1)
     skip = ~(total_loss + grad_norm).isfinite()
-    run.saver.wait_for_copy()
     for optimizer in run.optimizers:
-        optimizer.step(skip)
+        optimizer.step(skip, excess)
     run.model.zero_grad()
     run.scaler.update()
     run.skipped = torch.stack([run.skipped[0] + skip, (run.skipped[1] + 1) * skip])

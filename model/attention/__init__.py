@@ -1,43 +1,55 @@
 """Attention, the part this project is about. Read it in this order:
 
 ladder.py      from averaging the past to stacked heads, one step at a time
-functional.py  scaled dot-product attention: `matmul`, explained line by line, and its equals
+functions.py   scaled dot-product attention: `matmul`, explained line by line, its equals, and other weights
 contract.py    what they all agree on: shapes, masks, empty rows
-layer.py       the layer: project, mix, rotate, remember, overlay, attend, finish, merge
-variants.py    other functions in place of softmax attention
-places.py      the places of a layer at which modifiers act
+masks.py       which keys a query may see, and at what penalty
+layer.py       the layer: project, mix, rotate, remember, score, attend, finish, merge
 modifiers.py   small changes to a layer: gates, sinks, what keys and values are
+mixing.py      more of them: what queries, keys and values are made of
 latent.py      keys and values remembered as one small vector
 recurrent.py   a state in place of the cache
-registry.py    the decorators that give a form or a modifier its name, yours too
+sparse.py      a few chosen keys
+names.py       the decorators that give a form or a modifier its name, yours too
 check.py       python -m model.attention.check: does all of it work on your machine?
 
-Next door: model/masks.py, model/rope.py, model/kv_cache.py.
+Next door: model/rope.py, model/cache.py.
 """
 
-from model.attention import ladder, latent, modifiers, recurrent, variants  # noqa: F401  (they register their names)
-from model.attention.functional import ATTENTION_FUNCTIONS, attention_weights
-from model.attention.layer import CausalSelfAttention, MultiHeadAttention
-from model.attention.registry import FUNCTIONS, LAYERS, MODIFIERS, check_names, form, forms, modifier
+from errors import SettingsError
+from model.attention import ladder, latent, mixing, modifiers, recurrent, sparse  # noqa: F401  (they register their names)
+from model.attention.functions import SOFTMAX
+from model.attention.layer import MultiHeadAttention, Pass
+from model.attention.modifiers import Modifier
+from model.attention.names import FORMS, MODIFIERS, SETTINGS, check_names, form, modifier
 from model.config import AttentionConfig
 
 __all__ = [
-    "ATTENTION_FUNCTIONS", "FUNCTIONS", "MODIFIERS", "CausalSelfAttention", "MultiHeadAttention", "attention_weights",
-    "check_names", "form", "forms", "ignored", "make_attention", "modifier",
+    "FORMS", "MODIFIERS", "SETTINGS", "SOFTMAX", "Modifier", "MultiHeadAttention", "Pass", "check_names", "form",
+    "ignored", "make_attention", "modifier",
 ]  # fmt: skip
 
 
-def ignored(config: AttentionConfig) -> set[str]:
-    """Return the settings that change nothing in any layer of the pattern."""
-    return set.intersection(*(set(LAYERS.get(form, MultiHeadAttention).ignores) for form in config.forms))
+def layer_class(form: str) -> type[MultiHeadAttention]:
+    return FORMS[form] if isinstance(FORMS[form], type) else MultiHeadAttention
 
 
-def make_attention(config: AttentionConfig) -> CausalSelfAttention:
-    """Make the layer that `config.attention` names: a form with its modifiers.
+def make_attention(config: AttentionConfig, number: int = 0) -> MultiHeadAttention:
+    """Make the layer that `config.attention` names: a form with its modifiers. number: which one of the GPT's.
 
     Raises SettingsError for names that are unknown or do not go together.
     """
     check_names(config.attention)
-    layer: CausalSelfAttention = LAYERS.get(config.form, MultiHeadAttention)(config)
-    layer.modify(config)
-    return layer
+    kind = layer_class(config.form)
+    for name in config.modifiers:
+        changes = SETTINGS.get(name) or MODIFIERS[name].changes
+        if changes not in kind.takes:
+            problem = f"attention={config.attention}: {config.form} has no {changes} for {name} to change"
+            raise SettingsError(problem, f"leave out {name}, or choose another form")
+    return kind(config, number)
+
+
+def ignored(config: AttentionConfig) -> set[str]:
+    """Return the settings that change nothing in any layer of the pattern."""
+    check_names(config.attention)
+    return set.intersection(*(set(layer_class(form).ignores) for form in config.forms))

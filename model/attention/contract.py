@@ -1,6 +1,4 @@
-"""The contract of every attention function: its arguments, their checks, and the cases they reduce to.
-
-An attention function has this signature and meaning, however it computes:
+"""The contract of every attention function: its arguments, and the cases they reduce to.
 
     attend(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None)
 
@@ -9,30 +7,31 @@ An attention function has this signature and meaning, however it computes:
     v          (…, Hkv, S, Dv)  values; Dv may differ from D
     mask       broadcasts to (…, H, T, S): True or 1 = may attend, False or 0 = may not
     bias       broadcasts to (…, H, T, S): finite, added to the scaled scores
-    is_causal  no query sees a later key; the last query sees the last key, also where T ≠ S.
-               Not together with a mask: combine the two with model.masks.
+    is_causal  no query sees a later key; the last query sees the last key, also where T ≠ S. Not beside a mask.
     dropout_p  probability of dropping a weight; the caller passes 0 outside training
     scale      factor on the products, 1/√D when None
     returns    (…, H, T, Dv); a query that may attend nowhere gets zeros, and no gradient
 
-It raises ValueError, naming the shapes, when the arguments do not fit together. Most functions are only
-their mathematics; obeys_contract() does the rest.
+ValueError, naming the shapes, when the arguments do not fit together. Most functions of functions.py are only their
+mathematics, or only their weights: obeys_contract() and weighted() do the rest.
 """
 
-import math
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from model.masks import as_bool, causal_mask, check_broadcast
+from model.attention.masks import as_bool, causal_mask
 
+AttentionFunction = Callable[..., Tensor]
 Query = Float[Tensor, "*lead H T D"]
 Key = Float[Tensor, "*lead Hkv S D"]
 Value = Float[Tensor, "*lead Hkv S Dv"]
 Output = Float[Tensor, "*lead H T Dv"]
-Stream = Float[Tensor, "*lead T C"]
+Scores = Float[Tensor, "*lead H T S"]
 # What broadcasts to (…, H, T, S): full rank or, where it is the same for all, fewer axes.
 Overlay = Shaped[Tensor, "*#lead #H #T #S"] | Shaped[Tensor, "#T #S"] | Shaped[Tensor, "#S"] | Shaped[Tensor, ""]
 Mask = Overlay | None
@@ -40,25 +39,11 @@ Bias = Float[Overlay, ""] | None
 Allowed = Bool[Overlay, ""] | None
 
 
-@runtime_checkable
-class AttentionFunction(Protocol):
-    """The contract above as a type."""
-
-    def __call__(
-        self, q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
-        dropout_p: float = 0.0, scale: float | None = None,
-    ) -> Output: ...  # fmt: skip
-
-
-Mathematics = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, float], Tensor]
-
-
-def obeys_contract(compute: Mathematics) -> AttentionFunction:
+def obeys_contract(compute: Callable[..., Tensor]) -> AttentionFunction:
     """Make an attention function of its mathematics, `compute(q, k, v, allowed, bias, scale, dropout_p)`.
 
-    compute gets checked arguments: k and v with all H heads; `allowed`, which is None where every pair is,
-    or bool with at least one key for every query; `scale` as a number. Its result for a query that may attend
-    nowhere is replaced by zeros.
+    compute gets k and v with all H heads; `allowed`, which is None where every pair is, or bool with at least one key
+    for every query; `scale` as a number. Queries that may attend nowhere get zeros afterwards.
     """
 
     def attend(
@@ -67,13 +52,69 @@ def obeys_contract(compute: Mathematics) -> AttentionFunction:
     ) -> Output:  # fmt: skip
         check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
         allowed, has_keys = allowed_keys(q, k, mask, is_causal)
-        H, scale = q.shape[-3], 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        H, scale = q.shape[-3], q.shape[-1] ** -0.5 if scale is None else scale
         y = compute(q, repeat_heads(k, H), repeat_heads(v, H), allowed, bias, scale, dropout_p)
-        return zero_empty_rows(y, has_keys)
+        return y if has_keys is None else y.masked_fill(~has_keys, 0)
 
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # the signature stays attend's own
-        setattr(attend, name, getattr(compute, name))
-    return attend
+    return _named_as(compute, attend)
+
+
+def weighted(weights: Callable[[Scores, Allowed], Scores], cap: float | None = None) -> AttentionFunction:
+    """Make an attention function of its weights, `weights(scores, allowed)`; scores are −∞ where not `allowed`.
+
+    cap: squash the scaled products into ± cap before mask and bias.
+    """
+
+    def compute(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+        scores = upcast(q * scale @ k.mT)  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        scores = masked(scores, allowed, bias)
+        return F.dropout(weights(scores, allowed).to(v.dtype), dropout_p) @ v
+
+    return _named_as(weights, obeys_contract(compute))
+
+
+def masked(scores: Float[Tensor, "..."], allowed: Allowed, bias: Bias) -> Float[Tensor, "..."]:
+    """Add the bias to the scores, and put −∞ where a key is not allowed; float32 or wider."""
+    scores = upcast(scores) if bias is None else upcast(scores) + bias
+    return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
+
+
+def _named_as(source: Callable, function: Any) -> Any:
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # the signature stays the function's own
+        setattr(function, name, getattr(source, name))
+    return function
+
+
+def allowed_keys(q: Query, k: Key, mask: Mask, is_causal: bool) -> tuple[Allowed, Allowed]:
+    """Reduce mask and is_causal to (allowed, has_keys), each None where it would be all True.
+
+    has_keys, (…, T, 1), is False for a query that may attend nowhere. A softmax over nothing is 0/0, and its NaN
+    survives multiplication by zero, forwards and backwards. So `allowed` opens such a row to every key, and the caller
+    fills the row of the result with zeros, which cuts it out of the gradient too.
+    """
+    T, S = q.shape[-2], k.shape[-2]
+    if mask is None:
+        if not is_causal or T == 1:
+            return None, None
+        allowed = causal_mask(T, S, q.device)
+        if T <= S:  # each query sees at least its own key
+            return allowed, None
+    else:
+        allowed = as_bool(mask)
+    has_keys = allowed.any(-1, keepdim=True)
+    return allowed | ~has_keys, has_keys
+
+
+def repeat_heads(x: Shaped[Tensor, "*lead Hkv S D"], H: int) -> Shaped[Tensor, "*lead {H} S D"]:
+    """Give every query head its own copy of the key/value head it shares (Ainslie et al. 2023)."""
+    return x if x.shape[-3] == H else x.repeat_interleave(H // x.shape[-3], dim=-3)
+
+
+def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return x in float32 or wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def check_arguments(
@@ -95,40 +136,16 @@ def check_arguments(
         raise ValueError(f"{wrong}: q is {tuple(qs)}, k is {tuple(ks)}, v is {tuple(vs)}.")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1): 1 would drop every weight of q {tuple(qs)}.")
-    if mask is not None:
-        if is_causal:
-            raise ValueError(f"mask {tuple(mask.shape)} together with is_causal=True: combine() them first.")
-        check_broadcast("mask", mask, (*qs[:-1], ks[-2]))
-    if bias is not None:
-        check_broadcast("bias", bias, (*qs[:-1], ks[-2]))
+    if mask is not None and is_causal:
+        raise ValueError(f"mask {tuple(mask.shape)} together with is_causal=True: put causality into the mask.")
+    for name, overlay in (("mask", mask), ("bias", bias)):
+        if overlay is not None:
+            check_broadcast(name, overlay, (*qs[:-1], ks[-2]))
 
 
-def allowed_keys(q: Query, k: Key, mask: Mask, is_causal: bool) -> tuple[Allowed, Allowed]:
-    """Reduce mask and is_causal to (allowed, has_keys), each None where it would be all True.
-
-    `allowed` broadcasts to (…, H, T, S). `has_keys`, (…, T, 1), is False for an empty row: a query that may
-    attend nowhere. A softmax over nothing is 0/0, and its NaN survives multiplication by zero, forwards and
-    backwards. So `allowed` opens an empty row to every key, which keeps all numbers finite, and
-    zero_empty_rows() then cuts the row out of the result, and with it out of the gradient.
-    """
-    T, S = q.shape[-2], k.shape[-2]
-    if mask is None:
-        if not is_causal or T == 1:
-            return None, None
-        allowed = causal_mask(T, S, q.device)
-        if T <= S:  # each query sees at least its own key
-            return allowed, None
-    else:
-        allowed = as_bool(mask)
-    has_keys = allowed.any(-1, keepdim=True)
-    return allowed | ~has_keys, has_keys
-
-
-def zero_empty_rows(y: Output, has_keys: Allowed) -> Output:
-    """Return y with zeros for every query that has no key."""
-    return y if has_keys is None else y.masked_fill(~has_keys, 0.0)
-
-
-def repeat_heads(x: Float[Tensor, "*lead Hkv S D"], H: int) -> Float[Tensor, "*lead {H} S D"]:
-    """Give every query head its own copy of the key/value head it shares (Ainslie et al. 2023)."""
-    return x if x.shape[-3] == H else x.repeat_interleave(H // x.shape[-3], dim=-3)
+def check_broadcast(name: str, overlay: Tensor, to: tuple[int, ...]) -> None:
+    """Raise ValueError unless the tensor broadcasts to the shape (…, H, T, S); leading axes may be missing."""
+    shape = overlay.shape
+    if len(shape) > len(to) or any(n not in (1, m) for n, m in zip(reversed(shape), reversed(to), strict=False)):
+        remedy = "a (B, S) padding mask goes through padding_mask() first"
+        raise ValueError(f"{name} {tuple(shape)} does not broadcast to (…, H, T, S) = {tuple(to)}; {remedy}.")

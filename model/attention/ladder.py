@@ -1,6 +1,5 @@
-"""The rungs that lead from an average to multi-head attention. Each adds one idea to the one before."""
+"""The rungs below multi-head attention, as layers that train; docs/attention.md climbs them step by step."""
 
-import math
 from dataclasses import replace
 
 import torch
@@ -8,150 +7,95 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model.attention.contract import Allowed, Bias, Key, Output, Query, Stream, Value, obeys_contract
-from model.attention.functional import matmul
-from model.attention.layer import CausalSelfAttention, MultiHeadAttention
-from model.attention.registry import form
+from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, obeys_contract
+from model.attention.functions import matmul
+from model.attention.layer import OF_ORDER, MultiHeadAttention, Stream
+from model.attention.names import form
 from model.config import AttentionConfig
+from model.layers import Linear
 
 # What rungs with one head of width n_embd make nothing of.
-OF_HEADS = ("n_head", "n_kv_head", "head_size", *CausalSelfAttention.ignores)
-
-# Rung 1: the average of the past, four times the same.
+OF_HEADS = ("n_head", "n_kv_head", "head_size", *MultiHeadAttention.ignores)
 
 
-def average_loop(x: Stream) -> Stream:
-    """Position t becomes the mean of positions 0 … t: a loop that says so."""
-    return torch.stack([x[..., : t + 1, :].mean(-2) for t in range(x.shape[-2])], dim=-2)
-
-
-def average_rows(x: Stream) -> Stream:
-    """A mean is a product with weights: 1/(t+1) for the past, 0 for the future, a row at a time."""
-    rows = []
-    for t in range(x.shape[-2]):
-        row = torch.zeros(x.shape[-2], dtype=x.dtype, device=x.device)
-        row[: t + 1] = 1 / (t + 1)
-        rows.append(row @ x)  # (T,) @ (…, T, C) -> (…, C)
-    return torch.stack(rows, dim=-2)
-
-
-def average_triangle(x: Stream) -> Stream:
-    """All rows at once are a lower triangle of ones, each row divided by its sum."""
-    triangle = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device=x.device).tril()
-    return triangle / triangle.sum(-1, keepdim=True) @ x  # (T, T) @ (…, T, C) -> (…, T, C)
-
-
-def average_softmax(x: Stream) -> Stream:
-    """The same triangle as a softmax: every key of the past scores 0, every later one −∞.
-
-    From here on only the scores change: they will come from the content.
-    """
-    T = x.shape[-2]
-    future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
-    scores = torch.zeros(T, T, dtype=x.dtype, device=x.device).masked_fill(future, -torch.inf)
-    return torch.softmax(scores, dim=-1) @ x  # (T, T) @ (…, T, C) -> (…, T, C)
+def one_head(config: AttentionConfig) -> AttentionConfig:
+    return replace(config, n_head=1, n_kv_head=None, head_size=None)
 
 
 @form("average")
-class Averaging(CausalSelfAttention):
-    """`attention=average`: the mean of the values over whatever the mask allows, as in average_softmax().
+class Average(MultiHeadAttention):
+    """The mean of the values over the past: one head whose scores are all zero.
 
-    One head whose scores are all zero: RoPE has nothing to rotate, and ALiBi's penalty would make the mean uneven.
+    RoPE has nothing to rotate, and ALiBi's penalty would make the mean uneven.
     """
 
-    ignores = ("position", *OF_HEADS)
+    takes, ignores = ("window",), ("qk_norm", *OF_ORDER, *OF_HEADS)
 
-    def __init__(self, config: AttentionConfig):
-        super().__init__(replace(config, position="none"), 1, 1, config.n_embd, matmul)
-        self.v_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        super().__init__(replace(one_head(config), position="none"), number, matmul)
+
+    def make_projections(self, config: AttentionConfig) -> None:
+        self.v_proj = Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
+        self.o_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def project(self, x: Stream) -> tuple[Query, Key, Value]:
-        v = self.v_proj(x).unsqueeze(-3)  # (…, T, C) -> (…, 1, T, C)
-        nothing = torch.zeros_like(v)
-        return nothing, nothing, v
-
-    def merge(self, y: Output) -> Stream:
-        return self.o_proj(y.squeeze(-3))  # (…, 1, T, C) -> (…, T, C)
-
-
-# Rung 2: scores from the content, without a weight to train.
-
-
-def simple_attention(x: Stream) -> Stream:
-    """Every position gathers from all that resemble it: the inputs are their own queries, keys and values."""
-    scores = x / math.sqrt(x.shape[-1]) @ x.transpose(-2, -1)  # (…, T, C) @ (…, C, T) -> (…, T, T)
-    return torch.softmax(scores, dim=-1) @ x  # (…, T, T) @ (…, T, C) -> (…, T, C)
+        v = self.v_proj(x).unsqueeze(1)  # (B, T, C) -> (B, 1, T, C)
+        return torch.zeros_like(v), torch.zeros_like(v), v
 
 
 @form("simple")
-class SimpleAttention(CausalSelfAttention):
-    """`attention=simple`: simple_attention() over the past. No weights, hence no projections and no QK-norm."""
+class Simple(MultiHeadAttention):
+    """Every position gathers from all of the past that resemble it: the inputs are their own queries, keys and values.
 
-    places = ("window", "rotation")
-    ignores = OF_HEADS
+    There is no weight to train.
+    """
 
-    def __init__(self, config: AttentionConfig):
-        super().__init__(config, 1, 1, config.n_embd, matmul)
+    takes, ignores = ("window", "rotation"), ("qk_norm", "qkv_bias", *OF_HEADS)
+
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        super().__init__(one_head(config), number, matmul)
+
+    def make_projections(self, config: AttentionConfig) -> None:
+        self.o_proj = nn.Identity()
 
     def project(self, x: Stream) -> tuple[Query, Key, Value]:
-        heads = x.unsqueeze(-3)  # (…, T, C) -> (…, 1, T, C)
+        heads = x.unsqueeze(1)  # (B, T, C) -> (B, 1, T, C)
         return heads, heads, heads
-
-    def merge(self, y: Output) -> Stream:
-        return y.squeeze(-3)  # (…, 1, T, C) -> (…, T, C)
-
-
-# Rung 3: queries, keys and values that can be trained.
 
 
 @form("single_head")
 class SingleHead(MultiHeadAttention):
-    """`attention=single_head`: one head of size C, which learns what to ask, what to answer and what to say."""
+    """One head as wide as the model, which learns what to ask, what to answer and what to say."""
 
     ignores = OF_HEADS
 
-    def __init__(self, config: AttentionConfig):
-        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), attend=matmul)
-
-
-# Rung 4: several heads, each with its own subspace and its own weights.
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        super().__init__(one_head(config), number, matmul)
 
 
 @form("stacked")
-class StackedHeads(MultiHeadAttention):
-    """`attention=stacked`: H heads one after the other, their results side by side.
+class Stacked(MultiHeadAttention):
+    """H heads one after the other, each with its own weights, their results side by side.
 
-    Head h owns rows h·D … (h+1)·D of each projection. MultiHeadAttention does the same in one product
-    and one reshape, so the two share their parameters' names and values: a checkpoint fits both.
+    Head h owns D rows of each projection. MultiHeadAttention does the same in one product and one reshape, so the two
+    share their parameters' names and values: a checkpoint fits both.
     """
 
-    def __init__(self, config: AttentionConfig):
-        super().__init__(config, attend=head_by_head)
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        super().__init__(config, number, head_by_head)
 
-    def products(self, x: Stream) -> tuple[Float[Tensor, "*lead T _"], ...]:
-        """Return the products of each head with its own rows of the weights, side by side."""
-        if not isinstance(self.q_proj, nn.Linear):  # packed for decoding: the rows of all heads are one product
-            return super().products(x)
-        joined = []
-        for projection, n in (self.q_proj, self.n_head), (self.k_proj, self.kv_heads), (self.v_proj, self.kv_heads):
-            weights = projection.weight.chunk(n)  # (n·D, C) -> n times (D, C)
-            biases = [None] * n if projection.bias is None else projection.bias.chunk(n)
-            joined.append(torch.cat([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], dim=-1))
-        return tuple(joined)
+    def heads(self, x: Stream) -> Float[Tensor, "B n T D"]:
+        weights, bias = self.qkv_proj.weight.split(self.head_size), self.qkv_proj.bias  # (n·D, C) -> n times (D, C)
+        biases = [None] * len(weights) if bias is None else bias.split(self.head_size)
+        return torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)
 
 
 @obeys_contract
 def head_by_head(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The attention of each head by itself, the results stacked."""
-    if q.shape[-2] == 1:  # decoding, where H small calls take longer than all else: the heads at once
-        return matmul(q, k, v, mask=allowed, bias=bias, dropout_p=dropout_p, scale=scale)
-
-    def of_head(t: Tensor | None, h: int) -> Tensor | None:
-        return t if t is None or t.ndim < 3 or t.shape[-3] == 1 else t[..., h : h + 1, :, :]  # or the same for all
-
-    heads = []
+    pairs, heads = (*q.shape[:-1], k.shape[-2]), []  # (…, H, T, S)
+    allowed, bias = (t if t is None else t.expand(pairs) for t in (allowed, bias))
     for h in range(q.shape[-3]):
-        one, mask = [t[..., h : h + 1, :, :] for t in (q, k, v)], of_head(allowed, h)
-        heads.append(matmul(*one, mask=mask, bias=of_head(bias, h), dropout_p=dropout_p, scale=scale))
-    return torch.cat(heads, dim=-3)  # H times (…, 1, T, D) -> (…, H, T, D)
+        *qkv, mask, added = (t if t is None else t[..., h : h + 1, :, :] for t in (q, k, v, allowed, bias))
+        heads.append(matmul(*qkv, mask=mask, bias=added, dropout_p=dropout_p, scale=scale))
+    return torch.cat(heads, -3)  # H times (…, 1, T, D) -> (…, H, T, D)

@@ -3,21 +3,20 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor
 
-from model.attention.contract import Output, Query, Stream, Value
-from model.attention.functional import sdpa
-from model.attention.layer import NORM_EPS, CausalSelfAttention, Keys
-from model.attention.places import Here, Kept
-from model.attention.registry import form
+from model.attention.contract import Output, Query, Value
+from model.attention.functions import sdpa
+from model.attention.layer import NORM_EPS, Keys, MultiHeadAttention, Pass, Stream
+from model.attention.names import form
 from model.config import AttentionConfig
-from model.norms import RMSNorm
-from model.packed import Unpacked, together
-from model.rope import RotaryEmbedding
+from model.layers import Linear, RMSNorm
+from model.rope import Rope
 
 
 @form("mla")
-class LatentAttention(CausalSelfAttention):
+class LatentAttention(MultiHeadAttention):
     """Keys and values of all heads are made from one latent vector c of a token (DeepSeek-V2, 2024, section 2.1).
 
         c = norm(x W_c),  k_h = [RoPE(x W_r), c W_k,h],  v_h = c W_v,h,  q_h = [RoPE(x W_s,h), x W_q,h]
@@ -29,51 +28,93 @@ class LatentAttention(CausalSelfAttention):
     multi-query attention, whose keys are [RoPE, c] and whose values are c.
     """
 
-    places = ("window", "queries", "scores", "result")
-    ignores = ("n_kv_head", "rope_fraction", "score_softcap")
+    takes = ("window", "rotation", "queries", "scores", "result")
+    ignores = ("n_kv_head", "qk_norm", "rope_fraction", "score_softcap")
 
-    def __init__(self, config: AttentionConfig):
-        C, H, D = config.n_embd, config.n_head, config.head_channels
-        self.latent, self.turned = config.latent_size or 4 * D, max(2, D // 4 * 2)  # before the parent rotates them
-        super().__init__(config, H, H, D, sdpa)
-        self.q_proj = nn.Linear(C, H * (self.turned + D), bias=config.qkv_bias)
-        self.k_proj = nn.Linear(C, self.turned, bias=config.qkv_bias)
-        self.c_proj = nn.Linear(C, self.latent, bias=config.qkv_bias)
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        D = config.head_channels
+        self.latent, self.turned = config.latent_size or min(4, config.n_head) * D, max(2, D // 4 * 2)
+        super().__init__(replace(config, n_kv_head=None), number, sdpa)
+
+    def make_rope(self, config: AttentionConfig) -> Rope:
+        return Rope.of(replace(config, rope_fraction=1.0), self.turned)
+
+    def make_projections(self, config: AttentionConfig) -> None:
+        C, H, D = config.n_embd, self.n_head, self.head_size
+        self.q_proj = Linear(C, self.query_heads * (self.turned + D), bias=config.qkv_bias)
+        self.k_proj = Linear(C, self.turned, bias=config.qkv_bias)
+        self.c_proj = Linear(C, self.latent, bias=config.qkv_bias)
         self.c_norm = RMSNorm(self.latent, eps=NORM_EPS)
-        self.k_up, self.v_up = (Unpacked(self.latent, H * D, bias=False) for _ in range(2))
-        self.o_proj = nn.Linear(H * D, C, bias=config.bias)
-
-    def make_rope(self, config: AttentionConfig, head_size: int) -> RotaryEmbedding:
-        return super().make_rope(replace(config, rope_fraction=1.0), self.turned)
+        self.k_up, self.v_up = (Linear(self.latent, H * D, bias=False) for _ in range(2))
+        self.o_proj = Linear(H * D, C, bias=config.bias)
 
     def project(self, x: Stream) -> tuple[Query, Keys, Value]:
-        """Return the queries (…, H, T, turned + D), one key [rotated, c], and the values of all heads."""
-        q, turned, c = together(x, self.q_proj, self.k_proj, self.c_proj)
-        c = self.c_norm(c)
-        q = q.unflatten(-1, (-1, self.turned + self.head_size)).transpose(-3, -2)
-        return q, torch.cat((turned, c), -1).unsqueeze(-3), self.heads(self.v_up(c))
+        """Return the queries (B, H, T, turned + D), one key [rotated, c], and the values of all heads."""
+        q = self.q_proj(x).unflatten(-1, (self.query_heads, -1)).transpose(1, 2)
+        c = self.c_norm(self.c_proj(x))
+        return q, torch.cat((self.k_proj(x), c), -1).unsqueeze(1), self.per_head(self.v_up(c))
 
-    def heads(self, y: Stream) -> Output:
-        return y.unflatten(-1, (self.n_head, -1)).transpose(-3, -2)  # (…, T, H·D) -> (…, H, T, D)
+    def per_head(self, y: Float[Tensor, "B T HD"]) -> Float[Tensor, "B H T D"]:
+        return y.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
-    def gather(self, q: Query, k: Keys, v: Value, here: Here) -> Output:
-        if here.store is None:
+    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: Pass) -> Output:
+        if now.cache is None:
             turned, c = k.split((self.turned, self.latent), -1)
-            k = torch.cat((turned.expand(*v.shape[:-1], -1), self.heads(self.k_up(c[..., 0, :, :]))), -1)
-            return self.attend_to(self.call(q, k, v, here), here)
-        k = here.store.write("latent", k)
+            k = torch.cat((turned.expand(*v.shape[:-1], -1), self.per_head(self.k_up(c[:, 0]))), -1)
+            return self.attend_to(self.call(q, k, v, now), x, now)
+        k = now.cache.append(self.number, "latent", k)
         # For each query head, (H, D, latent); with diff two of them share one.
+        shares = self.query_heads // self.n_head
         k_up, v_up = (
-            up.weight.view(self.n_head, -1, self.latent).repeat_interleave(self.query_heads // self.n_head, 0)
-            for up in (self.k_up, self.v_up)
+            up.weight.view(self.n_head, -1, self.latent).repeat_interleave(shares, 0) for up in (self.k_up, self.v_up)
         )
         absorbed = torch.cat((q[..., : self.turned], q[..., self.turned :] @ k_up), -1)  # (B, H, T, turned + latent)
-        call = self.call(absorbed, k, k[..., self.turned :], here)._replace(scale=q.shape[-1] ** -0.5)
-        return self.attend_to(call, here) @ v_up.mT  # (B, H, T, latent) -> (B, H, T, D)
-
-    def keeps(self, dtype: torch.dtype) -> Kept:
-        return {"latent": ((1, None, self.turned + self.latent), dtype)}
+        call = self.call(absorbed, k, k[..., self.turned :], now)._replace(scale=q.shape[-1] ** -0.5)
+        return self.attend_to(call, x, now) @ v_up.mT  # (B, H, T, latent) -> (B, H, T, D)
 
     def flops(self, block_size: int) -> float:
         """As the other forms: scores of turned + D channels, values of D."""
         return super().flops(block_size) * (self.turned + 2 * self.head_size) / (2 * self.head_size)
+
+
+@form("gta")
+class GroupedTied(MultiHeadAttention):
+    """A key/value head keeps one vector for both (Zadouri et al. 2025, grouped tied attention).
+
+        v_h = x W_h,  k_h = [RoPE(x W_r), the later half of v_h],  q_h = [RoPE(x W_s,h), x W_q,h]
+
+    What is rotated cannot be a value too, hence half of each key is one rotated vector for all heads. The cache keeps
+    Hkv D + D / 2 numbers a token, where grouped-query attention keeps 2 Hkv D.
+    """
+
+    takes = ("window", "rotation", "queries", "scores", "result")
+    ignores = ("qk_norm", "rope_fraction", *MultiHeadAttention.ignores)
+
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        self.turned = max(1, config.head_channels // 2)
+        super().__init__(config, number, sdpa)
+
+    def make_rope(self, config: AttentionConfig) -> Rope:
+        return Rope.of(replace(config, rope_fraction=1.0), self.turned)
+
+    def make_projections(self, config: AttentionConfig) -> None:
+        C, D = config.n_embd, self.head_size
+        self.q_proj = Linear(C, self.query_heads * D, bias=config.qkv_bias)
+        self.k_proj = Linear(C, self.turned, bias=config.qkv_bias)
+        self.v_proj = Linear(C, self.kv_heads * D, bias=config.qkv_bias)
+        self.o_proj = Linear(self.n_head * D, C, bias=config.bias)
+
+    def project(self, x: Stream) -> tuple[Query, Keys, Value]:
+        """Return the queries, the keys [rotated, half of v], and the values."""
+        q, v = (proj(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2) for proj in (self.q_proj, self.v_proj))
+        return q, self.keys(self.k_proj(x).unsqueeze(1), v), v
+
+    def keys(self, turned: Float[Tensor, "B 1 S half"], v: Value) -> Float[Tensor, "B Hkv S _"]:
+        return torch.cat((turned.expand(*v.shape[:-1], -1), v[..., self.turned :]), -1)
+
+    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: Pass) -> Output:
+        if now.cache is not None:
+            rows = (("turned", k[:, :1, :, : self.turned]), ("tied", v))
+            turned, v = (now.cache.append(self.number, name, new) for name, new in rows)
+            k = self.keys(turned, v)
+        return self.attend_to(self.call(q, k, v, now), x, now)

@@ -1,217 +1,228 @@
-"""Causal self-attention as a layer: project, mix, rotate, remember, overlay, attend, finish, merge.
+"""Causal self-attention as a layer: project, mix, rotate, remember, score, attend, finish, merge.
 
-CausalSelfAttention is what every trainable form has in common, MultiHeadAttention the form a GPT uses. Modifiers
-(modifiers.py) act at three of these places: mix, overlay and finish.
+Modifiers (modifiers.py) act at three of these: mix, score and finish. Within a layer shapes have one batch dimension.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
-from errors import SettingsError
-from model.attention import functional
-from model.attention.contract import AttentionFunction, Key, Output, Query, Stream, Value
-from model.attention.functional import ATTENTION_FUNCTIONS, matmul
-from model.attention.places import Begins, Call, Here, Kept, LayerMask, Modifier
-from model.attention.registry import FUNCTIONS, MODIFIERS
+from model.attention.contract import AttentionFunction, Key, Output, Query, Value, check_broadcast, repeat_heads
+from model.attention.functions import flex, matmul, sdpa, softcap
+from model.attention.masks import alibi_bias, alibi_slopes, as_bool, causal_mask, text_mask
+from model.attention.names import FORMS, MODIFIERS, form
+from model.cache import KVCache
 from model.config import AttentionConfig
-from model.kv_cache import KVCache, LayerCache
-from model.masks import alibi_bias, alibi_slopes, causal_with, check_broadcast
-from model.norms import RMSNorm
-from model.packed import together
-from model.rope import RotaryEmbedding, rotate
+from model.layers import Linear, RMSNorm
+from model.rope import Rope, rotate
 
 NORM_EPS = 1e-6
+# What means nothing to a form that has no order of its own.
+OF_ORDER = ("position", "rope_theta", "rope_fraction", "rope_scaling", "rope_scaling_factor", "rope_trained_length")
 
-Positions = Int[Tensor, "*#lead T"] | Int[Tensor, " T"] | None
-Rotation = Float[Tensor, "... T half 2"] | None
-
-# What tokens are found by: the one of multi-head latent attention has another width than the queries.
-Keys = Float[Tensor, "*lead _ S E"]
+Stream = Float[Tensor, "*lead T C"]
+Keys = Float[Tensor, "B _ S E"]
+"""What tokens are found by: in multi-head latent attention of another width than the queries."""
 
 
-class CausalSelfAttention(nn.Module):
-    """A layer in which every position gathers from itself and the positions before it.
+@dataclass
+class Pass:
+    """Per-call state shared by the layers. The GPT makes one for each forward pass; a layer alone may go without."""
 
-    Its children say how queries, keys and values come about (`project`) and what becomes of the result
-    (`merge`). Mask, window, cache, ALiBi and dropout are the same for all and are here.
+    mask: Shaped[Tensor, "..."] | None = None
+    """Broadcasts to (B, H, T, S), S = T plus what is cached: 1 or True where a query may attend. Causality and window
+    hold in any case. Forms and modifiers that sum up or shift the past take `starts` instead."""
+    starts: Int[Tensor, "B T"] | None = None
+    """At which position, counted from the first in the cache, the text of each token begins; 0 when None. What comes
+    before is out of sight, as the document before or the padding on the left."""
+    tokens: Int[Tensor, "B T"] | None = None
+    """The token ids of x, where a layer reads them: see ValueEmbedding."""
+    cache: KVCache | None = None
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    """What layers leave for those after them."""
+    rotations: dict[Rope, Tensor] = field(default_factory=dict)
+    """Rope.cos_sin() of positions, (T, D/2, 2) or (B, 1, T, D/2, 2); by default they count on from the cache."""
+    blocks: dict[int, BlockMask] = field(default_factory=dict)
+    """By window, causal_blocks() for layers that flex_attention serves best."""
+    weights_only: bool = False
+    """Whether the values are an identity matrix, so that the result is the weights."""
+
+    @property
+    def past(self) -> int:
+        return 0 if self.cache is None else self.cache.position
+
+    def begins(self, T: int) -> Bool[Tensor, "B T"] | None:
+        """Return which tokens are the first of their text: nothing of the token before may reach them."""
+        if self.starts is None:
+            return None
+        return self.starts == torch.arange(self.past, self.past + T, device=self.starts.device)
+
+
+class Call(NamedTuple):
+    """The arguments of an attention function, which modifiers may change."""
+
+    q: Query
+    k: Key
+    v: Value
+    mask: Bool[Tensor, "..."] | None
+    bias: Float[Tensor, "..."] | None
+    is_causal: bool
+    scale: float | None = None
+
+
+class MultiHeadAttention(nn.Module):
+    """H heads that attend in subspaces of D channels to the positions up to their own (Vaswani et al. 2017, 3.2.2).
+
+    With fewer key/value heads than query heads several queries share one: multi-query (Shazeer 2019) and
+    grouped-query attention (Ainslie et al. 2023). QK-norm keeps the scores bounded and training stable (Dehghani
+    et al. 2023, ViT-22B; Henry et al. 2020 did it first, with an L2 norm and a learned scale).
     """
 
-    places: ClassVar[tuple[str, ...]] = ("window",)
+    takes: ClassVar[tuple[str, ...]] = ("window", "rotation", "queries", "keys", "values", "scores", "result")
     """What modifiers may change."""
     ignores: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
     """Settings that change nothing in this form; position, where it is ALiBi that does not."""
-    o_proj: nn.Module
+    keeps_rows: ClassVar[bool] = True
+    """Whether the cache grows with the text; else a state sums it up."""
+    chooses: ClassVar[bool] = False
+    """Whether it leaves out keys by their scores, so that a rounding may change the result."""
 
-    def __init__(self, config: AttentionConfig, n_head: int, kv_heads: int, head_size: int, attend: AttentionFunction):
+    def __init__(self, config: AttentionConfig, number: int = 0, attend: AttentionFunction | None = None) -> None:
+        """number: which one of the GPT's layers this is; attend: the function, by default that of config.attention."""
         super().__init__()
-        self.n_head, self.kv_heads, self.head_size = n_head, kv_heads, head_size
-        self.query_heads = n_head
-        self.attend = attend
-        self.rope = self.make_rope(config, head_size) if config.position == "rope" else None
+        self.n_head = self.query_heads = config.n_head
+        self.kv_heads, self.head_size, self.number = config.kv_heads, config.head_channels, number
+        self.attend = attend or FORMS[config.form]
         self.dropout, self.window = config.attention_dropout, config.attention_window
         self.alibi = config.position == "alibi"
+        self.rope = self.make_rope(config) if config.position == "rope" and "nope" not in config.modifiers else None
+        self.make_projections(config)
         self.modifiers = nn.ModuleDict()
-        self.mixers, self.overlayers, self.finishers = list[Modifier](), list[Modifier](), list[Modifier]()
+        kinds = {name: kind for name, kind in MODIFIERS.items() if name in config.modifiers}
+        for name in sorted(kinds, key=lambda name: kinds[name].last):  # a stable sort
+            self.modifiers[name] = kinds[name](self, config)
+        self.changing: list[Any] = [*self.modifiers.values()]  # a list is quicker to walk
+        self.takes_masks = self.keeps_rows and not any(kind.needs_starts for kind in kinds.values())
 
-    def make_rope(self, config: AttentionConfig, head_size: int) -> RotaryEmbedding:
-        """Return the rotation of queries and keys."""
-        scaling = config.rope_scaling, config.rope_scaling_factor, config.block_size
-        return RotaryEmbedding(config.rotated(head_size), config.rope_theta, *scaling)
+    def make_rope(self, config: AttentionConfig) -> Rope:
+        return Rope.of(config, self.head_size)
 
-    def modify(self, config: AttentionConfig) -> None:
-        """Add the modifiers that config.attention names, in the order of their registration."""
-        for name in (name for name in MODIFIERS if name in config.modifiers):
-            kind: type[Modifier] = MODIFIERS[name]
-            if kind.place not in self.places:
-                what = f"attention={config.attention}: {config.form} has no {kind.place} for {name} to change"
-                raise SettingsError(f"{what}: leave out {name}, or choose another form.")
-            self.modifiers[name] = modifier = kind(self, config)
-            for method, users in (("mix", self.mixers), ("overlay", self.overlayers), ("finish", self.finishers)):
-                if getattr(kind, method) is not getattr(Modifier, method):
-                    users.append(modifier)
+    def make_projections(self, config: AttentionConfig) -> None:
+        """Make what project() and merge() multiply by; again where a modifier has changed query_heads."""
+        C, D, rows = config.n_embd, self.head_size, self.kv_heads * self.head_size
+        self.qkv_proj = Linear(C, self.query_heads * D, rows, rows, bias=config.qkv_bias)
+        self.o_proj: nn.Module = Linear(self.n_head * D, C, bias=config.bias)
+        self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
+        self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
 
-    def forward(
-        self,
-        x: Stream,
-        *,
-        mask: LayerMask | functional.Blocks = None,
-        positions: Positions = None,
-        rotation: Rotation = None,
-        cache: KVCache | None = None,
-        layer: int = 0,
-        begins: Begins = None,
-        carried: dict[str, Tensor] | None = None,
-    ) -> Stream:
-        """Mix x over the past, in any number of leading dimensions.
+    def forward(self, x: Stream, now: Pass | None = None) -> Stream:
+        """Mix x over the past. Any number of leading dimensions count as one, which the pass is about.
 
-        mask: broadcasts to (…, H, T, S), with S = T plus the length of the cache, and says what may be
-            attended; causality and window hold in any case. Or the blocks() that the caller has made for all layers.
-        positions: turn RoPE; by default they follow on from the cache, or from 0.
-        rotation: that of these positions, where the caller has made it for all layers.
-        cache: what is kept of earlier tokens, for an x of (B, T, C). The new ones are written at `layer`; the
-            caller advances the cache after the last layer.
-        begins: (…, T), True for the first token of each document, where a mask keeps them apart: what shifts along
-            time or sums up the past stops there. Padding that `mask` hides from all queries needs no telling.
-        carried: what layers leave for those after them; the same dict for all layers of a pass.
-
-        Raises ValueError, naming the shapes, when mask, positions or cache do not fit x.
+        Raises ValueError, naming the shapes, when mask, starts or cache do not fit x.
         """
-        store = None if cache is None else cache.layers[layer]
-        if store is not None and store.slot is None:
-            store.make_room(x.shape[-2])
-        here = Here(x, mask, store, begins, {} if carried is None else carried)
-        q, k, v = self.queries_keys_values(here, positions, rotation, 0 if cache is None else cache.position)
-        y = functional.in_blocks(q, k, v, mask) if isinstance(mask, tuple) else self.gather(q, k, v, here)
-        for modifier in self.finishers:
-            y = modifier.finish(y, here, v)
+        now = now or Pass()
+        if x.ndim != 3:
+            return self(x.reshape(-1, *x.shape[-2:]), now).view(x.shape)
+        self.check(x, now)
+        q, k, v = self.rotated(x, now)
+        y = self.gather(q, k, v, x, now)
+        for modifier in self.changing:
+            y = modifier.finish(y, v, x, now)
         return self.merge(y)
 
-    def weights(
-        self, x: Stream, *, mask: LayerMask = None, positions: Positions = None, begins: Begins = None
-    ) -> Float[Tensor, "... H T T"]:
+    def weights(self, x: Stream, now: Pass | None = None) -> Float[Tensor, "B H T T"]:
         """Return the weights of forward(x) without dropout, for pictures and statistics.
 
         What is gathered is the weights times the values, so with the identity matrix for values it is the weights.
         """
-        here = Here(x, mask, None, begins, {}, pictured=True)
-        q, k, v = self.queries_keys_values(here, positions, None, 0)
+        now = replace(now or Pass(), cache=None, weights_only=True)
+        self.check(x, now)
+        q, k, v = self.rotated(x, now)
         T = x.shape[-2]
-        y = self.gather(q, k, torch.eye(T, dtype=v.dtype, device=v.device).expand(*v.shape[:-2], T, T), here)
-        for modifier in self.finishers:
-            y = modifier.finish(y, here, y) if modifier.pictured else y
+        y = self.gather(q, k, torch.eye(T, dtype=v.dtype, device=v.device).expand(*v.shape[:-2], T, T), x, now)
+        for modifier in self.changing:
+            y = modifier.finish(y, y, x, now) if modifier.on_weights else y
         return y
 
-    def queries_keys_values(
-        self, here: Here, positions: Positions, rotation: Rotation, start: int
-    ) -> tuple[Query, Keys, Value]:
+    def check(self, x: Stream, now: Pass) -> None:
+        """Raise ValueError where this layer cannot do with x what the pass says."""
+        B, T, _ = x.shape
+        if now.mask is not None:
+            if not self.takes_masks:
+                raise ValueError("what sums up or shifts the past takes no mask: say by starts where texts begin.")
+            check_broadcast("mask", now.mask, (B, self.n_head, T, now.past + T))
+        if now.starts is not None and now.starts.shape != (B, T):
+            raise ValueError(f"starts {tuple(now.starts.shape)} are not one for each token of x {tuple(x.shape)}.")
+
+    def rotated(self, x: Stream, now: Pass) -> tuple[Query, Keys, Value]:
         """Project, mix and rotate."""
-        q, k, v = self.project(here.x)
-        for modifier in self.mixers:
-            q, k, v = modifier.mix(q, k, v, here)
+        q, k, v = self.project(x)
+        for modifier in self.changing:
+            q, k, v = modifier.mix(q, k, v, x, now)
         if self.rope is not None:
-            if rotation is None:
-                rotation = self.rope.rotation(here.x, positions, start)
+            rotation = now.rotations[self.rope] if self.rope in now.rotations else self.rope.table(x, now.past)
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
 
-    def gather(self, q: Query, k: Keys, v: Value, here: Here) -> Output:
-        """Remember, overlay and attend."""
-        store = here.store
-        if store is not None:
-            k, v = store.write("kv", k, v).chunk(2, 1)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
-            if store.slot is not None:  # one query, at a slot that only the device knows
-                assert not isinstance(here.mask, tuple)
-                return self.attend(q, k, v, mask=here.mask, bias=store.bias)
-        return self.attend_to(self.call(q, k, v, here), here)
+    def project(self, x: Stream) -> tuple[Query, Keys, Value]:
+        """Return the queries, keys and values of x, not yet rotated."""
+        q, k, v = self.heads(x).split((self.query_heads, self.kv_heads, self.kv_heads), 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v
 
-    def call(self, q: Query, k: Key, v: Value, here: Here) -> Call:
-        """Return the keys and values in reach, and the mask, is_causal and bias to lay over their scores."""
-        T, S, mask = q.shape[-2], k.shape[-2], here.mask
-        assert not isinstance(mask, tuple)
-        if mask is not None:
-            if here.store is not None and mask.shape[-1] > S:  # it covers more than this layer keeps
-                mask = mask[..., -S:]
-            check_broadcast("mask", mask, (*q.shape[:-1], S))
+    def heads(self, x: Stream) -> Float[Tensor, "B n T D"]:
+        """Multiply x by the weights of all queries, keys and values at once, and cut the channels into heads."""
+        # (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
+        return self.qkv_proj(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+
+    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: Pass) -> Output:
+        """Remember keys and values, and attend to all in reach."""
+        T = q.shape[-2]
+        if now.cache is not None:
+            k, v = (now.cache.append(self.number, name, new) for name, new in (("k", k), ("v", v)))
+        elif self.flex_window and (blocks := now.blocks.get(self.window or T)):
+            return flex(q, k, v, blocks, alibi_slopes(self.n_head, q.device) if self.alibi else None)
+        return self.attend_to(self.call(q, k, v, now), x, now)
+
+    def call(self, q: Query, k: Key, v: Value, now: Pass) -> Call:
+        """Return the keys and values in reach, and the mask, bias and is_causal to lay over their scores."""
+        T, S, mask = q.shape[-2], k.shape[-2], None
+        if now.mask is not None:
+            mask = as_bool(now.mask)
+            if mask.ndim > 2 and mask.shape[-3] > 1:  # a head may have several queries: see Differential
+                mask = repeat_heads(mask, self.query_heads)
+        if now.starts is not None:
+            apart = text_mask(now.starts, S)
+            mask = apart if mask is None else mask & apart
         reach = S if self.window is None else min(S, self.window + T - 1)
         if reach < S:  # the first query does not see further back, so neither does any other
             k, v = k[..., -reach:, :], v[..., -reach:, :]
-            if mask is not None and mask.shape[-1] > 1:
-                mask = mask[..., -reach:]
+            mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., -reach:]
+        if T > 1 and (mask is not None or (self.window or reach) < reach):  # a single query is the last: it sees all
+            causal = causal_mask(T, reach, q.device, self.window)
+            mask = causal if mask is None else mask & causal
         bias = alibi_bias(self.n_head, T, reach, q.device) if self.alibi else None
-        mask, is_causal = causal_with(mask, T, reach, self.window, q.device)
-        call = Call(q, k, v, mask, is_causal, bias)
-        for modifier in self.overlayers:
-            call = modifier.overlay(call, here)
-        return call
+        return Call(q, k, v, mask, bias, is_causal=mask is None)
 
-    def attend_to(self, call: Call, here: Here) -> Output:
-        """Call the attention function."""
-        dropout_p = self.dropout if self.training and not here.pictured else 0.0
-        pictured = here.pictured and self.attend in ATTENTION_FUNCTIONS.values()
-        attend = matmul if pictured else self.attend  # fused kernels take no values of width S
+    def attend_to(self, call: Call, x: Stream, now: Pass) -> Output:
+        """Let the modifiers change the call, and make it."""
+        for modifier in self.changing:
+            call = modifier.score(call, x, now)
+        dropout_p = self.dropout if self.training and not now.weights_only else 0.0
+        attend = matmul if now.weights_only and self.attend is sdpa else self.attend  # its kernels take no such values
         return attend(
             call.q, call.k, call.v, mask=call.mask, bias=call.bias, is_causal=call.is_causal, dropout_p=dropout_p,
             scale=call.scale,
         )  # fmt: skip
 
-    def blocks(self, x: Stream, *, compiled: bool) -> functional.Blocks | None:
-        """Return what flex_attention needs for a whole text x in every layer; None where `attend` does better.
-
-        Torch's fused kernels take windows and ALiBi as a (T, T) matrix only. In compiled training on a GPU `sdpa`
-        leaves them to flex_attention, whose kernel is compiled with the layer.
-        """
-        T, attend = x.shape[-2], self.attend
-        window = T if self.window is None else min(T, self.window)
-        instead = attend is functional.sdpa and compiled and self.training and self.dropout == 0
-        instead &= T > 128 and (self.alibi or window < T)  # in one block there is nothing to skip
-        instead &= 16 <= self.head_size <= 256 and not self.overlayers  # the kernels' sizes
-        if not (attend is functional.flex or instead) or functional.capability(x.device) < functional.AMPERE:
-            return None
-        block_mask = functional.causal_blocks(T, T, window, x.device)
-        if not self.alibi:
-            return block_mask, None
-        slopes = alibi_slopes(self.n_head, x.device)
-        return block_mask, lambda score, b, h, t, s: score - slopes[h] * (t - s)
-
-    def make_store(self, B: int, size: int, sight: int | None, device: torch.device, dtype: torch.dtype) -> LayerCache:
-        """Return room for `size` positions, or for no more than a window sees and a quarter; see LayerCache."""
-        sight = min((n for n in (sight, self.window) if n is not None), default=None)
-        size = size if sight is None else min(size, sight + sight // 4 + 1)
-        kept = self.keeps(dtype)
-        for modifier in self.modifiers.values():
-            kept |= modifier.keeps(dtype)  # type: ignore[operator]
-        rows, state = dict[str, Tensor](), dict[str, Tensor]()
-        for name, (shape, kind) in kept.items():
-            full = [B, *(size if length is None else length for length in shape)]
-            (rows if None in shape else state)[name] = torch.zeros(full, device=device, dtype=kind)
-        return LayerCache(size, sight, rows, state)
-
-    def keeps(self, dtype: torch.dtype) -> Kept:
-        """Return what the form itself keeps in the cache."""
-        return {"kv": ((2 * self.kv_heads, None, self.head_size), dtype)}
+    def merge(self, y: Output) -> Stream:
+        """Return what the heads gathered as a change to the residual stream."""
+        return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H·D) -> (B, T, C)
 
     def flops(self, block_size: int) -> float:
         """Return the floating-point operations of a forward pass per token beside those of the weights.
@@ -222,44 +233,20 @@ class CausalSelfAttention(nn.Module):
         sees = min(self.window or block_size, block_size)
         return 4 * self.query_heads * self.head_size * (sees - sees**2 / (2 * block_size))
 
-    def project(self, x: Stream) -> tuple[Query, Keys, Value]:
-        """Return the queries, keys and values of x, not yet rotated."""
-        raise NotImplementedError
+    @property
+    def flex_window(self) -> bool:
+        """Whether compiled training on a GPU is faster by flex_attention: torch's fused kernels take ALiBi and windows
+        as a (T, T) matrix only."""
+        plain = self.attend is sdpa and not any(modifier.changes in ("queries", "scores") for modifier in self.changing)
+        takes = plain and self.dropout == 0 and 16 <= self.head_size <= 256
+        return takes and (self.alibi or self.window is not None)
 
-    def merge(self, y: Output) -> Stream:
-        """Return what the heads gathered as a change to the residual stream."""
-        joined = y.transpose(-3, -2).flatten(-2)  # (…, H, T, D) -> (…, T, H, D) -> (…, T, H·D)
-        return self.o_proj(joined)  # (…, T, H·D) -> (…, T, C)
 
+@form("softcap")
+class SoftCapped(MultiHeadAttention):
+    """Softmax of bounded scores: see functions.softcap."""
 
-class MultiHeadAttention(CausalSelfAttention):
-    """H heads that each attend in a subspace of D channels, C / H by default (Vaswani et al. 2017, section 3.2.2).
+    ignores = ("latent_size",)
 
-    With fewer key/value heads than query heads several queries share one: multi-query (Shazeer 2019) and
-    grouped-query attention (Ainslie et al. 2023). QK-norm keeps the scores bounded and training stable (Dehghani
-    et al. 2023, ViT-22B; Henry et al. 2020 did it first, with an L2 norm and a learned scale).
-    """
-
-    places: ClassVar[tuple[str, ...]] = ("window", "rotation", "queries", "keys", "values", "scores", "result")
-
-    def __init__(self, config: AttentionConfig, attend: AttentionFunction | None = None):
-        C, D = config.n_embd, config.head_channels
-        super().__init__(config, config.n_head, config.kv_heads, D, attend or FUNCTIONS[config.form])
-        self.q_proj = nn.Linear(C, config.n_head * D, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(C, config.kv_heads * D, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(config.n_head * D, C, bias=config.bias)
-        self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
-        self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
-
-    def project(self, x: Stream) -> tuple[Query, Key, Value]:
-        # (…, T, n·D) -> (…, T, n, D) -> (…, n, T, D): one product for all n heads, its channels cut into heads
-        heads = (*x.shape[:-1], -1, self.head_size)
-        q, k, v = [y.view(heads).transpose(-3, -2) for y in self.products(x)]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v
-
-    def products(self, x: Stream) -> tuple[Float[Tensor, "*lead T _"], ...]:
-        """Return x times the weights of all queries, of all keys and of all values."""
-        return together(x, self.q_proj, self.k_proj, self.v_proj)
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        super().__init__(config, number, softcap(config.score_softcap))

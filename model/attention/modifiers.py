@@ -1,8 +1,10 @@
 """Small changes to a layer, each at one place of it: attention=sdpa+gate+sink.
 
 A modifier is a class with one of Modifier's methods. Where it can, it begins as the identity, so that at step 0 the
-modified model is the plain one. They act in the order of this file, whatever the order in which they are typed.
+modified model is the plain one. They act in the order of this file, those that add a key last.
 """
+
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,256 +12,246 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from errors import SettingsError
-from model.attention.contract import Key, Output, Query, Value, repeat_heads
-from model.attention.layer import CausalSelfAttention
-from model.attention.places import Call, Here, Kept, Modifier, PerHead, wide
-from model.attention.registry import modifier
+from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
+from model.attention.layer import Call, Keys, MultiHeadAttention, Pass, Stream
+from model.attention.masks import alibi_slopes, keys_allowed
+from model.attention.names import modifier
 from model.config import AttentionConfig
-from model.masks import alibi_slopes, has_holes, keys_allowed
-
-# What the layer's settings say for all layers, a modifier says for one of a pattern.
+from model.layers import Linear
 
 
-@modifier("window")
-class Window(Modifier):
-    """Only the layers of a pattern that say so have model.attention_window, as in Gemma 2 (2024)."""
+class Modifier(nn.Module):
+    """A change to a layer, which attention=FORM+NAME makes; a method that is not overridden changes nothing.
 
-    place = "window"
+    Muon moves the weights of nn.Linear layers alone: what a modifier holds as a parameter of its own, AdamW moves.
+    """
 
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
-        if config.attention_window is None:
-            raise SettingsError(f"attention={config.attention} needs model.attention_window=W: positions that it sees.")
+    changes: ClassVar[str]
+    last: ClassVar[bool]
+    needs_starts: ClassVar[bool] = False
+    """Whether it sums up or shifts the past, for which a mask does not say enough."""
+    on_weights: ClassVar[bool] = False
+    """Whether finish() applies to weights too, where there are several to one head."""
+
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        super().__init__()
+        self.layer_number = layer.number
+
+    def mix(self, q: Query, k: Keys, v: Value, x: Stream, now: Pass) -> tuple[Query, Keys, Value]:
+        """Change queries, keys and values before they are rotated and remembered."""
+        return q, k, v
+
+    def score(self, call: Call, x: Stream, now: Pass) -> Call:
+        """Change what lies over the scores, or add a key."""
+        return call
+
+    def finish(self, y: Output, v: Value, x: Stream, now: Pass) -> Float[Tensor, "..."]:
+        """Change what each head gathered; v holds the values of the queries' own tokens."""
+        return y
 
 
-@modifier("nope")
-class NoPosition(Modifier):
-    """No rotation in this layer: order comes from the others, and from the mask (Yang et al. 2025, RNoPE)."""
+class PerHead(nn.Module):
+    """A number for each head and token, x Wᵀ + b: W begins at zero, and is too thin for Muon (see Modifier)."""
 
-    place = "rotation"
+    def __init__(self, C: int, H: int, bias: Float[Tensor, " H"] | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(H, C))
+        self.bias = None if bias is None else nn.Parameter(bias)
 
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
-        if config.position != "rope":
-            raise SettingsError(f"attention={config.attention}: nope leaves out the rotation of model.position=rope.")
-        layer.rope = None
-
-
-# What queries, keys and values are.
+    def forward(self, x: Stream) -> Float[Tensor, "B H T"]:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias).mT  # (B, T, C) -> (B, H, T)
 
 
-@modifier("value_residual")
+@modifier("value_residual", changes="values")
 class ValueResidual(Modifier):
     """v ← λ₁ v + λ₂ v₁, with the values v₁ of the first layer that has this (Zhou et al. 2024).
 
     λ begins at (1, 0).
     """
 
-    place = "values"
-
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
         self.mixture = nn.Parameter(torch.tensor([1.0, 0.0]))
 
-    def mix(self, q: Query, k: Key, v: Value, here: Here) -> tuple[Query, Key, Value]:
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
         own, first = self.mixture.to(v.dtype)
-        return q, k, own * v + first * here.carried.setdefault("values", v)
+        return q, k, own * v + first * now.shared.setdefault("values", v)
 
 
-@modifier("key_offset")
+@modifier("key_offset", changes="keys")
 class KeyOffset(Modifier):
     """Half of a key's channels come from the token before: a query then finds what followed its like.
 
-    That is induction (Olsson et al. 2022) in one layer, where it takes two otherwise: modded-nanogpt's partial key
-    offset, 2025. The first token of a text gets zeros.
+    That is induction (Olsson et al. 2022) in one layer, where it takes two otherwise. modded-nanogpt's partial key
+    offset (2025) shifts after the rotation, channels that do not turn: set model.rope_fraction=0.5 for the same. The
+    first token of a text gets zeros.
     """
 
-    place = "keys"
+    needs_starts = True
 
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
-        self.shape = layer.kv_heads, layer.head_size
-
-    def mix(self, q: Query, k: Key, v: Value, here: Here) -> tuple[Query, Key, Value]:
-        D = k.shape[-1]
-        if here.store is None:
-            before = F.pad(k[..., :-1, :], (0, 0, 1, 0))
-        else:
-            before = torch.cat((here.store.state["key_offset"][:, :, None], k[:, :, :-1]), 2)
-            here.store.state["key_offset"] = k[:, :, -1]
-        if here.begins is not None:
-            before = before.masked_fill(here.begins[..., None, :, None], 0)
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
+        D, first = k.shape[-1], torch.zeros_like(k[:, :, :1])
+        if now.cache is not None:
+            kept = now.cache.layers[self.layer_number]
+            first, kept["last_key"] = kept.get("last_key", first), k[:, :, -1:].detach()
+        before = torch.cat((first, k[:, :, :-1]), 2)
+        if (begins := now.begins(k.shape[-2])) is not None:
+            before = before.masked_fill(begins[:, None, :, None], 0)
         return q, torch.cat((k[..., : D // 2], before[..., D // 2 :]), -1), v
 
-    def keeps(self, dtype: torch.dtype) -> Kept:
-        return {"key_offset": (self.shape, dtype)}
 
-
-# What lies over the scores.
-
-
-@modifier("logn")
+@modifier("logn", changes="scores")
 class LogN(Modifier):
     """Scores × σ ln n, n the keys a query may attend to, σ learned for each head (Nakanishi 2025, eq. 3, SSMax).
 
     A softmax over more keys is flatter; this keeps it as sharp. σ begins at 0.43, where they found it in training.
     """
 
-    place = "scores"
-
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
         self.factor = nn.Parameter(torch.full((layer.n_head,), 0.43))
 
-    def overlay(self, call: Call, here: Here) -> Call:
-        T, S = call.q.shape[-2], call.k.shape[-2]
-        n = keys_allowed(call.mask, call.is_causal, T, S, call.q.device)  # (…, T)
+    def score(self, call: Call, x: Stream, now: Pass) -> Call:
+        n = keys_allowed(call.mask, call.q.shape[-2], call.k.shape[-2], call.q.device)  # (…, T)
         factor = self.factor.repeat_interleave(call.q.shape[-3] // len(self.factor))[:, None, None]
         return call._replace(q=call.q * (factor * n.log()[..., None]).to(call.q.dtype))
 
 
-@modifier("forget")
+@modifier("forget", changes="scores")
 class Forget(Modifier):
     """Bias F_i − F_j, F the running sum of ln f, f = σ(x w + b) for each head (Lin et al. 2025, FoX).
 
     A token fades with every token after it, and some fade faster. b begins where f is ALiBi's slope, so that at step 0
-    this is ALiBi.
+    this is ALiBi. RoPE stays, which theirs has not: sdpa+forget+nope, or model.position=none.
     """
 
-    place = "scores"
+    needs_starts = True
 
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
         # Not computed on the default device: on the meta device arithmetic would import torch's compiler.
-        bias = -torch.log(torch.expm1(alibi_slopes(layer.n_head, torch.device("cpu"))))  # ln σ(b) = −slope
+        bias = -torch.log(torch.expm1(alibi_slopes(layer.n_head, "cpu")))  # ln σ(b) = −slope
         self.gate = PerHead(config.n_embd, layer.n_head, torch.tensor(bias.tolist()))
 
-    def overlay(self, call: Call, here: Here) -> Call:
-        if here.told is None and isinstance(here.mask, Tensor) and has_holes(here.mask):
-            raise ValueError("forget fades with every position: mask may hide keys before or after a text, not within.")
+    def score(self, call: Call, x: Stream, now: Pass) -> Call:
         T, reach = call.q.shape[-2], call.k.shape[-2]
-        total = F.logsigmoid(wide(self.gate(here.x))).cumsum(-1)  # (…, H, T)
-        if here.store is not None:
-            total = total + here.store.state["forgotten"][..., None]
-            here.store.state["forgotten"] = total[..., -1]
-            total = here.store.write("forget", total[..., None])[..., 0]  # (B, H, S)
-        total = total[..., -reach:]
-        bias = total[..., -T:, None] - total[..., None, :]
+        total = F.logsigmoid(upcast(self.gate(x))).cumsum(-1)[..., None]  # (B, H, T, 1)
+        if now.cache is not None:
+            before = now.cache.layers[self.layer_number].get("forget")
+            total = total if before is None or now.past == 0 else total + before[:, :, now.past - 1, None]
+            total = now.cache.append(self.layer_number, "forget", total)  # (B, H, S, 1)
+        total = total[:, :, -reach:]
+        bias = total[:, :, -T:] - total.mT
         return call._replace(bias=bias if call.bias is None else call.bias + bias)
 
-    def keeps(self, dtype: torch.dtype) -> Kept:
-        H = len(self.gate.weight)
-        at_least_float32 = torch.promote_types(dtype, torch.float32)
-        return {"forget": ((H, None, 1), at_least_float32), "forgotten": ((H,), at_least_float32)}
 
-
-@modifier("sink")
+@modifier("sink", changes="scores", last=True)
 class Sink(Modifier):
     """One more key, which gives nothing and scores b, learned for each head (gpt-oss, 2025; b = 0 is softmax1).
 
     A head may then attend to nothing. It comes to y · σ(ln Σ exp(score) − b): a sink is a gate.
     """
 
-    place = "scores"
+    means_nothing: ClassVar[dict[str, str]] = {
+        "sigmoid": "no key takes weight from others",
+        "stick": "what no key takes goes nowhere already",
+        "moba": "one more key would shift the blocks",
+    }
 
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        if config.form == "sigmoid":
-            raise SettingsError(
-                "attention=sigmoid+sink: no key takes weight from others under sigmoid: leave out sink."
-            )
+        if config.form in self.means_nothing:
+            problem = f"attention={config.attention}: {self.means_nothing[config.form]} under {config.form}"
+            raise SettingsError(problem, "leave out sink, or choose another form")
         self.bias = nn.Parameter(torch.zeros(layer.n_head))
 
-    def overlay(self, call: Call, here: Here) -> Call:
+    def score(self, call: Call, x: Stream, now: Pass) -> Call:
         # In front, where causality lets every query see it.
         k, v = (F.pad(t, (0, 0, 1, 0)) for t in (call.k, call.v))
-        mask, S = call.mask, call.k.shape[-2]
+        mask, (H, S) = call.mask, (call.q.shape[-3], call.k.shape[-2])
         if mask is not None:
             mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
-        sink = self.bias[:, None, None]  # (H, 1, 1)
+        sink = self.bias.repeat_interleave(H // len(self.bias))[:, None, None]  # (H, 1, 1)
         others = sink.new_zeros(1, 1, 1) if call.bias is None else call.bias
-        others = others.expand(*others.shape[:-3], len(sink), -1, S)
-        sink = sink.to(others.dtype).expand(*others.shape[:-1], 1)
-        return call._replace(k=k, v=v, mask=mask, bias=torch.cat((sink, others), -1))
+        others = others.expand(*others.shape[:-3], H, -1, S)
+        bias = torch.cat((sink.to(others.dtype).expand(*others.shape[:-1], 1), others), -1)
+        return call._replace(k=k, v=v, mask=mask, bias=bias)
 
 
-# What becomes of the result.
-
-
-@modifier("diff")
+@modifier("diff", changes="queries")
 class Differential(Modifier):
     """y₁ − σ(λ) y₂: each head attends twice to the same keys, and what both find cancels (Ye et al. 2026, version 2).
 
     λ = x w for each head and token. The queries' projection is twice as wide.
     """
 
-    place, pictured = "queries", True
+    on_weights = True
 
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        q_proj = layer.q_proj
-        assert isinstance(q_proj, nn.Linear)
-        layer.q_proj = nn.Linear(q_proj.in_features, 2 * q_proj.out_features, bias=q_proj.bias is not None)
         layer.query_heads = 2 * layer.n_head
+        layer.make_projections(config)
         self.weight = PerHead(config.n_embd, layer.n_head)
 
-    def overlay(self, call: Call, here: Here) -> Call:
+    def score(self, call: Call, x: Stream, now: Pass) -> Call:
         """Give both queries of a head what lies over its scores."""
-        H = call.q.shape[-3] // 2
-        bias, mask = (
-            t.repeat_interleave(2, -3) if t is not None and t.ndim > 2 and t.shape[-3] == H > 1 else t
-            for t in (call.bias, call.mask)
-        )
-        return call._replace(bias=bias, mask=mask)
+        return call if call.bias is None else call._replace(bias=repeat_heads(call.bias, call.q.shape[-3]))
 
-    def finish(self, y: Output, here: Here, v: Value) -> Float[Tensor, "..."]:
-        first, second = y.unflatten(-3, (-1, 2)).unbind(-3)  # (…, 2H, T, Dv) -> twice (…, H, T, Dv)
-        return first - torch.sigmoid(self.weight(here.x))[..., None] * second
+    def finish(self, y: Output, v: Value, x: Stream, now: Pass) -> Float[Tensor, "..."]:
+        first, second = y.unflatten(1, (-1, 2)).unbind(2)  # (B, 2H, T, Dv) -> twice (B, H, T, Dv)
+        return first - torch.sigmoid(self.weight(x))[..., None] * second
 
 
-@modifier("xsa")
+@modifier("xsa", changes="result")
 class Exclusive(Modifier):
-    """y less tanh(α) of its part along the token's own value, α learned for each head (Zhai 2026, XSA).
+    """y less tanh(α) of its part along the token's own value, α learned for each head, at first 0.
 
-    What a token has already, it need not gather. α begins at 0.
+    What a token has already, it need not gather. Zhai 2026 (XSA) takes all of it away, α = ∞; modded-nanogpt learns α.
     """
 
-    place = "result"
-
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
         self.strength = nn.Parameter(torch.zeros(layer.n_head))
 
-    def finish(self, y: Output, here: Here, v: Value) -> Output:
-        v = F.normalize(wide(v), dim=-1).to(y.dtype)  # in half precision small values would vanish when squared
+    def finish(self, y: Output, v: Value, x: Stream, now: Pass) -> Output:
+        v = F.normalize(upcast(v), dim=-1).to(y.dtype)  # in half precision small values would vanish when squared
         v = repeat_heads(v, y.shape[-3])
         return y - torch.tanh(self.strength)[:, None, None].to(y.dtype) * (y * v).sum(-1, keepdim=True) * v
 
 
-@modifier("gate")
+@modifier("gate", changes="result")
 class Gate(Modifier):
     """y · 2σ(x w), a number for each head (Qiu et al. 2025, eq. 5, headwise; the 2 makes it begin as the identity)."""
 
-    place = "result"
+    each_channel = False
 
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        self.gate = PerHead(config.n_embd, layer.n_head)
+        self.gate = PerHead(config.n_embd, layer.n_head * (layer.head_size if self.each_channel else 1))
 
-    def finish(self, y: Output, here: Here, v: Value) -> Output:
-        return y * (2 * torch.sigmoid(self.gate(here.x)))[..., None]
+    def finish(self, y: Output, v: Value, x: Stream, now: Pass) -> Output:
+        gate = self.gate(x).unflatten(1, (y.shape[1], -1)).transpose(2, 3)  # (B, H·n, T) -> (B, H, T, n)
+        return y * (2 * torch.sigmoid(gate))
 
 
-@modifier("gate_element")
-class GateElement(Modifier):
+@modifier("gate_element", changes="result")
+class GateElement(Gate):
     """y · 2σ(x W), a number for each channel (Qiu et al. 2025, eq. 5, elementwise)."""
 
-    place = "result"
+    each_channel = True
 
-    def __init__(self, layer: CausalSelfAttention, config: AttentionConfig) -> None:
+
+@modifier("gate_silu", changes="result")
+class GateSilu(Modifier):
+    """y · SiLU(x W), a number for each channel, as in RetNet (Sun et al. 2023) and Gated DeltaNet (Yang et al. 2025).
+
+    SiLU has no bound, and is 0 at 0: W does not begin there.
+    """
+
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        self.gate = PerHead(config.n_embd, layer.n_head * layer.head_size)
+        self.gate_proj = Linear(config.n_embd, layer.n_head * layer.head_size, bias=False)
 
-    def finish(self, y: Output, here: Here, v: Value) -> Output:
-        gate = self.gate(here.x).unflatten(-2, (y.shape[-3], -1)).transpose(-2, -1)  # (…, H·D, T) -> (…, H, T, D)
-        return y * (2 * torch.sigmoid(gate))
+    def finish(self, y: Output, v: Value, x: Stream, now: Pass) -> Output:
+        return y * F.silu(self.gate_proj(x)).unflatten(-1, (y.shape[1], -1)).transpose(1, 2)

@@ -8,6 +8,7 @@ head, (D, Dv), which a token reads with its query and writes with its key and va
     linear     α = 1,  u = v           a sum of everything
     retention  α < 1,  u = v           which fades
     delta      α(x),   u = β (v - (α_t S_{t-1})ᵀ k)    and where only what is new at the key is written
+    kda        the same, with an α for each row of S
 
 `token_by_token` is that definition, and decodes. `in_chunks` gives the same by products of matrices, and trains.
 """
@@ -21,17 +22,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from model.attention.contract import Key, Output, Query, Stream, Value, repeat_heads
-from model.attention.functional import matmul
-from model.attention.layer import NORM_EPS, MultiHeadAttention
-from model.attention.places import Here, Kept, PerHead, wide
-from model.attention.registry import form
+from model.attention.contract import Key, Output, Query, Scores, Value, repeat_heads, upcast
+from model.attention.functions import matmul
+from model.attention.layer import NORM_EPS, OF_ORDER, MultiHeadAttention, Pass, Stream
+from model.attention.modifiers import PerHead
+from model.attention.names import form
 from model.config import AttentionConfig
-from model.masks import check_broadcast, real_keys
-from model.norms import RMSNorm
+from model.layers import RMSNorm
 
 CHUNK = 64
-PerToken = Float[Tensor, "*#lead #H T"]
+FADE = math.log(math.expm1(0.01))
+PerToken = Float[Tensor, "*#lead #H T"] | Float[Tensor, "*#lead H T D"]
 State = Float[Tensor, "*lead H D Dv"]
 
 
@@ -39,13 +40,16 @@ def token_by_token(
     q: Query, k: Key, v: Value, log_decay: PerToken, beta: PerToken | None, begins: Bool[Tensor, "*#lead #H T"] | None,
     state: State,
 ) -> tuple[Output, State]:  # fmt: skip
-    """Return y and the last state, one token after the other; `begins` marks tokens that find an empty state."""
-    outputs = []
+    """Return y and the last state, one token after the other; `begins` marks tokens that find an empty state.
+
+    log_decay may have a channel axis, as the keys: each row of the state then fades by itself.
+    """
+    outputs, fade = [], log_decay if log_decay.ndim == q.ndim else log_decay[..., None]  # (…, H, T, 1 or D)
     for t in range(q.shape[-2]):
-        decay = log_decay[..., t].exp()
+        decay = fade[..., t, :].exp()
         if begins is not None:
-            decay = decay.masked_fill(begins[..., t], 0)
-        state = decay[..., None, None] * state
+            decay = decay.masked_fill(begins[..., t, None], 0)
+        state = decay[..., None] * state
         key, written = k[..., t, :, None], v[..., t, None, :]  # (…, H, D, 1), (…, H, 1, Dv)
         if beta is not None:
             written = beta[..., t, None, None] * (written - key.mT @ state)
@@ -63,81 +67,73 @@ def in_chunks(
     In a chunk the state before it is read once. What its tokens write, U, follows from each other's: of the rows of
     (I + A) U = β (V - K S), A strictly lower triangular, the first is known, and each gives the next.
     """
-    outputs = []
-    for start in range(0, q.shape[-2], CHUNK):
-        chunk = slice(start, start + CHUNK)
+    outputs, fade, size = [], log_decay[..., None], CHUNK
+    if log_decay.ndim == q.ndim:  # a decay for each channel, so that each pair of tokens takes D numbers
+        fade, size = log_decay, CHUNK // 4
+    for start in range(0, q.shape[-2], size):
+        chunk = slice(start, start + size)
         query, key, written = (t[..., chunk, :] for t in (q, k, v))
-        faded = log_decay[..., chunk].cumsum(-1)  # (…, H, T): ln of what is left at t of the state before
-        between = faded[..., :, None] - faded[..., None, :]  # (…, H, T, T): and of what s wrote
+        faded = fade[..., chunk, :].cumsum(-2)  # (…, H, T, 1 or D): ln of what is left at t of the state before
+        between = faded[..., :, None, :] - faded[..., None, :, :]  # (…, H, T, T, 1 or D): and of what s wrote
         before = faded.exp()
-        T = between.shape[-1]
+        T = between.shape[-2]
         seen = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
         if begins is not None:
             text = begins[..., chunk].cumsum(-1)  # the number of the token's text in this chunk
             seen = seen & (text[..., :, None] == text[..., None, :])
-            before = before * (text == 0)
-        left = between.masked_fill(~seen, -torch.inf).exp()
+            before = before * (text == 0)[..., None]
+        left = between.masked_fill(~seen[..., None], -torch.inf).exp()
         if beta is not None:
             scale = beta[..., chunk, None]
-            system = scale * left * (key @ key.mT)  # its diagonal is taken for 1
-            written = scale * (written - before[..., None] * (key @ state))
+            system = scale * faded_products(key, key, left)  # its diagonal is taken for 1
+            written = scale * (written - (before * key) @ state)
             written = torch.linalg.solve_triangular(system, written, upper=False, unitriangular=True)
-        outputs.append(before[..., None] * (query @ state) + (left * (query @ key.mT)) @ written)
-        state = before[..., -1:, None] * state + (key * left[..., -1, :, None]).mT @ written
+        outputs.append((before * query) @ state + faded_products(query, key, left) @ written)
+        state = before[..., -1, :, None] * state + (key * left[..., -1, :, :]).mT @ written
     return torch.cat(outputs, -2), state
 
 
+def faded_products(a: Query, b: Key, left: Float[Tensor, "*lead H T T _"]) -> Scores:
+    """Return the products of all pairs, each channel times what is left of it."""
+    return left[..., 0] * (a @ b.mT) if left.shape[-1] == 1 else torch.einsum("...td,...sd,...tsd->...ts", a, b, left)
+
+
 class Recurrent(MultiHeadAttention):
-    """A form that keeps a state in place of keys and values. It has no scores to drop, and no window.
+    """A form that keeps a state in place of keys and values. It has no scores to mask or drop, and no window.
 
     Nothing rotates: order comes from the decay, from learned positions, or from other layers of the pattern.
     """
 
-    places: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
-    ignores = ("position", "attention_window", "attention_dropout", *MultiHeadAttention.ignores)
+    takes: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
+    ignores = ("attention_window", "attention_dropout", *OF_ORDER, *MultiHeadAttention.ignores)
+    keeps_rows = False
     flops_of_state = 4.0
     """Floating-point operations a token for each number of the state: to write it, and to read it."""
 
-    def __init__(self, config: AttentionConfig):
-        super().__init__(replace(config, position="none", attention_window=None), attend=matmul)
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        super().__init__(replace(config, position="none", attention_window=None), number, matmul)
         self.scan = in_chunks
 
     def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
         """Return ln α and β, or None where all of v is written."""
         return x.new_zeros(1, 1).expand(self.n_head, x.shape[-2]), None
 
-    def gather(self, q: Query, k: Key, v: Value, here: Here) -> Output:
+    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
         """Read and write the state, in float32 at least, whatever autocast says."""
-        (log_decay, beta), begins, store = self.rates(here.x), here.told, here.store
-        if (real := self.real_tokens(here)) is not None:  # padding writes nothing, and nothing fades meanwhile
-            k, log_decay = k.masked_fill(~real[..., None], 0), log_decay.masked_fill(~real, 0)
-        begins = None if begins is None else begins.unsqueeze(-2)  # (…, 1, T)
+        (log_decay, beta), begins = self.rates(x), now.begins(q.shape[-2])
+        begins = None if begins is None else begins.unsqueeze(-2)  # (B, 1, T)
         with torch.autocast(q.device.type, enabled=False):
-            q, k, v = (repeat_heads(wide(t), self.n_head) for t in (q, k, v))
-            state = q.new_zeros(*q.shape[:-2], q.shape[-1], v.shape[-1]) if store is None else store.state["state"]
+            q, k, v = (repeat_heads(upcast(t), self.n_head) for t in (q, k, v))
+            state = q.new_zeros(*q.shape[:-2], q.shape[-1], v.shape[-1])
+            if now.cache is not None:
+                state = now.cache.layers[self.number].get("state", state)
             scan = token_by_token if q.shape[-2] == 1 else self.scan
-            log_decay = log_decay.to(q.dtype).expand(q.shape[:-1])
-            y, state = scan(q, k, v, log_decay, None if beta is None else beta.to(q.dtype), begins, state.to(q.dtype))
-        if store is not None:
-            store.state["state"] = state
-        return y.to(here.x.dtype)
-
-    def real_tokens(self, here: Here) -> Bool[Tensor, "... 1 T"] | None:
-        """Return which tokens the mask hides from no query; ValueError for one that says more than that."""
-        mask = here.mask
-        if mask is None or here.told is not None:
-            return None
-        real = real_keys(mask) if isinstance(mask, Tensor) else None
-        if real is None:
-            raise ValueError(
-                "a state sums up the past: mask may hide keys from all queries alike; tell where texts begin"
-            )
-        *lead, T, _ = here.x.shape
-        check_broadcast("mask", real[..., None, None, -T:], (*lead, 1, 1, T))
-        return real[..., None, -T:].expand(*lead, 1, T)
-
-    def keeps(self, dtype: torch.dtype) -> Kept:
-        return {"state": ((self.n_head, self.head_size, self.head_size), torch.promote_types(dtype, torch.float32))}
+            log_decay = log_decay.to(q.dtype)
+            log_decay = log_decay if log_decay.ndim == q.ndim else log_decay.expand(q.shape[:-1])
+            y, state = scan(q, k, v, log_decay, None if beta is None else beta.to(q.dtype), begins, state)
+        if now.cache is not None:
+            now.cache.layers[self.number]["state"] = state.detach()
+        return y.to(x.dtype)
 
     def flops(self, block_size: int) -> float:
         """flops_of_state for each number of the states, as token by token; chunks take more, in fewer products."""
@@ -151,29 +147,26 @@ class LinearAttention(Recurrent):
     A value of 1 beside the others sums the weights.
     """
 
-    def gather(self, q: Query, k: Key, v: Value, here: Here) -> Output:
-        y = super().gather(F.elu(q) + 1, F.elu(k) + 1, F.pad(v, (0, 1), value=1.0), here)
-        return y[..., :-1] / y[..., -1:].masked_fill(y[..., -1:] == 0, 1)  # nothing before padding: 0 / 1
-
-    def keeps(self, dtype: torch.dtype) -> Kept:
-        return {"state": ((self.n_head, self.head_size, self.head_size + 1), torch.promote_types(dtype, torch.float32))}
+    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
+        y = super().gather(F.elu(q) + 1, F.elu(k) + 1, F.pad(v, (0, 1), value=1.0), x, now)
+        return y[..., :-1] / y[..., -1:]
 
 
 @form("retention")
 class Retention(Recurrent):
     """Linear attention without φ, whose head h fades by 1 - 2^(-5-h) a token (Sun et al. 2023).
 
-    Nothing divides by the sum of the weights; each head's result is RMS-normalised instead. Their gate is
-    retention+gate_element, their rotation is left out.
+    Nothing divides by the sum of the weights; each head's result is RMS-normalised instead. Their rotation and their
+    SiLU gate are left out: retention+gate_silu has the gate.
     """
 
     def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
         head = torch.arange(self.n_head, dtype=torch.float32, device=x.device)
         return torch.log1p(-torch.exp2(-5 - head))[:, None].expand(-1, x.shape[-2]), None
 
-    def gather(self, q: Query, k: Key, v: Value, here: Here) -> Output:
-        y = super().gather(q * self.head_size**-0.5, k, v, here)
-        return y if here.pictured else F.rms_norm(y, [self.head_size], eps=NORM_EPS)
+    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
+        y = super().gather(q * self.head_size**-0.5, k, v, x, now)
+        return y if now.weights_only else F.rms_norm(y, [self.head_size], eps=NORM_EPS)
 
 
 @form("delta")
@@ -181,26 +174,44 @@ class GatedDelta(Recurrent):
     """The gated delta rule: a state that fades by α(x), and of which a key's old value makes room for the new one.
 
     α = exp(-e^a softplus(x w_α + b)), β = σ(x w_β), keys and queries of length 1, each head's result RMS-normalised
-    (Yang et al. 2025, Gated Delta Networks, eq. 10). Their gate is delta+gate_element, their convolution over four
-    tokens is left out.
+    (Yang et al. 2025, Gated Delta Networks, eq. 10). With their convolution and SiLU gate it is delta+conv+gate_silu.
     """
 
+    ignores = ("qk_norm", *Recurrent.ignores)
     flops_of_state = 6.0
 
-    def __init__(self, config: AttentionConfig):
-        super().__init__(replace(config, qk_norm=False))
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        super().__init__(replace(config, qk_norm=False), number)
         C, H = config.n_embd, config.n_head
         self.beta = PerHead(C, H)
-        self.fade = PerHead(C, H, torch.full((H,), math.log(math.expm1(0.01))))  # softplus gives 0.01 at first,
+        self.fade = PerHead(C, H, torch.full((H,), FADE))  # softplus gives 0.01 at first,
         rates = torch.linspace(1, 16, H, device="cpu").log()  # so that α is from 0.99 to 0.85
         self.log_rate = nn.Parameter(torch.tensor(rates.tolist()))  # on the default device: see Forget
         self.out_norm = RMSNorm(self.head_size, eps=NORM_EPS)
 
     def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
-        log_decay = -wide(self.log_rate).exp()[:, None] * F.softplus(wide(self.fade(x)))
+        log_decay = -upcast(self.log_rate).exp()[:, None] * F.softplus(upcast(self.fade(x)))
         return log_decay, torch.sigmoid(self.beta(x))
 
-    def gather(self, q: Query, k: Key, v: Value, here: Here) -> Output:
-        q, k = (F.normalize(wide(t), dim=-1) for t in (q, k))
-        y = super().gather(q * self.head_size**-0.5, k, v, here)
-        return y if here.pictured else self.out_norm(y)
+    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
+        q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (upcast(q), upcast(k)))  # as theirs
+        y = super().gather(q * self.head_size**-0.5, k, v, x, now)
+        return y if now.weights_only else self.out_norm(y)
+
+
+@form("kda")
+class KimiDelta(GatedDelta):
+    """The gated delta rule with a decay for each channel of the keys (Kimi Team 2025, Kimi Linear, eq. 1).
+
+    Rows of the state keep what they hold for different times. w_α is one matrix, theirs two narrow ones; their
+    convolution and gate are kda+conv+gate_element.
+    """
+
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        super().__init__(config, number)
+        channels = self.n_head * self.head_size
+        self.fade = PerHead(config.n_embd, channels, torch.full((channels,), FADE))
+
+    def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
+        fade = F.softplus(upcast(self.fade(x))).unflatten(-2, (self.n_head, -1)).mT  # (B, H, T, D)
+        return -upcast(self.log_rate).exp()[:, None, None] * fade, torch.sigmoid(self.beta(x))

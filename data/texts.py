@@ -1,0 +1,229 @@
+"""Where documents come from: the standard library, Shakespeare, a person's own files, a dataset.
+
+A document is an iterable of pieces of text, each of bounded length, so that one larger than memory can be read.
+"""
+
+import glob
+import gzip
+import hashlib
+import json
+import os
+import platform
+import sys
+import sysconfig
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from data.config import DataConfig
+from data.files import replacing, user_path
+from data.tokenizer import LONGEST, pieces, replace_surrogates
+from errors import DataError, first_line
+
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+# What the standard library is read without: tests, near-copies and written tables.
+SKIPPED = {"test", "tests", "idle_test", "lib2to3", "encodings", "stringprep.py", "_casefix.py"}
+# What a folder is searched for; text may have any name.
+ENDINGS = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"), "hf": (".parquet",)}
+
+Files = dict[str, tuple[int, int]]
+"""To each file's name its size and, in nanoseconds, when it was changed."""
+
+
+class Source:
+    """The documents that `config` names. Making one reads names, sizes and times only; shakespeare is downloaded once.
+
+    Raises DataError when there is nothing to read. Reading the text can raise it too.
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        self.config, self.files, name = config, Files(), config.path
+        if config.source == "stdlib":
+            name, self.files = f"stdlib of {platform.python_implementation()} {sys.version[:4]}", stdlib_files()
+        elif config.source == "shakespeare":
+            name, self.files = "tiny Shakespeare", find_files(str(download_shakespeare(config.cache_dir)))
+        elif config.path:
+            self.files = find_files(config.path, ENDINGS.get(config.source, ("",)))
+        else:  # a new revision on the hub is not detected: that would need the network at every start
+            name, local = f"dataset {config.name}, split {config.split}", user_path("data.name", str(config.name))
+            self.files = find_files(str(local)) if local.is_dir() else {}
+        count, size = len(self.files), sum(size for size, _ in self.files.values())
+        amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
+        self.description = f"{name}: {count:,} file{'s' * (count > 1)}, {amount}" if self.files else f"{name}"
+        """The text in words: "stdlib of CPython 3.11: 532 files, 10.4 MB"."""
+        known = {} if config.source == "shakespeare" else self.files  # which is the same wherever it lies
+        asked = (config.source, config.text_field, config.name, config.subset, config.split)
+        self.fingerprint = fingerprint(known, *asked)
+        """Short hex string that changes when the text may have changed."""
+        self.losses: dict[str, tuple[int, str]] = {}
+        """What the last reading has replaced or left out: to each sort how often, and where first."""
+
+    def documents(self) -> Iterator[Iterable[str]]:
+        """Read the documents, from the first on at each call. An empty one has no pieces."""
+        self.losses.clear()
+        if self.config.source == "hf":
+            yield from self._texts_of(_dataset_records(self.config, self.files))
+        elif self.config.source == "jsonl":
+            for file in self.files:
+                with _reading(file) as lines:
+                    yield from self._texts_of(json_records(lines, file))
+        else:
+            yield from (pieces(self._blocks(file)) for file in self.files)
+
+    def _texts_of(self, records: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Iterable[str]]:
+        """Yield the text of records that come with where they are; null is left out."""
+        field = self.config.text_field
+        for where, record in records:
+            if field not in record:
+                raise DataError(f"{where} has no field data.text_field={field}", f"choose one of {', '.join(record)}")
+            if record[field] is None:
+                self._note(f"Records left out whose {field} is null", 1, where)
+            elif isinstance(record[field], str):
+                yield pieces([self._in_unicode(record[field], where)])
+            else:
+                problem = f"{where}: data.text_field={field} is not text ({record[field]!r:.40})"
+                raise DataError(problem, "choose another field")
+
+    def _blocks(self, file: str) -> Iterator[str]:
+        """Yield the text of a file; nothing for a binary one, which raises DataError where it is all there is."""
+        with _reading(file) as stream:
+            block = stream.read(LONGEST)
+            if "\0" in block and len(self.files) == 1:
+                raise DataError(f"data.path: {file} is binary (it has NUL bytes)", "give text in UTF-8")
+            if "\0" in block:
+                self._note("Binary files left out", 1, file)
+                return
+            if 2 * replace_surrogates(block)[1] > len(block):
+                problem = f"data.path: {file} is not UTF-8 (most of its first {len(block):,} characters are not)"
+                raise DataError(problem, "convert it, e.g. with iconv, or leave it out")
+            while block:
+                yield self._in_unicode(block, file)
+                block = stream.read(LONGEST)
+
+    def _in_unicode(self, text: str, where: str) -> str:
+        text, lost = replace_surrogates(text)
+        self._note("Characters that are not UTF-8 and became U+FFFD", lost, where)
+        return text
+
+    def _note(self, what: str, count: int, where: str) -> None:
+        before, first = self.losses.get(what, (0, where))
+        if count:
+            self.losses[what] = before + count, first
+
+
+@contextmanager
+def _reading(file: str) -> Iterator[TextIO]:
+    """Open a file as text, unpacked when its name ends in .gz. Bytes that are not UTF-8 become lone surrogates."""
+    opened: Any = gzip.open if file.endswith(".gz") else open
+    try:
+        with opened(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as stream:
+            yield stream
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"data.path: {file} cannot be read ({error})", "fix it or leave it out") from error
+
+
+def json_records(lines: Iterable[str], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each object of JSON lines with where it is, "SOURCE line 3"; empty lines are passed over.
+
+    Raises DataError for a line that is no JSON object.
+    """
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{source} line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where} is not JSON ({error})", "fix it or leave it out") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{where} is not a JSON object", "write each line as {...}")
+        yield where, record
+
+
+def _dataset_records(config: DataConfig, files: Files) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the records of a dataset, or of Parquet files where data.path names some."""
+    try:  # optional, and slow to import
+        import datasets  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise DataError("data=hf needs the datasets library", 'pip install -e ".[hf]"') from error
+    asked: dict[str, Any] = {"path": "parquet", "data_files": list(files), "split": "train"}
+    what = f"data.path={config.path}"
+    if not config.path:
+        what = f"data.name={config.name}, data.subset={config.subset}, data.split={config.split}"
+        asked = {"path": str(user_path("data.name", str(config.name))), "name": config.subset, "split": config.split}
+    try:
+        for number, record in enumerate(datasets.load_dataset(**asked, streaming=True), start=1):
+            yield f"{what}: record {number}", record
+    except Exception as error:  # the library raises errors of every layer below it
+        raise DataError(f"{what} cannot be read ({first_line(error)})", "check it and the network") from error
+
+
+def find_files(path: str, endings: tuple[str, ...] = ("",)) -> Files:
+    """Return the regular files that data.path means: a file, a glob's, or what a folder has with these endings.
+
+    What is hidden in a folder is left out. Raises DataError when there is no file.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    root, problem = user_path("data.path", path), f"names no {' or '.join(endings) or 'regular'} file"
+    found = [root]
+    try:
+        if root.is_dir():
+            found = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
+            found = [file for file in found if file.name.endswith(endings)]
+            found = [file for file in found if not any(part[0] == "." for part in file.relative_to(root).parts)]
+        elif not root.exists():
+            found = [*map(Path, glob.glob(str(root), recursive=True))]  # noqa: PTH207 (Path.glob wants a relative one)
+        files = sizes_of(found)
+    except OSError as error:  # a closed folder
+        files, problem = {}, f"cannot be read ({error})"
+    if not files:
+        problem = f"data.path={path} {problem} (seen from {Path.cwd()})"
+        raise DataError(problem, "give a file, a folder or a quoted glob that holds text")
+    return files
+
+
+def stdlib_files() -> Files:
+    """Return the standard library's own modules, without tests, tables, and what others have installed beside them."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [root / f"{name}.py" for name in sys.stdlib_module_names]
+    files += [file for name in sys.stdlib_module_names for file in (root / name).rglob("*.py")]
+    return sizes_of(file for file in files if not SKIPPED & {*file.relative_to(root).parts})
+
+
+def sizes_of(files: Iterable[Path]) -> Files:
+    """Return the regular files among these, in the order of their names."""
+    status = {str(file.absolute()): file.stat() for file in files if file.is_file()}
+    return {name: (status[name].st_size, status[name].st_mtime_ns) for name in sorted(status)}
+
+
+def fingerprint(files: Files, *settings: str | None) -> str:
+    """Return a hex string that changes with any file's path, size or time of change. Contents are not read."""
+    return hashlib.sha256(repr((settings, files)).encode()).hexdigest()[:16]
+
+
+def download_shakespeare(cache_dir: str) -> Path:
+    """Return the file in the cache, downloaded once and verified. Raises DataError when that fails."""
+    path = user_path("data.cache_dir", cache_dir) / "tinyshakespeare.txt"
+    if path.is_file():
+        return path
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(SHAKESPEARE_URL, timeout=20) as response:  # seconds without an answer
+            content = response.read()
+        if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
+            raise ValueError("the sha256 of what came is not that of the known file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as unfinished:
+            unfinished.write_bytes(content)
+    except Exception as error:  # whatever the network and the disk raise
+        problem = f"data=shakespeare could not be downloaded from {SHAKESPEARE_URL} ({error})"
+        raise DataError(problem, f"put a copy at {path}, or give data.path=FILE for one that you have") from error
+    return path

@@ -1,0 +1,57 @@
+"""Print what hydra/sweeper=decide is worth, the table of docs/sweeps.md:  python docs/decide_worth.py [RUNS.csv]
+
+RUNS.csv, docs/results/null_runs.csv unless given, has one setting under 40 seeds or more and another under some of
+them. Drawn from it are 1,000 comparisons of 20 pairs in which nothing differs: of runs of the first under different
+seeds, and of both under the same seed, less their mean difference. The latter come again with 0.5% of the loss added.
+"""
+
+import csv
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from sweeps.decide import ALPHA, judge
+from sweeps.evidence import Estimate
+
+COMPARISONS, PAIRS, SOON, EFFECT = 1000, 20, 8, 0.005
+
+
+def lower_wins(differences: Sequence[float]) -> str:
+    return "better" if np.mean(differences) < 0 else "worse"
+
+
+def t_test(differences: Sequence[float]) -> str:
+    return lower_wins(differences) if len(differences) > 1 and Estimate.of(differences).p < ALPHA else ""
+
+
+def verdict(rule: Callable[[Sequence[float]], str], differences: np.ndarray) -> str:
+    """Return the first verdict that a rule comes to, asked after each pair; "" for none."""
+    return next(filter(None, (rule(differences[:n].tolist()) for n in range(1, len(differences) + 1))), "")
+
+
+def main(file: Path) -> None:
+    losses: dict[str, dict[str, float]] = defaultdict(dict)
+    for run in csv.DictReader(file.open(encoding="utf-8")):
+        losses[run["attention"]][run["seed"]] = float(run["val_bpb"])
+    (name, first), (other, second) = losses.items()
+    one, draw = np.array([*first.values()]), np.random.default_rng(0)
+    pairs = np.array([second[seed] - first[seed] for seed in first if seed in second])
+    apart = [np.subtract(*draw.permutation(one)[: 2 * PAIRS].reshape(2, -1)) for _ in range(COMPARISONS)]
+    same = [draw.choice(pairs - pairs.mean(), PAIRS) * draw.choice([-1, 1], PAIRS) for _ in range(COMPARISONS)]
+    print(f"{name}: {len(one)} seeds, {one.mean():.4f} ± {one.std(ddof=1):.4f}. {other}: {len(pairs)} of them.")
+    print(f"A pair's difference: ± {np.std(apart):.4f} of different seeds, ± {pairs.std(ddof=1):.4f} of the same.\n")
+    print("| | nothing differs, different seeds: decided | nothing differs, same seed: decided | 0.5% worse: told |")
+    print("|---|---:|---:|---:|")
+    rules = {"lower loss wins, of one pair": lower_wins, "t-test after every pair": t_test}
+    for label, rule in (rules | {"`hydra/sweeper=decide`": lambda differences: judge(differences, ALPHA)}).items():
+        wrong = [np.mean([verdict(rule, each) != "" for each in null]) for null in (apart, same)]
+        told = np.mean([verdict(rule, each[:SOON] + EFFECT * one.mean()) == "worse" for each in same])
+        print(f"| {label} | {wrong[0]:.1%} | {wrong[1]:.1%} | {told:.1%} |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results/null_runs.csv")

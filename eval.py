@@ -1,0 +1,197 @@
+"""Measure how well a checkpoint predicts text:  python eval.py [NAME=VALUE ...]
+
+python eval.py                                 # the newest run, on its validation split
+python eval.py data.path=notes.txt against=outputs/DATE/TIME-xxxx page=text.html
+python eval.py probes=true                     # induction, long contexts, sinks, gates, a needle
+"""
+
+import json
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
+from errors import CheckpointError, SettingsError, at_least, naming, one_of
+from generation.config import check_page
+from runs.metrics import finite
+from runs.text import visible
+from settings import run_command
+
+if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
+    import torch
+
+    from generation.score import Scores
+    from runs.checkpoint import Checkpoint
+    from runs.metrics import Evaluation
+
+
+# What is printed of an Evaluation: its title, its name there and its format.
+OF_TEXT = {"tokens": ("tokens", ","), "nats/token": ("loss", ".4f"), "perplexity": ("perplexity", ",.2f")}
+OF_TEXT |= {"bits/byte": ("bpb", ".4f"), "± documents": ("bpb_stderr", ".4f")}
+OF_TASK = {"answers": ("tokens", ","), "nats/answer": ("loss", ".4f"), "accuracy": ("accuracy", ".4f")}
+
+
+@dataclass(kw_only=True)
+class TextConfig:
+    """The text to score."""
+
+    path: str | None = None
+    """A file, a folder (searched at any depth) or a glob; the validation split of the checkpoint's run when null."""
+
+
+@dataclass(kw_only=True)
+class EvalConfig:
+    """What to score, and how."""
+
+    checkpoint: str | None = None
+    """A run's directory, for its best checkpoint, or a checkpoint's; the newest run when null."""
+    against: str | None = None
+    """A second one, to compare on the same text."""
+    data: TextConfig = field(default_factory=TextConfig)
+    stride: int | None = None
+    """Each token has at least block_size - stride tokens before it; an eighth of block_size when null. 1 is exact and
+    slow; block_size, the most, is fast and what the trainer reports."""
+    page: str | None = None
+    """File for a page of the text: each token's surprise, what was expected, what every head looked at."""
+    probes: bool = False
+    """Instead of scoring, probe what the model does: induction, loss by position up to 16 × block_size, sinks, gates, a
+    needle. Figures go to probes.json in the run's directory."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    precision: str = "auto"
+    """Type of the matrix products: fp32, bf16 or fp16; auto is the run's, whose own auto is bf16 where that is fast."""
+
+    def __post_init__(self) -> None:
+        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        at_least("stride", self.stride, 1)
+        check_page(self.page)
+        if self.probes and (given := [name for name in ("against", "stride", "page") if getattr(self, name)]):
+            raise SettingsError(f"{given[0]}={getattr(self, given[0])} and probes=true are both given", "choose one")
+
+
+def evaluate(config: EvalConfig) -> "list[Scores] | list[Evaluation]":
+    """Print and return the figures of one checkpoint, or of two side by side; none of probes."""
+    from data.files import writing
+    from runs.checkpoint import open_checkpoint
+    from training.device import choose_device
+
+    device = choose_device(config.device)
+    checkpoints = [open_checkpoint(config.checkpoint, device)]
+    if config.against is not None:
+        with naming(f"against={config.against}"):
+            checkpoints.append(open_checkpoint(config.against, device))
+    if config.probes:
+        probe_checkpoint(config, checkpoints[0])
+        return []
+    if config.data.path is None and checkpoints[0].encoding is None:
+        return evaluate_task(config, checkpoints)
+    with writing("page", config.page) if config.page else nullcontext() as page:
+        return evaluate_text(config, checkpoints, page)
+
+
+def evaluate_text(config: EvalConfig, checkpoints: "list[Checkpoint]", page: Path | None) -> "list[Scores]":
+    """Print and return the scores of checkpoints on one text, and write the page of it that is asked for."""
+    from generation.reading import write_page
+    from generation.score import How, load_text, score, separator_of
+
+    description, texts = load_text(config.data.path, checkpoints)
+    hows = [How(autocast_of(c, config.precision), config.stride, separator_of(c)) for c in checkpoints]
+    scores = []
+    for checkpoint, tokens, how in zip(checkpoints, texts, hows, strict=True):
+        try:
+            scores.append(score(checkpoint.model, checkpoint.tokenizer, tokens, how))
+        except FloatingPointError as error:
+            remedy = "set precision=fp32, or take another one"
+            raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
+    told = print_scores(description, checkpoints, scores)
+    if page:
+        write_page(page, checkpoints, texts, hows, told)
+        print(f"page        {visible(config.page)}")
+    return scores
+
+
+def print_scores(description: str, checkpoints: "list[Checkpoint]", scores: "list[Scores]") -> str:
+    """Print the figures of one or two checkpoints, and return them in a sentence."""
+    from generation.score import BLOCK_BYTES, compare
+
+    totals = [each.total for each in scores]
+    print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
+    print_columns(checkpoints, totals, OF_TEXT)
+    if len(totals) == 1:
+        return f"{description}. Bits a byte: {totals[0].bpb:.3f}."
+    difference, error = compare(*scores)
+    shown = "" if error is None else f" ± {error:.4f}"
+    note = "standard error" if shown else f"with a standard error from {2 * BLOCK_BYTES:,} bytes on"
+    print(f"difference  {difference:+.4f}{shown} bits/byte ({note})")
+    apart = f"{abs(difference):.4f}{shown} bits a byte {'more' if difference > 0 else 'less'} than the first"
+    figures = f"the first {totals[0].bpb:.3f}, the second {totals[1].bpb:.3f}"
+    return f"The second needs {apart}. {description}. Bits a byte: {figures}."
+
+
+def evaluate_task(config: EvalConfig, checkpoints: "list[Checkpoint]") -> "list[Evaluation]":
+    """Print and return the figures of checkpoints on the held-out windows of the task that the first has learned."""
+    from data.tasks import HELD_OUT
+    from generation.score import learned_task
+    from training.evaluation import evaluate as score_windows
+
+    task, size = learned_task(checkpoints[0]), checkpoints[0].model.config.block_size
+    if config.page:
+        raise SettingsError(f"page={config.page}: data={task.name} has no text to show", "leave it out")
+    for has in (checkpoint.model.config for checkpoint in checkpoints[1:]):
+        if (has.vocab_size or 0) < task.vocab_size or has.block_size < size:
+            problem = f"has {has.vocab_size} ids and windows of {has.block_size}, too few for {task.name}"
+            raise SettingsError(f"against={config.against} {problem}", "name another checkpoint")
+    batch, name = max(1, 16_384 // size), config.precision
+    results = [score_windows(c.model, task, size, batch, autocast_of(c, name)) for c in checkpoints]
+    print(f"task        {task.name}: {HELD_OUT:,} held-out windows of {size:,} tokens")
+    print_columns(checkpoints, results, OF_TASK)
+    return results
+
+
+def probe_checkpoint(config: EvalConfig, checkpoint: "Checkpoint") -> None:
+    """Print and write what the probes find."""
+    from data.files import replace_text
+    from generation.probes import probe, summary
+
+    place, file = checkpoint.path, checkpoint.path.with_name(f"{checkpoint.path.name}.probes.json")
+    if place.parent.name == "checkpoints":  # of a run
+        file = place.parents[1] / "probes.json"
+    found = probe(checkpoint, autocast_of(checkpoint, config.precision), config.data.path)
+    replace_text(file, json.dumps(finite(found), indent=1) + "\n")
+    print_columns([checkpoint], [], {})
+    print(visible("\n".join([*summary(found), f"figures     {os.path.relpath(file)}"])))
+
+
+def autocast_of(checkpoint: "Checkpoint", precision: str) -> "torch.autocast":
+    """Return autocast in the asked precision; auto is that of the checkpoint's run."""
+    import torch
+
+    from training.device import choose_precision
+
+    device = checkpoint.model.token_embedding.weight.device
+    name = checkpoint.meta.config.get("precision", "auto") if precision == "auto" else precision
+    dtype = choose_precision(name, device)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+def print_columns(
+    checkpoints: "list[Checkpoint]", results: "list[Evaluation]", figures: dict[str, tuple[str, str]]
+) -> None:
+    """Print a column for each checkpoint and a row for each of the figures that is known."""
+    rows = {"checkpoint": [visible(os.path.relpath(checkpoint.path)) for checkpoint in checkpoints]}
+    for title, (name, form) in figures.items():
+        rows[title] = [format(value, form) for result in results if (value := getattr(result, name)) is not None]
+    width = max(len(cell) for cells in rows.values() for cell in cells) + 2
+    for title, cells in rows.items():
+        if cells:
+            print(f"{title:12}" + "".join(f"{cell:{width}}" for cell in cells).rstrip())
+
+
+def main() -> None:
+    run_command(EvalConfig, __doc__, evaluate)
+
+
+if __name__ == "__main__":
+    main()

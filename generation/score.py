@@ -1,0 +1,194 @@
+"""The text that eval.py scores, how surprised a model is by its every token, and how two models compare on it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import tiktoken
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from console import bar_off
+from data.batches import document_starts
+from data.config import DataConfig, TaskConfig, TokenizerConfig
+from data.prepare import prepare
+from data.tasks import TaskData
+from data.texts import Source
+from data.tokenizer import encode_text, same_tokens, token_bytes
+from errors import DataError
+from model.gpt import GPT
+from runs.checkpoint import Checkpoint, readable
+from runs.metrics import Evaluation
+
+PASS_TOKENS = 16_384  # that are read in one forward pass
+BLOCK_BYTES = 1000  # of text that are compared as one: enough for blocks to be nearly independent
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A model's surprise at each token of a text except the first, which nothing precedes."""
+
+    nats: Float[np.ndarray, " N"]
+    """-log p(token | what precedes it)."""
+    bytes: Int[np.ndarray, " N"]
+    """Length of each token's text in UTF-8; 0 for <|endoftext|>."""
+
+    @property
+    def total(self) -> Evaluation:
+        """The figures of the whole text."""
+        return Evaluation.of_tokens(self.nats, self.bytes)
+
+
+class How(NamedTuple):
+    """How a text is read.
+
+    Windows of block_size tokens begin `stride` apart, an eighth of block_size for None, and each scores only its last
+    `stride` targets. So every token past the first window is predicted from at least block_size - stride others.
+    """
+
+    autocast: torch.autocast
+    stride: int | None = None
+    separator: int | None = None
+    """<|endoftext|>, where the model keeps documents apart."""
+
+
+def score(model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], how: How) -> Scores:
+    """Return the scores of every token except the first, with a progress bar.
+
+    Raises FloatingPointError when they are not finite.
+    """
+    length = min(model.config.block_size, len(tokens) - 1)
+    nats = np.empty(len(tokens) - 1, dtype=np.float32)
+    with tqdm(total=len(nats), desc="scoring", unit="token", unit_scale=True, disable=bar_off()) as bar:
+        for starts, scored in passes(len(nats), length, how.stride, max(1, PASS_TOKENS // length)):
+            windows = np.stack([tokens[start : start + length + 1] for start in starts])
+            for start, row in zip(starts, nats_of(model, windows, scored, how), strict=True):
+                nats[start + length - scored : start + length] = row
+            bar.update(scored * len(starts))
+    if not np.isfinite(nats).all():
+        raise FloatingPointError("its logits are not finite")
+    return Scores(nats, token_bytes(tokenizer)[tokens[1:]])
+
+
+def passes(targets: int, length: int, stride: int | None, batch: int) -> Iterator[tuple[list[int], int]]:
+    """Yield for each forward pass where its windows begin, and how many targets at a window's end are new.
+
+    stride: of the windows; at most their length, and an eighth of it for None.
+    """
+    yield [0], length
+    stride = min(stride or max(1, length // 8), length)
+    starts = list(range(stride, targets - length + 1, stride))
+    for first in range(0, len(starts), batch):
+        yield starts[first : first + batch], stride
+    done = (starts[-1] if starts else 0) + length
+    if done < targets:
+        yield [targets - length], targets - done
+
+
+@torch.inference_mode()
+def nats_of(model: GPT, windows: Int[np.ndarray, "B T1"], scored: int, how: How) -> Float[np.ndarray, "B scored"]:
+    """Return the nats of the last `scored` targets of each window.
+
+    A window may be longer than block_size, but only the logits of so many tokens are in memory at a time.
+    """
+    inputs, starts = inputs_of(model, windows[:, :-1], how.separator)
+    targets = torch.from_numpy(windows[:, -scored:].astype(np.int64)).to(inputs.device)
+    size, nats = model.config.block_size, []
+    with how.autocast:
+        x = model.hidden(inputs, starts=starts)[:, -scored:]
+        for some, wanted in zip(x.split(size, 1), targets.split(size, 1), strict=True):
+            logits = model.logits(some).float().transpose(1, 2)  # (B, V, some)
+            nats.append(F.cross_entropy(logits, wanted, reduction="none"))
+    return torch.cat(nats, 1).cpu().numpy()
+
+
+def inputs_of(
+    model: GPT, windows: Int[np.ndarray, "B T"], separator: int | None
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
+    """Return windows on the model's device, and where in them documents begin if `separator` keeps these apart."""
+    device = model.token_embedding.weight.device
+    starts = None if separator is None else torch.from_numpy(document_starts(windows, separator)).to(device)
+    return torch.from_numpy(windows.astype(np.int64)).to(device), starts
+
+
+def separator_of(checkpoint: Checkpoint) -> int | None:
+    """Return the id of <|endoftext|> where the checkpoint's run kept documents apart, else None."""
+    with readable(checkpoint.path):
+        apart = checkpoint.meta.config.get("data", {}).get("document_mask")
+    return checkpoint.tokenizer.eot_token if apart else None
+
+
+def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
+    """Return the second model's bits per byte minus the first's on the same text, and the standard error of that.
+
+    Their tokenizers may differ. The text is cut into blocks of about BLOCK_BYTES. Most of what makes a block hard is
+    hard for both models, so the error is that of the differences between their blocks; None of a single block.
+    """
+    total = int(first.bytes.sum())
+    blocks, bits = max(1, total // BLOCK_BYTES), []
+    for scores in (first, second):
+        begins = np.cumsum(scores.bytes) - scores.bytes  # the byte that each token begins at
+        block = np.minimum(begins * blocks // max(total, 1), blocks - 1)
+        bits.append(np.bincount(block, weights=scores.nats, minlength=blocks) / math.log(2))
+    differences = (bits[1] - bits[0]) * blocks / total  # bits per byte of each block
+    error = float(differences.std(ddof=1)) / math.sqrt(blocks) if blocks > 1 else None
+    return float(differences.mean()), error
+
+
+def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, list[np.ndarray]]:
+    """Return what the text is, in words, and its tokens for each checkpoint.
+
+    path: as data.path; None means the validation split of the first checkpoint's run. Raises DataError when there is
+    no such text any more, or too little of it.
+    """
+    tokenizers = [checkpoint.tokenizer for checkpoint in checkpoints]
+    if path is not None:
+        source = Source(DataConfig(source="text", path=path))
+        description, documents = source.description, ["".join(pieces) for pieces in source.documents()]
+        texts = [encode_documents(tokenizer, documents) for tokenizer in tokenizers]
+    else:
+        description, tokens = validation_split(checkpoints[0])
+        parts = np.split(tokens, np.flatnonzero(tokens == tokenizers[0].eot_token))
+        documents = [tokenizers[0].decode(part[part != tokenizers[0].eot_token].tolist()) for part in parts]
+        same = [same_tokens(other, tokenizers[0]) for other in tokenizers]
+        texts = [tokens if one else encode_documents(t, documents) for one, t in zip(same, tokenizers, strict=True)]
+    if min(map(len, texts)) < 2:
+        raise DataError(f"{description} has nothing to score", "give a longer text with data.path=...")
+    return description, texts
+
+
+def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
+    """Return in words and in tokens what the checkpoint's run was validated on; DataError where it is gone."""
+    meta, path, remedy = checkpoint.meta, checkpoint.path, "give a text with data.path=..."
+    run = path.parents[1] if path.parent.name == "checkpoints" else path
+    if not meta.data or meta.home != str(run.resolve()):  # its settings choose no places on this machine
+        raise DataError(f"{path} was not trained here and has no validation split", remedy)
+    with readable(path):
+        source = DataConfig(**meta.config["data"] | {"task": TaskConfig(**meta.config["data"]["task"])})
+        tokenizer = TokenizerConfig(**meta.config["tokenizer"])
+    try:
+        data = prepare(source, tokenizer, encoding=checkpoint.tokenizer if meta.own_tokenizer else None)
+    except DataError as error:
+        raise DataError(f"the validation split of {path} cannot be read ({error.problem})", remedy) from error
+    if not same_tokens(data.tokenizer, checkpoint.tokenizer):
+        problem = f"the text of {path} ({data.description}) has changed and gives other tokens than those it learned"
+        raise DataError(f"{problem}, so there is no validation split to score", remedy)
+    return f"validation split of {data.description}", np.asarray(data.val[:])
+
+
+def learned_task(checkpoint: Checkpoint) -> TaskData:
+    """Return the synthetic task that a checkpoint has learned."""
+    with readable(checkpoint.path):
+        settings = checkpoint.meta.config
+        return TaskData(settings["data"]["source"], TaskConfig(**settings["data"]["task"]), settings["seed"])
+
+
+def encode_documents(tokenizer: tiktoken.Encoding, documents: list[str]) -> np.ndarray:
+    """Return the tokens of each document after its <|endoftext|>, as in training."""
+    mark = np.array([tokenizer.eot_token], dtype=np.uint32)
+    return np.concatenate([mark, *(part for text in documents for part in (encode_text(tokenizer, text), mark))][:-1])

@@ -1,0 +1,276 @@
+"""train.py's settings, which go through Hydra for its groups and sweeps. Imported where torch is not waited for yet."""
+
+import functools
+import logging
+import operator
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from errors import SettingsError, first_line, shown
+from model.config import GPTConfig
+from runs.summary import begin_job, fail_job, has_checkpoints
+from runs.text import LogFormatter, flat, literal, quote
+from settings import (
+    build,
+    by_name,
+    help_text,
+    mistakes_explained,
+    refuse_flags,
+    sentence_for,
+    setting_kinds,
+    unknown_setting,
+)
+from training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Function = Callable[[TrainConfig], Any]
+
+log = logging.getLogger("tinygpt")
+CONF = Path(__file__).resolve().parent / "conf"
+CONSOLE = logging.StreamHandler()
+CONSOLE.setFormatter(LogFormatter())
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+SWEEP = ("-m", "--multirun")
+SHOWN = (["job"], ["hydra"], ["all"])  # what --cfg shows of the settings
+PLACES = ("run_dir", "resume", "init_from")
+RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
+
+
+def run_train_command(about: str | None, function: Function) -> None:
+    """As settings.run_command(), with Hydra's groups and sweeps."""
+    with mistakes_explained(explain):
+        arguments = sys.argv[1:]
+        if {"--help", "-h"} & set(arguments):
+            print(help_text(TrainConfig, about or "", groups_help()), flush=True)
+        elif arguments[:1] == ["-sc"] or (arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN):
+            ask_hydra(arguments, function)
+        else:
+            is_sweep = bool(set(SWEEP) & set(arguments))
+            arguments = [argument for argument in arguments if argument not in SWEEP]
+            check_arguments(arguments, is_sweep)
+            brought, arguments = brought_by(arguments)
+            register_schema(brought)
+            if is_sweep:
+                # A + means nothing to what is there already; only Hydra's own settings may be added to.
+                call_hydra(["-m", *(a if "hydra." in a else a.lstrip("+") for a in arguments)], function)
+            else:
+                show_log()
+                function(compose_settings(arguments))
+
+
+def ask_hydra(arguments: list[str], function: Function) -> None:
+    """Print what tab completion offers, forms and modifiers of attention for a start, or what --cfg shows."""
+    if typed := re.search(r"\s((?:model\.)?attention=)(\S*)$", os.environ.get("COMP_LINE", "")):
+        from model.attention.names import completions
+
+        print(*(typed[1] + name for name in completions(typed[2])))
+        return
+    register_schema({})
+    call_hydra(arguments, function)
+
+
+def compose_settings(arguments: list[str]) -> TrainConfig:
+    """Return the settings of a single run. What is typed stands for itself, whatever characters it has."""
+    from hydra import compose, initialize_config_dir
+
+    typed = by_name(arguments)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        overrides = [f"{name}={quote(value)}" for name, value in typed.items()]
+        cfg = compose("train", overrides, return_hydra_config=True)
+    config, sweeper = to_settings(cfg, typed), cfg.hydra.sweeper
+    if (sweeper.params or sweeper.variants) and not config.dry_run:  # a plan of one does no harm
+        raise SettingsError("many runs are asked for, and one would be made", "add -m")
+    return config
+
+
+def call_hydra(arguments: list[str], function: Function) -> None:
+    """Let Hydra answer -sc or --cfg, or call `function` with each job's settings of a sweep."""
+    import hydra
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
+    def job(cfg: "DictConfig") -> Any:  # pickled for other processes, with what it names that is not imported there
+        return run_job(cfg, function)
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
+    sys.argv[1:] = arguments
+    warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)  # its plugins' schemas have their names
+    job()
+
+
+def show_log() -> None:
+    CONSOLE.setStream(sys.stdout)
+    log.addHandler(CONSOLE)
+    log.setLevel(logging.INFO)
+
+
+def check_arguments(arguments: list[str], is_sweep: bool) -> None:
+    """Raise SettingsError for what Hydra would refuse in words of its own, or take for something else."""
+    refuse_flags(TrainConfig, arguments)
+    kinds = setting_kinds(TrainConfig)
+    for name, value in by_name(arguments).items():
+        is_hydras = name.startswith("hydra")
+        if name.startswith("~"):
+            raise SettingsError(f"{name} takes a setting away", "leave it out, and give another value")
+        if not is_hydras and name not in GROUPS and name not in kinds:
+            raise unknown_setting(name, TrainConfig)
+        if is_hydras and not is_sweep:
+            raise SettingsError(f"{name}={value} is for sweeps", "add -m, or leave it out")
+        is_one = name in GROUPS or name.endswith("attention") or not {str, list} & kinds.get(name, {str})
+        if "," in value and is_one and not is_sweep:
+            raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")
+        if name in PLACES and not value:
+            raise SettingsError(f"{name}= is empty", "give a folder, or leave it out")
+        if is_sweep and name in ("run_dir", "resume") and value != "null":
+            remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
+            raise SettingsError(f"{name}={value} is for a single run", remedy)
+
+
+def brought_by(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return what resume's run or init_from's model brings, which counts where nothing is typed, and the arguments
+    with the run's directory in place of what was typed for it."""
+    typed = by_name(arguments)
+    run_dir, resume, init_from = (None if (value := typed.get(n, "null")) == "null" else value for n in PLACES)
+    if resume not in (None, "auto", run_dir) and run_dir:
+        raise SettingsError(
+            f"{resume=!s} and {run_dir=!s} are two folders", "leave out run_dir: a run goes on in its own"
+        )
+    brought: dict[str, Any] = {}
+    if resume:
+        from runs.directory import find_run, settings_to_go_on
+
+        gone = {"resume"}
+        if run := find_run(resume, run_dir):
+            brought = settings_to_go_on(run)
+            gone |= {"run_dir", "init_from"} if resume == "auto" else {"run_dir"}  # auto: the same command again
+        arguments = [argument for argument in arguments if argument.partition("=")[0] not in gone]
+        arguments += [f"resume={run}", f"run_dir={run}"] * bool(run)
+    if init_from and not brought:
+        from training.pretrained import pretrained_config
+
+        brought = {"model": asdict(pretrained_config(init_from.strip("\"'")))}  # which a sweep's may have
+        for name in typed:  # an experiment's tokenizer applies only to new weights
+            if name.split(".")[0] == "tokenizer":
+                raise SettingsError(f"init_from={init_from} has its own tokenizer", f"leave out {name}={typed[name]}")
+    # A group's option that is typed, as optimizer=adamw, replaces all that is brought of the group.
+    brought = {name: value for name, value in brought.items() if name not in typed}
+    if "attention" in typed and "model" in brought:
+        del brought["model"]["attention"]
+    return brought, arguments
+
+
+def register_schema(brought: dict[str, Any]) -> None:
+    """Tell Hydra what conf/train.yaml calls train_schema and brought."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    # Two sweeps that start in the same second need folders of their own: short_id ends their names.
+    OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
+    # Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${floordiv:${max_steps},0.5}.
+    OmegaConf.register_new_resolver("floordiv", lambda *n: int(functools.reduce(operator.floordiv, n)), replace=True)
+    # Hydra copies its store of schemas for every group that it looks at.
+    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+    ConfigStore.instance().store(name="train_schema", node=literal(asdict(TrainConfig())))
+    ConfigStore.instance().store(name="brought", node=literal(brought))
+
+
+def to_settings(cfg: "DictConfig", typed: Iterable[str] = ()) -> TrainConfig:
+    """Return what Hydra has composed as TrainConfig; SettingsError for `typed` settings that the attention ignores."""
+    from omegaconf import OmegaConf
+
+    ours = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
+    config = build(TrainConfig, flat(OmegaConf.to_container(ours, resolve=True)))  # type: ignore[arg-type]
+    if asked := {name.removeprefix("model.") for name in typed if name.startswith("model.")}:
+        from model.attention import ignored  # with torch, which a mistake above does not wait for
+
+        # A choice of model= may bring heads, and learned positions are the GPT's.
+        model, kept = config.model, {"n_head"} | ({"position"} if config.model.position != "alibi" else set())
+        for name in sorted(asked & ignored(model) - kept):
+            if getattr(model, name) != getattr(GPTConfig, name):
+                problem = f"model.{name}={shown(getattr(model, name))} has no effect with attention={model.attention}"
+                raise SettingsError(problem, "leave it out, or change the attention")
+    return config
+
+
+def run_job(cfg: "DictConfig", function: Function) -> Any:
+    """Call the command's function for one job of a sweep, in the job's folder; log and raise what ends it."""
+    from hydra.core.hydra_config import HydraConfig
+
+    show_log()
+    hydra = HydraConfig.get()
+    number, folder = hydra.job.num, Path(hydra.runtime.output_dir)
+    varied = " ".join(override for override in hydra.overrides.task if override not in sys.argv)
+    log.info("job %s: %s", number, varied)
+    begun = False
+    try:
+        if not cfg.dry_run:  # which writes nothing
+            if (loss := begin_job(folder, number, list(hydra.overrides.task))) is not None:
+                return loss
+            begun = True
+            cfg.run_dir = literal(str(folder))
+            if has_checkpoints(folder):  # the sweep goes on, or Slurm queued the job again
+                cfg.resume, cfg.init_from = literal(str(folder)), None
+        if hydra.runtime.choices["hydra/launcher"] != "basic":
+            if threads := hydra.launcher.get("cpus_per_task"):
+                os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+            cfg.device = device_of_job(cfg.device, number)
+        cfg.wandb.group = cfg.wandb.group or os.environ.get("WANDB_RUN_GROUP") or literal(Path(hydra.sweep.dir).name)
+        cfg.wandb.name = cfg.wandb.name or os.environ.get("WANDB_NAME") or literal(f"{number} {varied}")
+        return function(to_settings(cfg, by_name(hydra.overrides.task)))
+    except Exception as error:
+        if begun:  # else job.json is of a run that is left alone
+            fail_job(folder, error)
+        sentence = sentence_for(error) or explain(error)
+        log.error("job %s failed: %s", number, sentence or error, exc_info=not sentence)
+        raise
+
+
+def device_of_job(device: str, number: int) -> str:
+    """Return the device of job `number` of those that share the machine: auto and cuda are dealt out in turn."""
+    import torch  # commands that only print something do not wait for it
+
+    count = torch.cuda.device_count()
+    return f"cuda:{number % count}" if device in ("auto", "cuda") and count > 1 else device
+
+
+def explain(error: BaseException) -> str | None:
+    """Return one sentence for a mistake that Hydra or OmegaConf finds, None for an error that is ours."""
+    from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, option = (error.missing_cfg_file or "").rpartition("/")
+        return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
+    if isinstance(error, OverrideParseException):
+        quoted = "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes"
+        remedy = f"write NAME=VALUE, and {quoted}, as in 'data.path=\"notes (1).txt\"'"
+        if re.search(r"=\s*\w+\(", error.override):
+            remedy = f"ranges are {RANGES}"
+        elif re.search(r"=,|,,|,$", error.override):
+            remedy = "leave out the comma, or write a value on both sides of it"
+        return f"cannot read the override {error.override!r}: {remedy}."
+    for mistake in (error.__cause__, error):
+        if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):
+            return f"there is no setting {mistake.full_key}: --cfg hydra shows those of Hydra."
+        if isinstance(mistake, OmegaConfBaseException):
+            place = mistake.full_key or "a value"
+            return f"{place} cannot be read ({first_line(mistake)}): ${{NAME}} stands for the value of a setting."
+    return " ".join(str(error).split()) if isinstance(error, HydraException) else None
+
+
+def groups_help() -> str:
+    """Return what --help says of the groups of conf/ and of sweeps."""
+    options = {group: sorted(path.stem for path in (CONF / group).iterdir()) for group in GROUPS}
+    groups = "\n".join(f"  {group:<13}{' '.join(names)}" for group, names in options.items())
+    sweep = "Sweeps: -m tries every combination of values separated by commas, as in  "
+    about = f"Choose a group's option with GROUP=OPTION; conf/GROUP/OPTION.yaml is what it sets:\n\n{groups}\n\n"
+    return f"{about}{sweep}python train.py -m model.n_head=2,4 seed=1,2\n\n"

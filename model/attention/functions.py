@@ -1,0 +1,226 @@
+"""Attention functions under the contract of contract.py.
+
+Read `matmul`. `einsum`, `bmm` and `loop` spell the same differently, `sdpa` is the fast one. `softmax1`, `sigmoid`,
+`sparsemax`, `stick` and `softcap` give other weights to the same scores.
+"""
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from model.attention.contract import (
+    Allowed,
+    AttentionFunction,
+    Bias,
+    Key,
+    Mask,
+    Output,
+    Query,
+    Scores,
+    Value,
+    allowed_keys,
+    check_arguments,
+    masked,
+    obeys_contract,
+    repeat_heads,
+    upcast,
+    weighted,
+)
+from model.attention.masks import causal_mask, keys_allowed
+from model.attention.names import form
+
+SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that are one function
+SHORT = 256  # queries and keys up to which `bmm` beats the fused kernels of a CPU: see benchmarks/attention.py
+
+
+@form("matmul")
+@obeys_contract
+def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+    """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), one step per line."""
+    # A dot product of D independent terms of variance 1 has variance D. The scale, 1/√D, brings it back
+    # to 1; without that the softmax would soon saturate on one key, where its gradient vanishes. The queries are
+    # scaled, not the product: fp16 ends at 65,504, which large products pass √D times sooner than scaled ones.
+    q = q * scale
+
+    # How well does each key answer each query? One dot product for every pair.
+    scores = q @ k.mT  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
+
+    # What is known about a pair besides its content, such as ALiBi's distance penalty.
+    if bias is not None:
+        scores = scores + bias
+
+    # Forbidden keys score −∞: exp(−∞) = 0, so they get no weight, and the others share all of it.
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+
+    # From scores to weights that sum to 1 over the keys. torch subtracts each row's maximum first,
+    # which changes nothing but keeps exp from overflowing; float32 keeps small weights from vanishing.
+    weights = upcast(scores).softmax(-1).to(v.dtype)
+
+    # Drop some weights at random and scale the rest by 1/(1-p), so that the expected weight is unchanged.
+    weights = F.dropout(weights, dropout_p)
+
+    # The weighted mean of the values.
+    return weights @ v  # (…, H, T, S) @ (…, H, S, Dv) -> (…, H, T, Dv)
+
+
+@form("einsum")
+@obeys_contract
+def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+    """The same in index notation: it names the axes that are summed and those that stay."""
+    scores = masked(torch.einsum("...td,...sd->...ts", q * scale, k), allowed, bias)
+    weights = F.dropout(scores.softmax(-1).to(v.dtype), dropout_p)
+    return torch.einsum("...ts,...sd->...td", weights, v)
+
+
+@form("bmm")
+@obeys_contract
+def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+    """The same with batch and heads folded into one axis, N = … × H.
+
+    baddbmm multiplies, scales and adds in one pass, so mask and bias become one matrix of 0 and −∞ to add.
+    """
+    lead, (T, S) = q.shape[:-2], (q.shape[-2], k.shape[-2])
+    q, k, v = (t.flatten(0, -3) for t in (q, k, v))  # (…, H, T, D) -> (N, T, D)
+    added = q.new_zeros(T, S) if bias is None else bias.to(q.dtype)
+    if allowed is not None:
+        added = torch.where(allowed, added, -torch.inf)
+    if added.ndim > 2:  # (…, H, T, S) -> (N, T, S)
+        added = added.expand(*lead, T, S).flatten(0, -3)
+    scores = torch.baddbmm(added, q, k.mT, alpha=scale)  # (N, T, S)
+    weights = F.dropout(upcast(scores).softmax(-1).to(v.dtype), dropout_p)
+    return torch.bmm(weights, v).unflatten(0, lead)  # (N, T, S) @ (N, S, Dv) -> (…, H, T, Dv)
+
+
+@form("loop")
+@obeys_contract
+def loop(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+    """The same one query at a time. In float64 it is the reference for the other forms."""
+    added = masked(q.new_zeros(*q.shape[:-1], k.shape[-2]), allowed, bias)  # (…, H, T, S): 0, the bias, or −∞
+    rows = [v.new_zeros(*q.shape[:-2], 0, v.shape[-1])]  # so that T = 0 has a shape too
+    for t in range(q.shape[-2]):
+        scores = (q[..., t : t + 1, :] * scale * k).sum(-1) + added[..., t, :]  # (…, H, S)
+        weights = F.dropout(scores.softmax(-1).to(v.dtype), dropout_p)
+        rows.append((weights.unsqueeze(-1) * v).sum(-2, keepdim=True))  # (…, H, 1, Dv)
+    return torch.cat(rows, -2)
+
+
+@form("sdpa")
+def sdpa(
+    q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
+    dropout_p: float = 0.0, scale: float | None = None,
+) -> Output:  # fmt: skip
+    """The same by the fastest means: torch's fused kernels, which never write the (T, S) matrix (Dao et al. 2022), or
+    `bmm` for short texts on a CPU, where they save no time and the matrix is small.
+    """
+    how = bmm if q.is_cpu and 1 < q.shape[-2] <= SHORT and k.shape[-2] <= SHORT else fused
+    return how(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+
+
+def fused(
+    q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
+    dropout_p: float = 0.0, scale: float | None = None,
+) -> Output:  # fmt: skip
+    """torch's kernels, called so that they are correct and make no (T, S) matrix if avoidable."""
+    check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
+    T, S, D, Dv = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
+    has_keys = None
+    # The kernels know causality without a matrix, but align the first query with the first key. A single query is the
+    # last: it sees every key.
+    if mask is None and bias is None and (not is_causal or T in (1, S)):
+        is_causal = is_causal and T > 1
+    else:
+        mask, has_keys = allowed_keys(q, k, mask, is_causal)
+        is_causal = False
+        if bias is not None:
+            mask = bias.to(q.dtype) if mask is None else torch.where(mask, bias.to(q.dtype), -torch.inf)
+        if mask is not None and (q.ndim != 4 or mask.ndim < 2 or mask.shape[-1] != S):  # the kernels broadcast less
+            mask = mask.expand(*q.shape[:-1], S).reshape(-1, *q.shape[-3:-1], S).contiguous()
+    grouped = q.shape[-3] != k.shape[-3]
+    if grouped and not q.is_cpu and (mask is not None or q.element_size() > 2):  # all but FlashAttention copy heads
+        k, v, grouped = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3]), False
+    scale, shape = D**-0.5 if scale is None else scale, (*q.shape[:-1], Dv)
+    if q.ndim != 4:  # the kernels are fused for four axes
+        q, k, v = (t.reshape(-1, *t.shape[-3:]) for t in (q, k, v))
+    if Dv != D and q.is_cpu:  # and the CPU's for one width; zero channels change no product
+        q, k, v = (F.pad(t, (0, max(D, Dv) - t.shape[-1])) for t in (q, k, v))
+    y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
+    y = y if y.shape == shape else y[..., :Dv].reshape(shape)
+    return y if has_keys is None else y.masked_fill(~has_keys, 0)
+
+
+def flex(q: Query, k: Key, v: Value, blocks: BlockMask, slopes: Float[Tensor, " H"] | None = None) -> Output:
+    """sdpa over causal_blocks(), with ALiBi's slopes, by flex_attention (Dong et al. 2024); all (B, H, T, D).
+
+    Compiled with the layer, its kernel needs no (T, T) matrix, and hidden blocks cost nothing. No dropout.
+    """
+    score_mod = None if slopes is None else lambda score, b, h, t, s: score - slopes[h] * (t - s)
+    return flex_attention(q, k, v, score_mod, blocks, enable_gqa=q.shape[-3] != k.shape[-3])
+
+
+@lru_cache(maxsize=64)
+def causal_blocks(T: int, window: int, device: torch.device) -> BlockMask:
+    """Return the blocks that causal attention of T tokens, each to at most `window` keys, computes."""
+    seen = lambda b, h, t, s: (s <= t) & (t < s + window)  # noqa: E731  torch counts its arguments
+    with torch.inference_mode(False):  # what is first needed in inference mode must serve training afterwards
+        return create_block_mask(seen, None, None, T, T, device=device)
+
+
+@form("softmax1")
+@weighted
+def softmax1(scores: Scores, allowed: Allowed) -> Scores:
+    """Softmax with 1 added to its denominator: a head may give its weight to nothing (Miller 2023)."""
+    return F.pad(scores, (0, 1)).softmax(-1)[..., :-1]  # 1 = exp(0): one more key, with nothing to give
+
+
+@form("sigmoid")
+@weighted
+def sigmoid(scores: Scores, allowed: Allowed) -> Scores:
+    """σ(score − ln n), n the keys that the query may attend to (Ramapuram et al. 2024, eq. 3; theirs is the length).
+
+    Each key is weighed by itself, so a row may sum to less than 1, or to more; with scores of 0 it sums to n / (n + 1).
+    """
+    T, S = scores.shape[-2:]
+    n = scores.new_tensor(S) if allowed is None else keys_allowed(allowed, T, S)[..., None].to(scores)
+    return torch.sigmoid(scores - n.log())
+
+
+@form("sparsemax")
+@weighted
+def sparsemax(scores: Scores, allowed: Allowed) -> Scores:
+    """The point of the simplex nearest to the scores: many weights are exactly 0 (Martins & Astudillo 2016, alg. 1).
+
+    That is max(0, score − τ), where τ makes the row sum to 1: the mean of the scores above it, less 1 / their number.
+    """
+    ordered = scores.sort(-1, descending=True).values
+    number = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
+    above = ordered * number + 1 > ordered.masked_fill(ordered.isinf(), 0).cumsum(-1)  # the first of each row
+    tau = (ordered.masked_fill(~above, 0).sum(-1, keepdim=True) - 1) / above.sum(-1, keepdim=True)
+    return (scores - tau).clamp(min=0)
+
+
+@form("stick")
+@weighted
+def stick(scores: Scores, allowed: Allowed) -> Scores:
+    """Stick-breaking: each key takes a share σ(score) of what those after it have left (Tan et al. 2025).
+
+    The weight of s is σ(z_s) Π (1 − σ(z_r)) over the keys r between s and the query, whose own takes nothing: the
+    nearest comes first, so order needs no positions. What is left at the end goes nowhere.
+    """
+    T, S = scores.shape[-2:]
+    scores = scores.masked_fill(~causal_mask(T, S, scores.device).tril(S - T - 1), -torch.inf)
+    left = F.logsigmoid(-scores)  # ln of what a key leaves, 0 where it may not take
+    after = left.flip(-1).cumsum(-1).flip(-1) - left
+    return (F.logsigmoid(scores) + after).exp()
+
+
+def softcap(cap: float) -> AttentionFunction:
+    """Return softmax attention of cap · tanh(score / cap), before mask and bias (Gemma 2, 2024, section 2).
+
+    No score leaves ± cap, nor any gradient a score far beyond it.
+    """
+    return weighted(lambda scores, allowed: scores.softmax(-1), cap)

@@ -1,0 +1,72 @@
+"""What lies over the scores: which keys a query may see (masks), and at what penalty (ALiBi).
+
+A mask is True where a query may attend. Queries are the last T of S positions, so query t stands at
+position S - T + t: with T = S that is the usual lower triangle, with T = 1 (one new token, S cached)
+the whole row. Aligned at the other corner, a cached token would see nothing but key 0.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+Device = torch.device | str | None
+
+
+def causal_mask(T: int, S: int, device: Device = None, window: int | None = None) -> Bool[Tensor, "{T} {S}"]:
+    """Show each query itself and the positions before it (Vaswani et al. 2017, section 3.2.3).
+
+    window: itself and the `window` - 1 positions before it (Beltagy et al. 2020).
+    """
+    mask = torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+    return mask if window is None else mask.triu(S - T - window + 1)
+
+
+def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S"]:
+    """Shape a tokenizer's mask, 1 for a token and 0 for padding, for every head and query."""
+    return as_bool(attention_mask)[:, None, None, :]
+
+
+def text_mask(starts: Int[Tensor, "B T"], S: int) -> Bool[Tensor, "B 1 T S"]:
+    """Hide from each of the last T of S tokens what comes before its text, which begins at position `starts`."""
+    return torch.arange(S, device=starts.device) >= starts[:, None, :, None]
+
+
+def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+    """Return True where the mask is True or 1.
+
+    Raises ValueError for a number other than 0 and 1: an additive mask of 0 and −∞ means the opposite.
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    attend = mask == 1
+    # The check reads values, which neither a compiler's trace nor a meta tensor has.
+    if not torch.compiler.is_compiling() and not mask.is_meta and not (attend | (mask == 0)).all():
+        problem = f"mask {tuple(mask.shape)} has numbers other than 1 (may attend) and 0 (may not)"
+        raise ValueError(f"{problem}; pass what should be added to the scores as `bias`.")
+    return attend
+
+
+def keys_allowed(mask: Bool[Tensor, "..."] | None, T: int, S: int, device: Device = None) -> Float[Tensor, "..."]:
+    """Return how many keys each query may attend to, of a mask or of causality alone; 1 where there is none."""
+    if mask is not None:
+        return mask.expand(*mask.shape[:-1], S).sum(-1).clamp(min=1).float()
+    return torch.arange(S - T + 1, S + 1, dtype=torch.float32, device=device)
+
+
+def alibi_slopes(n_head: int, device: Device = None) -> Float[Tensor, " {n_head}"]:
+    """Return each head's penalty per position (Press et al. 2022, section 3): 2^(-8/H), 2^(-16/H), … 2^-8.
+
+    For H between powers of two, the authors' rule: the slopes of the power below, then every other
+    slope of twice that power.
+    """
+    power = 1 << (n_head.bit_length() - 1)  # the largest power of two that is at most H
+    slopes = torch.exp2(torch.arange(1, power + 1, device=device) * (-8 / power))
+    between = torch.exp2(torch.arange(1, 2 * power, 2, device=device) * (-4 / power))
+    return torch.cat((slopes, between[: n_head - power]))
+
+
+def alibi_bias(n_head: int, T: int, S: int, device: Device = None) -> Float[Tensor, "{n_head} {T} {S}"]:
+    """Return minus slope × distance for each pair, to add to the scaled scores (Press et al. 2022)."""
+    query = torch.arange(S - T, S, device=device)
+    distance = (query[:, None] - torch.arange(S, device=device)).abs()  # (T, S)
+    return -alibi_slopes(n_head, device)[:, None, None] * distance

@@ -1,0 +1,96 @@
+"""Modifiers of what queries, keys and values are made of: +conv, +joint_norm, +value_embedding.
+
+They act after those of modifiers.py, which may change the number of queries.
+"""
+
+import torch
+from torch import nn
+
+from errors import SettingsError
+from model.attention.contract import Key, Query, Value
+from model.attention.layer import NORM_EPS, MultiHeadAttention, Pass, Stream
+from model.attention.modifiers import Modifier, PerHead
+from model.attention.names import modifier
+from model.config import AttentionConfig
+from model.layers import RMSNorm
+
+
+@modifier("joint_norm", changes="keys")
+class JointNorm(Modifier):
+    """Queries, and keys, are RMS-normalised over all heads at once, in place of each head by itself (OLMo 2, 2025)."""
+
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        super().__init__(layer, config)
+        layer.q_norm = layer.k_norm = None
+        self.q_norm, self.k_norm = (
+            RMSNorm(heads * layer.head_size, eps=NORM_EPS) for heads in (layer.query_heads, layer.kv_heads)
+        )
+
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
+        q, k = (
+            norm(t.transpose(1, 2).flatten(2)).view(t.transpose(1, 2).shape).transpose(1, 2)  # over (B, T, n·D)
+            for norm, t in ((self.q_norm, q), (self.k_norm, k))
+        )
+        return q, k, v
+
+
+@modifier("conv", changes="keys")
+class Conv(Modifier):
+    """Queries, keys and values become Σ_j w_j x_{t-j} over four tokens, w learned for each channel, at first x_t alone.
+
+    In forms with a state SiLU follows, as in Gated DeltaNet (Yang et al. 2025) and Kimi Linear (2025); where there is
+    none, it stays linear, as in Canon layers (Allen-Zhu 2025). QK-norm comes before.
+    """
+
+    width = 4
+    needs_starts = True
+
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        super().__init__(layer, config)
+        channels = (layer.query_heads + 2 * layer.kv_heads) * layer.head_size
+        now_alone = torch.tensor([0.0] * (self.width - 1) + [1.0])
+        self.weight = nn.Parameter(now_alone.repeat(channels, 1))  # (channels, 4), the latest token last
+        self.activation = nn.Identity() if layer.keeps_rows else nn.SiLU()
+
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
+        new, (T, D) = torch.cat((q, k, v), 1), q.shape[-2:]
+        before = new.new_zeros(*new.shape[:2], self.width - 1, D)
+        if now.cache is not None:
+            before = now.cache.layers[self.layer_number].get("conv", before)
+        past = torch.cat((before, new), 2)
+        if now.cache is not None:
+            now.cache.layers[self.layer_number]["conv"] = past[:, :, T:].detach()
+        taps = self.weight.to(x.dtype).view(-1, 1, D, self.width).unbind(-1)
+        mixed = taps[-1] * new
+        for back in range(1, self.width):
+            earlier = past[:, :, self.width - 1 - back :][:, :, :T]
+            if now.starts is not None:
+                position = torch.arange(now.past, now.past + T, device=x.device)
+                earlier = earlier.masked_fill((position - back < now.starts)[:, None, :, None], 0)
+            mixed = mixed + taps[-1 - back] * earlier
+        return self.activation(mixed).split((q.shape[1], k.shape[1], v.shape[1]), 1)
+
+
+@modifier("value_embedding", changes="values")
+class ValueEmbedding(Modifier):
+    """v ← v + 2σ(x w) e for each head, e a second embedding of the token, this layer's own (modded-nanogpt, 2024).
+
+    What a token is by itself, however much the stream has mixed it. w begins at 0; nanochat reads it off the first few
+    channels of x. The table is as large as V tokens' values, but a token reads one row.
+    """
+
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        super().__init__(layer, config)
+        vocab_size = getattr(config, "vocab_size", None)
+        if vocab_size is None:
+            problem = f"attention={config.attention}: value_embedding needs the number of token ids"
+            raise SettingsError(problem, "make the layer with a GPTConfig that has vocab_size")
+        self.gate = PerHead(config.n_embd, layer.kv_heads)
+        self.embedding = nn.Embedding(vocab_size, layer.kv_heads * layer.head_size)
+
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
+        if now.tokens is None:
+            raise ValueError("value_embedding needs the token ids of x: say them by Pass(tokens=…).")
+        # (B, T, Hkv·D) -> (B, T, Hkv, D) -> (B, Hkv, T, D)
+        e = self.embedding(now.tokens).unflatten(-1, (v.shape[1], -1)).transpose(1, 2).to(v.dtype)
+        return q, k, v + 2 * torch.sigmoid(self.gate(x))[..., None] * e

@@ -1,0 +1,83 @@
+"""The names that `attention=` may be made of: forms, and the modifiers that `+` adds to them.
+
+One decorator registers a name, and nothing else has to be edited:
+
+    @form("leaky") @weighted            the weights of an attention function: functions.py
+    def leaky(scores, allowed): ...
+
+    @form("retention")                  or a layer, where something other than keys and values is kept: recurrent.py
+    class Retention(Recurrent): ...
+
+    @modifier("gate", changes="result") a change at one place of a layer: modifiers.py
+    class Gate(Modifier): ...
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from errors import SettingsError
+
+Subject = TypeVar("Subject")
+
+FORMS: dict[str, Any] = {}
+"""Attention functions, which MultiHeadAttention calls, and layers, classes of it."""
+MODIFIERS: dict[str, Any] = {}
+SETTINGS = {"window": "window", "nope": "rotation"}
+"""Modifiers that are settings of a layer in a pattern (see config.py), and what of it they change."""
+
+
+def form(name: str) -> Callable[[Subject], Subject]:
+    """Register attention=NAME: an attention function or a layer class."""
+    return lambda subject: _register(FORMS, name, subject)
+
+
+def modifier(name: str, *, changes: str, last: bool = False) -> Callable[[Subject], Subject]:
+    """Register a Modifier as what attention=FORM+NAME adds to a form.
+
+    changes: what of a layer: queries, keys, values, scores or result. A form that has no such thing refuses it.
+    last: act after the others, whatever the order in which they are registered or typed, as one that adds a key must.
+    """
+
+    def register(subject: Any) -> Any:
+        subject.changes, subject.last = changes, last
+        return _register(MODIFIERS, name, subject)
+
+    return register
+
+
+def _register(names: dict[str, Any], name: str, subject: Subject) -> Subject:
+    assert name.isidentifier() and name not in FORMS | MODIFIERS | SETTINGS, f"{name} is no free name"
+    names[name] = subject
+    return subject
+
+
+def check_names(attention: str) -> None:
+    """Raise SettingsError for a name in a pattern such as sdpa+gate/delta that is not registered."""
+    modifiers = [*SETTINGS, *MODIFIERS]
+    for layer in attention.split("/"):
+        name, *added = layer.split("+")
+        if name not in FORMS:
+            problem = (
+                f"is a modifier, which is added to a form, as in sdpa+{name}" if name in modifiers else "is unknown"
+            )
+            raise SettingsError(f"attention={attention}: {name!r} {problem}", _nearest(name, "a form", [*FORMS]))
+        for other in added:
+            if other not in modifiers:
+                problem = "is a form, and a layer has one" if other in FORMS else "is unknown"
+                raise SettingsError(
+                    f"attention={attention}: {other!r} {problem}", _nearest(other, "modifiers", modifiers)
+                )
+            if added.count(other) > 1:
+                raise SettingsError(f"attention={attention} has {other} twice in one layer", "leave one out")
+
+
+def completions(typed: str) -> list[str]:
+    """Return what the end of a pattern, such as sdpa+g, may become: a form, or after a + a modifier."""
+    begun = typed[: max(typed.rfind("/"), typed.rfind("+")) + 1]
+    return [begun + name for name in ([*SETTINGS, *MODIFIERS] if begun.endswith("+") else FORMS)]
+
+
+def _nearest(name: str, what: str, known: list[str]) -> str:
+    near = "".join(f"did you mean {match}? Else " for match in difflib.get_close_matches(name, known, n=1))
+    return f"{near}choose {what} from {', '.join(known)}"

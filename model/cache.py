@@ -1,0 +1,48 @@
+"""What a model keeps of the tokens it has read, so that a new one costs one row instead of T."""
+
+from collections import defaultdict
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class KVCache:
+    """Named tensors for each layer: rows of every position, and states of any shape that begins with B.
+
+    The caller makes the cache and passes it to every forward pass. All layers write at `position`, which the GPT moves
+    once, after the last. Keys keep their rotation; gradients do not flow.
+    """
+
+    def __init__(self, size: int) -> None:
+        """size: how many positions there is room for, in layers that keep rows."""
+        self.size, self.position = size, 0
+        self.starts: Int[Tensor, " B"] | None = None
+        """Where the text of each row begins, if not all begin at 0."""
+        self.layers: dict[int, dict[str, Tensor]] = defaultdict(dict)
+
+    def append(self, layer: int, name: str, new: Float[Tensor, "B n T width"]) -> Float[Tensor, "B n S width"]:
+        """Write rows of T new positions and return those of all positions, as a view; ValueError if they do not fit."""
+        kept, end = self.layers[layer], self.position + new.size(2)
+        if end > self.size:
+            raise ValueError(f"the cache has room for {self.size} positions, not for {end}: make a larger one.")
+        if name not in kept:
+            kept[name] = new.new_zeros(*new.shape[:2], self.size, new.size(3))
+        rows = kept[name]
+        if (*rows.shape[:2], rows.shape[3]) != (*new.shape[:2], new.shape[3]):
+            raise ValueError(f"rows {tuple(new.shape)} do not fit a cache of {tuple(rows.shape)}.")
+        rows[:, :, self.position : end] = new.detach()
+        return rows[:, :, :end]
+
+    def take(self, rows: Int[Tensor, " rows"]) -> "KVCache":
+        """Return a new cache of these rows of the batch, in this order; one may come several times or not at all."""
+        taken = KVCache(self.size)
+        taken.position = self.position
+        taken.starts = None if self.starts is None else self.starts[rows]
+        for layer, kept in self.layers.items():
+            taken.layers[layer] = {name: tensor.index_select(0, rows) for name, tensor in kept.items()}
+        return taken
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        return sum(tensor.nbytes for kept in self.layers.values() for tensor in kept.values())

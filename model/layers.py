@@ -1,0 +1,50 @@
+"""torch's linear layer and norms, with what decoding and mixed precision need of them."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+LARGE = 100_000  # weights from which a product of one row is worth sharing between threads
+
+
+class Linear(nn.Linear):
+    """torch's, of one or several matrices that read the same input; parts: the rows of each, which Muon moves apart.
+
+    A single row on a CPU is multiplied by all threads, where MKL takes one.
+    """
+
+    def __init__(self, in_features: int, *parts: int, bias: bool) -> None:
+        super().__init__(in_features, sum(parts), bias)
+        self.parts = parts
+
+    def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead N"]:
+        C, N = self.in_features, self.out_features
+        if torch.is_grad_enabled() or x.numel() != C or C * N < LARGE or not x.is_cpu:
+            return super().forward(x)
+        weight, threads = self.weight, torch.get_num_threads()
+        share = N // threads  # of the rows, a view without a copy: (threads, C, share)
+        shares = weight.as_strided((threads, C, share), (share * C, 1, C))
+        y = torch.bmm(x.reshape(1, 1, C).expand(threads, 1, C), shares).view(*x.shape[:-1], threads * share)
+        if share * threads < N:
+            y = torch.cat((y, F.linear(x, weight[share * threads :])), -1)
+        return y if self.bias is None else y + self.bias
+
+
+# Norms compute in the input's type: FSDP may gather the weights in another, autocast leaves them in float32, and
+# torch's fused kernels want all alike.
+
+
+class RMSNorm(nn.RMSNorm):
+    """x w / √(mean(x²) + ε) (Zhang & Sennrich 2019)."""
+
+    def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) w / √(variance + ε) + b (Ba et al. 2016)."""
+
+    def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)

@@ -1,0 +1,97 @@
+"""Curves through losses: the best of several learning rates, and the law of training longer."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sweeps.evidence import Estimate
+
+FAILED = 1e9  # the loss of a run that failed: more than any that did not
+
+
+def at_best_rate(rates: Sequence[float], table: Sequence[Sequence[float]], seed: int) -> tuple[float, float, bool]:
+    """Return a seed's loss at the rate that is best on average for the other seeds, the rate, and if rates bracket it.
+
+    table: losses by rate and seed. Between two others the best rate is the bottom of the parabola in ln(rate) through
+    the means at all three, and the loss that of the seed's own parabola there.
+    """
+    losses = np.array(table)
+    others = np.delete(losses, seed, 1) if losses.shape[1] > 1 else losses
+    means = others.mean(1)
+    best = int(means.argmin())
+    loss, rate, around = float(losses[best, seed]), rates[best], slice(best - 1, best + 2)
+    if not 0 < best < len(rates) - 1:
+        return loss, rate, False
+    if losses[around].max() < FAILED and rates[best - 1] > 0:
+        x = np.log(rates[around])
+        bend, slope, _ = np.polyfit(x, means[around], 2)
+        if bend > 0:
+            lowest = -slope / (2 * bend)
+            loss, rate = float(np.polyval(np.polyfit(x, losses[around, seed], 2), lowest)), math.exp(lowest)
+    return loss, rate, True
+
+
+@dataclass(frozen=True)
+class Law:
+    """Loss of the baseline trained `times` as long: floor + scale · times^-power (Hestness et al. 2017)."""
+
+    floor: float
+    scale: float
+    power: float
+    times: tuple[float, ...] = ()
+    residuals: tuple[float, ...] = ()
+    covariance: np.ndarray = field(default_factory=lambda: np.zeros((3, 3)))
+    """Of floor, scale and power, from the residuals."""
+
+    @classmethod
+    def fit(cls, times: Sequence[float], losses: Sequence[float]) -> "Law":
+        """Fit by least squares: of each power on a grid the scale and the floor, which is not below 0, are linear."""
+        x, y, found = np.array(times), np.array(losses), []
+        for power in np.geomspace(0.01, 4, 800):
+            basis = np.stack([np.ones_like(x), x**-power], 1)
+            floor, scale = np.linalg.lstsq(basis, y, rcond=None)[0]
+            if floor < 0:
+                floor, scale = 0.0, basis[:, 1] @ y / (basis[:, 1] @ basis[:, 1])
+            residuals = y - basis @ (floor, scale)
+            found.append((float(residuals @ residuals), float(floor), float(scale), float(power), residuals))
+        squares, floor, scale, power, residuals = min(found, key=lambda each: each[0])
+        slopes = np.stack([np.ones_like(x), x**-power, -scale * np.log(x) * x**-power], 1)
+        covariance = np.linalg.pinv(slopes.T @ slopes) * squares / max(1, len(x) - 3)
+        return cls(floor, scale, power, tuple(times), tuple(residuals.tolist()), covariance)
+
+    @property
+    def freedom(self) -> int:
+        return len(self.times) - 3
+
+    def loss(self, times: float) -> float:
+        return self.floor + self.scale * times**-self.power
+
+    def times_to(self, loss: float) -> float:
+        """Return how many times as long the baseline would train to this loss; infinite below the floor."""
+        return ((loss - self.floor) / self.scale) ** (-1 / self.power) if loss > self.floor else math.inf
+
+    def error(self, figure: Callable[["Law"], float]) -> float:
+        """Return the standard error of a figure that is read from the law, by its slopes (the delta method)."""
+        a, b, c, step = self.floor, self.scale, self.power, 1e-6
+        moved = figure(Law(a + step, b, c)), figure(Law(a, b + step, c)), figure(Law(a, b, c + step))
+        slopes = (np.array(moved) - figure(self)) / step
+        return math.sqrt(max(0.0, float(slopes @ self.covariance @ slopes)))
+
+    def at_equal_cost(self, plain: Estimate, times: float, *errors: tuple[float, float]) -> Estimate:
+        """Return a variant's difference from the baseline trained `times` as long; `plain` is that at equal tokens.
+
+        The law's error is added to its own, and so are further ones, each with its degrees of freedom.
+        """
+        shift = self.error(lambda law: law.loss(times) - law.loss(1))
+        return plain.less(self.loss(times) - self.loss(1), (shift, self.freedom), *errors)
+
+    def effective_compute(self, plain: Estimate, flops: float) -> tuple[float, float, float]:
+        """Return how many times a variant's FLOPs the baseline needs for its loss, the seeds' error and the law's."""
+
+        def compute(law: Law, difference: float) -> float:
+            return law.times_to(law.loss(1) + difference) / flops
+
+        better, worse = compute(self, plain.mean - plain.error), compute(self, plain.mean + plain.error)
+        return compute(self, plain.mean), (better - worse) / 2, self.error(lambda law: compute(law, plain.mean))

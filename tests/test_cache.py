@@ -1,0 +1,146 @@
+"""What a model keeps of the tokens it has read, in chunks or one by one, gives what one pass over all gives."""
+
+import pytest
+import torch
+from conftest import close, random_gpt
+
+from generation.generate import Decoder
+from model.attention import MODIFIERS
+from model.cache import KVCache
+from model.config import POSITIONS
+
+PADDED = ["sdpa", "softmax1", "mla", "delta", "linear", "sdpa+key_offset+forget", "sdpa+window+sink+logn/retention"]
+PADDED += ["sdpa+value_residual+diff+xsa+gate/average/stacked", "sdpa+" + "+".join(MODIFIERS), "mla+diff+sink+gate"]
+PADDED += ["delta+value_residual+key_offset+xsa+gate_element"]
+TEXTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], [11]]
+padded_forms = pytest.mark.parametrize("attention", PADDED)
+every_position = pytest.mark.parametrize("position", POSITIONS)
+
+
+def padded_gpt(attention, position, **settings):
+    window = 3 if "window" in attention else None
+    return random_gpt(attention=attention, position=position, attention_window=window, n_layer=3, **settings).double()
+
+
+def in_chunks(model, tokens, sizes, starts=None):
+    cache, pieces = KVCache(tokens.size(1)), []
+    begun = [None] * len(sizes) if starts is None else starts.split(sizes, 1)
+    for piece, begins in zip(tokens.split(sizes, 1), begun, strict=True):
+        pieces.append(model(piece, starts=begins, cache=cache))
+    assert cache.position == tokens.size(1)
+    return torch.cat(pieces, 1)
+
+
+@padded_forms
+@every_position
+@torch.inference_mode()
+def test_each_text_of_a_left_padded_batch_is_as_alone_in_one_pass_and_in_chunks(attention, position):
+    model, padding = padded_gpt(attention, position), torch.tensor([0, 4, 6])
+    starts = padding[:, None] * (torch.arange(7) >= padding[:, None])
+    tokens = torch.tensor([[0] * (7 - len(text)) + text for text in TEXTS])
+    other = torch.where(starts < padding[:, None], 60, tokens)  # another padding
+    whole = model(tokens, starts=starts)
+    close(
+        model(other, starts=starts)[starts == padding[:, None]], whole[starts == padding[:, None]], rtol=0, atol=1e-12
+    )
+    for logits in (whole, *(in_chunks(model, tokens, sizes, starts) for sizes in ((7,), (2, 3, 2), (1,) * 7))):
+        for row, text in enumerate(TEXTS):
+            near = 1e-5 if position == "rope" else 1e-9  # whose angles are float32, at other positions
+            close(logits[row, -len(text) :], model(torch.tensor([text]))[0], rtol=near, atol=near)
+
+
+@pytest.mark.usefixtures("unchecked")
+@padded_forms
+@every_position
+@torch.inference_mode()
+def test_texts_decoded_beside_others_are_as_alone_and_past_the_block_as_begun_anew_from_their_latest_half(
+    attention, position
+):
+    """Rows are doubled, swapped and dropped on the way."""
+    model = padded_gpt(attention, position, block_size=8)
+    limit, decoder = model.limit, Decoder(model)
+    assert limit == (None if attention.split("+")[0] in ("delta", "linear") and position != "learned" else 8)
+    logits, seen = decoder.prefill(TEXTS, room=30), [list(text) for text in TEXTS]
+    for step in range(24):
+        for row, text in enumerate(seen if step % 3 < 2 else []):
+            close(logits[row], model(torch.tensor([text]))[0, -1].float())
+        if step in (3, 13):
+            rows = [2, 0, 1, 2, 2] if step == 3 else [4, 1]
+            decoder.take(rows)
+            seen = [list(seen[row]) for row in rows]
+        tokens = [(7 * step + row) % 61 for row in range(len(seen))]
+        logits = decoder.step(tokens)
+        for text, token in zip(seen, tokens, strict=True):
+            text.append(token)
+            if limit and len(text) > limit:
+                text[:] = text[-limit // 2 :]
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 5])
+@torch.inference_mode()
+def test_the_smallest_blocks_begin_anew_too(block_size):
+    model, text = random_gpt(block_size=block_size, position="learned"), [1]
+    decoder = Decoder(model)
+    logits = decoder.prefill([text], room=12)
+    for token in range(12):
+        close(logits, model(torch.tensor([text]))[:, -1])
+        text.append(token)
+        text = text if len(text) <= block_size else text[-max(1, block_size // 2) :]
+        logits = decoder.step([token])
+        assert decoder.texts == [text]
+
+
+@torch.inference_mode()
+def test_a_cache_is_no_larger_than_what_is_asked_or_may_be_seen():
+    sizes = []
+    for settings, room in (({}, 5), ({}, 10**9), ({"attention": "delta"}, 100)):
+        decoder = Decoder(random_gpt(block_size=16, **settings))
+        decoder.prefill([[1, 2, 3], [4]], room)
+        sizes.append(decoder.cache.size)
+    assert sizes == [8, 16, 103]
+
+
+# The cache by itself.
+
+
+def filled(n, size=8):
+    """A cache with n positions written in two layers, and what was written: (layers, B, H, n, D)."""
+    cache, rows = KVCache(size), torch.randn(2, 2, 3, n, 4)
+    for layer in (0, 1):
+        cache.append(layer, "k", rows[layer])
+    cache.position = n
+    return cache, rows
+
+
+def test_layers_read_back_what_all_passes_wrote_each_its_own_and_only_the_caller_moves_on():
+    cache, rows = filled(3)
+    new = torch.randn(2, 3, 2, 4)
+    for layer in (1, 0, 1):  # however often, at the same positions
+        assert torch.equal(cache.append(layer, "k", new), torch.cat((rows[layer], new), -2))
+    assert cache.position == 3
+    again = cache.append(1, "k", torch.ones(2, 3, 1, 4))
+    assert torch.equal(again, torch.cat((rows[1], torch.ones(2, 3, 1, 4)), -2))
+    assert cache.append(1, "v", new).shape == (2, 3, 5, 4) and set(cache.layers[1]) == {"k", "v"}
+
+
+def test_it_allocates_at_first_use_once_and_lets_no_gradient_flow():
+    assert KVCache(8).nbytes == 0
+    cache, _ = filled(3)
+    address = cache.layers[0]["k"].data_ptr()
+    got = cache.append(0, "k", torch.randn(2, 3, 5, 4, requires_grad=True))
+    assert got.data_ptr() == address and not got.requires_grad  # what is read is no copy
+    assert cache.nbytes == 2 * 4 * 2 * 3 * 8 * 4
+    cache.layers[0]["state"] = torch.zeros(2, 5)
+    assert cache.nbytes == 2 * 4 * 2 * 3 * 8 * 4 + 40
+
+
+def test_rows_taken_several_times_or_not_at_all_are_copies():
+    cache, rows = filled(4)
+    cache.layers[0]["state"], cache.starts = torch.tensor([1.0, 2.0]), torch.tensor([0, 2])
+    taken = cache.take(torch.tensor([1, 1, 0]))
+    assert (taken.position, taken.size, taken.starts.tolist()) == (4, 8, [2, 2, 0])
+    new = torch.randn(3, 3, 1, 4)
+    assert torch.equal(taken.append(0, "k", new)[..., :4, :], rows[0][[1, 1, 0]])
+    assert taken.layers[0]["state"].tolist() == [2, 2, 1] and not cache.layers[0]["k"][:, :, 4:].any()
+    cache.starts = None
+    assert cache.take(torch.tensor([0])).starts is None

@@ -1,0 +1,268 @@
+"""python eval.py: how good a checkpoint is, which of two is better, and where it is surprised."""
+
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from browser import data_of
+from conftest import random_gpt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import generation.score
+from data.config import DataConfig, TokenizerConfig
+from data.tokenizer import make_tokenizer, train_bpe
+from errors import CheckpointError, DataError, SettingsError
+from eval import EvalConfig, TextConfig, evaluate
+from generation.score import How, Scores, compare, score, separator_of
+from runs.checkpoint import open_checkpoint, save_checkpoint
+from runs.metrics import Evaluation
+from train import train
+from training.config import TrainConfig
+
+BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
+PLAIN = torch.autocast("cpu", enabled=False)
+
+
+def save(directory: Path, seed: int, tokenizer=BYTE, **sizes) -> Path:
+    model = random_gpt(seed=seed, vocab_size=tokenizer.n_vocab, **sizes)
+    config = TrainConfig(model=model.config, precision="fp32")
+    save_checkpoint(directory, model=model, tokenizer=tokenizer, config=config)
+    return directory
+
+
+@pytest.fixture
+def text_settings(text_file, tmp_path):
+    return {"checkpoint": str(save(tmp_path / "one", 1)), "data": TextConfig(path=str(text_file)), "device": "cpu"}
+
+
+def test_figures_in_bf16_are_within_its_rounding_and_without_a_word_are_the_runs_own(text_settings):
+    (own,), (exact,), (rounded,) = (
+        evaluate(EvalConfig(**text_settings, precision=name)) for name in ("auto", "fp32", "bf16")
+    )
+    assert np.array_equal(own.nats, exact.nats) and not np.array_equal(own.nats, rounded.nats)
+    assert rounded.total.loss == pytest.approx(exact.total.loss, rel=torch.finfo(torch.bfloat16).eps)
+    with pytest.raises(SettingsError, match="precision=bf17"):
+        EvalConfig(precision="bf17")
+
+
+# The scores
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+@torch.inference_mode()
+def test_with_stride_1_every_token_is_scored_after_all_the_context_there_is(position):
+    model, tokens = random_gpt(position=position, vocab_size=257), np.random.default_rng(0).integers(256, size=45)
+    scores = score(model, BYTE, tokens, How(PLAIN, 1))
+    for place in range(1, 45):
+        context = torch.from_numpy(tokens[max(0, place - 16) : place])[None]
+        expected = -model(context)[0, -1].log_softmax(-1)[tokens[place]]
+        assert scores.nats[place - 1] == pytest.approx(expected.item(), abs=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(size=st.integers(2, 80), stride=st.integers(1, 40), batch=st.integers(1, 100))
+def test_every_token_is_scored_once_after_at_least_the_context_that_the_stride_leaves(size, stride, batch):
+    tokens = np.random.default_rng(size).integers(256, size=size)
+    model = random_gpt(vocab_size=257)
+    passes = list(generation.score.passes(size - 1, min(16, size - 1), stride, batch))
+    seen, length = [], min(16, size - 1)
+    for start, scored in [(start, scored) for starts, scored in passes for start in starts]:
+        assert start == 0 or length - scored >= 16 - stride
+        seen += range(start + length - scored, start + length)
+    assert seen == list(range(size - 1)) and all(len(starts) <= batch for starts, _ in passes)
+    eighths = [list(generation.score.passes(size - 1, 16, each, batch)) for each in (None, 2)]
+    assert eighths[0] == eighths[1]
+    scores = score(model, BYTE, tokens, How(PLAIN, stride))
+    assert np.isfinite(scores.nats).all() and len(scores.nats) == size - 1
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_documents_are_apart_where_the_run_kept_them_so(apart, tmp_path):
+    model, end = random_gpt(vocab_size=257), BYTE.eot_token
+    config = TrainConfig(model=model.config, data=DataConfig(document_mask=apart))
+    save_checkpoint(tmp_path / "one", model=model, tokenizer=BYTE, config=config)
+    checkpoint = open_checkpoint(str(tmp_path / "one"))
+    how = How(PLAIN, 1, separator_of(checkpoint))
+    found = score(checkpoint.model, BYTE, np.array([*b"abc", end, *b"de"]), how).nats[-2:]
+    assert np.allclose(found, score(model, BYTE, np.array([end, *b"de"]), how).nats, atol=1e-5) == apart
+
+
+def test_the_figures_are_what_their_names_say():
+    scores = Scores(np.array([1.0, 3.0], dtype=np.float32), np.array([1, 4]))
+    assert (scores.total.loss, scores.total.perplexity) == (2.0, math.exp(2))
+    assert scores.total.bpb == pytest.approx(4 / math.log(2) / 5)
+    assert Evaluation(nats=1e6, tokens=1, text_bytes=1).perplexity == math.inf
+
+
+def test_the_standard_error_is_that_of_a_ratio_over_documents():
+    # Documents of 2, 3 and 1 bytes; <|endoftext|> before the second and third.
+    scores = Scores(np.array([1, 2, 0.5, 4, 2, 1, 9, 3], dtype=np.float32), np.array([1, 1, 0, 1, 1, 1, 0, 1]))
+    nats, sizes = np.array([3, 7.5, 12]), np.array([2, 3, 1])
+    rest = nats - nats.sum() / sizes.sum() * sizes
+    assert scores.total.bpb_stderr == pytest.approx(math.sqrt(3 / 2 * (rest**2).sum()) / 6 / math.log(2))
+    assert Scores(np.ones(3, dtype=np.float32), np.ones(3, dtype=int)).total.bpb_stderr is None
+
+
+# Two models
+
+
+def test_the_difference_and_its_standard_error_are_those_of_paired_blocks(monkeypatch):
+    monkeypatch.setattr("generation.score.BLOCK_BYTES", 4)
+    first = Scores(np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], dtype=np.float32), np.ones(12, dtype=int))
+    second = Scores(np.array([7, 20, 8, 4, 38, 2], dtype=np.float32), np.array([2, 3, 0, 4, 3, 0]))
+    # Its tokens begin at bytes 0 2 5 5 9 12; each counts in the block of its first one, or else in the last.
+    blocks = [7 + 20 - (1 + 2 + 3 + 4), 8 + 4 - (5 + 6 + 7 + 8), 38 + 2 - (9 + 10 + 11 + 12)]
+    bits = np.array(blocks) / math.log(2) / 4
+    assert compare(first, second) == pytest.approx((bits.mean(), bits.std(ddof=1) / math.sqrt(3)))
+    assert bits.mean() == pytest.approx(second.total.bpb - first.total.bpb) and compare(first, first) == (0, 0)
+
+
+def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_file, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bpe = train_bpe([text_file.read_text()], 300)
+    scores = evaluate(EvalConfig(**text_settings, against=str(save(tmp_path / "two", 2, bpe))))
+    out = capsys.readouterr().out
+    assert re.search(r"^checkpoint +one +two$", out, re.M)
+    assert scores[0].bytes.sum() == scores[1].bytes.sum() == text_file.stat().st_size
+    assert len(scores[1].nats) < len(scores[0].nats)
+    difference = float(re.search(r"difference +([+-]\d+\.\d+) ± \d+\.\d+ bits/byte", out)[1])
+    assert difference == pytest.approx(scores[1].total.bpb - scores[0].total.bpb, abs=1e-4)
+
+
+def test_a_text_too_short_for_a_standard_error_is_compared_without_one(text_settings, tmp_path, text_file, capsys):
+    text_file.write_text("a" * 1999)
+    evaluate(EvalConfig(**text_settings, against=str(save(tmp_path / "two", 2, BYTE))))
+    shown = r"^difference +[+-]\d\.\d+ bits/byte \(with a standard error from 2,000 bytes on\)$"
+    assert re.search(shown, capsys.readouterr().out, re.M)
+
+
+# The command
+
+
+def both_figures(config: TrainConfig) -> tuple[Evaluation, dict[str, float]]:
+    """What eval.py measures of a run's best checkpoint with the trainer's windows, and what the trainer did."""
+    out = evaluate(EvalConfig(checkpoint=config.run_dir, stride=16, device="cpu"))[0].total
+    return out, json.loads((Path(config.run_dir) / "checkpoints/best/meta.json").read_text())["progress"]["metrics"]
+
+
+def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config, capsys):
+    train(train_config)
+    out, trained = both_figures(train_config)
+    assert (out.loss, out.bpb) == pytest.approx((trained["val_loss"], trained["val_bpb"]), rel=1e-5)
+    assert out.bpb_stderr is None  # a single document
+    shown = capsys.readouterr().out
+    assert f"nats/token  {out.loss:.4f}" in shown and f"bits/byte   {out.bpb:.4f}" in shown
+
+
+def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_config, text_file, tmp_path):
+    origin = save(tmp_path / "origin", 1, train_bpe([text_file.read_text()], 280))
+    model = replace(train_config.model, n_head=4)
+    train(replace(train_config, model=model, init_from=str(origin), max_steps=1))
+    out, trained = both_figures(train_config)
+    assert out.loss == pytest.approx(trained["val_loss"], rel=0.01)  # its last window begins earlier
+
+
+def test_a_checkpoint_that_no_run_wrote_has_no_validation_split(text_settings, capsys):
+    with pytest.raises(DataError, match=r"one was not trained here and .*: give a text with data\.path="):
+        evaluate(EvalConfig(checkpoint=text_settings["checkpoint"], device="cpu"))
+    assert "Preparing" not in capsys.readouterr().out
+
+
+def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sentence(
+    train_config, text_file, tmp_path
+):
+    train_config.tokenizer.name, train_config.tokenizer.vocab_size = "bpe", 270
+    train_config.max_steps = train_config.eval_interval = 1
+    train(train_config)
+    shutil.copytree(train_config.run_dir, tmp_path / "copy", symlinks=True)
+    with pytest.raises(DataError, match="was not trained here"):
+        evaluate(EvalConfig(checkpoint=str(tmp_path / "copy")))
+    changes = {"no validation split to score": lambda: text_file.write_text("another text. " * 900)}
+    for message, change in (changes | {r"cannot be read .*give a text with data\.path": text_file.unlink}).items():
+        change()
+        with pytest.raises(DataError, match=message):
+            evaluate(EvalConfig(checkpoint=train_config.run_dir))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"path": "/no/where"}}, "data.path=/no/where names no regular file"),
+        ({"data": {"path": "{tmp}/empty"}}, "nothing to score"),
+        ({"data": {"path": "{tmp}/binary"}}, "is binary"),
+        ({"stride": 0}, "stride=0"),
+        ({"against": "/no/where"}, "checkpoint=/no/where does not exist"),
+        ({"page": "/no/where.html"}, "page=/no/where.html cannot be written (No such file or directory): name another"),
+        ({"page": "text"}, "page=text is a page: give its name the ending .html."),
+        ({"checkpoint": "{tmp}"}, "is not a checkpoint"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_scored_is_refused_in_a_sentence(change, message, text_settings, tmp_path):
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "binary").write_bytes(b"\0\1\2")
+    change = json.loads(json.dumps(change).replace("{tmp}", str(tmp_path)))
+    if "data" in change:
+        change["data"] = TextConfig(**change["data"])
+    with pytest.raises((SettingsError, ValueError), match=re.escape(message)) as refused:
+        evaluate(EvalConfig(**text_settings | change))
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_not_finite_is_refused_in_weights_and_in_logits(text_settings, tmp_path):
+    model = random_gpt(vocab_size=257)
+    for bad, message in ((math.nan, "down_proj.weight is not finite"), (1e38, "its logits are not finite")):
+        model.blocks[0].mlp.down_proj.weight.data.fill_(bad)
+        config = TrainConfig(model=model.config, precision="fp32")
+        save_checkpoint(tmp_path / str(bad), model=model, tokenizer=BYTE, config=config)
+        with pytest.raises(CheckpointError, match=message):
+            evaluate(EvalConfig(**text_settings | {"checkpoint": str(tmp_path / str(bad))}))
+
+
+def test_models_of_a_task_are_compared_on_its_windows_and_others_refused(tmp_path, capsys):
+    for name, change in {
+        "one": {},
+        "two": {"n_layer": 1},
+        "short": {"block_size": 8},
+        "few": {"vocab_size": 9},
+    }.items():
+        model = random_gpt(**{"vocab_size": 1024, "block_size": 32} | change)
+        config = TrainConfig(model=model.config, data=DataConfig(source="recall"))
+        save_checkpoint(tmp_path / name, model=model, tokenizer=None, config=config)
+    asked = {"checkpoint": str(tmp_path / "one"), "device": "cpu"}
+    first, second = evaluate(EvalConfig(**asked, against=str(tmp_path / "two")))
+    shown = capsys.readouterr().out
+    assert first.loss != second.loss and re.search(rf"nats/answer +{first.loss:.4f} +{second.loss:.4f}\n", shown)
+    assert shown.startswith("task        recall: ") and f"accuracy    {first.accuracy:.4f}" in shown
+    for name in ("short", "few"):
+        with pytest.raises(SettingsError, match=rf"{name} has .*, too few for recall: name another checkpoint"):
+            evaluate(EvalConfig(**asked, against=str(tmp_path / name)))
+    with pytest.raises(SettingsError, match="data=recall has no text to show: leave it out"):
+        evaluate(EvalConfig(**asked, page="x.html"))
+
+
+# The page
+
+
+def test_the_page_tints_a_token_by_its_own_surprise_and_says_what_it_leaves_out(text_settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("generation.reading.LONGEST", 50)
+    scores = evaluate(EvalConfig(**text_settings, page="t.html", against=str(save(tmp_path / "two", 2))))
+    data = data_of(tmp_path / "t.html")
+    assert re.search(r"wide \(one\) and sdpa, .* wide \(two\)</title>", (tmp_path / "t.html").read_text())
+    for model, scored, other in zip(data["models"], scores, scores[::-1], strict=True):
+        assert len(model["bits"]) == 50 and model["bits"][0] is None
+        np.testing.assert_allclose(model["bits"][1:17], scored.nats[:16] / math.log(2), atol=1e-3)
+        np.testing.assert_allclose(model["other"][1:17], other.nats[:16] / math.log(2), atol=2e-3)
+    assert "Shown here are the first 50 tokens." in data["summary"]
+    apart = scores[1].total.bpb - scores[0].total.bpb
+    assert data["summary"].startswith(f"The second needs {abs(apart):.4f} ± ")
+    assert f" bits a byte {'more' if apart > 0 else 'less'} than the first. " in data["summary"]
+    assert f"Bits a byte: the first {scores[0].total.bpb:.3f}, the second " in data["summary"]

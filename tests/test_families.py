@@ -1,0 +1,200 @@
+"""Which published model is which string: the attention of each, of random weights, gives what ours gives with them."""
+
+import pytest
+import torch
+from conftest import close
+from test_field import in_pieces
+
+from model.attention import make_attention
+from model.config import GPTConfig
+
+transformers = pytest.importorskip("transformers")
+
+C, H, HKV, D, T, WINDOW = 32, 4, 2, 8, 70, 5
+SHAPE = dict(
+    hidden_size=C, num_attention_heads=H, num_key_value_heads=HKV, head_dim=D, intermediate_size=C, vocab_size=61,
+    max_position_embeddings=128, rms_norm_eps=1e-6, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+)  # fmt: skip
+GPT2 = dict(n_embd=C, n_head=H, n_layer=1, n_inner=C, vocab_size=61, bos_token_id=None, eos_token_id=None)
+MPT = dict(d_model=C, n_heads=H, n_layers=1, expansion_ratio=1, vocab_size=61)
+FALCON = dict(hidden_size=C, num_attention_heads=H, num_hidden_layers=1, multi_query=True, vocab_size=61)
+MOE = dict(num_experts=2, num_local_experts=2, num_experts_per_tok=1, moe_intermediate_size=8, n_shared_experts=1)
+LATENT = dict(
+    q_lora_rank=None, kv_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=D, v_head_dim=D, num_key_value_heads=H
+)
+DELTA = dict(
+    linear_num_key_heads=H, linear_num_value_heads=H, linear_key_head_dim=D, linear_value_head_dim=D,
+    mlp_only_layers=[0, 1], num_key_value_heads=H,
+)  # fmt: skip
+KIMI = dict(linear_num_heads=H, linear_head_dim=D, mlp_layer_types=["dense", "dense"])
+LAYERS = {"window": "sliding_attention", "full": "full_attention", "state": "linear_attention"}
+PLAIN, BIASED, ALL = {"qk_norm": False}, {"qk_norm": False, "qkv_bias": True}, {"n_kv_head": H}
+EVERY = BIASED | {"bias": True}
+
+
+def rope(fraction=1.0, theta=10_000.0):
+    return {"rope_parameters": dict(rope_theta=theta, rope_type="default", partial_rotary_factor=fraction)}
+
+
+def types(*layers):
+    return {"layer_types": [LAYERS[layer] for layer in layers], "sliding_window": WINDOW}
+
+
+TWO = types("window", "full") | {"query_pre_attn_scalar": D}
+BOTH = {"rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), *rope().values())}
+FAMILIES = {  # their name: our string, our settings, theirs, beside SHAPE where they have its names
+    "gpt2": ("sdpa", EVERY | ALL | {"position": "learned"}, GPT2),
+    "gpt_neox": ("sdpa", EVERY | ALL | {"rope_fraction": 0.25}, rope(0.25) | {"head_dim": None}),
+    "mpt": ("sdpa", PLAIN | ALL | {"position": "alibi"}, MPT),
+    "falcon": ("sdpa", PLAIN | {"n_kv_head": 1}, FALCON),
+    "llama": ("sdpa", PLAIN | {"rope_theta": 5e5}, rope(theta=5e5)),
+    "mistral": ("sdpa+window", PLAIN, {"sliding_window": WINDOW}),
+    "qwen2": ("sdpa", BIASED, {}),
+    "qwen3": ("sdpa", {}, {}),
+    "olmo2": ("sdpa+joint_norm", {}, {}),
+    "olmo3": ("sdpa+joint_norm+window/sdpa+joint_norm", {}, TWO | BOTH),
+    "minimax_m2": ("sdpa+joint_norm", {"rope_fraction": 0.5}, MOE | rope(0.5)),
+    "smollm3": ("sdpa/sdpa/sdpa/sdpa+nope", PLAIN, rope()),
+    "gemma2": ("softcap+window/softcap", PLAIN, TWO),
+    "gemma3_text": ("sdpa+window/sdpa", {}, TWO | BOTH),
+    "glm4": ("sdpa", BIASED | {"rope_fraction": 0.5}, {"attention_bias": True} | rope(0.5)),
+    "cohere": ("sdpa", PLAIN, rope()),
+    "gpt_oss": ("sdpa+window+sink/sdpa+sink", EVERY, MOE | TWO | rope()),
+    "afmoe": ("sdpa+window+gate_element/sdpa+nope+gate_element", {}, MOE | TWO | {"num_dense_layers": 2}),
+    "qwen3_next": (
+        "delta+conv+gate_silu/sdpa+gate_element", ALL | {"rope_fraction": 0.25},
+        MOE | types("state", "full") | DELTA | rope(0.25),
+    ),
+    "deepseek_v3": ("mla", {"latent_size": 12}, LATENT | {"first_k_dense_replace": 9, "head_dim": 4}),
+    "kimi_linear": (
+        "kda+conv+gate_element/mla+nope", ALL | {"latent_size": 12}, MOE | types("state", "full") | KIMI | LATENT,
+    ),
+}  # fmt: skip
+ONE_MORE = ("gemma3_text", "qwen3_next")  # whose norms multiply by 1 + weight
+INTERLEAVED = ("glm4", "cohere", "deepseek_v3")  # whose rotation turns neighbours, as ours
+
+
+def turned(rows, channels):
+    """Put the rotated rows of each head, (x0, x1, …, y0, y1, …), in our order, (x0, y0, x1, y1, …)."""
+    first, still = rows[:, :channels], rows[:, channels:]
+    return torch.cat((first.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2), still), 1).flatten(0, 1)
+
+
+def rows_of(theirs, kind, D):
+    """The weight or bias of their queries, keys and values, each by heads: (n, D, …), and of a gate within q_proj."""
+    fused = next((name for name in ("c_attn", "query_key_value", "Wqkv") if hasattr(theirs, name)), None)
+    if fused is None:
+        q, k, v = (getattr(getattr(theirs, f"{part}_proj"), kind).unflatten(0, (-1, D)) for part in "qkv")
+        if type(theirs).__name__ == "Qwen3NextAttention":
+            q, gate = q[0::2], q[1::2]
+            return q, k, v, gate.flatten(0, 1)
+        return q, k, v, None
+    rows = getattr(getattr(theirs, fused), kind)
+    rows = (rows.t() if fused == "c_attn" and kind == "weight" else rows).unflatten(0, (-1, D))
+    if type(theirs).__name__ == "GPTNeoXAttention":
+        return *rows.unflatten(0, (H, 3)).unbind(1), None
+    return *rows.split((H, (len(rows) - H) // 2, (len(rows) - H) // 2)), None
+
+
+def copy_heads(ours, theirs, name):
+    D, channels = ours.head_size, 0 if ours.rope is None or name in INTERLEAVED else ours.rope.channels
+    for kind in ("weight", "bias") if ours.qkv_proj.bias is not None else ("weight",):
+        q, k, v, gate = rows_of(theirs, kind, D)
+        parts = (turned(q, channels), turned(k, channels), v.flatten(0, 1))
+        getattr(ours.qkv_proj, kind).copy_(torch.cat(parts))
+    norms = dict(ours.modifiers).get("joint_norm", ours)
+    if norms.q_norm is not None:
+        for norm, other in ((norms.q_norm, theirs.q_norm), (norms.k_norm, theirs.k_norm)):
+            weight = other.weight + (1 if name in ONE_MORE else 0)
+            norm.weight.copy_(turned(weight.unflatten(0, (-1, D)), channels))
+    if "sink" in ours.modifiers:
+        ours.modifiers["sink"].bias.copy_(theirs.sinks)
+    if "gate_element" in ours.modifiers:
+        ours.modifiers["gate_element"].gate.weight.copy_(theirs.gate_proj.weight if gate is None else gate)
+
+
+def copy_latent(ours, theirs, name):
+    D, turned_, latent = ours.head_size, ours.turned, ours.latent
+    q = theirs.q_proj.weight.unflatten(0, (H, D + turned_))  # ours has the rotated channels in front
+    ours.q_proj.weight.copy_(torch.cat((q[:, D:], q[:, :D]), 1).flatten(0, 1))
+    ours.c_proj.weight.copy_(theirs.kv_a_proj_with_mqa.weight[:latent])
+    ours.k_proj.weight.copy_(theirs.kv_a_proj_with_mqa.weight[latent:])
+    ours.c_norm.weight.copy_(theirs.kv_a_layernorm.weight)
+    k, v = theirs.kv_b_proj.weight.unflatten(0, (H, 2, D)).unbind(1)
+    ours.k_up.weight.copy_(k.flatten(0, 1))
+    ours.v_up.weight.copy_(v.flatten(0, 1))
+
+
+def copy_state(ours, theirs, name):
+    if name == "qwen3_next":
+        parts = theirs.in_proj_qkvz.weight.unflatten(0, (H, 4, D)).unbind(1)  # theirs has head after head
+        *qkv, gate = (part.flatten(0, 1) for part in parts)
+        beta, fade = theirs.in_proj_ba.weight.unflatten(0, (H, 2)).unbind(1)
+        ours.modifiers["gate_silu"].gate_proj.weight.copy_(gate)
+        bias, rate, norm = theirs.dt_bias, theirs.A_log, theirs.norm
+    else:  # theirs are narrow matrices, two for one of ours
+        qkv, beta, forget = (
+            [getattr(theirs, f"{part}_proj").weight for part in "qkv"],
+            theirs.b_proj.weight,
+            theirs.forget_gate,
+        )
+        fade, bias, rate, norm = (
+            forget.f_b_proj.weight @ forget.f_a_proj.weight,
+            forget.dt_bias,
+            forget.A_log.flatten(),
+            theirs.o_norm,
+        )
+        ours.modifiers["gate_element"].gate.weight.copy_(theirs.g_b_proj.weight @ theirs.g_a_proj.weight)
+    ours.qkv_proj.weight.copy_(torch.cat(qkv))
+    ours.modifiers["conv"].weight.copy_(theirs.conv1d.weight[:, 0])
+    for own, other in (
+        (ours.beta.weight, beta),
+        (ours.fade.weight, fade),
+        (ours.fade.bias, bias),
+        (ours.log_rate, rate),
+    ):
+        own.copy_(other)
+    ours.out_norm.weight.copy_(norm.weight)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name):
+    string, settings, given = FAMILIES[name]
+    n_layer = string.count("/") + 1
+    given = given if "vocab_size" in given else SHAPE | {"num_hidden_layers": n_layer} | given
+    config = transformers.AutoConfig.for_model(name, **given)
+    model = (
+        transformers.AutoModel.from_config(config, attn_implementation="eager", experts_implementation="eager")
+        .eval()
+        .double()
+    )
+    for key, parameter in model.named_parameters():
+        parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
+        if key.endswith("A_log"):
+            parameter.sub_(4)  # what fades at once leaves results so small that their float32 shows
+    layers = [m for m in model.modules() if type(m).__name__.endswith(("Attention", "DeltaNet"))]
+    seen = []
+
+    def keep(module, arguments, named, output):
+        x = arguments[0] if arguments else named["hidden_states"]
+        seen.append((module, x, output[0] if isinstance(output, tuple) else output))
+
+    for module in layers[:n_layer]:
+        module.register_forward_hook(keep, with_kwargs=True)
+    model(torch.randint(1, 61, (2, T)))
+    assert len(seen) == n_layer
+    window = WINDOW if "window" in string else None
+    shape = dict(n_embd=C, n_head=H, n_kv_head=HKV, head_size=D, vocab_size=61, attention_window=window)
+    ours = GPTConfig(attention=string, **shape | settings)
+    for number, (theirs, x, expected) in enumerate(seen):
+        made = make_attention(ours.at(number), number).eval().double()
+        copy = copy_latent if "mla" in ours.at(number).form else copy_heads if made.keeps_rows else copy_state
+        copy(made, theirs, name)
+        out = next(getattr(theirs, o) for o in ("o_proj", "out_proj", "c_proj", "dense") if hasattr(theirs, o))
+        weight = out.weight.T if name == "gpt2" else out.weight
+        made.o_proj.weight.copy_(weight * (0.5 if "gate_element" in made.modifiers else 1))  # for our 2σ
+        if made.o_proj.bias is not None:
+            made.o_proj.bias.copy_(out.bias)
+        for got in (made(x), in_pieces(made, x, (40, T - 44, 1, 1, 1, 1))):
+            close(got, expected, rtol=1e-5, atol=1e-5)

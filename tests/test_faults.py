@@ -1,0 +1,355 @@
+"""What survives when a run is killed, the disk fails, or the numbers are no longer numbers."""
+
+import errno
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run_here
+from safetensors.torch import load_file
+from test_resume import ROOT, assert_same_run, before_step, rows, steps_of
+
+import data.files
+import train as train_module
+import training.step
+from errors import CheckpointError, SettingsError
+from runs import checkpoint as checkpoints
+from runs.checkpoint import load_checkpoint, open_checkpoint, verify_checkpoint
+from runs.directory import make_run_directory
+from runs.summary import read_summary
+from train import train
+from training.config import OptimizerConfig, TrainConfig
+from training.run import Run
+
+# Starts a child by fork, which needs no second import of torch, kills it while it starts, after a step that it has
+# saved, or inside a save, and starts the next, until one gets to the end.
+KILLER = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+from dataclasses import replace
+import torch, training.log, training.report, training.terminal, training.start
+from data.config import DataConfig, TokenizerConfig
+from model.config import GPTConfig
+from train import train
+from training.config import OptimizerConfig, TrainConfig
+
+folder, kills, settings = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+torch.set_num_threads(1)
+config = TrainConfig(
+    model=GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16, dropout=0.1, attention_dropout=0.1),
+    data=DataConfig(path=str(folder / "text.txt"), cache_dir=str(folder / "cache")),
+    tokenizer=TokenizerConfig(name="byte"), optimizer=OptimizerConfig(lr=0.01), device="cpu", precision="fp32",
+    batch_size=6, micro_batch_size=2, max_steps=60, eval_interval=25, checkpoint_interval=3, log_interval=1,
+    sample_tokens=0,
+)
+parts = {name: replace(getattr(config, name), **v) if isinstance(v, dict) else v for name, v in settings.items()}
+config = replace(config, **parts)
+
+def start(run_dir, resume=None):
+    pid = os.fork()
+    if pid == 0:
+        train(replace(config, run_dir=str(run_dir), resume=resume))
+        os._exit(0)
+    return pid
+
+assert os.waitpid(start(folder / "whole"), 0)[1] == 0
+rng, killed, inside = random.Random(0), 0, 0
+checkpoints = folder / "killed" / "checkpoints"
+
+def wait_for(pattern, other_than=()):
+    until = time.monotonic() + 20
+    while not set(checkpoints.glob(pattern)) - set(other_than) and time.monotonic() < until:
+        time.sleep(0.0005)
+
+while True:
+    begun = list(checkpoints.glob("*step_*"))
+    pid = start(folder / "killed", str(folder / "killed") if list(checkpoints.glob("step_*")) else None)
+    if killed == kills:
+        assert os.waitpid(pid, 0)[1] == 0
+        break
+    if killed % 5:
+        wait_for("step_*", begun)
+        if killed % 2:
+            wait_for(".step_*", begun)
+    time.sleep(rng.uniform(0, 0.004 if killed % 2 else 0.1))
+    os.kill(pid, signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1]), "it ended before"
+    killed += 1
+    inside += bool(list(checkpoints.glob(".step_*")))
+print(killed, inside)
+"""
+
+
+CONFIGURATIONS = {
+    "muon": {"optimizer": dict(lr=0.01, weight_decay=0.1)},
+    "adamw": {"optimizer": dict(name="adamw", weight_decay=0.1), "model": dict(attention="delta+gate")},
+    "fp16": {"precision": "fp16"},
+    "bf16": {"precision": "bf16", "micro_batch_size": None},
+    "hybrid": {"model": dict(n_layer=2, attention="delta/sdpa+gate+forget")},
+    "documents": {"data": dict(document_mask=True, source="jsonl", val_fraction=0.2)},
+    "recomputed": {"recompute": "block", "micro_batch_size": 3},
+    "learned": {"model": dict(position="learned", tie_embeddings=True, norm="layernorm", bias=True)},
+    "latent": {"model": dict(attention="mla+sink"), "optimizer": dict(name="adamw")},
+    "cosine": {"schedule": dict(name="cosine"), "grad_clip": 0.0},
+    "task": {"data": dict(source="recall", path=None), "model": dict(block_size=32)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_run_killed_at_random_moments_ends_in_the_same_bits(text_file, tmp_path, name):
+    settings = dict(CONFIGURATIONS[name])
+    if name == "documents":
+        (tmp_path / "t.jsonl").write_text("".join(f'{{"text": "the {"cat sat. " * (n % 7)}"}}\n' for n in range(300)))
+        settings["data"] = settings["data"] | {"path": str(tmp_path / "t.jsonl")}
+    command = [sys.executable, "-c", KILLER, str(tmp_path), "6", json.dumps(settings)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    killer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, env=environment)
+    assert killer.returncode == 0, killer.stderr[-2000:]
+    killed, inside_a_save = map(int, killer.stdout.splitlines()[-1].split())
+    assert killed == 6 and inside_a_save
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+    assert not list((tmp_path / "killed/checkpoints").glob(".*"))  # no leftovers
+
+
+# The disk
+
+OPERATIONS = {"save_file": checkpoints, "save_tokenizer": checkpoints, "flush_to_disk": data.files}
+OPERATIONS |= dict.fromkeys(("mkdir", "write_text", "replace", "symlink_to", "unlink"), Path)
+
+
+@contextmanager
+def failing(number: int, last: int, code: int = errno.ENOSPC):
+    """Let the saver's file operations from `number` to `last` fail; yields their names."""
+    done: list[str] = []
+
+    def watched(name: str, original: Callable) -> Callable:
+        def operate(*arguments, **options):
+            if threading.current_thread().name == "saver":
+                done.append(name)
+                if number < len(done) <= last + 1:
+                    raise OSError(code, os.strerror(code))
+            return original(*arguments, **options)
+
+        return operate
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, owner in OPERATIONS.items():
+            patch.setattr(owner, name, watched(name, getattr(owner, name)))
+        yield done
+
+
+@pytest.fixture
+def short(train_config: TrainConfig) -> TrainConfig:
+    """Three saves, in steps 2, 4 and 6."""
+    return replace(train_config, max_steps=6, checkpoint_interval=2, eval_interval=100, sample_tokens=0)
+
+
+MOMENTS = [3, 12, 20, 41]  # of a save's some twenty operations, in the first, the second and the last save
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in range(42) if n not in MOMENTS]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("moment", [*MOMENTS, *SLOW])
+def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, caplog, moment, code):
+    with failing(moment, 10**6, code) as done, pytest.raises(CheckpointError, match=os.strerror(code)) as ended:
+        train(short)
+    if moment >= len(done):
+        pytest.skip("a save has fewer operations")
+    run, summary = Path(short.run_dir), read_summary(Path(short.run_dir))
+    assert summary.status == "failed" and os.strerror(code) in summary.reason
+    assert "step 6" in str(ended.value) or "step_6 is written" in str(ended.value)
+    told = [one for one in caplog.messages if "training goes on, and the last good checkpoint is" in one][-1]
+    assert "step 6" in told or "step_6 is written" in told
+    for saved in run.glob("checkpoints/step_*"):
+        verify_checkpoint(saved)
+    if (last := run / "checkpoints/last").is_symlink():
+        assert f"go on from {run / 'checkpoints' / last.readlink()} with resume={run}" in str(ended.value)
+        train(replace(short, resume=short.run_dir))
+        assert steps_of(run) == [1, 2, 3, 4, 5, 6] and not list(run.glob("checkpoints/.*"))
+    else:
+        assert "none yet" in told and "start a new run" in str(ended.value)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_operation_that_fails_once_keeps_the_old_checkpoint_and_training_goes_on(short, tmp_path, caplog, moment):
+    train(short)
+    again = replace(short, run_dir=str(tmp_path / "failing"))
+    with failing(moment, moment) as done:
+        try:
+            train(again)
+        except CheckpointError as error:
+            assert "step 6" in str(error) or "step_6 is written" in str(error)
+            train(replace(again, resume=again.run_dir))
+    told = [one for one in caplog.messages if os.strerror(errno.ENOSPC) in one]
+    assert len(told) == 1 or done[moment] == "unlink"  # of what is removed before it is written anew
+    assert_same_run(short.run_dir, again.run_dir)
+    assert not list((tmp_path / "failing/checkpoints").glob(".*"))
+
+
+def test_a_copy_that_does_not_fit_the_memory_is_a_save_that_failed(short, monkeypatch, caplog):
+    def fail(tensor, *where, copy=False, **how):
+        if copy and not failed:
+            failed.append(True)
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+        return original(tensor, *where, copy=copy, **how)
+
+    failed, original = [], torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", fail)
+    train(short)
+    assert "step 2 could not be written" in caplog.text and "can't allocate memory" in caplog.text
+    assert open_checkpoint(short.run_dir).meta.progress.step == 6
+
+
+def test_a_limit_on_file_size_is_a_failed_write_not_the_end(text_file, tmp_path):
+    # The system itself refuses: no file of this process may pass 60,000 bytes, and the weights do.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    settings = f"""data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
+        model.n_embd=64 model.block_size=16 sample_tokens=0 device=cpu max_steps=4 checkpoint_interval=2"""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
+    try:
+        result = run_here("train.py", *settings.split(), cwd=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert result.returncode == 1 and "step 4 could not be written" in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr and "step 2 could not be written" in result.stdout
+    assert "bytes and" in result.stdout and "are free there" in result.stdout
+
+
+def test_every_checkpoint_holds_the_state_of_its_step_while_training_goes_on(short, monkeypatch):
+    """A save copies before it returns; the next one waits for a slow write."""
+    original, taken = checkpoints.save_file, {}
+
+    def take(run: Run) -> None:
+        taken[run.progress.step] = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+
+    monkeypatch.setattr(checkpoints, "save_file", lambda *arguments: (time.sleep(0.1), original(*arguments)))
+    for number in range(1, 4):
+        before_step(monkeypatch, number, take)
+    train(replace(short, checkpoint_interval=1, max_steps=4, keep_checkpoints=4))
+    assert len(taken) == 3
+    for step, weights in taken.items():
+        saved = load_file(Path(short.run_dir) / f"checkpoints/step_{step}/model.safetensors")
+        assert all(torch.equal(saved[name], weights[name]) for name in saved)
+
+
+def test_two_runs_started_in_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len({make_run_directory(None) for _ in range(20)}) == 20
+
+
+# Numbers that are no numbers
+
+
+def plant_nan(monkeypatch, steps: range, where: str) -> None:
+    """Make the loss of these steps infinite, with finite gradients, or one gradient in them not a number."""
+    original = training.step.train_step
+
+    def train_step(run: Run, step: int):
+        if step not in steps:
+            return original(run, step)
+        if where == "loss":
+            forward = run.forward
+            with monkeypatch.context() as patched:
+                patched.setattr(run, "forward", lambda *batch, **more: forward(*batch, **more) + math.inf)
+                return original(run, step)
+        handle = run.model.blocks[0].mlp.down_proj.weight.register_hook(lambda g: g * math.nan)
+        result = original(run, step)
+        handle.remove()
+        return result
+
+    monkeypatch.setattr("training.step.train_step", train_step)
+
+
+@pytest.mark.parametrize(("where", "optimizer"), [("loss", "muon"), ("gradient", "muon"), ("gradient", "adamw")])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(train_config, monkeypatch, where, optimizer, caplog):
+    config = replace(train_config, optimizer=OptimizerConfig(name=optimizer, weight_decay=0.1), sample_tokens=0)
+    snapshots = {}
+
+    def look(run: Run) -> None:
+        state = [value for o in run.optimizers for of_one in o.state.values() for value in of_one.values()]
+        snapshots[run.progress.step] = [tensor.detach().clone() for tensor in [*run.model.parameters(), *state]]
+
+    plant_nan(monkeypatch, range(7, 9), where)
+    for step in (7, 9, 10):
+        before_step(monkeypatch, step, look)
+    assert math.isfinite(train(config))
+    assert all(torch.equal(a, b) for a, b in zip(snapshots[7], snapshots[9], strict=True))
+    assert not torch.equal(snapshots[9][0], snapshots[10][0])
+    found = rows(config.run_dir)
+    assert found[-1]["skipped"] == 2 and "skipped" not in found[6]
+    assert "step 9: 1 of the last 1 step changed nothing, because loss or gradient was not finite" in caplog.messages
+    assert (next(row for row in found if row["step"] == 8)["loss"] is None) == (where == "loss")
+
+
+# With 1000, found where step 8 would be saved, or, where nothing else is due, at a multiple of max_skipped_steps.
+@pytest.mark.parametrize(("log_interval", "checkpoint_interval"), [(1, 4), (1000, 4), (1000, 1000)])
+def test_too_many_steps_in_a_row_end_the_run_and_nothing_is_saved_meanwhile(
+    train_config, monkeypatch, log_interval, checkpoint_interval
+):
+    config = replace(train_config, max_skipped_steps=3, sample_tokens=0, log_interval=log_interval, eval_interval=1000)
+    plant_nan(monkeypatch, range(5, 100), "gradient")
+    in_a_row = 3 if checkpoint_interval == 4 else 4
+    named = (
+        rf"in {in_a_row} steps in a row, first in step 6: lower optimizer\.lr=0\.02, set grad_clip=1\.0 .*precision="
+    )
+    with pytest.raises(SettingsError, match=named):
+        train(replace(config, checkpoint_interval=checkpoint_interval))
+    saved = [path.name for path in Path(config.run_dir).glob("checkpoints/step_*")]
+    assert saved == ["step_4"] * (checkpoint_interval == 4)
+
+
+def test_weights_that_are_not_finite_replace_no_checkpoint(train_config, monkeypatch, caplog):
+    """The loss is finite all the same."""
+
+    def spoil(run: Run) -> None:
+        run.model.token_embedding.weight.data[200, 0] = math.inf  # of a byte that the text does not have
+
+    before_step(monkeypatch, 13, spoil)
+    config = replace(train_config, eval_interval=100, checkpoint_interval=1, keep_checkpoints=1, sample_tokens=0)
+    with pytest.raises(SettingsError, match="a weight is not finite at the end: lower optimizer"):
+        train(config)
+    assert "step 14 has weights that are not finite, so it is not saved: the checkpoints stay" in caplog.text
+    assert load_checkpoint(Path(config.run_dir) / "checkpoints/last").meta.progress.step == 13
+
+
+@pytest.mark.parametrize("evaluation", [1, 2, 4])
+def test_an_evaluation_that_is_not_finite_is_no_best_one_and_fails_a_run_only_at_its_end(
+    train_config, monkeypatch, caplog, evaluation
+):
+    original = train_module.evaluate_run
+
+    def evaluate_run(run: Run):
+        weight = run.model.blocks[0].mlp.down_proj.weight
+        kept = weight.detach().clone()
+        if run.progress.step == 5 * evaluation:
+            weight.data[0, 0] = math.nan
+        result = original(run)
+        weight.data.copy_(kept)
+        return result
+
+    monkeypatch.setattr(train_module, "evaluate_run", evaluate_run)
+    config = replace(train_config, eval_interval=5, checkpoint_interval=100)
+    if evaluation == 4:
+        with pytest.raises(SettingsError, match=r"the validation loss is nan at the end: lower optimizer\.lr=0\.02"):
+            train(config)
+        assert "validation loss is nan" in read_summary(Path(config.run_dir)).reason
+        assert open_checkpoint(config.run_dir).meta.progress.step == 15
+        return
+    best = train(config)
+    found = [row["val_loss"] for row in rows(config.run_dir) if "val_loss" in row]
+    assert found[evaluation - 1] is None and best == min(loss for loss in found if loss is not None)
+    assert "there is no sample" in caplog.text
+    progress = open_checkpoint(config.run_dir).meta.progress
+    assert progress.best_loss == best and progress.best_step == 20

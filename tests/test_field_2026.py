@@ -1,0 +1,198 @@
+"""The forms and modifiers of 2026: each against its formula in float64, and what it costs.
+
+test_families.py has the whole layers of Qwen3-Next and Kimi Linear.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import close, layer, random_gpt
+
+from errors import SettingsError
+from model.attention import Pass, make_attention
+from model.attention.check import CHECKS, make_layer
+from model.attention.recurrent import in_chunks, token_by_token
+from model.attention.sparse import blockwise
+from model.cache import KVCache
+from model.config import AttentionConfig, GPTConfig
+from model.gpt import GPT
+from model.rope import rotate
+from model.size import cache_bytes_per_token, count_parameters, flops_per_token, without_weights
+from training.optimizer import split_parameters
+
+B, T, C, H, HKV, D = 2, 12, 16, 4, 2, 4
+LATE = torch.zeros(B, T, dtype=torch.long)
+LATE[1, 5:] = 5  # the second row holds two documents
+NEW = ["stick", "gta", "moba", "kda", "sdpa+conv", "delta+conv+gate_silu", "kda+conv+gate_element"]
+NEW += [
+    "sdpa+value_embedding",
+    "sdpa+joint_norm+diff",
+    "stick+forget+diff+conv",
+    "gta+diff+sink+xsa+window",
+    "moba+conv+value_embedding",
+]
+
+
+def random_layer(attention, **settings):
+    """A layer in float64 whose every weight is random."""
+    given = {"n_embd": C, "n_head": H, "block_size": 24} | settings
+    made = make_attention(GPTConfig(attention=attention, vocab_size=7, **given)).eval().double()
+    for parameter in made.parameters():
+        parameter.data.copy_(0.5 * torch.randn_like(parameter) + (parameter.ndim == 1))
+    return made
+
+
+@torch.no_grad()
+def test_a_decay_for_each_channel_is_the_recurrence_in_chunks_too_however_fast_it_fades():
+    N = 70
+    q, k, v = torch.randn(3, B, H, N, D).double()
+    k, beta, begins = F.normalize(k, dim=-1), torch.rand(B, H, N).double(), torch.rand(B, 1, N) < 0.1
+    decay, empty = -30 * torch.rand(B, H, N, D).double() ** 4, torch.randn(B, H, D, D).double()
+    state, rows = empty, []
+    for t in range(N):
+        state = state * decay[:, :, t, :, None].exp() * ~begins[:, :, t, None, None]
+        old = torch.einsum("bhde,bhd->bhe", state, k[:, :, t])
+        state = state + torch.einsum("bhd,bhe->bhde", k[:, :, t], beta[:, :, t, None] * (v[:, :, t] - old))
+        rows.append(torch.einsum("bhde,bhd->bhe", state, q[:, :, t]))
+    for scan in (token_by_token, in_chunks):
+        y, last = scan(q, k, v, decay, beta, begins, empty)
+        close(y, torch.stack(rows, 2), rtol=1e-9, atol=1e-9)
+        close(last, state, rtol=1e-9, atol=1e-9)
+    same = decay[..., :1]  # one decay for all channels is delta's
+    wanted = in_chunks(q, k, v, same[..., 0], beta, begins, empty)[0]
+    close(in_chunks(q, k, v, same.expand(-1, -1, -1, D), beta, begins, empty)[0], wanted, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_stick_breaks_off_a_share_of_what_the_keys_between_have_left():
+    stick, x = random_layer("stick", position="none", n_kv_head=HKV), torch.randn(B, T, C).double()
+    q, k, v = stick.project(x)
+    k, v = (t.repeat_interleave(H // HKV, 1) for t in (k, v))
+    share, y = torch.sigmoid(q @ k.mT / math.sqrt(D)), torch.zeros(B, H, T, D).double()
+    for t in range(T):
+        left = torch.ones(B, H).double()
+        for s in reversed(range(t)):
+            y[:, :, t] += (share[:, :, t, s] * left)[..., None] * v[:, :, s]
+            left = left * (1 - share[:, :, t, s])
+    close(stick(x), stick.merge(y), rtol=1e-9, atol=1e-9)
+    assert (stick.weights(x).sum(-1) < 1).all() and not stick(x)[:, 0].any()  # the first has nobody to attend to
+    swapped = stick(x[:, [1, 0, *range(2, T)]])
+    assert not torch.allclose(swapped[:, -1], stick(x)[:, -1])  # it knows order without positions
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@torch.no_grad()
+def test_gta_takes_half_of_each_key_from_its_value_and_the_other_from_one_rotated_vector(kv_heads):
+    gta, x = random_layer("gta", n_kv_head=kv_heads, head_size=8), torch.randn(B, T, C).double()
+    q, v = (proj(x).unflatten(-1, (-1, 8)).transpose(1, 2) for proj in (gta.q_proj, gta.v_proj))
+    turned, table = gta.k_proj(x)[:, None], gta.rope.table(x)
+    q, y = torch.cat((rotate(q[..., :4], table), q[..., 4:]), -1), []
+    for h in range(H):
+        own = v[:, h * kv_heads // H]
+        key = torch.cat((rotate(turned, table)[:, 0], own[..., 4:]), -1)
+        scores = (q[:, h] @ key.mT / math.sqrt(8)).masked_fill(torch.ones(T, T).triu(1) > 0, -math.inf)
+        y.append(scores.softmax(-1) @ own)
+    close(gta(x), gta.merge(torch.stack(y, 1)), rtol=1e-9, atol=1e-9)
+    cache = KVCache(T)
+    gta(x, Pass(cache=cache))
+    assert cache.nbytes == B * T * (kv_heads * 8 + 4) * 8  # where grouped-query attention has 2 kv_heads · 8
+
+
+@pytest.mark.parametrize(("block", "best"), [(1, 3), (3, 1), (3, 2), (4, 9), (50, 1)])
+@torch.no_grad()
+def test_moba_is_softmax_over_the_own_block_and_the_best_before_it_by_mean_key(block, best):
+    q, k, v = torch.randn(3, B, H, T, D).double()
+    attended = torch.zeros(B, H, T, T, dtype=torch.bool)
+    for b, h, t in [(b, h, t) for b in range(B) for h in range(H) for t in range(T)]:
+        start = LATE[b, t].item()
+        own = (t - start) // block
+        means = [k[b, h, start + n * block : start + (n + 1) * block].mean(0) @ q[b, h, t] for n in range(own)]
+        for n in [own, *sorted(range(own), key=lambda n: -means[n])[:best]]:
+            attended[b, h, t, start + n * block : min(start + (n + 1) * block, t + 1)] = True
+    seen = torch.ones(T, T).tril() * (torch.arange(T) >= LATE[:, None, :, None]) > 0
+    wanted = (q @ k.mT / math.sqrt(D)).masked_fill(~attended, -math.inf).softmax(-1) @ v
+    close(blockwise(block, best)(q, k, v, mask=seen), wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "delta"])
+@torch.no_grad()
+def test_conv_sums_four_tokens_of_one_document_channel_by_channel(attention):
+    made, x = random_layer(f"{attention}+conv", n_kv_head=HKV, position="none"), torch.randn(B, T, C).double()
+    raw = torch.cat(made.project(x), 1)
+    taps, mixed = made.modifiers["conv"].weight.view(H + 2 * HKV, D, 4), torch.zeros_like(raw)
+    for b, t, back in [(b, t, back) for b in range(B) for t in range(T) for back in range(4)]:
+        if t - back >= LATE[b, t]:
+            mixed[b, :, t] += taps[..., 3 - back] * raw[b, :, t - back]
+    if attention == "delta":
+        mixed = F.silu(mixed)
+    got = torch.cat(made.rotated(x, Pass(starts=LATE)), 1)
+    close(got, mixed, rtol=1e-9, atol=1e-9)
+    fresh, plain = layer("sdpa+conv"), layer()
+    plain.load_state_dict(fresh.state_dict(), strict=False)
+    close(fresh(x.float()), plain(x.float()))  # at first there is none
+
+
+@torch.no_grad()
+def test_a_value_embedding_joins_the_values_by_the_token_as_much_as_its_gate_says():
+    made, x, tokens = random_layer("sdpa+value_embedding", n_kv_head=HKV), torch.randn(B, T, C).double(), LATE
+    modifier, v = made.modifiers["value_embedding"], made.project(x)[2]
+    own = modifier.embedding.weight[tokens].view(B, T, HKV, D)
+    wanted = v + (2 * torch.sigmoid(x @ modifier.gate.weight.T)[..., None] * own).transpose(1, 2)
+    close(made.rotated(x, Pass(tokens=tokens))[2], wanted, rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="needs the token ids of x"):
+        made(x)
+    with pytest.raises(SettingsError, match="needs the number of token ids: make the layer with a GPTConfig"):
+        make_attention(AttentionConfig(attention="sdpa+value_embedding"))
+    model = random_gpt(attention="sdpa/sdpa+value_embedding")
+    before, later = model(tokens), tokens == 5
+    model.attentions[1].modifiers["value_embedding"].embedding.weight[5] += 1
+    assert (model(tokens)[later] != before[later]).any() and torch.equal(model(tokens)[~later], before[~later])
+
+
+# All of them.
+
+
+@pytest.mark.parametrize("check", ["value+grad", "future", "document", "cache"])
+@pytest.mark.parametrize("attention", NEW)
+def test_each_is_itself_in_float64_blind_to_the_future_as_alone_in_a_document_and_the_same_cached(attention, check):
+    made, near = make_layer(attention).double(), 1e-5 if check == "document" else 1e-9  # RoPE's angles are float32
+    for got, wanted in CHECKS[check](made, torch.randn(2, 24, 32).double()):
+        close(got, wanted, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize(
+    ("attention", "sentence"),
+    [
+        ("mla+conv", "mla has no keys for conv to change"),
+        ("gta+conv", "gta has no keys for conv to change"),
+        ("gta+value_embedding", "gta has no values for value_embedding to change"),
+        ("kda+window", "kda has no window for window to change"),
+        ("stick+sink", "what no key takes goes nowhere already under stick"),
+        ("moba+sink", "one more key would shift the blocks under moba"),
+    ],
+)
+def test_what_means_nothing_is_refused_in_one_sentence(attention, sentence):
+    with pytest.raises(SettingsError, match=sentence):
+        layer(attention, attention_window=4)
+
+
+def test_what_each_costs():
+    def model(attention, **settings):
+        return without_weights(GPTConfig(attention=attention, vocab_size=50, n_layer=1, block_size=64, **settings))
+
+    plain, embedded = model("sdpa"), model("sdpa+value_embedding")
+    assert count_parameters(embedded)["embedding"] == count_parameters(plain)["embedding"] + 50 * 128
+    assert flops_per_token(embedded) - flops_per_token(plain) == 6 * 4 * 128  # its gate: a table is read
+    table = embedded.attentions[0].modifiers["value_embedding"].embedding.weight
+    assert any(
+        weight is table for weight in split_parameters(embedded)["embeddings"]
+    )  # it moves as the other embedding
+    assert flops_per_token(model("sdpa+conv")) - flops_per_token(plain) == 6 * 4 * 3 * 128
+    assert flops_per_token(model("gta")) == flops_per_token(plain) - 6 * (128 * (128 - 16) + 2 * 32)  # and no norms
+    seen = sum(4 * min(t + 1, 3 * 8 + t % 8 + 1) + 2 * (t // 8) for t in range(64))
+    assert model("moba").attentions[0].flops(64) == 128 * seen / 64
+    state, kept = 4 * 32 * 32 / 64, {"sdpa": 256, "moba": 256, "gta": 128 + 16, "sdpa+conv": 256 + 3 * 3 * 128 / 64}
+    for attention, numbers in (kept | {"delta": state, "kda": state}).items():
+        assert cache_bytes_per_token(GPT(model(attention).config)) == 4 * numbers

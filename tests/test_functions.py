@@ -1,0 +1,291 @@
+"""The attention functions obey one contract: the same numbers, the same gradients, the same errors."""
+
+import inspect
+import itertools
+import math
+import re
+
+import pytest
+import torch
+from conftest import close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model.attention import FORMS, SOFTMAX, functions
+from model.attention.functions import SHORT, fused, matmul, sdpa, softcap
+from model.attention.ladder import head_by_head
+from model.attention.masks import alibi_bias, alibi_slopes, as_bool, causal_mask, keys_allowed, padding_mask
+
+ALIKE = {name: FORMS[name] for name in SOFTMAX} | {"fused": fused, "head_by_head": head_by_head}
+OTHERS = {name: FORMS[name] for name in ("softmax1", "sigmoid", "sparsemax")} | {"softcap": softcap(2.0)}
+ALL = ALIKE | OTHERS
+each = pytest.mark.parametrize("attend", ALL.values(), ids=ALL)
+
+
+# One oracle for all of them: the weights of a single query over the keys that it sees, by their formula.
+
+
+def nearest_on_simplex(scores):
+    """Sparsemax by bisection of its threshold, then by the formula of the keys above it."""
+    low, high = scores.detach().max() - 1, scores.detach().max()
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (scores - middle).clamp(min=0).sum() > 1 else (low, middle)
+    inside = scores > high
+    return torch.where(inside, scores - (scores[inside].sum() - 1) / inside.sum(), 0)
+
+
+WEIGHTS = {
+    "softmax1": lambda scores: scores.exp() / (1 + scores.exp().sum()),
+    "sigmoid": lambda scores: 1 / (1 + len(scores) * (-scores).exp()),
+    "sparsemax": nearest_on_simplex,
+}
+
+
+def by_rows(name, q, k, v, *, mask=None, bias=None, is_causal=False, scale=None):
+    """Attention one query at a time, over the keys that it sees alone."""
+    H, T, D, S, rows = *q.shape[-3:], k.shape[-2], []
+    if is_causal:
+        mask = torch.tensor([[s - S <= t - T for s in range(S)] for t in range(T)])
+    pairs = (*q.shape[:-1], S)
+    mask = torch.ones(pairs, dtype=torch.bool) if mask is None else (mask == 1).expand(pairs)
+    bias = torch.zeros(pairs) if bias is None else bias.expand(pairs)
+    for *b, h, t in itertools.product(*map(range, q.shape[:-1])):
+        at, shared = (*b, h, t), (*b, h * k.shape[-3] // H)
+        seen = mask[at].nonzero().flatten()
+        scores = k[shared][seen] @ q[at] * (1 / math.sqrt(D) if scale is None else scale)
+        scores = (2.0 * torch.tanh(scores / 2.0) if name == "softcap" else scores) + bias[at][seen]
+        if len(seen):
+            weights = WEIGHTS[name](scores) if name in WEIGHTS else scores.exp() / scores.exp().sum()
+            rows.append(weights @ v[shared][seen])
+        else:
+            rows.append(0 * (q.sum() + k.sum() + v[shared].sum(0)))
+    return torch.stack(rows).view(*q.shape[:-1], v.shape[-1])
+
+
+@st.composite
+def calls(draw):
+    """Shapes and overlays of an attention call, as (q, k, v, keyword arguments) in float64."""
+    lead = draw(st.lists(st.integers(1, 2), max_size=2))
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    T, S, D, Dv = (draw(st.integers(1, most)) for most in (5, 6, 9, 9))
+    generator, arguments = torch.Generator().manual_seed(draw(st.integers(0, 2**31))), {}
+
+    def randn(*shape):  # float32 numbers, so that every precision starts from the same ones
+        return torch.randn(shape, generator=generator).double()
+
+    def broadcasting():
+        shape = [1 if draw(st.integers(0, 3)) == 0 else n for n in (*lead, kv_heads * group, T, S)]
+        return shape[draw(st.integers(0, len(shape))) :]  # some axes are 1, and leading ones missing
+
+    kind = draw(st.sampled_from(["none", "causal", "bool", "float", "window", "empty rows"]))
+    if kind == "causal":
+        arguments["is_causal"] = True
+    elif kind == "window":
+        arguments["mask"] = causal_mask(T, S, window=draw(st.integers(1, S)))
+    elif kind != "none":
+        mask = torch.rand(shape := broadcasting(), generator=generator) > 0.4
+        if kind == "empty rows":
+            mask = mask & (torch.rand([*shape[:-1], 1][: len(shape)], generator=generator) > 0.5)
+        arguments["mask"] = mask.float() if kind == "float" else mask
+    if draw(st.booleans()):
+        arguments["bias"] = randn(*broadcasting())
+    if draw(st.booleans()):
+        arguments["scale"] = draw(st.floats(0.1, 1.0))
+    return randn(*lead, kv_heads * group, T, D), randn(*lead, kv_heads, S, D), randn(*lead, kv_heads, S, Dv), arguments
+
+
+def value_and_gradients(attend, q, k, v, arguments, dtype):
+    q, k, v = (t.detach().to(dtype).requires_grad_() for t in (q, k, v))
+    bias = {"bias": arguments["bias"].to(dtype)} if "bias" in arguments else {}
+    y = attend(q, k, v, **arguments | bias)
+    # An upstream gradient of norm at most 1 for each query
+    weight = torch.linspace(-1, 1, y.numel(), dtype=dtype).reshape(y.shape) / math.sqrt(y.shape[-1])
+    return y, *torch.autograd.grad((y * weight).sum(), (q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@settings(max_examples=20, deadline=None)
+@given(call=calls())
+def test_values_and_gradients_are_those_of_the_formula_for_each_query(dtype, call):
+    *tensors, arguments = call
+    tensors = [t.to(dtype).double() for t in tensors]
+    if "bias" in arguments:
+        arguments["bias"] = arguments["bias"].to(dtype).double()
+    wanted = {}
+    for name, attend in ALL.items():
+        kind = name if name in OTHERS else "softmax"
+        if kind not in wanted:
+            by_row = lambda *qkv, kind=kind, **given: by_rows(kind, *qkv, **given)  # noqa: E731
+            wanted[kind] = value_and_gradients(by_row, *tensors, arguments, torch.float64)
+        got = value_and_gradients(attend, *tensors, arguments, dtype)
+        # bfloat16 has 8 bits, and a sum cannot be more exact than its largest term; sparsemax has kinks.
+        count = 1 if name == "sparsemax" and dtype == torch.bfloat16 else 4
+        for a, b in zip(got[:count], wanted[kind][:count], strict=True):
+            rtol, atol = (1e-5, 2e-6) if dtype == torch.float32 else (2e-2, 2e-2 * max(1, b.abs().max().item()))
+            close(a.double(), b, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@settings(max_examples=12, deadline=None)
+@given(call=calls(), D=st.sampled_from([16, 64, 256]))
+def test_scores_as_large_as_half_precision_holds_stay_finite_and_near_float64(dtype, D, call):
+    """fp16 ends at 65,504. No score here is beyond 2^15, and all are exact; unscaled, the largest are √D times that."""
+    (q, k, v), top = (t.to(dtype).double() for t in call[:3]), 2.0**15
+    q = q.sign()[..., :1].expand(*q.shape[:-1], D) * top / math.sqrt(D)
+    k = (2 * k).round().clamp(-2, 2)[..., :1].expand(*k.shape[:-1], D) / 2  # five kinds of keys, so that many tie
+    arguments = {name: value for name, value in call[3].items() if name in ("mask", "is_causal")}
+    for name, attend in ALL.items():
+        exact = value_and_gradients(attend if name in OTHERS else FORMS["loop"], q, k, v, arguments, torch.float64)
+        for got, wanted in zip(value_and_gradients(attend, q, k, v, arguments, dtype), exact, strict=True):
+            near = 2e-2 * max(1, top / D, wanted.abs().max().item())  # the keys' gradients are sums of scaled queries
+            close(got.double(), wanted, rtol=2e-2, atol=near, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_help_shows_the_signature_of_the_contract_and_the_forms_own_words():
+    contract = [*inspect.signature(sdpa).parameters.values()]
+    for name, attend in ALL.items():
+        assert list(inspect.signature(attend).parameters.values()) == contract
+        assert attend.__name__ == attend.__qualname__ == name or name == "softcap"  # which is made for a cap
+    assert len({attend.__doc__ for attend in ALL.values()}) == len(ALL)
+    assert {attend.__module__ for attend in OTHERS.values()} == {functions.__name__}
+
+
+@each
+def test_dropout_of_a_half_leaves_zeros_and_doubled_weights_with_the_same_mean(attend):
+    S = 64  # equal weights on an identity: each result is one weight
+    q, k, v = torch.zeros(50, 4, 16, 8), torch.zeros(50, 4, S, 8), torch.eye(S).expand(50, 4, S, S)
+    shares = (attend(q, k, v, dropout_p=0.5) / attend(q, k, v)).round(decimals=4)
+    assert set(shares.unique().tolist()) == {0.0, 2.0} and shares.mean().item() == pytest.approx(1, abs=0.01)
+
+
+@each
+def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(attend):
+    q, k, v = (t.requires_grad_() for t in torch.randn(3, 2, 4, 5, 8).unbind())
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    mask[0, :, 2] = False
+    y = attend(q, k, v, mask=mask)
+    gradients = torch.autograd.grad(y.square().sum() + y[0, :, 2].sum(), (q, k, v))
+    assert not y[0, :, 2].any() and all(g.isfinite().all() for g in gradients) and not gradients[0][0, :, 2].any()
+    assert not any(g.any() for g in torch.autograd.grad(attend(q, k, v, mask=mask)[0, :, 2].sum(), (q, k, v)))
+    # Nothing to attend to and nothing to ask keep their shapes.
+    assert attend(torch.randn(2, 4, 0, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)).shape == (2, 4, 0, 6)
+    assert not attend(torch.randn(2, 4, 3, 8), torch.randn(2, 2, 0, 8), torch.randn(2, 2, 0, 6)).any()
+
+
+# sdpa hands the work to the fused kernels.
+
+
+class Kernels(TorchDispatchMode):
+    """Notes whether a fused operator runs, and the largest tensor that any makes."""
+
+    fused, largest = False, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.fused |= "scaled_dot_product_flash_attention" in func.__name__
+        for t in torch.utils._pytree.tree_leaves(result):
+            if isinstance(t, torch.Tensor):
+                self.largest = max(self.largest, t.untyped_storage().nbytes() // t.element_size())
+        return result
+
+
+LONG, CAUSAL = 512, {"is_causal": True}
+PADDED = {"mask": padding_mask(torch.arange(2 * LONG).view(2, LONG) % 3 > 0)}
+
+
+@pytest.mark.parametrize(
+    ("lead", "T", "S", "Hkv", "Dv", "arguments"),
+    [
+        *(((2,), LONG, LONG, Hkv, Dv, CAUSAL) for Hkv, Dv in ((4, 16), (2, 16), (4, 24), (4, 8))),
+        *((lead, LONG, LONG, 4, 16, CAUSAL) for lead in ((), (2, 1))),
+        *(((2,), T, LONG, 2, 16, arguments) for T, arguments in ((1, CAUSAL), (1, {}), (LONG, {}), (LONG, PADDED))),
+        *(((2,), T, S, 2, 16, CAUSAL) for T, S in ((1, SHORT), (SHORT, SHORT), (SHORT + 1, SHORT + 1), (2, SHORT + 1))),
+    ],
+)
+def test_sdpa_makes_no_scores_of_long_texts_where_the_fused_kernel_can_do_without(lead, T, S, Hkv, Dv, arguments):
+    q, k, v = torch.randn(*lead, 4, T, 16), torch.randn(*lead, Hkv, S, 16), torch.randn(*lead, Hkv, S, Dv)
+    with Kernels() as kernels:
+        y = sdpa(q, k, v, **arguments)
+    assert kernels.fused == (T == 1 or S > SHORT) and (S < LONG or kernels.largest < S * S)
+    close(y, matmul(q, k, v, **arguments))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 1, 1, 5), (3, 1, 5, 5), (2, 1, 4, 5, 1), (5, 1), (5,)], ids=str)
+def test_the_fused_kernels_take_masks_of_any_leading_dimensions(shape):
+    (q, k, v), mask = torch.randn(3, 2, 3, 4, 5, 8), torch.rand(shape) > 0.4
+    close(fused(q, k, v, mask=mask), matmul(q, k, v, mask=mask))
+
+
+@pytest.mark.parametrize(("dtype", "biased"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)])
+def test_key_heads_are_repeated_where_a_gpus_kernels_cannot_share_them(monkeypatch, dtype, biased):
+    given, kernel = [], lambda q, k, v, *_, enable_gqa, **__: given.append((k.shape[1], v.shape[1], enable_gqa)) or q
+    monkeypatch.setattr(functions.F, "scaled_dot_product_attention", kernel)
+    with FakeTensorMode():
+        q, k = (torch.empty(2, heads, 5, 8, device="cuda", dtype=dtype) for heads in (4, 2))
+        fused(q, k, k, bias=torch.empty(5, 5, device="cuda") if biased else None, is_causal=not biased)
+    assert given == [(2, 2, True) if dtype == torch.bfloat16 and not biased else (4, 4, False)]
+
+
+# Masks.
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 5), (2, 5), (4, 4), (5, 2), (1, 1)])
+@pytest.mark.parametrize("window", [None, 1, 2, 4, 9])
+def test_query_t_sees_the_window_of_keys_that_ends_at_its_own_position_from_the_end(T, S, window):
+    mask = causal_mask(T, S, window=window)
+    assert mask.tolist() == [[0 <= S - T + t - s < (window or S + T) for s in range(S)] for t in range(T)]
+    assert keys_allowed(mask, T, S).tolist() == mask.sum(-1).clamp(min=1).tolist()
+    if window is None and T <= S:
+        assert keys_allowed(None, T, S).tolist() == mask.sum(-1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_true_and_one_attend_false_and_zero_do_not_and_other_numbers_are_refused(dtype):
+    assert as_bool(torch.tensor([1, 0]).to(dtype)).tolist() == [True, False]
+    for value in (-torch.inf, 0.5, torch.nan) if dtype.is_floating_point else ():
+        with pytest.raises(ValueError, match=r"mask \(3,\) has numbers other than 1"):
+            as_bool(torch.tensor([1.0, 0.0, value]).to(dtype))
+
+
+def test_alibi_is_minus_slope_times_distance_and_slopes_halve_from_a_half():
+    assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)] and alibi_slopes(1).tolist() == [2.0**-8]
+    between = torch.cat((alibi_slopes(8), alibi_slopes(16)[:8:2]))  # the authors' rule where no power of two fits
+    close(alibi_slopes(12), between, rtol=0, atol=0)
+    wanted = -torch.tensor([[2.0, 1, 0, 1], [3, 2, 1, 0]]) * torch.tensor([2.0**-4, 2.0**-8])[:, None, None]
+    assert torch.equal(alibi_bias(2, 2, 4), wanted)
+
+
+# Bad input.
+
+Q, K, V = (2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("shapes", "arguments", "message"),
+    [
+        ([(5, 8), (5, 8), (5, 8)], {}, r"same rank: q is \(5, 8\), k is \(5, 8\), v is \(5, 8\)"),
+        ([Q, K[1:], V[1:]], {}, r"same rank.*\(2, 5, 8\)"),
+        *(([Q, k, v], {}, r"leading dimensions.*\(3, 2, 5, 8\)") for k, v in ((K, (3, *V[1:])), ((3, *K[1:]), V))),
+        ([Q, (2, 2, 5, 7), V], {}, r"same size D.*\(2, 2, 5, 7\)"),
+        ([Q, K, (2, 2, 6, 8)], {}, r"one value.*\(2, 2, 6, 8\)"),
+        *(([Q, (2, n, 5, 8), (2, n, 5, 8)], {}, f"{n} key/value heads must divide the 4 query heads") for n in (0, 3)),
+        ([Q, K, V], {"mask": torch.ones(2, 5)}, r"mask \(2, 5\) does not broadcast.*\(2, 4, 5, 5\).*padding_mask"),
+        ([Q, K, V], {"mask": torch.ones(5, 5), "is_causal": True}, r"mask \(5, 5\) together with is_causal"),
+        ([Q, K, V], {"mask": torch.zeros(5, 5) - torch.inf}, r"mask \(5, 5\) has numbers other than"),
+        ([Q, K, V], {"bias": torch.ones(3, 5, 5)}, r"bias \(3, 5, 5\) does not broadcast"),
+        *(
+            ([Q, K, V], {"mask": torch.ones(s)}, re.escape(f"mask {s} does not"))
+            for s in ((4,), (5, 4), (1, *Q[:3], 5))
+        ),
+        *(([Q, K, V], {"dropout_p": p}, rf"dropout_p={p} must lie in \[0, 1\)") for p in (1.0, -0.1)),
+    ],
+)
+def test_bad_input_is_a_value_error_that_names_the_shapes(shapes, arguments, message):
+    for attend in ALL.values():
+        with pytest.raises(ValueError, match=message):
+            attend(*(torch.randn(s) for s in shapes), **arguments)

@@ -1,0 +1,143 @@
+"""Their tokenizer.json gives our ids, there and back, or is refused."""
+
+import json
+import random
+import string
+import unicodedata
+from pathlib import Path
+
+import pytest
+import tiktoken
+from conftest import random_gpt, split_patterns
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.config import TokenizerConfig
+from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
+from errors import HuggingFaceError
+from interop.huggingface import to_huggingface
+from interop.tokenizer import DIGITS_PATTERN, GPT2_PATTERN, read_tokenizer_json, save_tokenizer_json
+
+ODD = "ab Z9 \t\n\r'sſ.,_/é漢😀\u0301\u00a0\u2028\u0085"
+TEXTS = st.text(st.sampled_from(ODD) | st.characters(codec="utf-8"), max_size=30)
+
+
+def trained(pattern: str) -> tiktoken.Encoding:
+    """A tokenizer with merges across all that the pattern leaves together, which a wrong cut would take apart."""
+    text = Path(string.__file__).read_text() + "héllo wörld 漢字 123 4567 😀 " * 50
+    return train_bpe([text, "".join(random.Random(0).choices(ODD, k=50_000))], 2000, pattern)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> tiktoken.Encoding:
+    return trained(BPE_PATTERN)
+
+
+@pytest.mark.parametrize("name", ["byte", "bpe", "gpt2", "cl100k_base", "o200k_base"])
+def test_their_tokenizer_gives_our_ids(name, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    byte = name == "byte"
+    ours = make_tokenizer(TokenizerConfig(name=name), []) if byte else trained(split_patterns()[name])
+    save_tokenizer_json(ours, tmp_path, 16)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    back = read_tokenizer_json(tmp_path)
+    source = Path(string.__file__).read_text() + Path(tiktoken.__file__).read_text()
+    source += "".join(random.Random(1).choices(ODD, k=20_000))
+    assert (
+        theirs.encode(source, add_special_tokens=False).ids
+        == ours.encode_ordinary(source)
+        == back.encode_ordinary(source)
+    )
+
+    @settings(max_examples=150, deadline=None)
+    @given(text=TEXTS.filter(lambda text: END_OF_TEXT not in text))  # which theirs takes for the token
+    def the_same(text):
+        ids = ours.encode_ordinary(text)
+        assert theirs.encode(text).ids == [ours.eot_token, *ids] and back.encode_ordinary(text) == ids
+        assert theirs.decode(ids) == text
+
+    the_same()
+    assert theirs.token_to_id(END_OF_TEXT) == ours.eot_token == back.eot_token
+
+
+def test_where_no_token_is_called_as_ours_the_first_that_ends_a_text_of_theirs_does(bpe, tmp_path):
+    save_tokenizer_json(bpe, tmp_path, 16)
+    file, end = tmp_path / "tokenizer.json", bpe.eot_token
+    file.write_text(file.read_text().replace(END_OF_TEXT, "</s>"))
+    for ends in (end, [end, 5]):
+        (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ends}))
+        assert read_tokenizer_json(tmp_path).eot_token == end
+
+
+def test_auto_tokenizer_loads_it(bpe, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    save_tokenizer_json(bpe, tmp_path, 16)
+    to_huggingface(random_gpt(vocab_size=bpe.n_vocab), tmp_path, bpe.eot_token)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "def f(x):\n    return {'a': 12345}  # naïve 😀"
+    ids, end = bpe.encode_ordinary(text), bpe.eot_token
+    assert tokenizer(text)["input_ids"] == [end, *ids] and tokenizer("a", text)["input_ids"] == [
+        end,
+        *bpe.encode("a"),
+        end,
+        *ids,
+    ]
+    assert tokenizer.decode([end, *ids], skip_special_tokens=True) == text and tokenizer.eos_token_id == end
+
+
+def steps(content: dict) -> list[dict]:
+    return content["pre_tokenizer"]["pretokenizers"]
+
+
+@pytest.mark.parametrize("before", [[], ["Digits"]], ids=str)
+def test_byte_level_after_digits_or_alone_gives_their_ids(before, bpe, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    pattern = DIGITS_PATTERN if before else GPT2_PATTERN
+    save_tokenizer_json(trained(pattern.replace(r"\p{N}|", r"\p{N}+|")), tmp_path, 16)  # with numbers to cut apart
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    digits = [{"type": "Digits", "individual_digits": True}] * len(before)
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*digits, byte_level]}
+    content["normalizer"] = {"type": "NFC"}
+    file.write_text(json.dumps(content))
+    theirs, ours = tokenizers.Tokenizer.from_file(str(file)), read_tokenizer_json(tmp_path)
+
+    @settings(max_examples=200, deadline=None)
+    @given(text=TEXTS.map(lambda text: unicodedata.normalize("NFC", text)).filter(lambda text: END_OF_TEXT not in text))
+    def the_same(text):
+        assert theirs.encode(text, add_special_tokens=False).ids == ours.encode_ordinary(text)
+
+    the_same()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t["model"].update(type="Unigram"), "a model Unigram"),
+        (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
+        (lambda t: t.update(normalizer={"type": "Lowercase"}), "a normalizer Lowercase"),
+        (lambda t: steps(t)[1].update(add_prefix_space=True), "add_prefix_space"),
+        (lambda t: steps(t)[1].update(use_regex=True), "use_regex"),
+        (lambda t: steps(t)[0].update(behavior="MergedWithNext"), "MergedWithNext"),
+        (lambda t: steps(t)[0].update(invert=True), "invert"),
+        (lambda t: steps(t).insert(0, {"type": "Digits", "individual_digits": True}), "Digits"),
+        (lambda t: steps(t).insert(1, steps(t)[0]), "Split.*Split"),
+        (lambda t: steps(t).pop(0), "the steps"),
+        (lambda t: steps(t)[0].update(pattern={"Regex": ""}), "the steps"),
+        (lambda t: steps(t)[0].update(pattern={"Regex": "x"}), "loses some of"),
+        (lambda t: steps(t)[0].update(pattern={"String": " "}), "the steps"),
+        (lambda t: t["added_tokens"].append(t["added_tokens"][0] | {"id": 9999, "content": "quick"}), "other ids"),
+        (lambda t: t["model"]["merges"].reverse(), "another order"),
+        (lambda t: t["model"]["vocab"].pop("a"), "another order|cannot be read"),
+        (lambda t: t.pop("model"), "cannot be read"),
+        (lambda t: t["pre_tokenizer"].update(type="Whitespace", pretokenizers=[{"type": "Whitespace"}]), "Whitespace"),
+    ],
+)
+def test_a_tokenizer_that_tiktoken_cannot_stand_for_is_refused(change, message, bpe, tmp_path):
+    save_tokenizer_json(bpe, tmp_path, 16)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    change(content)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(HuggingFaceError, match=message):
+        read_tokenizer_json(tmp_path)

@@ -1,0 +1,275 @@
+"""The attention layer: what every form keeps, whatever it computes, and what is refused."""
+
+import re
+
+import pytest
+import torch
+from conftest import close, layer, leaky_attention
+
+from errors import SettingsError
+from model.attention import FORMS, MODIFIERS, SOFTMAX, Pass, check, check_names, ignored
+from model.attention.functions import causal_blocks, flex, matmul
+from model.attention.masks import causal_mask, text_mask
+from model.attention.recurrent import Recurrent
+from model.cache import KVCache
+from model.config import POSITIONS, AttentionConfig
+
+C, CPU = 16, torch.device("cpu")
+STATES = [name for name, kind in FORMS.items() if isinstance(kind, type) and issubclass(kind, Recurrent)]
+ROWS = [name for name in FORMS if name not in STATES]
+SUM_TO_ONE = (*SOFTMAX, "softcap", "average", "simple", "single_head", "stacked", "mla", "gta", "moba")
+every_form, form_of_rows = pytest.mark.parametrize("form", FORMS), pytest.mark.parametrize("form", ROWS)
+every_position = pytest.mark.parametrize("position", POSITIONS)
+
+
+# The check that a person can run: values, gradients, future, padding, documents, cache, rotation of every form.
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_every_check_of_every_form_and_modifier_passes_and_says_so(capsys):
+    assert check.main() == 0
+    printed = capsys.readouterr().out
+    table = [line for line in printed.splitlines() if re.split(r"[+ ]", line)[0] in FORMS]
+    names = [line.split()[0] for line in table]
+    assert names == [*FORMS, *FORMS, *check.combinations()]  # float32 and bfloat16, then modifiers
+    assert {"sdpa+window", "sdpa+forget", "mla+sink", "delta+key_offset", "simple+nope"} <= set(names)
+    assert "every check passed" in printed and "FAIL" not in printed and len({len(line) for line in table}) == 1
+    needless = {"average", "nope", "key_offset", "forget", "conv", *STATES}
+    assert {line.split()[0] for line in table if "n/a" in line} == {"moba"} | {
+        n for n in names if needless & {*n.split("+")}
+    }
+
+
+def broken(**changes):
+    return lambda q, k, v, **arguments: matmul(q, k, v, **arguments | changes)
+
+
+def top_left(q, k, v, **arguments):
+    if arguments["is_causal"]:
+        arguments |= {"mask": torch.ones(q.shape[-2], k.shape[-2]).tril(), "is_causal": False}
+    return matmul(q, k, v, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("attend", "noticed_by"),
+    [
+        (broken(scale=0.9 / 8**0.5), "value+grad"),
+        (lambda q, k, v, **arguments: matmul(q, k, v.detach(), **arguments), "value+grad"),
+        (lambda *qkv, **arguments: matmul(*qkv, **arguments) * torch.nan, "value+grad"),
+        (broken(is_causal=False), "future"),
+        *((broken(is_causal=True, mask=None), check) for check in ("padding", "document")),
+        (top_left, "cache"),
+        (broken(dropout_p=0.1), "eval"),
+    ],
+)
+def test_a_broken_attention_is_noticed_and_one_with_a_kink_passes(monkeypatch, attend, noticed_by):
+    monkeypatch.setitem(FORMS, "sdpa", attend)
+    assert check.run(noticed_by, "sdpa", CPU, torch.float32).startswith("FAIL")
+    monkeypatch.setitem(FORMS, "softmax1", leaky_attention)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert check.run(noticed_by, "softmax1", CPU, dtype).startswith("ok")
+
+
+def test_absolute_positions_in_place_of_rope_are_noticed_and_failures_become_the_exit_status(monkeypatch, capsys):
+    monkeypatch.setattr("model.attention.layer.rotate", lambda x, rotation: x + rotation[:, 0, 0].unsqueeze(-1))
+    monkeypatch.setattr(check, "CHECKS", {"rope": check.rope_relativity})
+    monkeypatch.setattr(check, "FORMS", {"sdpa": FORMS["sdpa"]})
+    monkeypatch.setattr(check, "combinations", lambda: iter(()))
+    assert check.main() == 1
+    assert re.search("FAIL(?s:.*)2 of the checks failed", capsys.readouterr().out)
+
+
+# Masks, positions, leading dimensions, windows.
+
+
+@every_form
+@torch.no_grad()
+def test_any_number_of_leading_dimensions_are_as_one_and_starts_are_a_mask(form):
+    attention, x = layer(form, n_kv_head=2), torch.randn(3, 2, 5, C)
+    H, starts = attention.n_head, torch.tensor([[0, 0, 0, 0, 0], [0, 0, 2, 2, 2]])
+    close(attention(x), torch.stack([attention(each) for each in x]))
+    close(attention(x[0, 0]), attention(x)[0, 0])
+    close(attention(x, Pass(starts=starts.repeat(3, 1)))[1], attention(x[1], Pass(starts=starts)))
+    for shape in ((2, 1, 1, 5), (H, 1, 5), (2, H, 5, 5)) if form in ROWS else ():
+        mask = torch.rand(shape) > 0.3
+        close(attention(x[0], Pass(mask=mask, starts=starts)), attention(x[0], Pass(mask=mask & text_mask(starts, 5))))
+        close(attention(x[0], Pass(mask=mask))[1], attention(x[0, 1], Pass(mask=mask[1] if len(shape) > 3 else mask)))
+
+
+@form_of_rows
+@torch.no_grad()
+def test_a_window_sees_itself_and_the_positions_just_before(form):
+    attention, x = layer(form, attention_window=3, n_kv_head=2), torch.randn(1, 9, C)
+    weights, inside = attention.weights(x), causal_mask(9, 9).triu(-2)
+    assert not weights[..., ~inside].any() and (form not in SUM_TO_ONE or (weights[..., inside] > 0).all())
+    far = torch.cat((torch.randn(1, 4, C), x[:, 4:]), 1)
+    close(attention(far)[:, 6:], attention(x)[:, 6:])
+
+
+@every_form
+@every_position
+@torch.no_grad()
+def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
+    """Each row sums to 1, where that is so, and weighs the layer's own values to the layer's own output."""
+    attention, x = layer(form, position=position, attention_dropout=0.5, n_kv_head=2).train(), torch.randn(2, 6, C)
+    now = Pass(starts=torch.tensor([[0] * 6, [0, 0, 2, 2, 2, 5]]), cache=KVCache(3))
+    weights = attention.weights(x, now)  # of all at once, without dropout and without a cache
+    if form in SUM_TO_ONE:
+        close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    values, now.cache = attention.project(x)[2], None
+    values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
+    if form not in ("retention", "delta", "kda"):  # which normalise what is gathered: see test_recurrent.py
+        close(attention.merge(weights @ values), attention.eval()(x, now))
+
+
+# Training, precision, devices.
+
+
+@form_of_rows
+def test_dropout_acts_in_training_only(form):
+    attention, x = layer(form, attention_dropout=0.5).train(), torch.randn(2, 9, C)
+    assert not torch.equal(attention(x), attention(x)) and torch.equal(attention.eval()(x), attention(x))
+
+
+@every_form
+@pytest.mark.filterwarnings("error")
+@torch.no_grad()
+def test_bfloat16_and_autocast_stay_close_to_float32(form):
+    attention, x = layer(form), torch.randn(2, 9, C)
+    wanted = attention(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        close(attention(x).float(), wanted, rtol=2e-2, atol=3e-2)
+    got = attention.bfloat16()(x.bfloat16())
+    assert got.dtype == torch.bfloat16
+    close(got.float(), wanted, rtol=2e-2, atol=3e-2)
+
+
+# flex_attention, where a GPU trains with windows or ALiBi.
+
+
+WINDOW = {"attention_window": 70}
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_flex"),
+    [
+        *((WINDOW | more, True) for more in ({}, {"position": "alibi"}, {"attention": "sdpa+gate"}, {"n_kv_head": 2})),
+        *(({"position": "alibi", "attention_window": window}, True) for window in (None, 1, 128, 1000)),
+        ({}, False),  # the fused kernels know causality
+        *((WINDOW | more, False) for more in ({"attention_dropout": 0.1}, {"head_size": 8}, {"head_size": 258})),
+        *((WINDOW | {"attention": form}, False) for form in ("matmul", "softmax1", "sdpa+sink", "sdpa+diff")),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_windows_and_alibi_of_plain_sdpa_alone_go_through_flex_which_sees_what_dense_masks_show(
+    settings, is_flex, monkeypatch
+):
+    T, called = 200, []
+    attention, x = layer(**{"n_embd": 64} | settings).double(), torch.randn(1, T, 64, dtype=torch.float64)
+    monkeypatch.setattr("model.attention.layer.flex", lambda *arguments: called.append(1) or flex(*arguments))
+    blocks = {attention.window or T: causal_blocks(T, attention.window or T, CPU)}
+    for cache in (None, KVCache(T)):  # which has rows of earlier passes too
+        close(attention(x, Pass(blocks=blocks, cache=cache)), attention(x), rtol=1e-9, atol=1e-9)
+    assert attention.flex_window == is_flex == len(called)
+
+
+# What a person may get wrong.
+
+
+@pytest.mark.parametrize(
+    ("attention", "words"),
+    [
+        ("sdap", r"attention=sdap: 'sdap' is unknown: did you mean sdpa\? Else choose a form from matmul, "),
+        ("gate", r"'gate' is a modifier, which is added to a form, as in sdpa\+gate: choose a form from"),
+        ("window", r"'window' is a modifier"),
+        ("sdpa+delta", r"'delta' is a form, and a layer has one: choose modifiers from window, nope, value_residual"),
+        ("sdpa+gaet", r"'gaet' is unknown: did you mean gate\?"),
+        ("sdpa+", r"'' is unknown: choose modifiers from"),
+        ("sdpa//sdpa", r"'' is unknown: choose a form from"),
+        ("sdpa+gate+gate", r"has gate twice in one layer: leave one out"),
+        (
+            "sdpa/delta+sink",
+            r"attention=delta\+sink: delta has no scores for sink to change: leave out sink, or choose",
+        ),
+        ("mla+key_offset", r"mla has no keys for key_offset to change"),
+        ("average+gate", r"average has no result for gate to change"),
+        ("average+nope", r"average has no rotation for nope to change"),  # F1
+        ("delta+window", r"delta has no window for window to change: leave out window, or"),  # F1
+        ("linear+nope", r"linear has no rotation for nope to change"),  # F1
+        ("retention+diff", r"retention has no queries for diff to change"),
+        ("sigmoid+sink", r"attention=sigmoid\+sink: no key takes weight from others under sigmoid: leave out sink"),
+    ],
+)
+def test_names_that_mean_nothing_together_are_refused_in_a_sentence(attention, words):
+    with pytest.raises(SettingsError, match=words):
+        check_names(attention)
+        for each in attention.split("/"):
+            layer(each, attention_window=3 if "window" in each else None)
+
+
+@every_form
+def test_settings_that_change_nothing_are_known_and_change_nothing(form):
+    values = {"n_kv_head": 1, "qk_norm": False, "position": "alibi", "latent_size": 6, "attention_window": 2}
+    values |= {
+        "score_softcap": 1.0,
+        "rope_fraction": 0.5,
+        "qkv_bias": True,
+        "head_size": 8,
+        "n_head": 2,
+    }
+    idle, x, plain = ignored(AttentionConfig(attention=form)), torch.randn(1, 6, C), layer(form)
+    for name, value in values.items():
+        other = layer(form, **{name: value})
+        if same := other.state_dict().keys() == plain.state_dict().keys() and all(
+            a.shape == b.shape for a, b in zip(other.parameters(), plain.parameters(), strict=True)
+        ):
+            other.load_state_dict(plain.state_dict())
+            same = torch.equal(other(x), plain(x))
+        assert same == (name in idle), name
+    mla, both = (ignored(AttentionConfig(attention=attention)) for attention in ("mla", "mla/delta"))
+    assert both == mla & ignored(AttentionConfig(attention="delta")) != mla
+    assert {"n_head", "head_size", "n_kv_head"} <= ignored(AttentionConfig(attention="simple/single_head"))
+    assert {"rope_theta", "rope_scaling", "rope_scaling_factor"} <= ignored(AttentionConfig(attention="average/linear"))
+
+
+@pytest.mark.parametrize("attention", [*STATES, "sdpa+key_offset", "sdpa+forget"])
+def test_what_sums_up_or_shifts_the_past_takes_starts_and_refuses_a_mask(attention):
+    for call in (layer(attention), layer(attention).weights):  # F4
+        with pytest.raises(ValueError, match=r"takes no mask: say by starts where texts begin"):
+            call(torch.randn(2, 5, C), Pass(mask=torch.ones(2, 1, 1, 5)))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *(("mask", shape) for shape in ((3, 5), (2, 1, 1, 4), (3, 1, 1, 5), (1, 1, 2, 1, 1, 5))),
+        *(("starts", shape) for shape in ((5,), (2, 4), (3, 5))),
+    ],
+)
+@torch.no_grad()
+def test_a_pass_that_does_not_fit_is_a_value_error_that_names_the_shapes(name, shape):
+    for form in ("sdpa", "mla", *(["delta"] if name != "mask" else [])):
+        for x in (torch.randn(2, 5, C), torch.randn(1, 2, 5, C)):
+            with pytest.raises(ValueError, match=re.escape(f"{name} {shape}")):
+                layer(form)(x, Pass(**{name: torch.zeros(shape).long()}))
+
+
+@torch.no_grad()
+def test_a_cache_without_room_or_of_other_shapes_is_a_value_error_that_names_the_shapes():
+    cache, x = KVCache(6), torch.randn(2, 5, C)
+    layer()(x, Pass(cache=cache))
+    cache.position = 5
+    with pytest.raises(ValueError, match="the cache has room for 6 positions, not for 10"):
+        layer()(x, Pass(cache=cache))
+    for other, batch in ((layer(n_kv_head=2), 2), (layer(head_size=8), 2), (layer(), 1)):
+        with pytest.raises(ValueError, match=r"do not fit a cache of \(2, 4, 6, 4\)"):
+            other(x[:batch, :1], Pass(cache=cache))
+
+
+def test_modifiers_act_in_the_order_of_their_registration_with_those_that_add_a_key_last():
+    one, other = layer("sdpa+gate+sink+forget+diff"), layer("sdpa+sink+diff+forget+gate")
+    assert [*one.modifiers] == ["forget", "diff", "gate", "sink"] and list(one.state_dict()) == list(other.state_dict())
+    assert [*MODIFIERS].index("sink") < [*MODIFIERS].index("diff")
+    assert {"modifiers.gate.gate.weight", "modifiers.sink.bias"} < one.state_dict().keys()

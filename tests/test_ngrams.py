@@ -1,0 +1,165 @@
+"""Hashed n-grams at the input: which row a token reads, from the same ids in every way of reading a text."""
+
+import itertools
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import close, random_gpt, settings_of
+from safetensors.torch import load_file
+
+from errors import HuggingFaceError, SettingsError
+from generation.generate import Decoder
+from interop.huggingface import to_huggingface
+from model.cache import KVCache
+from model.config import GPTConfig
+from model.gpt import GPT
+from model.ngrams import ngram_hashes
+from model.size import count_parameters, count_weights, flops_per_token, parameters_read
+from runs.checkpoint import load_checkpoint
+from train import train
+from training.optimizer import split_parameters
+from training.plan import plan_run
+
+ROOT = Path(__file__).parent.parent
+TABLES = {"ngrams": [2, 4], "ngram_rows": 53}
+TEXTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], [11]]
+
+
+def embedded(model: GPT, text: list[int]) -> torch.Tensor:
+    """What the tables add to each token of a text, computed one token at a time in Python's integers."""
+    sums = []
+    for t in range(len(text)):
+        hashed, total = 0, torch.zeros(model.config.n_embd)
+        for back in range(4):
+            hashed = (hashed ^ (text[t - back] + 1 if back <= t else 0)) * 1_540_483_477 % (2**31 - 1)
+            if back + 1 in (2, 4):
+                total = total + model.ngrams.tables[(2, 4).index(back + 1)].weight[hashed % 53]
+        sums.append(total)
+    return torch.stack(sums)
+
+
+def test_a_token_adds_the_row_at_the_hash_of_its_last_ids_for_each_n():
+    model, text = random_gpt(**TABLES), torch.randint(61, (12,))
+    close(model.ngrams(text[None])[0], embedded(model, text.tolist()), rtol=0, atol=0)
+
+
+@torch.inference_mode()
+def test_ids_before_the_document_or_the_text_count_as_none():
+    model, tokens = random_gpt(**TABLES), torch.randint(61, (2, 9))
+    starts = torch.tensor([[0, 0, 0, 3, 3, 3, 3, 7, 7], [0, 1, 2, 2, 2, 2, 2, 2, 2]])
+    found = model.ngrams(tokens, 0, starts)
+    for row, ends in enumerate(([0, 3, 7, 9], [0, 1, 2, 9])):
+        alone = [embedded(model, tokens[row, a:b].tolist()) for a, b in itertools.pairwise(ends)]
+        close(found[row], torch.cat(alone), rtol=0, atol=0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("sizes", [(1,) * 9, (3, 1, 1, 4), (2, 7)])
+@pytest.mark.parametrize("starts", [None, torch.tensor([[0, 0, 0, 3, 3, 3, 3, 3, 3], [0] * 9])], ids=["one", "two"])
+def test_in_chunks_and_token_by_token_a_text_gives_the_logits_of_one_pass(sizes, starts):
+    model, tokens, cache = random_gpt(**TABLES).double(), torch.randint(61, (2, 9)), KVCache(9)
+    begun = [None] * len(sizes) if starts is None else starts.split(sizes, 1)
+    pieces = [model(piece, starts=b, cache=cache) for piece, b in zip(tokens.split(sizes, 1), begun, strict=True)]
+    close(torch.cat(pieces, 1), model(tokens, starts=starts), rtol=1e-9, atol=1e-9)
+
+
+@torch.inference_mode()
+def test_texts_of_different_length_are_decoded_as_alone():
+    model = random_gpt(**TABLES).double()
+    together, alone = Decoder(model), [Decoder(model) for _ in TEXTS]
+    logits = together.prefill(TEXTS, room=9)
+    close(logits, torch.cat([one.prefill([text], room=9) for one, text in zip(alone, TEXTS, strict=True)]))
+    together.take([2, 0, 1])
+    for token in range(9):
+        wanted = [alone[row].step([token]) for row in (2, 0, 1)]
+        close(together.step([token] * 3), torch.cat(wanted), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("top", [2**32 - 2, 2**20])
+def test_no_product_leaves_64_bits_and_rows_are_evenly_used(top):
+    hashes = ngram_hashes(torch.randint(top // 2, top, (1, 40_000)), 3)
+    for hashed in hashes:
+        assert hashed.min() >= 0 and hashed.max() < 2**31  # a product beyond 2^63 would be negative
+        rows = torch.bincount(hashed.flatten() % 1000, minlength=1000).double()
+        assert ((rows - rows.mean()) ** 2 / rows.mean()).sum() < 1300  # χ² of 999 degrees of freedom
+    grid = torch.cartesian_prod(torch.arange(1, 257), torch.arange(1, 257))  # all bigrams of bytes
+    assert len(ngram_hashes(grid, 1)[1].unique()) > 65_500
+
+
+def test_tables_are_counted_apart_begin_small_and_are_left_to_adamw(train_config):
+    config = GPTConfig(vocab_size=61, **TABLES)
+    model, plain = GPT(config), GPT(replace(config, ngrams=None))
+    parts, C = count_parameters(model), config.n_embd
+    assert parts["ngrams"] == 2 * 53 * C and parts.total() - parts["ngrams"] == count_parameters(plain).total()
+    assert parameters_read(model) == count_parameters(plain).total() - 60 * C + 2 * C
+    assert parameters_read(GPT(replace(config, tie_embeddings=True))) == parameters_read(model) - C  # and lm_head's row
+    assert flops_per_token(model) == flops_per_token(plain)
+    assert count_weights(config)[1] == parts.total()
+    close(model.ngrams.tables[1].weight.std(), torch.tensor(0.02), rtol=0.05, atol=0)
+    assert [id(p) for p in split_parameters(model)["embeddings"][1:]] == [id(p) for p in model.ngrams.parameters()]
+    planned = plan_run(replace(train_config, model=replace(train_config.model, **TABLES), dry_run=True))
+    assert "ngrams 3,392" in planned and "a token reads" in planned
+
+
+def test_a_run_says_what_a_token_reads_and_goes_on_to_the_same_bits(train_config, tmp_path, caplog):
+    model = replace(train_config.model, **TABLES)
+    config = replace(train_config, model=model, sample_tokens=4, max_steps=6, checkpoint_interval=3)
+    caplog.set_level("INFO", "tinygpt")
+    train(config)
+    assert "read by a token)" in caplog.text
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert load_checkpoint(checkpoints / "step_6").model.config.ngrams == [2, 4]
+    half, whole = (load_file(checkpoints / name / "model.safetensors") for name in ("step_3", "step_6"))
+    assert (whole["ngrams.tables.0.weight"] != half["ngrams.tables.0.weight"]).any()
+    shutil.rmtree(checkpoints / "step_6")
+    train(replace(config, resume=str(tmp_path / "run")))
+    again = load_file(checkpoints / "step_6" / "model.safetensors")
+    assert all(torch.equal(again[name], whole[name]) for name in again | whole)
+
+
+@pytest.mark.slow
+def test_processes_that_share_the_tables_learn_what_one_does(text_file, tmp_path):
+    settings = "model.n_layer=1 model.n_embd=32 model.block_size=16 model.ngrams=[2,3] model.ngram_rows=51 max_steps=4"
+    settings += " optimizer=adamw tokenizer=byte batch_size=4 device=cpu precision=fp32 distributed=fsdp"
+    paths = [f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache"]
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for name, begin in (("one", []), ("two", several)):
+        command = [sys.executable, *begin, str(ROOT / "train.py"), *settings.split(), *paths]
+        subprocess.run([*command, f"run_dir={tmp_path / name}"], check=True, capture_output=True, timeout=120)
+    one, two = (load_file(tmp_path / name / "checkpoints/last/model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys() >= {"ngrams.tables.1.weight"}
+    for name, weight in one.items():
+        close(two[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_hugging_face_has_none_which_is_said_in_a_sentence(tmp_path):
+    with pytest.raises(HuggingFaceError, match=r"but has no ngrams=\[2, 4\]: a model trained with model=tiny can be"):
+        to_huggingface(random_gpt(**TABLES), tmp_path / "out")
+    to_huggingface(random_gpt(ngrams=[], ngram_rows=5), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("typed", "wanted"), [("[2,3,4]", [2, 3, 4]), ("3", [3]), ("null", None), ("[]", None)])
+def test_sizes_are_typed_as_a_list(typed, wanted):
+    assert settings_of(f"model.ngrams={typed}").model.ngrams == wanted
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("ngrams=[1,2]", "each of model.ngrams=1 must be at least 2."),
+        ("ngrams=[2,3,2]", "model.ngrams=[2,3,2] has a size twice: give each once."),
+        ("ngrams=[2.5]", "model.ngrams=2.5 is not a whole number."),
+        ("ngrams=[two]", "model.ngrams=two is not a whole number."),
+        ("ngrams=[200]", "model.ngrams=[200] has a size above model.block_size=128: give smaller ones."),
+        ("ngram_rows=0", "model.ngram_rows=0 must be at least 1."),
+    ],
+)
+def test_a_mistake_is_named_with_its_setting(typed, said):
+    with pytest.raises(SettingsError) as refused:
+        settings_of(f"model.{typed}")
+    assert str(refused.value) == said

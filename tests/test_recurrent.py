@@ -1,0 +1,116 @@
+"""Forms with a state: token by token and in chunks they are one function, whose texts may be of any length."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import close, layer, random_gpt
+
+from model.attention import Pass
+from model.attention.recurrent import CHUNK, in_chunks, token_by_token
+from model.cache import KVCache
+
+B, T, C, H, HKV, D = 2, 12, 16, 4, 2, 4
+
+
+@pytest.mark.parametrize("scan", [token_by_token, in_chunks])
+@torch.no_grad()
+def test_the_gated_delta_rule_is_qwen3_nexts(scan):
+    pytest.importorskip("transformers")
+    modeling, T = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next"), 150  # several chunks
+    q, k, v = torch.randn(3, B, H, T, D)
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    decay, beta, state = -torch.rand(B, H, T), torch.rand(B, H, T), torch.randn(B, H, D, D)
+    swapped = [t.transpose(1, 2) for t in (q, k, v, decay, beta)]
+    for reference in (modeling.torch_recurrent_gated_delta_rule, modeling.torch_chunk_gated_delta_rule):
+        expected, last = reference(*swapped, initial_state=state, output_final_state=True)
+        y, ended = scan(q / math.sqrt(D), k, v, decay, beta, None, state)
+        close(y, expected.transpose(1, 2), atol=1e-4)
+        close(ended, last, atol=1e-4)
+
+
+@pytest.mark.parametrize("written", ["all", "what is new"])
+@pytest.mark.parametrize("N", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5])
+def test_chunks_give_the_values_states_and_gradients_of_one_token_after_the_other(written, N):
+    generator = torch.Generator().manual_seed(N)
+    q, k, v, state = (torch.randn(B, H, n, D, generator=generator).double().requires_grad_() for n in (N, N, N, D))
+    decay = (-torch.rand(B, H, N, generator=generator).double()).requires_grad_()
+    beta = torch.rand(B, H, N, generator=generator).double().requires_grad_() if written != "all" else None
+    inputs = [t for t in (q, k, v, decay, beta, state) if t is not None]
+    for begins in (None, torch.rand(B, 1, N, generator=generator) < 0.1):
+        results = []
+        for scan in (token_by_token, in_chunks):
+            y, ended = scan(q, F.normalize(k, dim=-1), v, decay, beta, begins, state)
+            weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+            gradients = torch.autograd.grad((y * weight).sum() + ended.sum(), inputs, allow_unused=True)
+            results.append((y, ended, *(torch.zeros(()) if g is None else g for g in gradients)))
+        for a, b in zip(*results, strict=True):
+            close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@torch.no_grad()
+def test_linear_attention_is_its_quadratic_form():
+    linear, x = layer("linear", n_kv_head=HKV), torch.randn(B, T, C)
+    q, k, v = linear.project(x)
+    k, v = (t.repeat_interleave(H // HKV, 1) for t in (k, v))
+    weights = ((F.elu(q) + 1) @ (F.elu(k) + 1).mT).tril()
+    weights = weights / weights.sum(-1, keepdim=True)
+    close(linear(x), linear.merge(weights @ v))
+    close(linear.weights(x), weights)
+
+
+@torch.no_grad()
+def test_retention_is_its_quadratic_form():
+    retention, x = layer("retention"), torch.randn(B, T, C)
+    q, k, v = retention.project(x)
+    gamma = (1 - 2.0 ** (-5 - torch.arange(H)))[:, None, None]
+    distance = torch.arange(T)[:, None] - torch.arange(T)
+    weights = (q @ k.mT / math.sqrt(D) * gamma ** distance.clamp(min=0)).tril()
+    close(retention.weights(x), weights)
+    close(retention(x), retention.merge(F.rms_norm(weights @ v, [D], eps=1e-6)))
+
+
+@torch.no_grad()
+def test_delta_is_the_recurrence_of_its_docstring():
+    delta, x = layer("delta"), torch.randn(B, T, C)
+    delta.beta.weight.normal_(), delta.fade.weight.normal_(), delta.out_norm.weight.uniform_(0.5, 2)
+    rates = delta.log_rate.exp()
+    close(rates, torch.linspace(1, 16, H))
+    close(F.softplus(delta.fade.bias), torch.full((H,), 0.01))
+    q, k, v = delta.project(x)
+    q, k = F.normalize(q, dim=-1) / math.sqrt(D), F.normalize(k, dim=-1)
+    alpha = (-rates * F.softplus(x @ delta.fade.weight.T + delta.fade.bias)).exp()  # (B, T, H)
+    beta, rows = torch.sigmoid(x @ delta.beta.weight.T), []
+    state = torch.zeros(B, H, D, D)
+    for t in range(T):
+        state = alpha[:, t, :, None, None] * state
+        old = torch.einsum("bhde,bhd->bhe", state, k[:, :, t])
+        state = state + torch.einsum("bhd,bhe->bhde", k[:, :, t], beta[:, t, :, None] * (v[:, :, t] - old))
+        rows.append(torch.einsum("bhde,bhd->bhe", state, q[:, :, t]))
+    close(delta.weights(x) @ v, torch.stack(rows, 2))
+    close(delta(x), delta.merge(delta.out_norm(torch.stack(rows, 2))))
+
+
+@pytest.mark.parametrize("attention", ["linear", "retention", "delta", "delta+key_offset+value_residual"])
+@pytest.mark.parametrize("borders", [(1, 63, 64, 65, 150), (30, 128), (100,), (64, 127, 129, 192)], ids=str)
+@torch.no_grad()
+def test_documents_longer_and_shorter_than_a_chunk_are_each_as_alone(attention, borders):
+    model, tokens = random_gpt(attention=attention, block_size=200).double(), torch.randint(61, (1, 200))
+    ends = [0, *borders, 200]
+    starts = torch.cat([torch.full((1, end - start), start) for start, end in pairwise(ends)], 1)
+    alone = [model(tokens[:, start:end]) for start, end in pairwise(ends)]
+    close(model(tokens, starts=starts), torch.cat(alone, 1), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", ["linear", "retention", "delta"])
+@torch.no_grad()
+def test_states_are_float32_and_gathered_in_float32_whatever_the_precision(form):
+    attention, x, cache = layer(form).bfloat16(), torch.randn(1, 700, C).bfloat16(), KVCache(700)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        q, k, v = attention.project(x)
+        y = attention.gather(q, k, v, x, Pass(cache=cache))
+    assert y.dtype == torch.bfloat16 and cache.layers[0]["state"].dtype == torch.float32
+    wide = attention.float().gather(q.float(), k.float(), v.float(), x.float(), Pass())
+    close(y.float(), wide, rtol=1e-2, atol=2e-3 * wide.abs().max().item())

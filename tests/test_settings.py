@@ -1,0 +1,302 @@
+"""Settings: what is typed is what the dataclass has; a mistake is one sentence with setting, value and remedy."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+
+import pytest
+from conftest import settings_of
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from errors import SettingsError, shown
+from eval import EvalConfig
+from export import ExportConfig
+from generation.config import SampleConfig
+from hydra_command import CONF, SWEEP, brought_by, check_arguments, compose_settings, explain, to_settings
+from hydra_command import register_schema as register
+from model.attention.names import FORMS, MODIFIERS, completions
+from model.config import GPTConfig
+from runs.text import hydra_quoted
+from settings import described, from_arguments, help_text, refuse_flags, sentence_for, setting_docs, setting_kinds
+from training.config import OptimizerConfig, PlanConfig, ScheduleConfig, TrainConfig, WandbConfig
+
+SCHEMAS = {"train.py": TrainConfig, "sample.py": SampleConfig, "eval.py": EvalConfig, "export.py": ExportConfig}
+TEXTS = ["Hello, world", "def read(self", "it's", "a=b", "'", 'say "hi" and "ho"', "a\nb\n", "C:\\new\\", 'a\\"b']
+TEXTS += ["x\\\n", "${x}", "\\${x}", "${", "$5", "日本 😀", "", "  two", "true", "1e3", "[a", "[a]", "--x", "???", "{a"]
+
+
+def composed(*typed: str) -> TrainConfig:
+    """What `python train.py` makes of what is typed; of a sweep what is checked before Hydra makes its jobs."""
+    arguments = [argument for argument in typed if argument not in SWEEP]
+    check_arguments(arguments, is_sweep := len(arguments) < len(typed))
+    brought, arguments = brought_by(arguments)
+    register(brought)
+    try:
+        if not is_sweep:
+            return compose_settings(arguments)
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return to_settings(compose("train", arguments))
+    finally:
+        register({})
+
+
+def mistake(*typed: str) -> str:
+    """The sentence that answers these arguments of train.py."""
+    with pytest.raises(Exception) as raised:
+        composed(*typed)
+    sentence = sentence_for(raised.value) or explain(raised.value)
+    assert sentence, raised.value
+    return sentence
+
+
+# What is typed
+
+
+def test_the_commands_defaults_are_the_dataclasses():
+    assert composed() == settings_of("model=tiny", "data=stdlib", "optimizer=muon") == TrainConfig()
+    assert from_arguments(SampleConfig, []) == SampleConfig()
+
+
+@pytest.mark.parametrize("group", sorted({path.parent.name for path in CONF.glob("*/*.yaml")}))
+def test_every_option_of_every_group_is_a_valid_configuration(group):
+    for path in (CONF / group).glob("*.yaml"):
+        needs = {"hf": "data.name=x", "mix": "data.mix=[x:1]"}.get(path.stem, "data.path=x")
+        composed(
+            "dry_run=true",
+            f"{group}={path.stem}",
+            *[needs] * (group == "data" and path.stem not in ("stdlib", "shakespeare")),
+        )
+
+
+def test_options_change_what_they_name_and_nothing_else():
+    adamw, cosine = settings_of("optimizer=adamw").optimizer, settings_of("schedule=cosine").schedule
+    assert (adamw.lr, adamw.embedding_lr, adamw.lm_head_lr, adamw.weight_decay) == (1e-3, None, None, 0.1)
+    assert (cosine.warmup_steps, cosine.final_factor) == (None, 0.1)
+    assert composed("data.path=notes.txt").data.source == "text"
+    few = composed("+experiment=shakespeare_cpu", "max_steps=9")
+    assert (few.max_steps, few.model.block_size) == (9, 64)
+
+
+def test_a_short_name_selects_the_attention_spaces_and_all():
+    for config in (composed("attention=sdpa + gate / delta", "model=gpt2"), TrainConfig(attention="sdpa+gate/delta")):
+        assert (config.model.attention, config.attention) == ("sdpa+gate/delta", None)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_is_what_was_typed(text):
+    assert from_arguments(SampleConfig, [f"prompt={text}"]).prompt == text
+    assert composed(f"sample_prompt={text}", f"data.path=x{text}").sample_prompt == text
+    (word,) = shlex.split(hydra_quoted("sample_prompt", text))  # what is printed to be pasted
+    assert word == f"sample_prompt={text}"
+
+
+@given(text=st.text())
+@settings(max_examples=60, deadline=None)
+def test_a_text_of_any_characters_is_what_was_typed(text):
+    assert from_arguments(SampleConfig, [f"prompt={text}"]).prompt == text
+    (word,) = shlex.split(hydra_quoted("hydra.sweep.dir", f"x{text}"))
+    read = OverridesParser.create().parse_override(word).value()
+    assert re.sub(r"(\\*)\1\\\$\{", r"\1${", read) == f"x{text}" or "${" in text
+
+
+def test_what_is_not_text_is_read_by_its_type():
+    typed = ["top_k=null", "checkpoint=null", "temperature=1e-3", "logprobs=True", "results=-", "max_new_tokens=1e2"]
+    read = from_arguments(SampleConfig, [*typed, 'stop=["\\n\\n", "${x}", no, 1]'])
+    assert read.stop == ["\n\n", "${x}", "no", "1"] and (read.top_k, read.checkpoint) == (None, None)
+    assert (read.temperature, read.logprobs, read.max_new_tokens) == (1e-3, True, 100)
+    assert from_arguments(SampleConfig, ["stop=END"]).stop == ["END"]
+    assert from_arguments(EvalConfig, ["data.path=null", "stride=3"]) == EvalConfig(stride=3)
+    assert from_arguments(SampleConfig, ["seed=3"], read).temperature == 1e-3  # on top of others
+    many = composed(
+        "max_steps=1e3",
+        "max_flops=1e3",
+        "batch_size=16.0",
+        "wandb.tags=[a, 5]",
+        "dry_run=on",
+        "grad_clip=2",
+        "deterministic=no",
+    )
+    assert (many.max_steps, many.max_flops, many.batch_size, many.dry_run) == (1000, 1000.0, 16, True)
+    assert many.wandb.tags == ["a", "5"] and isinstance(many.grad_clip, float)
+
+
+def test_a_value_is_shown_as_it_is_typed():
+    values = {None: "null", True: "true", 2.0: "2", 0.1: "0.1", math.nan: "nan", 1e-06: "1e-06", 7: "7", "a.0": "a.0"}
+    assert {value: shown(value) for value in values} == values and shown(["a", 1]) == "[a,1]"
+
+
+def test_tab_offers_what_an_attention_may_be_made_of():
+    assert completions("") == completions("sd") == [*FORMS]
+    assert completions("delta/s") == [f"delta/{form}" for form in FORMS]
+    assert completions("delta/sdpa+g")[2:] == [f"delta/sdpa+{modifier}" for modifier in MODIFIERS]
+
+
+# Mistakes
+
+AT_LEAST_1 = ("batch_size", "micro_batch_size", "eval_batch_size", "max_steps", "max_skipped_steps", "keep_checkpoints")
+AT_LEAST_1 += ("log_interval", "eval_interval", "checkpoint_interval")
+CHOICES = ("precision", "compile", "distributed", "recompute")
+WRONG = [
+    (OptimizerConfig, dict(name="sgd"), "optimizer.name=sgd is not known: choose one of muon, adamw"),
+    (OptimizerConfig, dict(lr=math.nan), "optimizer.lr=nan must be finite and above 0"),
+    (OptimizerConfig, dict(lr=0.0), "optimizer.lr=0 must be finite and above 0"),
+    (OptimizerConfig, dict(embedding_lr=-1.0), "optimizer.embedding_lr=-1 must be"),
+    (OptimizerConfig, dict(lm_head_lr=math.inf), "optimizer.lm_head_lr=inf must be"),
+    (OptimizerConfig, dict(momentum=1.0), "optimizer.momentum=1 must be at least 0 and below 1"),
+    (OptimizerConfig, dict(beta1=1.0), "optimizer.beta1=1 must be at least 0 and below 1"),
+    (OptimizerConfig, dict(beta2=-0.1), "optimizer.beta2=-0.1 must be"),
+    (OptimizerConfig, dict(weight_decay=math.nan), "optimizer.weight_decay=nan must be finite and at least 0"),
+    (ScheduleConfig, dict(name="linear"), "schedule.name=linear is not known"),
+    (ScheduleConfig, dict(warmup_steps=-1), "schedule.warmup_steps=-1 must be at least 0"),
+    (ScheduleConfig, dict(decay_fraction=2.0), "schedule.decay_fraction=2 must be at least 0 and at most 1"),
+    (ScheduleConfig, dict(final_factor=1.5), "schedule.final_factor=1.5 must be at least 0 and at most 1"),
+    (WandbConfig, dict(mode="on"), "wandb.mode=on is not known: choose one of disabled, offline, online"),
+    *((WandbConfig, dict(project=name), f"wandb.project={name} must be") for name in ("", "a/b", "what?", "x" * 129)),
+    *(
+        (WandbConfig, dict(tags=["a", tag]), f"wandb.tags=[a,{tag}] has a tag that is not of 1")
+        for tag in ("", "x" * 65)
+    ),
+    (PlanConfig, dict(devices=0), "plan.devices=0 must be at least 1"),
+    *((TrainConfig, {name: 0}, f"{name}=0 must be at least 1") for name in AT_LEAST_1),
+    *((TrainConfig, {name: 0.0}, f"{name}=0 must be finite and above 0") for name in ("max_minutes", "max_flops")),
+    *(
+        (TrainConfig, {name: "x"}, f"{name}=x is not known")
+        for name in ["precision", "compile", "distributed", "recompute"]
+    ),
+    (TrainConfig, dict(sample_tokens=-1), "sample_tokens=-1 must be at least 0"),
+    (TrainConfig, dict(grad_clip=math.nan), "grad_clip=nan must be finite and at least 0"),
+    (TrainConfig, dict(seed=-1), "seed=-1 must be from 0 to 2^63 - 1"),
+    (TrainConfig, dict(seed=2**63), f"seed={2**63} must be"),
+    (TrainConfig, dict(resume="a", init_from="b"), "resume=a and init_from=b are both given: choose one"),
+    (
+        *(TrainConfig, dict(attention="sdpa", model=GPTConfig(attention="loop"))),
+        "attention=sdpa and model.attention=loop are both given: choose one",
+    ),
+    (EvalConfig, dict(stride=0), "stride=0 must be at least 1"),
+    (EvalConfig, dict(precision="bf17"), "precision=bf17 is not known"),
+    (EvalConfig, dict(page="text"), "page=text is a page: give its name the ending .html"),
+    (EvalConfig, dict(probes=True, against="a"), "against=a and probes=true are both given: choose one"),
+    (EvalConfig, dict(probes=True, stride=3), "stride=3 and probes=true are both given"),
+    (EvalConfig, dict(probes=True, page="a.html"), "page=a.html and probes=true are both given"),
+    (ExportConfig, {}, "to=FOLDER is needed: name the folder to write"),
+    (ExportConfig, dict(to="x", checkpoint="a", import_from="b"), "checkpoint=a and import_from=b are both given"),
+]
+
+
+@pytest.mark.parametrize(("schema", "values", "said"), WRONG, ids=[said[:40].replace("/", "") for _, _, said in WRONG])
+def test_a_value_that_cannot_be_is_named_with_its_setting(schema, values, said):
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        schema(**values)
+
+
+TYPED = {  # what is typed behind train.py, and what is answered
+    "model.n_heads=8": "there is no setting model.n_heads: did you mean model.n_head",
+    "optimiser=adamw": "there is no setting optimiser: did you mean optimizer",
+    "lr=0.1": "there is no setting lr: did you mean optimizer.lr?",
+    "+foo=1": "there is no setting foo: --help lists them all",
+    "data.path.x=3": "there is no setting data.path.x: did you mean data.path?",
+    "learning_rate=1": "did you mean optimizer.lr?",
+    "max_iters=5": "did you mean max_steps",
+    "out_dir=x": "did you mean run_dir?",
+    "dropout_p=0.1": "did you mean model.dropout?",
+    "n_heads=3": "did you mean model.n_head",
+    "d_model=64": "did you mean model.n_embd",
+    "n_layers=3": "did you mean model.n_layer?",
+    "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
+    "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m, or leave it out",
+    "model.n_head=many": "model.n_head=many is not a whole number",
+    "max_steps=1.5": "max_steps=1.5 is not a whole number, or null",
+    "optimizer.lr=fast": "optimizer.lr=fast is not a number",
+    "model.qk_norm=maybe": "model.qk_norm=maybe is not true or false",
+    "seed=true": "seed=true is not a whole number",
+    "seed=null": "seed=null is not a whole number",
+    "model=huge": "model=huge does not exist: choose model from gpt2",
+    "+experiment=nope": "experiment=nope does not exist: choose experiment from",
+    "-m optimizer=sgd": "optimizer=sgd does not exist: choose optimizer from adamw, muon",
+    "model=small,tiny": "model=small,tiny is several values for one run: add -m",
+    "attention=sdpa,loop": "attention=sdpa,loop is several values for one run: add -m",
+    "seed=1,2": "seed=1,2 is several values for one run: add -m",
+    "seed=1, -m": "cannot read the override 'seed=1,': leave out the comma",
+    "-m seed=rang(1,3)": "ranges are choice(2,4,8)",
+    "-m sample_prompt=it's": "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes",
+    "seed=${foo}": "seed=${foo} is not a whole number",
+    "data.path=${HOME}/x +experiment=ladder": "many runs are asked for, and one would be made: add -m",
+    "attention=matmul model.attention=loop": "attention=matmul and model.attention=loop are both given",
+    "attention=mla model.qk_norm=false": "model.qk_norm=false has no effect with attention=mla: leave it out",
+    "wandb=true": "wandb=true is no setting: set one of wandb.mode, ",
+    "wandb.tags=[{a:1}]": "is no list of texts: write 'wandb.tags=[a,b]'",
+    "resume=a run_dir=b": "resume=a and run_dir=b are two folders: leave out run_dir",
+    "seed=1,2 -m run_dir=a": "run_dir=a is for a single run: leave it out of -m; hydra.sweep.dir=",
+    "-m resume=auto": "resume=auto is for a single run",
+    "run_dir=": "run_dir= is empty: give a folder, or leave it out",
+    "resume=": "resume= is empty",
+    "init_from=": "init_from= is empty",
+    **{f"{name}=~no_user/x": f"{name}=~no_user/x names no user" for name in ("resume", "init_from")},
+    "resume=/nowhere": "resume=/nowhere holds no run (no folder checkpoints): give a run's directory, or auto",
+    "init_from=hf:": "init_from=hf:: it names nothing: give a run directory, a checkpoint, or hf:NAME_OR_FOLDER",
+    "init_from=nothere tokenizer=byte": "init_from=nothere: it does not exist",
+    "=5": "cannot read '=5': settings are typed NAME=VALUE; --help lists them",
+    "bogus": "cannot read 'bogus': settings are typed NAME=VALUE",
+    "~optimizer": "cannot read '~optimizer'",
+    "~optimizer=muon": "~optimizer takes a setting away: leave it out, and give another value",
+    "--batch_size 4": "settings are typed without dashes: write batch_size=4",
+    "--batch_size=4": "settings are typed without dashes: write batch_size=4",
+    "--model.n-head 4 seed=1": "write model.n_head=4",
+    **{flag: f"there is no flag {flag}" for flag in ("-v", "--version", "--resolve", "--cfg", "--info", "--run")},
+    "--cfg foo": "there is no flag --cfg",
+}
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
+    sentence = mistake(*typed.split())
+    assert TYPED[typed] in sentence and len(sentence.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "typed", "said"),
+    [
+        ("sample.py", "temprature=1", "there is no setting temprature: did you mean temperature?"),
+        ("sample.py", "seed=many", "seed=many is not a whole number"),
+        (
+            "sample.py",
+            "stop=[a",
+            "(while parsing a flow sequence): write 'stop=[a,b]'",
+        ),
+        ("sample.py", "stop=[[a]]", "stop=[[a]] is no list of texts: write 'stop=[a,b]'"),
+        ("sample.py", "interactive=true prompt=a", "prompt=a and interactive=true are given: choose one"),
+        ("sample.py", "--top-k=4", "write top_k=4"),
+        ("sample.py", "bogus", "cannot read 'bogus'"),
+        ("eval.py", "data=x", "data=x is no setting: set one of data.path"),
+        ("eval.py", "data=x data.path=y", "data=x is no setting: set one of data.path"),
+        ("eval.py", "--data.path notes.txt", "write data.path=notes.txt"),
+        ("export.py", "--verbose", "there is no flag --verbose"),
+    ],
+)
+def test_what_the_other_commands_cannot_read_is_answered_likewise(script, typed, said):
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        refuse_flags(SCHEMAS[script], typed.split())
+        from_arguments(SCHEMAS[script], typed.split())
+
+
+# Help
+
+
+@pytest.mark.parametrize("script", SCHEMAS)
+def test_help_lists_every_setting_with_its_default_and_what_its_docstring_says(script):
+    schema, told = SCHEMAS[script], help_text(SCHEMAS[script], "about")
+    listed = {name: (default, meaning) for name, default, meaning in described(schema)}
+    names = set(setting_kinds(schema))
+    assert listed.keys() == {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
+    for name, (default, meaning) in listed.items():
+        assert f"  {name}={default}" in told and len(meaning) > 9, name
+        assert "".join(meaning.split()) in "".join(told.split())  # whatever the lines it is broken into
+    assert all(text.startswith(listed[name][1]) for name, text in setting_docs(schema).items() if name in listed)
+    assert max(map(len, told.splitlines())) <= 120
+    for default in ("max_steps=null", "dry_run=false", 'sample_prompt=""', "optimizer.lr=0.02"):
+        assert f"  {default} " in told or script != "train.py"

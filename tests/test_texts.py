@@ -1,0 +1,342 @@
+"""The rules of data/config.py and data/texts.py: what is read, how, and what is refused."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import tracemalloc
+import types
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from data import texts, tokenizer
+from data.config import SOURCES, TOKENIZERS, DataConfig, TaskConfig, TokenizerConfig
+from data.texts import Source
+from data.tokenizer import LONGEST, pieces
+from errors import DataError, SettingsError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def read(source: Source) -> list[str]:
+    """The documents that have text, each as one string."""
+    return [text for document in source.documents() if (text := "".join(document))]
+
+
+def of_path(path: Path | str, source: str = "text", **settings: str) -> Source:
+    return Source(DataConfig(source=source, path=str(path), **settings))
+
+
+# Settings
+
+
+def test_a_path_alone_chooses_text_or_parquet_and_each_source_has_its_own_share():
+    for path, source in (("notes.txt", "text"), ("a/*.parquet", "hf"), ("parquet", "text")):
+        assert {DataConfig(source=default, path=path).source for default in ("stdlib", "shakespeare")} == {source}
+        assert DataConfig(source="jsonl", path=path).source == "jsonl"
+    shares = [DataConfig(source=source, path="a").held_out for source in ("text", "jsonl", "hf")]
+    assert [*shares, DataConfig().held_out, DataConfig(source="shakespeare").held_out] == [0.1, 0.01, 0.01, 0.04, 0.1]
+    assert DataConfig(val_fraction=0.3).held_out == 0.3
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"source": "books"}, "data.source=books"),
+        ({"val_fraction": 0.0}, "data.val_fraction=0 "),
+        ({"val_fraction": 0.6}, "data.val_fraction=0.6"),
+        ({"path": ""}, "data=text has nothing to read: give data.path"),
+        *(
+            ({"source": name}, f"data={name} has nothing to read: give data")
+            for name in ("text", "jsonl", "nanogpt", "hf")
+        ),
+        ({"name": "wordpiece"}, "tokenizer.name=wordpiece"),
+        ({"vocab_size": 256}, "tokenizer.vocab_size=256 .* 257"),
+        ({"vocab_size": 1_000_001}, "tokenizer.vocab_size=1000001 .* 1,000,000"),
+        ({"items": 0}, "data.task.items=0"),
+        ({"vocab_size": 2}, "data.task.vocab_size=2"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(settings, named):
+    schema = TokenizerConfig if named[:9] == "tokenizer" else TaskConfig if named[:9] == "data.task" else DataConfig
+    with pytest.raises(SettingsError, match=named):
+        schema(**settings)
+
+
+@pytest.mark.parametrize("group", ["data", "tokenizer"])
+def test_every_group_in_conf_fits_its_settings(group):
+    schema, names = {"data": (DataConfig, SOURCES), "tokenizer": (TokenizerConfig, TOKENIZERS)}[group]
+    assert {file.stem for file in (REPOSITORY / "conf" / group).iterdir()} == set(names)
+    for name in names:
+        given = OmegaConf.load(REPOSITORY / "conf" / group / f"{name}.yaml")
+        given = given.get("data", given)  # some bring a model's and a run's settings too
+        needed = {"path": "a"} if name in ("text", "jsonl", "hf", "nanogpt") else {}
+        merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given, needed))
+        assert name == (merged.source if group == "data" else merged.name)
+
+
+# Which files
+
+
+def test_stdlib_is_the_library_of_this_interpreter_without_its_tests_and_what_is_installed():
+    source = Source(DataConfig())
+    assert re.fullmatch(rf"stdlib of \w+ 3\.{sys.version_info.minor}: \d+ files, \d+\.\d MB", source.description)
+    assert not any(re.search(r"/(site-packages|tests?|idle_test|__pycache__)/", file) for file in source.files)
+    found = read(source)
+    assert len(found) > 400 and sum(map(len, found)) > 8_000_000
+    assert any(text.startswith('r"""HTTP/1.1 client library') for text in found)
+
+
+def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files(tmp_path):
+    found = {"b.txt": b"second", "a/z.md": b"first", "c.bin": b"PNG\0\1\2", "d.txt": b""}
+    for name, content in (found | {".hidden": b"no", ".git/config": b"no", "e.bin": b"\0"}).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "dangling.txt").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.txt")
+    source = of_path(tmp_path)
+    assert read(source) == ["first", "second"]
+    assert source.losses == {"Binary files left out": (2, f"{tmp_path}/c.bin")}
+
+
+def test_a_glob_a_file_a_packed_file_and_one_at_home_are_read(tmp_path, monkeypatch):
+    (tmp_path / "one.txt").write_text("one")
+    (tmp_path / "two.md").write_text("2")
+    (tmp_path / "three.txt.gz").write_bytes(gzip.compress(b"three"))
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "four.rst").write_text("4")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = {
+        "*.txt": ["one"],
+        "**/*.rst": ["4"],
+        "three.txt.gz": ["three"],
+        "*": ["one", "three", "2"],
+        "one.txt": ["one"],
+    }
+    for name, expected in found.items():
+        assert read(of_path(tmp_path / name)) == read(of_path(f"~/{name}")) == expected
+    assert of_path(tmp_path / "one.txt").description == f"{tmp_path}/one.txt: 1 file, 3 bytes"
+
+
+def test_the_fingerprint_changes_with_the_files_and_settings_and_only_with_them(tmp_path, monkeypatch):
+    file = tmp_path / "a.txt"
+    file.write_text("one")
+    os.utime(file, ns=(0, 1_000))
+    first = of_path(tmp_path).fingerprint
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(texts, "_reading", None)  # a fingerprint reads no text
+        assert of_path(tmp_path).fingerprint == of_path("a.txt").fingerprint == first
+    changes = [
+        lambda: os.utime(file, ns=(0, 1_001)),
+        lambda: file.write_text("more") and os.utime(file, ns=(0, 1_001)),
+        lambda: file.rename(tmp_path / "b.txt"),
+        lambda: (tmp_path / "c.txt").write_text(""),
+    ]
+    seen = {first}
+    for change in changes:
+        change()
+        seen.add(of_path(tmp_path).fingerprint)
+    seen.add(of_path(tmp_path / "b.txt", "jsonl").fingerprint)
+    seen.add(of_path(tmp_path / "b.txt", "jsonl", text_field="body").fingerprint)
+    assert len(seen) == 7 and Source(DataConfig(source="hf", name=str(tmp_path))).files, "a local dataset is known too"
+
+
+# What is in them
+
+
+FILLER = "x" * (LONGEST - 1)  # a character begins in the first block and ends in the second
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "lost"),
+    [
+        (b"\xef\xbb\xbfone\r\ntwo\rthree\n\n \t", "one\r\ntwo\rthree\n\n \t", 0),
+        (FILLER.encode() + "é".encode() + b"\xff\xfe end\xc3", FILLER + "é\ufffd\ufffd end\ufffd", 3),
+        ("é \ufffd, an original".encode(), "é \ufffd, an original", 0),
+        ("à la crème".encode("latin-1"), "\ufffd la cr\ufffdme", 2),
+    ],
+    ids=["white space", "invalid", "replaced before", "latin-1"],
+)
+def test_text_is_read_as_it_is_and_what_is_not_utf8_becomes_u_fffd_and_is_counted(tmp_path, content, text, lost):
+    (tmp_path / "a.txt").write_bytes(content)
+    source = of_path(tmp_path / "a.txt")
+    for _ in range(2):
+        assert read(source) == [text]
+        assert [*source.losses.values()] == [(lost, f"{tmp_path}/a.txt")] * bool(lost)
+
+
+@pytest.mark.parametrize("name", ["big.txt", "big.txt.gz", "big.jsonl"])
+def test_a_document_larger_than_its_memory_is_read_in_bounded_pieces(tmp_path, name):
+    file, lines = tmp_path / name, "a line of text, then another\n" * 40_000
+    content = (json.dumps({"text": lines}) + "\n" if "jsonl" in name else lines).encode() * 25
+    file.write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
+    tracemalloc.start()
+    try:
+        source = of_path(file, "jsonl" if "jsonl" in name else "text")
+        lengths = [len(piece) for document in source.documents() for piece in document]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(lengths) == 29_000_000 and max(lengths) <= LONGEST and peak < 12_000_000
+
+
+@given(st.lists(st.text("ab \n,字", max_size=40)), st.integers(2, 12))
+def test_pieces_are_the_text_in_order_and_bounded(blocks, longest):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "LONGEST", longest)
+        cut = list(pieces(blocks))
+    assert "".join(cut) == "".join(blocks) and all(0 < len(piece) <= longest for piece in cut)
+
+
+def test_jsonl_gives_one_document_a_line_and_passes_over_null(tmp_path):
+    lines = [json.dumps({"body": text, "id": 1}) for text in ("one", "two\nlines\u2028", "<|endoftext|>", None, None)]
+    (tmp_path / "a.jsonl").write_text("\ufeff" + "\n\n".join(lines) + "\n")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"body": "packed \\ud800 half \xff"}'))
+    (tmp_path / "README.md").write_text("not JSON")
+    source = of_path(tmp_path, "jsonl", text_field="body")
+    assert read(source) == ["one", "two\nlines\u2028", "<|endoftext|>", "packed \ufffd half \ufffd"]
+    assert source.losses == {
+        "Records left out whose body is null": (2, f"{tmp_path}/a.jsonl line 7"),
+        "Characters that are not UTF-8 and became U+FFFD": (2, f"{tmp_path}/b.jsonl.gz line 1"),
+    }
+
+
+FINE = b'{"text": "fine"}\n\n'
+REFUSED = {
+    "missing.txt": (None, "names no regular file (seen from"),
+    "*.none": (None, "names no regular file (seen from"),
+    "empty/": (None, "names no regular file (seen from"),
+    "utf16.txt": ("\ufeffsome words".encode("utf-16-le"), "is binary (it has NUL bytes)"),
+    "cyrillic.txt": (("чтение, письмо\n" * 9).encode("cp1251"), "is not UTF-8 (most of its first 135 characters"),
+    "broken.gz": (b"not packed at all", "cannot be read"),
+    "cut.gz": (gzip.compress(bytes(range(256)))[:200], "cannot be read"),
+    "others.jsonl/": (b"x", "names no .jsonl or .jsonl.gz or"),
+    "cut.jsonl": (FINE + b'{"text": "cut', "line 3 is not JSON"),
+    "deep.jsonl": (FINE + b"[" * 100_000, "line 3 is not JSON"),
+    "list.jsonl": (FINE + b"[1, 2]", "line 3 is not a JSON object"),
+    "number.jsonl": (FINE + b'{"text": 7}', "line 3: data.text_field=text is not text (7)"),
+    "other.jsonl": (FINE + b'{"body": "x"}', "line 3 has no field data.text_field=text: choose one of body"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_text_that_cannot_be_read_is_refused_by_name_in_one_sentence(tmp_path, name):
+    content, message = REFUSED[name]
+    path = tmp_path / name
+    if name.endswith("/"):
+        path.mkdir()
+    if content is not None:
+        (path / "a.txt" if path.is_dir() else path).write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        read(of_path(path, "jsonl" if "jsonl" in name else "text"))
+    assert path.name in str(caught.value) and "\n" not in str(caught.value) and caught.value.remedy
+
+
+def test_what_is_no_regular_file_and_a_home_of_nobody_are_refused():
+    with pytest.raises(DataError, match=r"data\.path=/dev/zero names no regular file"):
+        of_path("/dev/zero")
+    with pytest.raises(SettingsError, match="^data.path=~nobody-here/a names no user of this machine: write"):
+        of_path("~nobody-here/a")
+
+
+def test_a_folder_that_the_system_closes_is_refused_by_name(tmp_path, monkeypatch):
+    (tmp_path / "secret").mkdir()
+    scandir = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(DataError, match=f"data.path={tmp_path} cannot be read .*secret"):
+        of_path(tmp_path)
+
+
+# Shakespeare
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "{url}.*put a copy at {file}.*data.path=FILE"),
+        (b"<html>please log in</html>", "sha256"),
+        (b"To be", None),
+    ],
+)
+def test_shakespeare_is_downloaded_once_and_only_what_is_his_is_kept(tmp_path, monkeypatch, content, problem):
+    answers, file = [content, content], tmp_path / "tinyshakespeare.txt"
+
+    def urlopen(url, timeout):
+        if (answer := answers.pop()) is None:
+            raise urllib.error.URLError("Temporary failure in name resolution")
+        return io.BytesIO(answer)
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(texts, "SHAKESPEARE_SHA256", hashlib.sha256(b"To be").hexdigest())
+    config = DataConfig(source="shakespeare", cache_dir=str(tmp_path))
+    if problem:
+        with pytest.raises(DataError, match=problem.format(url=texts.SHAKESPEARE_URL, file=file)):
+            Source(config)
+        assert list(tmp_path.iterdir()) == []
+        return
+    elsewhere = Source(DataConfig(source="shakespeare", cache_dir=str(tmp_path / "elsewhere")))
+    assert Source(config).fingerprint == elsewhere.fingerprint and answers == []
+    assert read(Source(config)) == ["To be"] and file.is_file()
+
+
+# Datasets
+
+
+def datasets_of(monkeypatch, load_dataset) -> None:
+    """Put a function in the place of the library's; None: it is not installed."""
+    library = load_dataset and types.SimpleNamespace(load_dataset=load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+
+
+def test_records_stream_from_the_library_and_null_is_passed_over(tmp_path, monkeypatch):
+    asked = []
+
+    def load_dataset(path, **settings):
+        asked.append((path, settings))
+        return ({"body": text} for text in ("one", "", None, "two"))
+
+    datasets_of(monkeypatch, load_dataset)
+    for name in ("b.parquet", "a.parquet", "readme.md"):
+        (tmp_path / name).write_text("x")
+    hub = Source(DataConfig(source="hf", name="a/b", subset="en", split="test", text_field="body"))
+    assert hub.description == "dataset a/b, split test" and read(hub) == ["one", "two"]
+    assert hub.losses["Records left out whose body is null"][0] == 1
+    for path in (tmp_path, f"{tmp_path}/*.parquet"):
+        assert read(of_path(path, "hf", text_field="body")) == ["one", "two"]
+    files = {"data_files": [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"], "split": "train", "streaming": True}
+    assert asked == [("a/b", {"name": "en", "split": "test", "streaming": True}), *[("parquet", files)] * 2]
+
+
+def broken(*_, **__):
+    raise RuntimeError("Connection refused\n  a page of details")
+
+
+@pytest.mark.parametrize(
+    ("load_dataset", "message"),
+    [
+        (None, r"needs the datasets library: pip install -e \"\.\[hf\]\""),
+        (broken, r"data\.name=a/b.*data\.split=train cannot be read \(Connection refused\)"),
+        (lambda **_: [{"story": "one"}], r"record 1 has no field data\.text_field=text: choose one of story"),
+    ],
+)
+def test_a_dataset_that_cannot_be_read_is_refused_in_a_sentence(monkeypatch, load_dataset, message):
+    datasets_of(monkeypatch, load_dataset)
+    with pytest.raises(DataError, match=message) as caught:
+        read(Source(DataConfig(source="hf", name="a/b")))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,148 @@
+"""What a person sees of a run: what it is, the bar or lines, and at the end what to type next."""
+
+import logging
+import math
+import shlex
+import sys
+import time
+from contextlib import ExitStack
+from importlib import import_module
+from multiprocessing import parent_process
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from console import bar_off, in_notebook
+from data.prepare import PreparedData
+from model.size import count_parameters, parameters_read
+from runs.metrics import Evaluation, Row
+from runs.text import LogFormatter, hydra_quoted, plural
+from training.device import peak_memory
+from training.evaluation import SCORED_TOKENS
+from training.run import Run
+
+log = logging.getLogger("tinygpt")
+
+QUIET = 25  # seconds after which a line says how far a run is that no terminal shows: one each half minute
+
+
+class Terminal:
+    """Shows a run in the terminal or a notebook; its log lines are in train.log too."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, progress = run, run.progress
+        if not progress.step:
+            log.info("%s", describe(run))
+        self.warned = (progress.step, progress.skipped)
+        bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
+        form = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]"
+        off = parent_process() is not None or bar_off()
+        self.shown = ExitStack()
+        self.bar = tqdm(total=run.max_steps, initial=progress.step, unit="step", disable=off, bar_format=form)
+        self.shown.callback(self.bar.close)
+        loggers = [one for one in (logging.root, log) if any(type(h) is logging.StreamHandler for h in one.handlers)]
+        if not self.bar.disable:  # lines go above the bar instead of through it
+            self.shown.enter_context(logging_redirect_tqdm(loggers))
+        self.said, self.figures = time.monotonic(), ""
+
+    def on_step(self, row: Row | None) -> None:
+        step = self.run.progress.step
+        if row:
+            self.tell_skipped()
+            self.figures = f": loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s"
+            if isinstance(self.run.data, PreparedData):
+                self.figures += f", epoch {row['tokens'] / len(self.run.data.train):.2f}"
+            if self.run.device.type == "cuda":
+                self.figures += f", {peak_memory(self.run.device) / 1e9:.1f} GB"
+            self.bar.set_postfix_str(self.figures[2:], refresh=False)
+        self.bar.update(step - self.bar.n if not self.bar.disable else 0)  # drawn ten times a second at most
+        if self.bar.disable and time.monotonic() > self.said + QUIET:
+            of = f" of {self.run.max_steps:,}" if self.run.max_steps else ""
+            log.info("step %d%s%s", step, of, self.figures)
+            self.said = time.monotonic()
+
+    def tell_skipped(self) -> None:
+        step, skipped = self.run.progress.step, self.run.progress.skipped
+        if new := skipped - self.warned[1]:
+            text = "step %d: %d of the last %s changed nothing, because loss or gradient was not finite"
+            log.warning(text, step, new, plural(step - self.warned[0], "step"))
+        self.warned = (step, skipped)
+
+    def on_evaluation(self, row: Row, result: Evaluation, sample: str) -> None:
+        if result.accuracy is not None:
+            figures = f"{result.loss:.4f} nats/answer, accuracy {result.accuracy:.2%}"
+        else:
+            perplexity = f"{result.perplexity:.{'1f' if result.perplexity < 1e6 else '2e'}}"
+            figures = f"{result.loss:.4f} nats/token, perplexity {perplexity}, {result.bpb:.4f} bits/byte"
+            if result.bpb_stderr is not None:
+                figures += f" ± {result.bpb_stderr:.4f} over documents"
+        log.info("step %d: validation loss %s", self.run.progress.step, figures)
+        if sample:
+            log.info("%s", "\n".join("  │ " + line for line in sample.splitlines()))
+        self.said = time.monotonic()
+
+    def on_end(self, error: BaseException | None) -> None:
+        self.shown.close()
+        run, page = self.run, self.run.directory / "report.html"
+        if error is None:
+            self.tell_result()
+            log.info("curves    %s", page)
+            if run.data.tokenizer:
+                log.info("sample    python sample.py %s", shlex.quote(f"checkpoint={run.directory}"))
+        elif isinstance(error, SystemExit):
+            again = f"python train.py {hydra_quoted('resume', run.directory)}"
+            log.info("stopped after step %d; to continue:  %s", run.progress.step, again)
+        if in_notebook() and page.is_file():  # as a link
+            shown = import_module("IPython.display")
+            shown.display(shown.FileLink(str(page)))
+
+    def tell_result(self) -> None:
+        progress, data = self.run.progress, self.run.data
+        best = math.nan if progress.best_loss is None else progress.best_loss
+        log.info("\nbest validation loss %.4f nats/%s", best, "token" if data.tokenizer else "answer")
+        chance = math.log(data.vocab_size)
+        if progress.step and best > chance - 0.01:
+            text = "no better than chance, ln %d = %.4f: lower optimizer.lr=%g, or train longer"
+            log.warning(text, data.vocab_size, chance, self.run.config.optimizer.lr)
+
+
+def show_log(stack: ExitStack) -> None:
+    """In a notebook, print what is logged, as the commands do, until the stack is closed."""
+    if in_notebook() and not log.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(LogFormatter())
+        log.addHandler(handler)
+        stack.callback(log.removeHandler, handler)
+
+
+def describe(run: Run) -> str:
+    """Say what is about to happen, in a few lines."""
+    config, model, data = run.config, run.config.model, run.data
+    parts = count_parameters(run.model)
+    reads = f" ({parameters_read(run.model):,} read by a token)" if parts["ngrams"] else ""
+    matrices = sum(p.numel() for block in run.model.blocks for p in block.parameters() if p.ndim == 2)
+    length = plural(run.max_steps, "step") if run.max_steps else f"{config.max_minutes:g} minutes in steps"
+    heads = plural(run.model.attentions[0].n_head, "head")  # a form with one head has one whatever config.model says
+    processes = f" × {run.ranks.size} ({config.distributed})" if run.ranks.size > 1 else ""
+    epochs = ""
+    if not isinstance(data, PreparedData):
+        from data.tasks import HELD_OUT
+
+        counted = f"{plural(data.targets(model.block_size), 'answer')} in each window of {model.block_size:,} tokens"
+        told = f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} windows held out"
+    else:
+        epochs = f" {data.epochs(run.max_steps * config.tokens_per_step)}," if run.max_steps else ""
+        scored = data.held_out_tokens(model.block_size, SCORED_TOKENS)
+        part = f" ({scored:,} of them, spread evenly, at each)" if scored < len(data.val) else ""
+        read = f"{len(data.train):,} for training, {len(data.val):,} for validation{part}"
+        ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
+        told = f"text      {data.description}\ntokens    {read}, {ids}"
+    lines = [
+        told,
+        f"model     {parts.total():,} parameters{reads}, {matrices:,} of them in {plural(model.n_layer, 'block')} of "
+        f"{heads} ({model.attention}), {model.n_embd} wide",
+        f"run       {length} of {config.batch_size} × {model.block_size} tokens,{epochs} "
+        f"on {run.device}{processes} in {run.precision}",
+        f"output    {run.directory}",
+    ]
+    return "\n".join(lines)

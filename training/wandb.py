@@ -1,0 +1,93 @@
+"""Weights & Biases, beside our own files."""
+
+import logging
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Literal, cast
+
+from errors import SettingsError, first_line
+from runs.metrics import Evaluation, Row
+from training.config import IN_WANDB_SWEEP
+from training.run import Run
+
+log = logging.getLogger("tinygpt")
+
+
+def check_key() -> None:
+    """SettingsError when wandb.mode=online has no API key; asks for none, because nobody may be there to answer."""
+    import wandb  # a second, and few runs ask for it
+
+    try:
+        if wandb.login(prompt=False, verify=False):
+            return
+        problem = "finds no API key"
+    except wandb.Error as error:
+        problem = f"cannot log in ({first_line(error)})"
+    remedy = "run `wandb login` once, set WANDB_API_KEY, or choose wandb.mode=offline"
+    raise SettingsError(f"wandb.mode=online {problem}", remedy)
+
+
+class Wandb:
+    """A run at wandb, the same one when the run is resumed.
+
+    Every row is sent with our own step, so that the parts of a resumed run meet. wandb takes increasing steps
+    only, so what is trained again, because a kill came after the last checkpoint, is not logged twice.
+    """
+
+    def __init__(self, run: Run) -> None:
+        import wandb
+
+        self.run, settings = run, run.config.wandb
+        self.session = wandb.init(
+            # A wandb sweep has a project; entity and tags wandb takes from the environment by itself.
+            project=settings.project or os.environ.get("WANDB_PROJECT") or (None if IN_WANDB_SWEEP else "tinygpt"),
+            entity=settings.entity,
+            tags=settings.tags,
+            name=(settings.name or os.environ.get("WANDB_NAME") or run.directory.name)[:128],  # the most it takes
+            group=settings.group and settings.group[:128],
+            job_type="train",
+            dir=str(run.directory),
+            mode=cast(Literal["offline", "online"], settings.active_mode),
+            config=asdict(run.config),
+            id=run.progress.wandb_id,
+            resume="allow",
+            reinit="create_new",  # never a part of another run of this process
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        run.progress.wandb_id = self.session.id
+        self.samples = wandb.Table(columns=["step", "prompt", "text"], log_mode="INCREMENTAL")
+
+    def on_step(self, row: Row | None) -> None:
+        if row:
+            scalars = dict(pair for name in row.keys() - {"step"} for pair in _scalars(name, row[name]))
+            self.session.log(scalars, step=row["step"])
+
+    def on_evaluation(self, row: Row, result: Evaluation, sample: str) -> None:
+        self.on_step(row)
+        if sample:
+            self.samples.add_data(row["step"], self.run.config.sample_prompt, sample)
+            self.session.log({"samples": self.samples}, step=row["step"])
+
+    def on_end(self, error: BaseException | None) -> None:
+        """End wandb's run, so that nothing is left running, and say where it is."""
+        import wandb
+
+        try:
+            if (page := self.run.directory / "report.html").is_file():
+                self.session.log({"report": wandb.Html(str(page), inject=False)}, step=self.run.progress.step)
+        finally:
+            code = error.code if isinstance(error, SystemExit) else error is not None
+            self.session.finish(exit_code=int(code) if isinstance(code, int) else 1)
+        offline = f"wandb sync {shlex.quote(str(self.run.directory / 'wandb'))}/offline-run-*-{self.session.id}*"
+        log.info("wandb     %s", offline if self.session.offline else self.session.url)
+
+
+def _scalars(name: str, value: Any, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator[tuple[str, Any]]:
+    """Yield a value under its name; of a list one for each layer and head."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _scalars(f"{name}{levels[0]}{number}", item, levels[1:])
+    else:
+        yield name, value
