@@ -93,6 +93,7 @@ def test_a_mistake_ends_in_one_sentence_and_status_1(mistake, tmp_path):
     assert MISTAKES[mistake] in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(shutil.which("srun")), reason="there is a Slurm here")
 @needs_submitit
 def test_without_slurm_or_without_the_plugin_one_sentence_says_so(tmp_path):

@@ -168,6 +168,7 @@ def test_a_damaged_file_of_one_job_is_told_in_its_row_and_ends_nothing(tmp_path)
     assert shown.stdout.count("config.yaml cannot be read") == 3
 
 
+@pytest.mark.slow
 def test_the_command_for_a_folder_ends_in_one_line_for_a_mistake_and_for_ctrl_c_while_it_starts(tmp_path):
     (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt")
     for module, arguments, path, status, said in (
