@@ -26,7 +26,7 @@ ESCAPES = {code: f"\\u{code:04x}" for code in PICTURES if code > 0x1F}  # what J
 def read_input(setting: str, where: str) -> str:
     """Return the text of the file that a setting names; - is standard input."""
     try:
-        with nullcontext(sys.stdin.buffer) if where == "-" else user_path("prompts", where).open("rb") as file:
+        with nullcontext(sys.stdin.buffer) if where == "-" else user_path(setting, where).open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise SettingsError(f"{setting}={where} cannot be read ({why(error)})") from None

@@ -22,10 +22,9 @@ def readable(where: object) -> Iterator[None]:
 @lru_cache  # settings, weights and tokenizer are in one folder, for which the hub is asked once
 def find_folder(where: str) -> Path:
     """Return a local folder, or that of the files of this name on the hub, which huggingface_hub downloads once."""
-    folder = Path(where).expanduser()
-    if folder.is_dir():
-        return folder
     try:
+        if (folder := Path(where).expanduser()).is_dir():
+            return folder
         from huggingface_hub import snapshot_download  # optional
 
         return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))

@@ -186,6 +186,8 @@ def test_the_hub_is_asked_once_for_a_model_and_what_it_does_not_have_is_refused_
     from_huggingface("some/model")
     assert find_folder("some/model") == tmp_path and asked == ["some/model"]
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(HuggingFaceError, match="~nobody-here/a is not a local folder"):
+        find_folder("~nobody-here/a")
     with pytest.raises(HuggingFaceError, match=r"not a local folder.*pip install huggingface_hub"):
         from_huggingface("no/such-model")
 

@@ -260,6 +260,10 @@ REFUSED = [
     ({"page": "{tmp}/folder.html"}, "folder.html cannot be written (Is a directory)"),
     ({"prompt_file": "{tmp}/no"}, "cannot be read (No such file"),
     ({"prompt_file": "{tmp}"}, "cannot be read (Is a directory)"),
+    (
+        {"prompt_file": "~nobody-here/a"},
+        "prompt_file=~nobody-here/a names no user of this machine",
+    ),
     ({"prompts": "{tmp}/no"}, "cannot be read (No such file"),
     ({"prompts": "/dev/zero"}, "prompts=/dev/zero has more than 256 MB: give less at a time"),
     ({"prompts": "{tmp}/empty"}, "has no prompts"),
