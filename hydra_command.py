@@ -60,7 +60,9 @@ def run_train_command(about: str | None, function: Function) -> None:
             register_schema(brought)
             if is_sweep:
                 # A + means nothing to what is there already; only Hydra's own settings may be added to.
-                call_hydra(["-m", *(a if "hydra." in a else a.lstrip("+") for a in arguments)], function)
+                call_hydra(
+                    ["-m", *(a if a.lstrip("+").startswith("hydra") else a.lstrip("+") for a in arguments)], function
+                )
             else:
                 show_log()
                 function(compose_settings(arguments))

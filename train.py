@@ -63,7 +63,7 @@ def train(config: TrainConfig) -> float:
             else:
                 loggers.on_step()
         run.saver.finish()
-    return float("inf") if progress.best_loss is None else progress.best_loss
+    return progress.loss_to_beat
 
 
 def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
@@ -75,7 +75,7 @@ def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
     windows = config.eval_batch_size or max(1, 4_096 // block_size)
     result = evaluate(run.forward, run.data, block_size, windows, run.autocast, run.ranks)
     progress.evaluated, progress.metrics = progress.step, result.figures
-    if result.loss < (float("inf") if progress.best_loss is None else progress.best_loss):
+    if result.loss < progress.loss_to_beat:
         progress.best_loss, progress.best_step = result.loss, progress.step
     sample = ""
     if config.sample_tokens and not run.is_sharded:  # generating goes past FSDP, which gathers the shards

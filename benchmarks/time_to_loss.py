@@ -4,9 +4,8 @@
 
 Whole processes take turns. Three rows are a whole recipe: nanoGPT's train.py as its README runs it on a CPU, and our
 experiments `shakespeare_cpu`, with nanoGPT's four layers, and `shakespeare_fast`. The rows between tell recipe and code
-apart: nanoGPT's code with an AdamW tuned
-for a short run (benchmarks/README.md has the trials), and our code in nanoGPT's shape and float32 with either AdamW
-(of bytes, where nanoGPT has the text's 65 characters).
+apart: nanoGPT's code with an AdamW tuned for a short run (benchmarks/README.md has the trials), and our code in
+nanoGPT's shape and float32 with either AdamW (of bytes, where nanoGPT has the text's 65 characters).
 Whole process: from starting Python to its end; nanoGPT's prepare.py ran before and does not count, ours prepares the
 text anew. Training alone: without evaluations; an iteration before which nanoGPT evaluates counts as its median one.
 Loss: nats per byte over the whole validation split, the last 10% of the text (ours begins at a line), in windows of

@@ -56,11 +56,6 @@ def for_each_layer(
     return results
 
 
-def attention_maps(model: GPT, tokens: Int[Tensor, "1 T"]) -> Float[Tensor, "L H T T"]:
-    """Return the weights of every layer and head for one text, in float32 on the CPU."""
-    return torch.stack(for_each_layer(model, tokens, lambda weights: weights[0])).float().cpu()
-
-
 def head_statistics(model: GPT, tokens: Int[Tensor, "B T"], starts: Starts = None) -> HeadStatistics:
     """Measure every head of a model on some texts, with documents kept apart that begin at `starts`."""
     position = torch.arange(tokens.size(1), device=tokens.device)

@@ -14,6 +14,7 @@ Reading one runs no code from it: safetensors and JSON hold data only. A run kee
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -62,6 +63,11 @@ class Progress:
     skipped_in_a_row: int = 0
     finished: bool = False
     wandb_id: str | None = None
+
+    @property
+    def loss_to_beat(self) -> float:
+        """The best loss, infinite before there is one."""
+        return math.inf if self.best_loss is None else self.best_loss
 
 
 @dataclass

@@ -5,7 +5,7 @@ import logging
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from data.files import replace_text
 from errors import SettingsError, first_line
@@ -14,7 +14,6 @@ from runs.metrics import finite, is_number
 log = logging.getLogger("tinygpt")
 NAME, JOB = "summary.json", "job.json"
 STATUSES = ("running", "stopped", "failed", "finished")
-Kind = TypeVar("Kind")
 
 
 @dataclass

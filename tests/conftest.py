@@ -29,6 +29,7 @@ from model.attention import MultiHeadAttention, make_attention
 from model.attention.contract import obeys_contract
 from model.config import AttentionConfig, GPTConfig
 from model.gpt import GPT
+from model.heads import for_each_layer
 from training.config import ScheduleConfig, TrainConfig
 
 register_schema({})
@@ -91,6 +92,11 @@ def train_config(tmp_path: Path, text_file: Path) -> TrainConfig:
         log_interval=1,
         sample_tokens=8,
     )
+
+
+def attention_maps(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
+    """The weights (L, H, T, T) of every layer and head for one text (1, T), in float32."""
+    return torch.stack(for_each_layer(model, tokens, lambda weights: weights[0])).float()
 
 
 def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess:

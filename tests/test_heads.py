@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from conftest import close, random_gpt
+from conftest import attention_maps, close, random_gpt
 
 from model.attention import FORMS, SOFTMAX
-from model.heads import attention_maps, for_each_layer, head_similarity, head_statistics
+from model.heads import for_each_layer, head_similarity, head_statistics
 
 TOKENS = torch.randint(61, (3, 12), generator=torch.Generator().manual_seed(5))
 STARTS = torch.tensor([[0] * 12, [0] * 5 + [5] * 7, [0] * 2 + [2] * 9 + [11]])

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_gpt, run_here
+from conftest import attention_maps, random_gpt, run_here
 
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.probes import DEPTHS, NAMES, Probes, probe, summary
 from model.config import GPTConfig
 from model.gpt import GPT
-from model.heads import attention_maps
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 

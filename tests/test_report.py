@@ -22,9 +22,9 @@ from urllib.parse import unquote
 import pytest
 import torch
 from browser import browse, data_of, drawn_on_paper, needs_axe, needs_browser, violations
+from conftest import attention_maps
 from test_text_page import page_of_two
 
-from model.heads import attention_maps
 from pages.runs import POINTS, run_page, spread, thin
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, Summary, write_job, write_summary

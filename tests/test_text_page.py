@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from browser import browse, data_of, needs_browser
-from conftest import random_gpt
+from conftest import attention_maps, random_gpt
 
 import generation.reading
 import pages
@@ -19,7 +19,6 @@ from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer, train_bpe
 from generation.reading import beginnings, read, read_prompt
 from generation.score import How, score
-from model.heads import attention_maps
 from pages.text import Reading, text_page
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
