@@ -185,6 +185,19 @@ def test_forget_begins_as_alibi_and_is_the_running_sum_of_its_gates():
 
 
 @torch.no_grad()
+def test_fade_is_forget_whose_gates_do_not_look():
+    fade, forget = layer("sdpa+fade", position="none"), layer("sdpa+forget", position="none")
+    x, rate = torch.randn(B, T, C), torch.randn(H)
+    fade.modifiers["fade"].rate.copy_(rate)
+    forget.modifiers["forget"].gate.bias.copy_(rate)
+    forget.load_state_dict({name: fade.state_dict().get(name, own) for name, own in forget.state_dict().items()})
+    close(fade(x), forget(x))
+    distance = (torch.arange(T)[:, None] - torch.arange(T)).abs()
+    bias = F.logsigmoid(rate)[:, None, None] * distance
+    close(fade(x), fade.merge(loop(*fade.project(x), bias=bias, is_causal=True)))
+
+
+@torch.no_grad()
 def test_forget_sums_its_gates_in_float32_however_the_layer_computes():
     forget, x = make_layer("sdpa+forget").to(torch.bfloat16), torch.randn(1, 700, 32, dtype=torch.bfloat16)
     modifier, q = forget.modifiers["forget"], torch.randn(1, H, 700, 8, dtype=torch.bfloat16)

@@ -34,7 +34,7 @@ def test_every_check_of_every_form_and_modifier_passes_and_says_so(capsys):
     assert names == [*FORMS, *FORMS, *check.combinations()]  # float32 and bfloat16, then modifiers
     assert {"sdpa+window", "sdpa+forget", "mla+sink", "delta+key_offset", "simple+nope"} <= set(names)
     assert "every check passed" in printed and "FAIL" not in printed and len({len(line) for line in table}) == 1
-    needless = {"average", "nope", "key_offset", "forget", "conv", *STATES}
+    needless = {"average", "nope", "key_offset", "forget", "fade", "conv", *STATES}
     assert {line.split()[0] for line in table if "n/a" in line} == {"moba"} | {
         n for n in names if needless & {*n.split("+")}
     }

@@ -132,18 +132,36 @@ class Forget(Modifier):
         super().__init__(layer, config)
         # Not computed on the default device: on the meta device arithmetic would import torch's compiler.
         bias = -torch.log(torch.expm1(alibi_slopes(layer.n_head, "cpu")))  # ln σ(b) = −slope
-        self.gate = PerHead(config.n_embd, layer.n_head, torch.tensor(bias.tolist()))
+        self.make_gate(config.n_embd, torch.tensor(bias.tolist()))
+
+    def make_gate(self, C: int, bias: Float[Tensor, " H"]) -> None:
+        self.gate = PerHead(C, len(bias), bias)
+
+    def logits(self, x: Stream) -> Float[Tensor, "B H T"]:
+        """Return what the gates of each token are the sigmoid of."""
+        return self.gate(x)
 
     def score(self, call: Call, x: Stream, now: Pass) -> Call:
-        T, reach = call.q.shape[-2], call.k.shape[-2]
-        total = F.logsigmoid(upcast(self.gate(x))).cumsum(-1)[..., None]  # (B, H, T, 1)
+        T, reach, name = call.q.shape[-2], call.k.shape[-2], type(self).__name__
+        total = F.logsigmoid(upcast(self.logits(x))).cumsum(-1)[..., None]  # (B, H, T, 1)
         if now.cache is not None:
-            before = now.cache.layers[self.layer_number].get("forget")
+            before = now.cache.layers[self.layer_number].get(name)
             total = total if before is None or now.past == 0 else total + before[:, :, now.past - 1, None]
-            total = now.cache.append(self.layer_number, "forget", total)  # (B, H, S, 1)
+            total = now.cache.append(self.layer_number, name, total)  # (B, H, S, 1)
         total = total[:, :, -reach:]
         bias = total[:, :, -T:] - total.mT
         return call._replace(bias=bias if call.bias is None else call.bias + bias)
+
+
+@modifier("fade", changes="scores")
+class Fade(Forget):
+    """Forget with gates that do not look: one f for each head, whatever the token, is ALiBi with learned slopes."""
+
+    def make_gate(self, C: int, bias: Float[Tensor, " H"]) -> None:
+        self.rate = nn.Parameter(bias)
+
+    def logits(self, x: Stream) -> Float[Tensor, "B H T"]:
+        return self.rate[:, None].expand(x.shape[0], -1, x.shape[1])
 
 
 @modifier("sink", changes="scores", last=True)
