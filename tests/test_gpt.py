@@ -9,6 +9,7 @@ from conftest import close, layer, random_gpt
 from torch import nn
 
 import model.loss
+from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights
 from model.layers import LARGE, LayerNorm, Linear, RMSNorm
@@ -156,6 +157,12 @@ def test_a_cache_takes_for_each_token_what_its_layers_keep():
     for attention, numbers in kept.items():
         gpt = random_gpt(attention=attention, n_kv_head=2, dropout=0.5).train()
         assert cache_bytes_per_token(gpt) == 2 * 4 * numbers and gpt.training
+
+
+@pytest.mark.parametrize("attention", [*FORMS, "sdpa+" + "+".join(MODIFIERS), "delta+conv+gate_silu"])
+def test_what_a_cache_takes_is_known_of_shapes_alone(attention):
+    gpt = random_gpt(attention=attention)
+    assert cache_bytes_per_token(without_weights(gpt.config)) == cache_bytes_per_token(gpt) > 0
 
 
 # Layers.

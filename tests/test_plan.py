@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import training.start
 from data.config import TokenizerConfig
 from errors import DataError, SettingsError
+from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
@@ -172,6 +173,13 @@ def test_a_step_is_measured_on_the_windows_of_a_micro_batch_unless_one_takes_too
         found = plan.seconds_per_step(train_config, 4, CPU, torch.float32)
         assert found == (pytest.approx(took * 8), windows) and taken == [1, 1, 4, 4][: len(taken)]
         taken.clear()
+
+
+@pytest.mark.parametrize("attention", [*FORMS, "sdpa+" + "+".join(MODIFIERS), "delta+conv+gate_silu"])
+def test_memory_is_predicted_of_every_form_and_modifier(train_config, attention):
+    model = replace(train_config.model, attention=attention, n_layer=1, vocab_size=257)
+    predicted = predict_memory(replace(train_config, model=model), 1)
+    assert predicted.activations > 0 and predicted.weights == 4 * count_parameters(without_weights(model)).total()
 
 
 def test_a_plan_for_gpus_says_what_each_way_to_share_takes(train_config):

@@ -186,7 +186,8 @@ class MultiHeadAttention(nn.Module):
         if now.cache is not None:
             k, v = (now.cache.append(self.number, name, new) for name, new in (("k", k), ("v", v)))
         elif self.flex_window and (blocks := now.blocks.get(self.window or T)):
-            return flex(q, k, v, blocks, alibi_slopes(self.n_head, q.device) if self.alibi else None)
+            slopes = torch.tensor(alibi_slopes(self.n_head), device=q.device) if self.alibi else None
+            return flex(q, k, v, blocks, slopes)
         return self.attend_to(self.call(q, k, v, now), x, now)
 
     def call(self, q: Query, k: Key, v: Value, now: Pass) -> Call:

@@ -53,20 +53,20 @@ def keys_allowed(mask: Bool[Tensor, "..."] | None, T: int, S: int, device: Devic
     return torch.arange(S - T + 1, S + 1, dtype=torch.float32, device=device)
 
 
-def alibi_slopes(n_head: int, device: Device = None) -> Float[Tensor, " {n_head}"]:
+def alibi_slopes(n_head: int) -> list[float]:
     """Return each head's penalty per position (Press et al. 2022, section 3): 2^(-8/H), 2^(-16/H), … 2^-8.
 
     For H between powers of two, the authors' rule: the slopes of the power below, then every other
     slope of twice that power.
     """
     power = 1 << (n_head.bit_length() - 1)  # the largest power of two that is at most H
-    slopes = torch.exp2(torch.arange(1, power + 1, device=device) * (-8 / power))
-    between = torch.exp2(torch.arange(1, 2 * power, 2, device=device) * (-4 / power))
-    return torch.cat((slopes, between[: n_head - power]))
+    slopes = [2 ** (-8 * n / power) for n in range(1, power + 1)]
+    between = [2 ** (-4 * n / power) for n in range(1, 2 * power, 2)]
+    return slopes + between[: n_head - power]
 
 
 def alibi_bias(n_head: int, T: int, S: int, device: Device = None) -> Float[Tensor, "{n_head} {T} {S}"]:
     """Return minus slope × distance for each pair, to add to the scaled scores (Press et al. 2022)."""
     query = torch.arange(S - T, S, device=device)
     distance = (query[:, None] - torch.arange(S, device=device)).abs()  # (T, S)
-    return -alibi_slopes(n_head, device)[:, None, None] * distance
+    return -torch.tensor(alibi_slopes(n_head), device=device)[:, None, None] * distance

@@ -4,6 +4,7 @@ A modifier is a class with one of Modifier's methods. Where it can, it begins as
 modified model is the plain one. They act in the order of this file, those that add a key last.
 """
 
+import math
 from typing import ClassVar
 
 import torch
@@ -130,9 +131,9 @@ class Forget(Modifier):
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        # Not computed on the default device: on the meta device arithmetic would import torch's compiler.
-        bias = -torch.log(torch.expm1(alibi_slopes(layer.n_head, "cpu")))  # ln σ(b) = −slope
-        self.make_gate(config.n_embd, torch.tensor(bias.tolist()))
+        # Computed without torch: shapes alone (see model/size.py) have no numbers.
+        bias = [-math.log(math.expm1(slope)) for slope in alibi_slopes(layer.n_head)]  # ln σ(b) = −slope
+        self.make_gate(config.n_embd, torch.tensor(bias))
 
     def make_gate(self, C: int, bias: Float[Tensor, " H"]) -> None:
         self.gate = PerHead(C, len(bias), bias)

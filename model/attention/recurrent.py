@@ -14,6 +14,7 @@ head, (D, Dv), which a token reads with its query and writes with its key and va
 """
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import ClassVar
 
@@ -122,7 +123,7 @@ class Recurrent(MultiHeadAttention):
         """Read and write the state, in float32 at least, whatever autocast says."""
         (log_decay, beta), begins = self.rates(x), now.begins(q.shape[-2])
         begins = None if begins is None else begins.unsqueeze(-2)  # (B, 1, T)
-        with torch.autocast(q.device.type, enabled=False):
+        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):  # which knows no meta device
             q, k, v = (repeat_heads(upcast(t), self.n_head) for t in (q, k, v))
             state = q.new_zeros(*q.shape[:-2], q.shape[-1], v.shape[-1])
             if now.cache is not None:
@@ -185,8 +186,8 @@ class GatedDelta(Recurrent):
         C, H = config.n_embd, config.n_head
         self.beta = PerHead(C, H)
         self.fade = PerHead(C, H, torch.full((H,), FADE))  # softplus gives 0.01 at first,
-        rates = torch.linspace(1, 16, H, device="cpu").log()  # so that α is from 0.99 to 0.85
-        self.log_rate = nn.Parameter(torch.tensor(rates.tolist()))  # on the default device: see Forget
+        rates = [math.log(1 + 15 * h / max(1, H - 1)) for h in range(H)]  # so that α is from 0.99 to 0.85
+        self.log_rate = nn.Parameter(torch.tensor(rates))
         self.out_norm = RMSNorm(self.head_size, eps=NORM_EPS)
 
     def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
