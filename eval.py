@@ -20,9 +20,7 @@ from runs.text import visible
 from settings import run_command
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
-    import torch
-
-    from generation.score import Scores
+    from generation.score import How, Scores
     from runs.checkpoint import Checkpoint
     from runs.metrics import Evaluation
 
@@ -57,7 +55,7 @@ class EvalConfig:
     """File for a page of the text: each token's surprise, what was expected, what every head looked at."""
     probes: bool = False
     """Instead of scoring, probe what the model does: induction, loss by position up to 16 × block_size, sinks, gates, a
-    needle. Figures go to probes.json in the run's directory."""
+    needle. Figures go to step_N.probes.json beside the checkpoint."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
@@ -94,10 +92,10 @@ def evaluate(config: EvalConfig) -> "list[Scores] | list[Evaluation]":
 def evaluate_text(config: EvalConfig, checkpoints: "list[Checkpoint]", page: Path | None) -> "list[Scores]":
     """Print and return the scores of checkpoints on one text, and write the page of it that is asked for."""
     from generation.reading import write_page
-    from generation.score import How, load_text, score, separator_of
+    from generation.score import BLOCK_BYTES, compare, load_text, score
 
     description, texts = load_text(config.data.path, checkpoints)
-    hows = [How(autocast_of(c, config.precision), config.stride, separator_of(c)) for c in checkpoints]
+    hows = [how_to_read(checkpoint, config) for checkpoint in checkpoints]
     scores = []
     for checkpoint, tokens, how in zip(checkpoints, texts, hows, strict=True):
         try:
@@ -105,29 +103,20 @@ def evaluate_text(config: EvalConfig, checkpoints: "list[Checkpoint]", page: Pat
         except FloatingPointError as error:
             remedy = "set precision=fp32, or take another one"
             raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
-    told = print_scores(description, checkpoints, scores)
+    totals = [each.total for each in scores]
+    print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
+    print_columns(checkpoints, totals, OF_TEXT)
+    told = f"{description}. Bits per byte: {' and '.join(f'{each.bpb:.4f}' for each in totals)}."
+    if len(scores) > 1:
+        difference, deviation = compare(*scores)
+        apart = f"{difference:+.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
+        note = f"with a standard error from {2 * BLOCK_BYTES:,} bytes on" if deviation is None else "standard error"
+        print(f"difference  {apart} bits/byte ({note})")
+        told += f" The second's less the first's: {apart}."
     if page:
         write_page(page, checkpoints, texts, hows, told)
         print(f"page        {visible(config.page)}")
     return scores
-
-
-def print_scores(description: str, checkpoints: "list[Checkpoint]", scores: "list[Scores]") -> str:
-    """Print the figures of one or two checkpoints, and return them in a sentence."""
-    from generation.score import BLOCK_BYTES, compare
-
-    totals = [each.total for each in scores]
-    print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
-    print_columns(checkpoints, totals, OF_TEXT)
-    if len(totals) == 1:
-        return f"{description}. Bits a byte: {totals[0].bpb:.3f}."
-    difference, error = compare(*scores)
-    shown = "" if error is None else f" ± {error:.4f}"
-    note = "standard error" if shown else f"with a standard error from {2 * BLOCK_BYTES:,} bytes on"
-    print(f"difference  {difference:+.4f}{shown} bits/byte ({note})")
-    apart = f"{abs(difference):.4f}{shown} bits a byte {'more' if difference > 0 else 'less'} than the first"
-    figures = f"the first {totals[0].bpb:.3f}, the second {totals[1].bpb:.3f}"
-    return f"The second needs {apart}. {description}. Bits a byte: {figures}."
 
 
 def evaluate_task(config: EvalConfig, checkpoints: "list[Checkpoint]") -> "list[Evaluation]":
@@ -143,37 +132,42 @@ def evaluate_task(config: EvalConfig, checkpoints: "list[Checkpoint]") -> "list[
         if (has.vocab_size or 0) < task.vocab_size or has.block_size < size:
             problem = f"has {has.vocab_size} ids and windows of {has.block_size}, too few for {task.name}"
             raise SettingsError(f"against={config.against} {problem}", "name another checkpoint")
-    batch, name = max(1, 16_384 // size), config.precision
-    results = [score_windows(c.model, task, size, batch, autocast_of(c, name)) for c in checkpoints]
+    batch = max(1, 16_384 // size)
+    results = [score_windows(c.model, task, size, batch, how_to_read(c, config).autocast) for c in checkpoints]
     print(f"task        {task.name}: {HELD_OUT:,} held-out windows of {size:,} tokens")
     print_columns(checkpoints, results, OF_TASK)
     return results
 
 
 def probe_checkpoint(config: EvalConfig, checkpoint: "Checkpoint") -> None:
-    """Print and write what the probes find."""
+    """Print what the probes find, and write it beside the checkpoint."""
     from data.files import replace_text
     from generation.probes import probe, summary
 
-    place, file = checkpoint.path, checkpoint.path.with_name(f"{checkpoint.path.name}.probes.json")
-    if place.parent.name == "checkpoints":  # of a run
-        file = place.parents[1] / "probes.json"
-    found = probe(checkpoint, autocast_of(checkpoint, config.precision), config.data.path)
+    file = checkpoint.path.with_name(f"{checkpoint.path.name}.probes.json")
+    found = probe(checkpoint, how_to_read(checkpoint, config), config.data.path)
     replace_text(file, json.dumps(finite(found), indent=1) + "\n")
     print_columns([checkpoint], [], {})
     print(visible("\n".join([*summary(found), f"figures     {os.path.relpath(file)}"])))
 
 
-def autocast_of(checkpoint: "Checkpoint", precision: str) -> "torch.autocast":
-    """Return autocast in the asked precision; auto is that of the checkpoint's run."""
+def how_to_read(checkpoint: "Checkpoint", config: EvalConfig) -> "How":
+    """Return how a checkpoint reads: in the asked precision, by default its run's, and with documents apart where its
+    run kept them so."""
     import torch
 
+    from generation.score import How
+    from runs.checkpoint import readable
     from training.device import choose_precision
 
-    device = checkpoint.model.token_embedding.weight.device
-    name = checkpoint.meta.config.get("precision", "auto") if precision == "auto" else precision
+    device, settings = checkpoint.model.token_embedding.weight.device, checkpoint.meta.config
+    name = settings.get("precision", "auto") if config.precision == "auto" else config.precision
     dtype = choose_precision(name, device)
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+    autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+    with readable(checkpoint.path):
+        apart = settings.get("data", {}).get("document_mask")
+    separator = checkpoint.encoding.eot_token if apart and checkpoint.encoding else None
+    return How(autocast, config.stride, separator)
 
 
 def print_columns(

@@ -1,14 +1,13 @@
-"""The settings of sample.py; generation/generate.py applies those of drawing a token."""
+"""The settings of sample.py; generation/generate.py applies those of drawing."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from errors import SettingsError, at_least, fraction, one_of, positive, shown
 
 
 @dataclass(kw_only=True)
 class SamplingParams:
-    """How a token is drawn; the defaults draw from the model's own distribution."""
+    """How a text is drawn; the defaults draw from the model's own distribution."""
 
     temperature: float = 1.0
     """Divides the logits: below 1 sharper, above 1 flatter, 0 always the likeliest token."""
@@ -20,6 +19,10 @@ class SamplingParams:
     """Draw from tokens at least this fraction as likely as the likeliest (Nguyen et al. 2024)."""
     repetition_penalty: float = 1.0
     """Makes tokens that the text already has less likely, where above 1 (Keskar et al. 2019)."""
+    max_new_tokens: int = 256
+    """Longest sample, in tokens; it also ends where the model ends the document."""
+    stop: list[str] = field(default_factory=list)
+    """End a sample before the first of these strings, as in stop=["\\n\\n"]."""
 
     def __post_init__(self) -> None:
         if self.temperature != 0:  # a quotient outside float32's range would not be finite
@@ -28,6 +31,9 @@ class SamplingParams:
         fraction("top_p", self.top_p, above=0)
         fraction("min_p", self.min_p)
         positive("repetition_penalty", self.repetition_penalty)
+        at_least("max_new_tokens", self.max_new_tokens, 1)
+        if "" in self.stop:
+            raise SettingsError("stop has an empty string, which every text contains", "remove it")
 
 
 @dataclass(kw_only=True)
@@ -53,13 +59,7 @@ class SampleConfig(SamplingParams):
     """Samples for each prompt."""
     batch_size: int = 16
     """Samples to generate at a time."""
-    max_new_tokens: int = 256
-    """Longest sample, in tokens; it also ends where the model ends the document."""
-    stop: list[str] = field(default_factory=list)
-    """End a sample before the first of these strings, as in stop=["\\n\\n"]."""
-
     temperature: float = 0.8
-    """Divides the logits: below 1 sharper, above 1 flatter, 0 always the likeliest token."""
     seed: int = 1
     """Sample i of a prompt is drawn with seed + i."""
     logprobs: bool = False
@@ -74,7 +74,8 @@ class SampleConfig(SamplingParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for alternatives in (("prompt", "prompt_file", "prompts", "interactive"), ("page", "results", "interactive")):
+        inputs, outputs = ("prompt", "prompt_file", "prompts", "interactive"), ("page", "results", "interactive")
+        for alternatives in (inputs, outputs):
             given = [f"{name}={shown(value)}" for name in alternatives if (value := getattr(self, name))]
             if len(given) > 1:
                 raise SettingsError(f"{' and '.join(given)} are given", "choose one")
@@ -82,16 +83,10 @@ class SampleConfig(SamplingParams):
             raise SettingsError("logprobs=true is written as JSON", "add results=FILE, or results=- to see it here")
         check_page(self.page)
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
-        if "" in self.stop:
-            raise SettingsError("stop has an empty string, which every text contains", "remove it")
-        for name in ("num_samples", "batch_size", "max_new_tokens"):
-            at_least(name, getattr(self, name), 1)
+        at_least("num_samples", self.num_samples, 1)
+        at_least("batch_size", self.batch_size, 1)
         if not 0 <= self.seed < 2**63 - self.num_samples:
             raise SettingsError(f"seed={self.seed} must be from 0 to 2^63")
-
-    def drawing(self) -> dict[str, Any]:
-        """Return the settings that generate.complete takes."""
-        return {"max_new_tokens": self.max_new_tokens, "params": self, "stop": self.stop}
 
 
 def check_page(page: str | None) -> None:

@@ -7,18 +7,17 @@ import codecs
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
-import numpy as np
 import tiktoken
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from data.tokenizer import encode_text, token_bytes
+from data.tokenizer import encode_text
 from generation.config import SamplingParams
 from model.cache import KVCache
 from model.gpt import GPT
@@ -98,8 +97,7 @@ def filtered(logits: Logits, params: SamplingParams, seen: Bool[Tensor, "B V"] |
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
     if params.temperature == 0:
         return logits
-    if params.temperature != 1:
-        logits = logits / params.temperature
+    logits = logits / params.temperature
     if params.top_k is not None and params.top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(params.top_k).values[:, -1:], -torch.inf)
     if params.top_p < 1:
@@ -127,29 +125,30 @@ def draw(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
 
 @torch.inference_mode()
 def complete(
-    model: GPT, tokenizer: tiktoken.Encoding, prompts: list[list[int]], *, seeds: list[int], max_new_tokens: int,
-    params: SamplingParams | None = None, stop: Iterable[str] = (), logprobs: bool = False,
+    model: GPT, tokenizer: tiktoken.Encoding, prompts: list[list[int]], *, seeds: list[int], params: SamplingParams,
+    logprobs: bool = False,
 ) -> Iterator[Part]:  # fmt: skip
     """Yield what follows each of `prompts` (from encode_prompt), part by part as it becomes text.
 
-    A sample ends where the model ends the document, before the first of the `stop` strings, or after max_new_tokens.
+    A sample ends where the model ends the document, before the first of params.stop, or after params.max_new_tokens.
     The model's mode (train or eval) is restored. Raises FloatingPointError when logits are not finite.
     """
-    params, allowed, size = params or SamplingParams(), allowed_ids(tokenizer, model), model.config.block_size
-    texts = [Detokenizer(tokenizer, tuple(stop)) for _ in prompts]
+    allowed, size = allowed_ids(tokenizer, model), model.config.block_size
+    texts = [Detokenizer(tokenizer, params.stop) for _ in prompts]
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     decoder, samples = Decoder(model), list(range(len(prompts)))
     with eval_mode(model):
         prompts = [prompt[-size:] for prompt in prompts]
         distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]  # equal prompts are read once
         rows = [distinct.index(prompt) for prompt in prompts]
-        logits = decoder.prefill(distinct, max_new_tokens)[rows]
+        logits = decoder.prefill(distinct, params.max_new_tokens)[rows]
         decoder.take(rows)
-        seen = None if params.repetition_penalty == 1 else torch.zeros_like(logits, dtype=torch.bool)
-        if seen is not None:
+        seen = None
+        if params.repetition_penalty != 1:
+            seen = torch.zeros_like(logits, dtype=torch.bool)
             for row, prompt in enumerate(prompts):
                 seen[row, prompt] = True
-        for left in reversed(range(max_new_tokens)):
+        for left in reversed(range(params.max_new_tokens)):
             if not logits.isfinite().all():
                 raise FloatingPointError("its logits are not finite")
             logits = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
@@ -190,8 +189,8 @@ def complete_text(
     model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int, seed: int = 0
 ) -> Iterator[str]:
     """Yield the text of one sample after `prompt`, part by part."""
-    tokens = encode_prompt(tokenizer, prompt)
-    for part in complete(model, tokenizer, [tokens], max_new_tokens=max_new_tokens, seeds=[seed]):
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    for part in complete(model, tokenizer, [encode_prompt(tokenizer, prompt)], seeds=[seed], params=params):
         yield part.text
 
 
@@ -214,11 +213,11 @@ def encode_prompt(
 
 def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] | None:
     """Return which ids stand for something: a vocabulary may be padded, and published ones have gaps. None for all."""
-    lengths, weight = token_bytes(tokenizer), model.token_embedding.weight
-    known = np.zeros(len(weight), dtype=bool)
-    known[: len(lengths)] = lengths[: len(known)] > 0
-    known[[token for token in tokenizer._special_tokens.values() if token < len(known)]] = True
-    return None if known.all() else torch.from_numpy(known).to(weight.device)
+    weight = model.token_embedding.weight
+    ids = torch.tensor([*tokenizer._mergeable_ranks.values(), *tokenizer._special_tokens.values()])
+    known = torch.zeros(len(weight), dtype=torch.bool)
+    known[ids[ids < len(weight)]] = True
+    return None if known.all() else known.to(weight.device)
 
 
 class Detokenizer:
@@ -228,7 +227,7 @@ class Detokenizer:
     decided. Bytes that can never become text are shown as U+FFFD.
     """
 
-    def __init__(self, tokenizer: tiktoken.Encoding, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, tokenizer: tiktoken.Encoding, stop: Sequence[str] = ()) -> None:
         self.tokenizer, self.stop, self.pending = tokenizer, stop, ""
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

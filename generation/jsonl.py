@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TextIO
 
@@ -18,20 +18,15 @@ from generation.generate import Part, complete, encode_prompt
 from runs.checkpoint import Checkpoint
 from runs.text import PICTURES
 
-RESULT_FIELDS = ("text", "finish", "sample", "logprobs")
-MOST_BYTES = 1 << 28  # of prompts
 ESCAPES = {code: f"\\u{code:04x}" for code in PICTURES if code > 0x1F}  # what JSON may have raw
 
 
 def read_input(setting: str, where: str) -> str:
     """Return the text of the file that a setting names; - is standard input."""
     try:
-        with nullcontext(sys.stdin.buffer) if where == "-" else user_path(setting, where).open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        content = sys.stdin.buffer.read() if where == "-" else user_path(setting, where).read_bytes()
     except OSError as error:
         raise SettingsError(f"{setting}={where} cannot be read ({why(error)})") from None
-    if len(content) > MOST_BYTES:
-        raise SettingsError(f"{setting}={where} has more than {MOST_BYTES >> 20} MB", "give less at a time")
     return content.decode("utf-8-sig", "replace")
 
 
@@ -41,8 +36,6 @@ def read_prompts(where: str) -> list[dict[str, Any]]:
     for place, record in json_records(read_input("prompts", where).split("\n"), f"prompts={where}"):
         if not isinstance(record.get("prompt"), str):
             raise SettingsError(f'{place} must look like {{"prompt": "some text"}}')
-        if taken := [name for name in RESULT_FIELDS if name in record]:
-            raise SettingsError(f"{place} has a field {taken[0]}, which the result would overwrite", "rename it")
         records.append(record)
     if not records:
         raise SettingsError(f"prompts={where} has no prompts", 'write one {"prompt": "some text"} a line')
@@ -59,7 +52,7 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, records: list[di
             prompts = [encode_prompt(tokenizer, job["prompt"], config.special_tokens, block_size) for job, _ in batch]
             seeds = [config.seed + number for _, number in batch]
             samples: list[list[Part]] = [[] for _ in batch]
-            for part in complete(model, tokenizer, prompts, seeds=seeds, logprobs=config.logprobs, **config.drawing()):
+            for part in complete(model, tokenizer, prompts, seeds=seeds, params=config, logprobs=config.logprobs):
                 samples[part.sample].append(part)
                 bar.update(part.finish is not None)
             for (record, number), parts in zip(batch, samples, strict=True):

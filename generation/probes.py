@@ -1,6 +1,6 @@
 """What a trained model can do beside its mean loss: look back, go on past its trained length, attend to nothing.
 
-Figures of layers and heads are lists by layer, then head; None stands for a layer that has no such thing.
+Figures of layers and heads are lists by layer, then head; None stands for a layer that has no score matrix.
 """
 
 import random
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from data.tokenizer import encode_text
-from generation.score import How, inputs_of, learned_task, load_text, nats_of, separator_of
+from generation.score import How, inputs_of, learned_task, load_text, nats_of
 from model.gpt import GPT
 from model.heads import Weights, for_each_layer
 from runs.checkpoint import Checkpoint
@@ -32,23 +32,19 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRIALS = 4  # needles of each length and depth
 NAMES = ("apple", "river", "stone", "cloud", "tiger", "piano", "lemon", "robot")
 
-ByHead = list[Any]  # by layer None, or what there is of each head
-
 
 class Probes:
-    """Measures one model, in eval mode, with products as `autocast` has them."""
+    """Measures one model, in eval mode, which reads as `how` says."""
 
-    def __init__(self, model: GPT, autocast: torch.autocast, separator: int | None = None) -> None:
-        """separator: <|endoftext|>, where the model keeps documents apart."""
-        self.model, self.how = model.eval(), How(autocast, separator=separator)
-        self.block_size = model.config.block_size
+    def __init__(self, model: GPT, how: How) -> None:
+        self.model, self.how, self.block_size = model.eval(), how, model.config.block_size
         self.longest = self.block_size * (1 if model.config.position == "learned" else FARTHEST)
 
     def nats(self, rows: Int[np.ndarray, "B T1"]) -> Float[np.ndarray, "B T"]:
         """Return the surprise of every token but the first of each row, all of it in sight."""
         return nats_of(self.model, rows, rows.shape[1] - 1, self.how)
 
-    def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> ByHead:
+    def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> list[list[float] | None]:
         """Return `function` of each layer's weights, one number a head; None for a layer without a score matrix."""
         tokens, starts = inputs_of(self.model, rows, self.how.separator)
         with self.how.autocast:
@@ -84,8 +80,7 @@ class Probes:
         """Return figures of the weights of held-out windows, means over queries, and of the gates.
 
         first: the weight on the first token, of queries after it; sink_mass: its mean over heads; sink_share: the
-        share of heads above SINK (Gu et al. 2025). negative: what weights below 0 sum up to, as a positive number.
-        gates: of each gate the mean of its factor and the share below CLOSED.
+        share of heads above SINK (Gu et al. 2025). gates: of each the mean of its factor and the share below CLOSED.
         """
         gates: dict[str, list[float]] = {}
 
@@ -93,21 +88,16 @@ class Probes:
             factor = most * torch.sigmoid(y.float())
             gates[gate] = [factor.mean().item(), (factor < CLOSED).float().mean().item()]
 
-        def measure(weights: Weights) -> Tensor:
-            first = weights[:, :, 1:, 0].float().mean((0, 2))
-            return torch.stack((first, -weights.float().clamp(max=0).sum(-1).mean((0, 2))), 1)
-
         with ExitStack() as stack:
             for layer, attention in enumerate(self.model.attentions):
                 for name in filter(GATES.get, attention.modifiers):
                     gate = attention.modifiers[name].get_submodule("gate")
                     hook = gate.register_forward_hook(partial(note, f"layer {layer} {name}", GATES[name]))
                     stack.callback(hook.remove)
-            found = self.by_head(rows, measure)
-        first, negative = ([one and [head[n] for head in one] for one in found] for n in (0, 1))
+            first = self.by_head(rows, lambda weights: weights[:, :, 1:, 0].float().mean((0, 2)))
         known = np.array([head for one in first for head in one or ()])
-        sinks = {"sink_mass": known.mean(), "sink_share": (known > SINK).mean()} if len(known) else {}
-        return {"first": first, **{name: float(x) for name, x in sinks.items()}, "negative": negative, "gates": gates}
+        sinks = {"sink_mass": float(known.mean()), "sink_share": float((known > SINK).mean())} if len(known) else {}
+        return {"first": first, **sinks, "gates": gates}
 
     def needle(self, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> dict[str, Any]:
         """Probe for a line "name = 1234" in held-out text that the end asks for (as RULER, Hsieh et al. 2024).
@@ -118,41 +108,36 @@ class Probes:
         lengths = [self.block_size * n // 2 for n in (1, 2, 4, 8)]
         lengths = [n for n in lengths if 64 <= n <= min(self.longest, len(tokens))]
         drawn = random.Random(1)
-        ratio = [
-            [np.mean([self.retrieved(tokenizer, tokens, n, depth, drawn) for _ in range(TRIALS)]) for depth in DEPTHS]
-            for n in lengths
-        ]
-        return {"lengths": lengths, "depths": list(DEPTHS), "nats": [list(map(float, each)) for each in ratio]}
 
-    def retrieved(
-        self, tokenizer: tiktoken.Encoding, tokens: np.ndarray, length: int, depth: float, drawn: random.Random
-    ) -> float:
-        """Return the ratio of one needle."""
-        (name, other), number = drawn.sample(NAMES, 2), f" {drawn.randrange(1000, 10_000)}"
-        texts = (f"\n{name} ={number}\n", number, f"\n{name} =", f"\n{other} =")
-        line, answer, asked, wrong = (encode_text(tokenizer, text) for text in texts)
-        room = length + 1 - len(line) - len(answer) - max(len(asked), len(wrong))
-        begin, cut = drawn.randrange(len(tokens) - room + 1), round(depth * room)
-        before = np.concatenate((tokens[begin : begin + cut], line, tokens[begin + cut : begin + room]))
-        rows = [np.concatenate((before, question, answer))[None] for question in (asked, wrong)]
-        known, guessed = (self.nats(row)[0, -len(answer) :].sum() for row in rows)
-        return float(guessed - known)
+        def ratio(length: int, depth: float) -> float:
+            (name, other), number = drawn.sample(NAMES, 2), f" {drawn.randrange(1000, 10_000)}"
+            texts = (f"\n{name} ={number}\n", number, f"\n{name} =", f"\n{other} =")
+            line, answer, asked, wrong = (encode_text(tokenizer, text) for text in texts)
+            room = length + 1 - len(line) - len(answer) - max(len(asked), len(wrong))
+            begin, cut = drawn.randrange(len(tokens) - room + 1), round(depth * room)
+            before = np.concatenate((tokens[begin : begin + cut], line, tokens[begin + cut : begin + room]))
+            rows = [np.concatenate((before, question, answer))[None] for question in (asked, wrong)]
+            known, guessed = (self.nats(row)[0, -len(answer) :].sum() for row in rows)
+            return float(guessed - known)
+
+        nats = [[float(np.mean([ratio(n, depth) for _ in range(TRIALS)])) for depth in DEPTHS] for n in lengths]
+        return {"lengths": lengths, "depths": list(DEPTHS), "nats": nats}
 
 
-def probe(checkpoint: Checkpoint, autocast: torch.autocast, path: str | None = None) -> dict[str, Any]:
+def probe(checkpoint: Checkpoint, how: How, path: str | None = None) -> dict[str, Any]:
     """Return the figures of every probe that fits the model.
 
     path: of the text, as load_text() has it. A model of a synthetic task is probed on the task's held-out windows,
     without loss by position and needle.
     """
-    model, T = checkpoint.model, min(checkpoint.model.config.block_size, HEAD_TOKENS)
+    model, probes = checkpoint.model, Probes(checkpoint.model, how)
+    T = min(model.config.block_size, HEAD_TOKENS)
     if checkpoint.encoding is None and path is None:
-        task, probes = learned_task(checkpoint), Probes(model, autocast)
+        task = learned_task(checkpoint)
         rows = next(task.held_out(model.config.block_size, HEAD_TOKENS // T)).inputs[:, :T]
         return {"induction": probes.induction(task.vocab_size), "heads": probes.heads(rows)}
     _, (tokens,) = load_text(path, [checkpoint])
-    tokenizer, probes = checkpoint.tokenizer, Probes(model, autocast, separator_of(checkpoint))
-    T = min(T, len(tokens))
+    tokenizer, T = checkpoint.tokenizer, min(T, len(tokens))
     rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
     found = {"induction": probes.induction(tokenizer.n_vocab), "heads": probes.heads(rows)}
     return found | {"by_position": probes.by_position(tokens), "needle": probes.needle(tokenizer, tokens)}
@@ -162,17 +147,13 @@ def summary(found: dict[str, Any]) -> Iterator[str]:
     """Yield lines that tell what the probes have found."""
     induction, heads = found["induction"], found["heads"]
     scores = {(layer, head): x for layer, one in enumerate(induction["score"]) for head, x in enumerate(one or ())}
-    yield (
-        f"induction   {induction['first_copy']:.3f} nats/token in {induction['block']} random ids, "
-        f"{induction['second_copy']:.3f} when they come again"
-    )
+    copies = f"{induction['first_copy']:.3f} nats/token in {induction['block']} random ids"
+    yield f"induction   {copies}, {induction['second_copy']:.3f} when they come again"
     if scores:
         layer, head = max(scores, key=scores.__getitem__)
         yield f"            highest score {scores[layer, head]:.3f}, layer {layer} head {head}"
         share = f"{heads['sink_share']:.0%} of the heads have more than {SINK}"
         yield f"sinks       {heads['sink_mass']:.3f} of the weight is on the first token; {share}"
-        negative = np.mean([head for one in heads["negative"] for head in one or ()])
-        yield f"negative    {negative:.4f} is the sum of a query's weights below 0"
     for name, (mean, closed) in heads["gates"].items():
         yield f"gate        {name}: mean {mean:.3f}, {closed:.1%} below {CLOSED}"
     if "by_position" in found:

@@ -116,13 +116,6 @@ def inputs_of(
     return torch.from_numpy(windows.astype(np.int64)).to(device), starts
 
 
-def separator_of(checkpoint: Checkpoint) -> int | None:
-    """Return the id of <|endoftext|> where the checkpoint's run kept documents apart, else None."""
-    with readable(checkpoint.path):
-        apart = checkpoint.meta.config.get("data", {}).get("document_mask")
-    return checkpoint.tokenizer.eot_token if apart else None
-
-
 def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
     """Return the second model's bits per byte minus the first's on the same text, and the standard error of that.
 
@@ -146,17 +139,18 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
     path: as data.path; None means the validation split of the first checkpoint's run. Raises DataError when there is
     no such text any more, or too little of it.
     """
-    tokenizers = [checkpoint.tokenizer for checkpoint in checkpoints]
+    first, own = checkpoints[0].tokenizer, None
     if path is not None:
         source = Source(DataConfig(source="text", path=path))
         description, documents = source.description, ["".join(pieces) for pieces in source.documents()]
-        texts = [encode_documents(tokenizer, documents) for tokenizer in tokenizers]
     else:
-        description, tokens = validation_split(checkpoints[0])
-        parts = np.split(tokens, np.flatnonzero(tokens == tokenizers[0].eot_token))
-        documents = [tokenizers[0].decode(part[part != tokenizers[0].eot_token].tolist()) for part in parts]
-        same = [same_tokens(other, tokenizers[0]) for other in tokenizers]
-        texts = [tokens if one else encode_documents(t, documents) for one, t in zip(same, tokenizers, strict=True)]
+        description, own = validation_split(checkpoints[0])
+        parts = np.split(own, np.flatnonzero(own == first.eot_token))
+        documents = [first.decode(part[part != first.eot_token].tolist()) for part in parts]
+    texts = [
+        own if own is not None and same_tokens(each.tokenizer, first) else encode_documents(each.tokenizer, documents)
+        for each in checkpoints
+    ]
     if min(map(len, texts)) < 2:
         raise DataError(f"{description} has nothing to score", "give a longer text with data.path=...")
     return description, texts

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, fields
 
@@ -10,7 +9,7 @@ import tiktoken
 
 from errors import SettingsError, shown
 from generation.config import SampleConfig, SamplingParams
-from generation.generate import Part, complete, encode_prompt
+from generation.generate import complete, encode_prompt
 from model.gpt import GPT
 from runs.checkpoint import Checkpoint
 from runs.text import visible
@@ -22,8 +21,7 @@ Ctrl-C stops the text, Ctrl-D or /quit ends the session.
 /settings            what can be changed, with its present value
 /temperature 0.5     change a setting for the texts to come
 //text               a prompt that begins with a slash"""
-CHANGEABLE = [field.name for field in fields(SamplingParams)]
-CHANGEABLE += ["max_new_tokens", "stop", "seed", "num_samples", "special_tokens"]
+CHANGEABLE = [*(field.name for field in fields(SamplingParams)), "seed", "num_samples", "special_tokens"]
 
 
 def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
@@ -32,43 +30,32 @@ def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig
     Control characters are made visible, and a terminal's prompt is dimmed. Returns the first sample's text. Ctrl-C ends
     an interactive one where it is.
     """
-    tokens, text = encode_prompt(tokenizer, prompt, config.special_tokens, model.config.block_size), ""
-    begun = visible(prompt)
+    tokens = encode_prompt(tokenizer, prompt, config.special_tokens, model.config.block_size)
+    begun, count, texts = visible(prompt), config.num_samples, [""] * config.num_samples
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         begun = f"\x1b[2m{begun}\x1b[0m"
     try:
-        for first in range(0, config.num_samples, config.batch_size):
-            seeds = range(config.seed, config.seed + config.num_samples)[first : first + config.batch_size]
-            drawn = complete(model, tokenizer, [tokens] * len(seeds), seeds=[*seeds], **config.drawing())
-            for number, parts in enumerate(in_turn(drawn, len(seeds)), start=first):
-                if config.num_samples > 1:
-                    print(f"--- sample {number + 1} of {config.num_samples}")
-                print(begun, end="", flush=True)
-                for part in parts:
-                    text += part.text if number == 0 else ""
-                    print(visible(part.text), end="", flush=True)
+        for first in range(0, count, config.batch_size):
+            numbers = range(count)[first : first + config.batch_size]
+            seeds = [config.seed + number for number in numbers]
+            parts = complete(model, tokenizer, [tokens] * len(seeds), seeds=seeds, params=config)
+            ended: set[int] = set()
+            for number in numbers:
+                heading = f"--- sample {number + 1} of {count}\n" if count > 1 else ""
+                print(heading + begun + visible(texts[number]), end="", flush=True)
+                while number not in ended:
+                    part = next(parts)
+                    texts[first + part.sample] += part.text
+                    if part.finish:
+                        ended.add(first + part.sample)
+                    if first + part.sample == number:
+                        print(visible(part.text), end="", flush=True)
                 print()
     except KeyboardInterrupt:
         print()
         if not config.interactive:
             raise
-    return text
-
-
-def in_turn(parts: Iterator[Part], count: int) -> Iterator[Iterator[Part]]:
-    """Yield for each of `count` samples in turn its parts: of the first that has not ended as they come."""
-    waiting: list[list[Part]] = [[] for _ in range(count)]
-
-    def of(sample: int) -> Iterator[Part]:
-        part = None
-        while part is None or not part.finish:
-            while not waiting[sample]:
-                other = next(parts)
-                waiting[other.sample].append(other)
-            part = waiting[sample].pop(0)
-            yield part
-
-    return map(of, range(count))
+    return texts[0]
 
 
 def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:

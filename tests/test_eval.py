@@ -19,8 +19,8 @@ import generation.score
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer, train_bpe
 from errors import CheckpointError, DataError, SettingsError
-from eval import EvalConfig, TextConfig, evaluate
-from generation.score import How, Scores, compare, score, separator_of
+from eval import EvalConfig, TextConfig, evaluate, how_to_read
+from generation.score import How, Scores, compare, score
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from runs.metrics import Evaluation
 from train import train
@@ -89,7 +89,7 @@ def test_documents_are_apart_where_the_run_kept_them_so(apart, tmp_path):
     config = TrainConfig(model=model.config, data=DataConfig(document_mask=apart))
     save_checkpoint(tmp_path / "one", model=model, tokenizer=BYTE, config=config)
     checkpoint = open_checkpoint(str(tmp_path / "one"))
-    how = How(PLAIN, 1, separator_of(checkpoint))
+    how = how_to_read(checkpoint, EvalConfig(stride=1, precision="fp32"))
     found = score(checkpoint.model, BYTE, np.array([*b"abc", end, *b"de"]), how).nats[-2:]
     assert np.allclose(found, score(model, BYTE, np.array([end, *b"de"]), how).nats, atol=1e-5) == apart
 
@@ -263,6 +263,5 @@ def test_the_page_tints_a_token_by_its_own_surprise_and_says_what_it_leaves_out(
         np.testing.assert_allclose(model["other"][1:17], other.nats[:16] / math.log(2), atol=2e-3)
     assert "Shown here are the first 50 tokens." in data["summary"]
     apart = scores[1].total.bpb - scores[0].total.bpb
-    assert data["summary"].startswith(f"The second needs {abs(apart):.4f} ± ")
-    assert f" bits a byte {'more' if apart > 0 else 'less'} than the first. " in data["summary"]
-    assert f"Bits a byte: the first {scores[0].total.bpb:.3f}, the second " in data["summary"]
+    both = f"Bits per byte: {scores[0].total.bpb:.4f} and {scores[1].total.bpb:.4f}."
+    assert f"{both} The second's less the first's: {apart:+.4f} ± " in data["summary"]

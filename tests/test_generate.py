@@ -33,8 +33,8 @@ BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
 def texts_of(model, prompts, seeds, *, new=30, logprobs=False, stop=(), **params):
     """What follows each prompt: the tokens drawn, and their log-probabilities."""
     drawn = [[] for _ in prompts]
-    arguments = dict(max_new_tokens=new, params=SamplingParams(**params), stop=stop, logprobs=True)
-    for part in complete(model, BYTE, prompts, seeds=seeds, **arguments):
+    params = SamplingParams(max_new_tokens=new, stop=list(stop), **params)
+    for part in complete(model, BYTE, prompts, seeds=seeds, params=params, logprobs=True):
         drawn[part.sample].append(part.logprob)
     return drawn if logprobs else [[token for token, _ in text] for text in drawn]
 
@@ -154,7 +154,7 @@ def test_nothing_but_the_tokens_is_changed():
     assert "".join(parts) == "".join(complete_text(gpt, BYTE, "hi", max_new_tokens=40, seed=3)) and len(parts) > 1
     assert gpt.training and torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, weights[name]) for name, value in gpt.state_dict().items())
-    next(parts := complete(gpt, BYTE, [[1]], seeds=[0], max_new_tokens=5))
+    next(parts := complete(gpt, BYTE, [[1]], seeds=[0], params=SamplingParams()))
     parts.close()
     assert gpt.training and decode_rate(gpt, steps=3) > 0 and gpt.training
 
@@ -168,9 +168,8 @@ def test_padding_and_unused_ids_are_not_drawn():
     gpt = random_gpt(vocab_size=300)
     gpt.lm_head.weight.data[256:260] *= 100
     for temperature in (0, 5.0):
-        params = SamplingParams(temperature=temperature, repetition_penalty=3.0)
-        options = dict(max_new_tokens=20, seeds=list(range(8)), params=params, logprobs=True)
-        drawn = complete(gpt, gaps, [[260]] * 8, **options)
+        params = SamplingParams(temperature=temperature, repetition_penalty=3.0, max_new_tokens=20)
+        drawn = complete(gpt, gaps, [[260]] * 8, seeds=[*range(8)], params=params, logprobs=True)
         assert {part.logprob[0] for part in drawn} <= {*range(256), 260}
 
 
@@ -188,8 +187,9 @@ class Scripted(GPT):
         return torch.nn.functional.one_hot(torch.tensor([next(self.script)]), 257).float() * 100
 
 
-def written(script, **options):
-    parts = complete(Scripted(script), BYTE, [[256]], seeds=[0], **{"max_new_tokens": 50} | options)
+def written(script, logprobs=False, **params):
+    params = SamplingParams(**{"max_new_tokens": 50} | params)
+    parts = complete(Scripted(script), BYTE, [[256]], seeds=[0], params=params, logprobs=logprobs)
     return [(part.text, part.finish) for part in parts]
 
 
@@ -254,7 +254,7 @@ def test_a_prompt_begins_a_document_and_its_special_tokens_are_text_unless_allow
 def test_a_text_without_a_token_cannot_be_continued():
     for empty in ([[]], [[1], []]):
         with pytest.raises(ValueError, match="a text to continue needs at least one token"):
-            list(complete(byte_gpt(), BYTE, empty, seeds=[0, 0], max_new_tokens=3))
+            list(complete(byte_gpt(), BYTE, empty, seeds=[0, 0], params=SamplingParams()))
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"repetition_penalty": 2.0}], ids=str)

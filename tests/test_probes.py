@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import attention_maps, random_gpt, run_here
+from conftest import random_gpt, run_here
 
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.probes import DEPTHS, NAMES, Probes, probe, summary
+from generation.score import How
 from model.config import GPTConfig
 from model.gpt import GPT
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
-OFF = torch.autocast("cpu", enabled=False)
+OFF = How(torch.autocast("cpu", enabled=False))
 TOKENS = np.random.default_rng(3).integers(0, 61, 700).astype(np.uint32)
 
 
@@ -32,7 +33,7 @@ def test_the_even_average_looks_back_and_at_the_first_token_as_often_as_chance()
     heads = probes(attention="average").heads(TOKENS[:48].reshape(3, 16))
     assert heads["first"] == [pytest.approx([sum(1 / (i + 1) for i in range(1, 16)) / 15])] * 2
     assert heads["sink_mass"] == pytest.approx(heads["first"][0][0]) and heads["sink_share"] == 0
-    assert heads["negative"] == [[0.0]] * 2 and heads["gates"] == {}
+    assert heads["gates"] == {}
 
 
 def test_the_induction_score_is_the_weight_on_what_followed_the_same_token(monkeypatch):
@@ -48,12 +49,10 @@ def test_the_induction_score_is_the_weight_on_what_followed_the_same_token(monke
     assert measured.induction(61)["score"] == [pytest.approx([sum(each) / L for each in wanted])]
 
 
-def test_negative_weights_and_gates_are_those_of_the_model():
+def test_gates_are_those_of_the_model():
     measured = probes(attention="sdpa+diff+gate")
     rows = TOKENS[:16].reshape(1, 16)
     heads = measured.heads(rows)
-    maps = attention_maps(measured.model, torch.from_numpy(rows.astype(np.int64)))
-    assert torch.tensor(heads["negative"]).allclose(-maps.clamp(max=0).sum(-1).mean(-1)) and maps.min() < 0
     assert list(heads["gates"]) == ["layer 0 gate", "layer 1 gate"]
     for block in measured.model.blocks:
         torch.nn.init.zeros_(block.attention.modifiers["gate"].gate.weight)
@@ -112,7 +111,7 @@ def test_the_command_writes_figures_into_the_run_and_prints_them(tmp_path):
     asked = ("eval.py", "probes=true", f"checkpoint={tmp_path}/run", "data.path=text.txt", "device=cpu")
     done = run_here(*asked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "run/probes.json").read_text())
+    found = json.loads((tmp_path / "run/checkpoints/step_1.probes.json").read_text())
     assert list(summary(found)) == done.stdout.splitlines()[1:-1]
     again = run_here(*asked, "against=run", cwd=tmp_path)
     assert again.returncode == 1 and "against=run and probes=true are both given: choose one" in again.stderr
