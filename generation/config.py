@@ -75,7 +75,7 @@ class SampleConfig(SamplingParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         inputs, outputs = ("prompt", "prompt_file", "prompts", "interactive"), ("page", "results", "interactive")
-        for alternatives in (inputs, outputs):
+        for alternatives in (inputs, outputs, ("page", "prompts")):
             given = [f"{name}={shown(value)}" for name in alternatives if (value := getattr(self, name))]
             if len(given) > 1:
                 raise SettingsError(f"{' and '.join(given)} are given", "choose one")

@@ -253,6 +253,7 @@ REFUSED = [
     ({"prompt": "a", "prompt_file": "b"}, "prompt=a and prompt_file=b are given: choose one"),
     ({"prompts": "a", "prompt_file": "b"}, "are given: choose one"),
     ({"interactive": True, "results": "-"}, "results=- and interactive=true are given: choose one"),
+    ({"page": "a.html", "prompts": "b"}, "page=a.html and prompts=b are given: choose one"),
     ({"logprobs": True}, "add results=FILE"),
     ({"page": "map.png"}, "page=map.png is a page: give its name the ending .html"),
     ({"precision": "bf17"}, "precision=bf17 is not known: choose one of auto, fp32, bf16, fp16"),
