@@ -146,7 +146,7 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
     else:
         description, own = validation_split(checkpoints[0])
         parts = np.split(own, np.flatnonzero(own == first.eot_token))
-        documents = [first.decode(part[part != first.eot_token].tolist()) for part in parts]
+        documents = [first.decode(part[part != first.eot_token].tolist()) for part in parts if len(part)]
     texts = [
         own if own is not None and same_tokens(each.tokenizer, first) else encode_documents(each.tokenizer, documents)
         for each in checkpoints

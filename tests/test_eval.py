@@ -136,6 +136,15 @@ def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_
     assert difference == pytest.approx(scores[1].total.bpb - scores[0].total.bpb, abs=1e-4)
 
 
+def test_another_tokenizer_reads_the_documents_of_the_validation_split_and_no_other_ends(tmp_path, monkeypatch):
+    tokens = np.array([256, *b"abab", 256, *b"c"])
+    monkeypatch.setattr(generation.score, "validation_split", lambda checkpoint: ("a split", tokens))
+    bpe = train_bpe(["abab"], 258)
+    pair = [open_checkpoint(str(save(tmp_path / str(n), 1, each))) for n, each in enumerate((BYTE, bpe))]
+    own, other = generation.score.load_text(None, pair)[1]
+    assert own is tokens and other.tolist() == [bpe.eot_token, *bpe.encode("abab"), bpe.eot_token, *bpe.encode("c")]
+
+
 def test_a_text_too_short_for_a_standard_error_is_compared_without_one(text_settings, tmp_path, text_file, capsys):
     text_file.write_text("a" * 1999)
     evaluate(EvalConfig(**text_settings, against=str(save(tmp_path / "two", 2, BYTE))))
