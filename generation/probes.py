@@ -55,7 +55,8 @@ class Probes:
         """Probe for induction heads (Olsson et al. 2022): a block of random ids, and the same again.
 
         Returns the mean nats of the first copy and of the second, and for each head the score: the mean weight from
-        a token of the second copy to the one that followed it in the first.
+        a token of the second copy to the one that followed it in the first. ids: how many there are to draw from,
+        without <|endoftext|>, which would begin a document between the copies.
         """
         L = min(self.block_size, HEAD_TOKENS) // 2
         rows = np.tile(np.random.Generator(np.random.PCG64(1)).integers(0, ids, (BLOCKS, L)), 2)
@@ -139,7 +140,7 @@ def probe(checkpoint: Checkpoint, how: How, path: str | None = None) -> dict[str
     _, (tokens,) = load_text(path, [checkpoint])
     tokenizer, T = checkpoint.tokenizer, min(T, len(tokens))
     rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
-    found = {"induction": probes.induction(tokenizer.n_vocab), "heads": probes.heads(rows)}
+    found = {"induction": probes.induction(tokenizer.eot_token), "heads": probes.heads(rows)}
     return found | {"by_position": probes.by_position(tokens), "needle": probes.needle(tokenizer, tokens)}
 
 

@@ -117,6 +117,17 @@ def test_the_command_writes_figures_into_the_run_and_prints_them(tmp_path):
     assert again.returncode == 1 and "against=run and probes=true are both given: choose one" in again.stderr
 
 
+def test_no_document_begins_between_the_two_copies(tmp_path, monkeypatch):
+    model, tokenizer = random_gpt(vocab_size=257, block_size=512), make_tokenizer(TokenizerConfig(name="byte"), ())
+    save_checkpoint(tmp_path / "saved", model=model, tokenizer=tokenizer, config=TrainConfig(model=model.config))
+    (tmp_path / "text.txt").write_text("a line of text\n" * 200)
+    read, nats = [], Probes.nats
+    monkeypatch.setattr(Probes, "nats", lambda self, rows: read.append(rows) or nats(self, rows))
+    monkeypatch.setattr("generation.probes.FARTHEST", 1)
+    probe(open_checkpoint(str(tmp_path / "saved")), OFF, str(tmp_path / "text.txt"))
+    assert read[0].shape == (8, 512) and read[0].max() == 255
+
+
 def test_a_model_of_a_task_is_probed_on_its_windows(tmp_path):
     model = GPTConfig(n_layer=1, n_embd=16, block_size=32, vocab_size=1024)
     config = TrainConfig(model=model, data=DataConfig(source="recall"))
