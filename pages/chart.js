@@ -1,6 +1,5 @@
 // The one kind of chart: lines and dots over two axes with a legend, read by pointer or keys, saved as it is drawn.
 const short = (x, digits = 3) => {
-  if (x == null) return "–";
   if (Math.abs(x) >= 1e15) return x.toExponential(1).replace("e+", "e");
   for (const [size, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
     if (Math.abs(x) >= size) return +(x / size).toPrecision(digits) + unit;

@@ -84,11 +84,8 @@ function figure(parent, id, title, of, {point = () => {}, choose = () => {}} = {
     plot.replaceChildren(shown.svg);
     mark();
   }
-  const buttons = Object.keys(saved).map(kind => {
-    const button = make("button", {type: "button", textContent: kind, title: `Save as ${kind}`});
-    button.onclick = () => download(`${document.title} ${id}.${kind.toLowerCase()}`, saved[kind](id));
-    return button;
-  });
+  const buttons = Object.keys(saved).map(kind => make("button", {type: "button", textContent: kind, title: `Save as ${kind}`,
+    onclick: () => download(`${document.title} ${id}.${kind.toLowerCase()}`, saved[kind](id))}));
   parent.append(make("figure", {id}, make("figcaption", {}, heading, ...buttons), plot, reading));
   figures[id] = {heading, of, show};
 }
