@@ -20,7 +20,6 @@ from model.cache import KVCache
 from model.config import GPTConfig
 from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import chunk_nats_and_slope, summed_nats
-from model.ngrams import NGrams
 from model.rope import Rope
 
 Tokens = Int[Tensor, "B T"]
@@ -39,6 +38,8 @@ class GPT(nn.Module):
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
         if config.ngrams:
+            from model.ngrams import NGrams
+
             self.ngrams = NGrams(config)
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.block_size, config.n_embd)

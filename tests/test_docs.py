@@ -15,11 +15,11 @@ import torch
 from conftest import run_here
 from hydra import compose, initialize_config_dir
 
+import model.attention as registered
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
 from hydra_command import CONF, to_settings
-from model.attention import names as registered
 from settings import from_arguments, setting_kinds
 from training.config import TrainConfig
 

@@ -16,22 +16,37 @@ check.py       python -m model.attention.check: does all of it work on your mach
 Next door: model/rope.py, model/cache.py.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from errors import SettingsError
-from model.attention import ladder, latent, mixing, modifiers, recurrent, sparse  # noqa: F401  (they register their names)
+from model.attention import names
 from model.attention.functions import SOFTMAX
 from model.attention.layer import MultiHeadAttention, Pass
-from model.attention.modifiers import Modifier
-from model.attention.names import FORMS, MODIFIERS, SETTINGS, check_names, form, modifier
+from model.attention.names import SETTINGS, check_names, form, modifier, register_all
 from model.config import AttentionConfig
 
+if TYPE_CHECKING:
+    from model.attention.names import FORMS, MODIFIERS
+
 __all__ = [
-    "FORMS", "MODIFIERS", "SETTINGS", "SOFTMAX", "Modifier", "MultiHeadAttention", "Pass", "check_names", "form",
+    "FORMS", "MODIFIERS", "SETTINGS", "SOFTMAX", "MultiHeadAttention", "Pass", "check_names", "form",
     "ignored", "make_attention", "modifier",
 ]  # fmt: skip
 
 
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Return FORMS or MODIFIERS: who asks for a table wants all that there is."""
+        if name not in ("FORMS", "MODIFIERS"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        register_all()
+        return getattr(names, name)
+
+
 def layer_class(form: str) -> type[MultiHeadAttention]:
-    return FORMS[form] if isinstance(FORMS[form], type) else MultiHeadAttention
+    kind = names.FORMS[form]
+    return kind if isinstance(kind, type) else MultiHeadAttention
 
 
 def make_attention(config: AttentionConfig, number: int = 0) -> MultiHeadAttention:
@@ -42,7 +57,7 @@ def make_attention(config: AttentionConfig, number: int = 0) -> MultiHeadAttenti
     check_names(config.attention)
     kind = layer_class(config.form)
     for name in config.modifiers:
-        changes = SETTINGS.get(name) or MODIFIERS[name].changes
+        changes = SETTINGS.get(name) or names.MODIFIERS[name].changes
         if changes not in kind.takes:
             problem = f"attention={config.attention}: {config.form} has no {changes} for {name} to change"
             raise SettingsError(problem, f"leave out {name}, or choose another form")

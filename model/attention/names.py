@@ -13,6 +13,7 @@ One decorator registers a name, and nothing else has to be edited:
 """
 
 import difflib
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -52,8 +53,15 @@ def _register(names: dict[str, Any], name: str, subject: Subject) -> Subject:
     return subject
 
 
+def register_all() -> None:
+    """Import every file that registers names; the default attention needs functions.py alone."""
+    from model.attention import ladder, latent, mixing, modifiers, recurrent, sparse  # noqa: F401
+
+
 def check_names(attention: str) -> None:
     """Raise SettingsError for a name in a pattern such as sdpa+gate/delta that is not registered."""
+    if not set(re.split("[/+]", attention)) <= {*FORMS, *SETTINGS, *MODIFIERS}:
+        register_all()
     modifiers = [*SETTINGS, *MODIFIERS]
     for layer in attention.split("/"):
         name, *added = layer.split("+")
@@ -74,6 +82,7 @@ def check_names(attention: str) -> None:
 
 def completions(typed: str) -> list[str]:
     """Return what the end of a pattern, such as sdpa+g, may become: a form, or after a + a modifier."""
+    register_all()
     begun = typed[: max(typed.rfind("/"), typed.rfind("+")) + 1]
     return [begun + name for name in ([*SETTINGS, *MODIFIERS] if begun.endswith("+") else FORMS)]
 
