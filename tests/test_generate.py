@@ -56,13 +56,9 @@ def random_logits(seed, B=3, V=30):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.integers(0, 10**6),
-    st.floats(0.1, 3),
-    st.integers(1, 40),
-    st.floats(0.05, 1),
-    st.floats(0, 0.5),
-    st.floats(0.5, 2),
-)
+    st.integers(0, 10**6), st.floats(0.1, 3), st.integers(1, 40),
+    st.floats(0.05, 1), st.floats(0, 0.5), st.floats(0.5, 2),
+)  # fmt: skip
 def test_the_filters_in_their_order_equal_hugging_faces_and_change_no_input(seed, temperature, k, p, m, penalty):
     processors = pytest.importorskip("transformers.generation.logits_process")
     logits = random_logits(seed)
@@ -129,9 +125,8 @@ def test_a_sample_that_ends_leaves_the_others_as_they_would_be():
 
 def test_equal_prompts_are_read_once_and_of_a_long_one_the_tail_counts(monkeypatch):
     gpt, sizes, prefill = byte_gpt(block_size=8), [], Decoder.prefill
-    monkeypatch.setattr(
-        Decoder, "prefill", lambda self, texts, room: sizes.append(len(texts)) or prefill(self, texts, room)
-    )
+    note = lambda self, texts, room: sizes.append(len(texts)) or prefill(self, texts, room)  # noqa: E731
+    monkeypatch.setattr(Decoder, "prefill", note)
     texts_of(gpt, [[1, 2], [3, 4], [1, 2], [1, 2]], [1, 2, 3, 4], new=2)
     assert sizes == [2]
     assert texts_of(gpt, [[*range(30)]], [1]) == texts_of(gpt, [[*range(22, 30)]], [1])
