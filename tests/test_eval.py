@@ -178,12 +178,6 @@ def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_
     assert out.loss == pytest.approx(trained["val_loss"], rel=0.01)  # its last window begins earlier
 
 
-def test_a_checkpoint_that_no_run_wrote_has_no_validation_split(text_settings, capsys):
-    with pytest.raises(DataError, match=r"one was not trained here and .*: give a text with data\.path="):
-        evaluate(EvalConfig(checkpoint=text_settings["checkpoint"], device="cpu"))
-    assert "Preparing" not in capsys.readouterr().out
-
-
 def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sentence(
     train_config, text_file, tmp_path
 ):
@@ -206,6 +200,7 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
         ({"data": {"path": "/no/where"}}, "data.path=/no/where names no regular file"),
         ({"data": {"path": "{tmp}/empty"}}, "nothing to score"),
         ({"data": {"path": "{tmp}/binary"}}, "is binary"),
+        ({"data": {}}, "one was not trained here and has no validation split: give a text with data.path="),
         ({"stride": 0}, "stride=0"),
         ({"against": "/no/where"}, "checkpoint=/no/where does not exist"),
         ({"page": "/no/where.html"}, "page=/no/where.html cannot be written (No such file or directory): name another"),

@@ -2,10 +2,7 @@
 
 import io
 import json
-import os
-import pty
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -131,23 +128,6 @@ def popen(run_directory: Path, *overrides: str, **options) -> subprocess.Popen:
     return subprocess.Popen(arguments, **options)
 
 
-def wait_for(terminal: int, text: bytes) -> bytes:
-    shown = b""
-    while text not in shown:
-        assert select.select([terminal], [], [], 60)[0], shown  # nothing more comes
-        chunk = read_terminal(terminal)
-        assert chunk, shown
-        shown += chunk
-    return shown
-
-
-def read_terminal(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:  # Linux says so when the other end is closed
-        return b""
-
-
 def test_a_pipe_gets_nothing_but_prompt_and_text_and_nothing_is_said_when_its_reader_leaves(run_directory, say):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = popen(run_directory, "prompt_file=-", "max_new_tokens=99", **pipes)
@@ -186,29 +166,6 @@ def test_a_terminal_that_may_has_the_prompt_dimmed_and_control_characters_cannot
     assert re.search("[␀-␟]", text.decode())  # a model of random bytes has tried
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_a_text_but_not_the_session(run_directory):
-    main, terminal = pty.openpty()
-    process = popen(
-        run_directory, "interactive=true", "max_new_tokens=1000000", "temperature=0",  # greedily it never ends
-        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-        env=os.environ | {"HOME": "/nowhere", "TERM": "xterm"},
-    )  # fmt: skip
-    os.close(terminal)
-    wait_for(main, b"> ")
-    os.write(main, b"hello\n")
-    wait_for(main, b"\x1b[2mhello\x1b[0m")
-    read_terminal(main)  # and some of the text
-    os.kill(process.pid, signal.SIGINT)
-    wait_for(main, b"\n> ")
-    os.write(main, b"/temperature 0.5\n")
-    wait_for(main, b"/temperature 0.5\r\n> ")
-    os.write(main, b"/temperature\n")
-    shown = wait_for(main, b"/temperature\r\ntemperature 0.5\r\n> ")
-    os.write(main, b"\x04")
-    assert process.wait(60) == 0 and b"Traceback" not in shown
-
-
 # A conversation.
 
 
@@ -223,6 +180,21 @@ def test_settings_can_be_changed_on_the_fly_and_a_bad_value_changes_nothing(say,
     for said in ("top_p=3 must be above 0", "there is no /temprature", "there is no /page", "no list of texts"):
         assert said in shown
     assert "top_k=many is not a whole number, or null" in shown and "\ntop_k null\n" in shown
+
+
+def test_ctrl_c_ends_a_text_but_not_the_session_and_the_next_line_may_continue_it(say, monkeypatch):
+    calls, step = [], Decoder.step
+
+    def interrupted(self, tokens):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return step(self, tokens)
+
+    monkeypatch.setattr(Decoder, "step", interrupted)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ab\n/temperature\n\n"))
+    begun, _, continued = say(interactive=True, temperature=0).split("> ")[1:4]
+    assert begun == say(prompt="ab", temperature=0, max_new_tokens=5) and continued.startswith(begun.rstrip("\n"))
 
 
 def test_an_empty_line_continues_the_first_sample_a_prompt_may_have_lines_and_quit_ends_the_session(say, monkeypatch):
