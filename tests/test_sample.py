@@ -55,10 +55,10 @@ def say(run_directory, capsys):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_samples_come_in_their_order_each_as_if_it_were_the_only_one_and_the_seed_decides(say, batch_size):
-    together = say(prompt="ab", num_samples=3, seed=5, batch_size=batch_size, stop=["\x0f"])
-    alone = [say(prompt="ab", seed=5 + number, stop=["\x0f"]) for number in range(3)]
-    assert together == "".join(f"--- sample {n + 1} of 3\n{text}" for n, text in enumerate(alone))
-    assert len(set(alone)) == 3 and all(text.startswith("ab") for text in alone)
+    together = say(prompt="ab", num_samples=4, seed=5, batch_size=batch_size, stop=["\x0f"])
+    alone = [say(prompt="ab", seed=5 + number, stop=["\x0f"]) for number in range(4)]
+    assert together == "".join(f"--- sample {n + 1} of 4\n{text}" for n, text in enumerate(alone))
+    assert len(set(alone)) == 4 and all(text.startswith("ab") for text in alone)
     assert say(prompt="ab", temperature=1e-6) == say(prompt="ab", temperature=0.0) != alone[0]
 
 
