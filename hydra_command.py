@@ -21,9 +21,8 @@ from settings import (
     by_name,
     help_text,
     mistakes_explained,
-    refuse_flags,
     sentence_for,
-    setting_kinds,
+    setting_hints,
     unknown_setting,
 )
 from training.config import TrainConfig
@@ -40,6 +39,7 @@ CONSOLE.setFormatter(LogFormatter())
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 SWEEP = ("-m", "--multirun")
 SHOWN = (["job"], ["hydra"], ["all"])  # what --cfg shows of the settings
+NUMBERS = (int, int | None, float, float | None, bool)
 PLACES = ("run_dir", "resume", "init_from")
 RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
 
@@ -54,18 +54,18 @@ def run_train_command(about: str | None, function: Function) -> None:
             ask_hydra(arguments, function)
         else:
             is_sweep = bool(set(SWEEP) & set(arguments))
-            arguments = [argument for argument in arguments if argument not in SWEEP]
-            check_arguments(arguments, is_sweep)
-            brought, arguments = brought_by(arguments)
+            overrides = [argument for argument in arguments if argument not in SWEEP]
+            typed = by_name(overrides)
+            check_typed(typed, is_sweep)
+            brought, typed = brought_by(typed)
             register_schema(brought)
             if is_sweep:
                 # A + means nothing to what is there already; only Hydra's own settings may be added to.
-                call_hydra(
-                    ["-m", *(a if a.lstrip("+").startswith("hydra") else a.lstrip("+") for a in arguments)], function
-                )
+                plain = [o if o.lstrip("+").startswith("hydra") else o.lstrip("+") for o in overrides]
+                call_hydra(["-m", *plain], function)
             else:
                 show_log()
-                function(compose_settings(arguments))
+                function(compose_settings(typed))
 
 
 def ask_hydra(arguments: list[str], function: Function) -> None:
@@ -79,11 +79,10 @@ def ask_hydra(arguments: list[str], function: Function) -> None:
     call_hydra(arguments, function)
 
 
-def compose_settings(arguments: list[str]) -> TrainConfig:
+def compose_settings(typed: dict[str, str]) -> TrainConfig:
     """Return the settings of a single run. What is typed stands for itself, whatever characters it has."""
     from hydra import compose, initialize_config_dir
 
-    typed = by_name(arguments)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         overrides = [f"{name}={quote(value)}" for name, value in typed.items()]
         cfg = compose("train", overrides, return_hydra_config=True)
@@ -115,19 +114,16 @@ def show_log() -> None:
     log.setLevel(logging.INFO)
 
 
-def check_arguments(arguments: list[str], is_sweep: bool) -> None:
+def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
     """Raise SettingsError for what Hydra would refuse in words of its own, or take for something else."""
-    refuse_flags(TrainConfig, arguments)
-    kinds = setting_kinds(TrainConfig)
-    for name, value in by_name(arguments).items():
+    hints = setting_hints(TrainConfig)
+    for name, value in typed.items():
         is_hydras = name.startswith("hydra")
-        if name.startswith("~"):
-            raise SettingsError(f"{name} takes a setting away", "leave it out, and give another value")
-        if not is_hydras and name not in GROUPS and name not in kinds:
+        if not is_hydras and name not in GROUPS and name not in hints:
             raise unknown_setting(name, TrainConfig)
         if is_hydras and not is_sweep:
             raise SettingsError(f"{name}={value} is for sweeps", "add -m, or leave it out")
-        is_one = name in GROUPS or name.endswith("attention") or not {str, list} & kinds.get(name, {str})
+        is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         if "," in value and is_one and not is_sweep:
             raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")
         if name in PLACES and not value:
@@ -137,25 +133,24 @@ def check_arguments(arguments: list[str], is_sweep: bool) -> None:
             raise SettingsError(f"{name}={value} is for a single run", remedy)
 
 
-def brought_by(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return what resume's run or init_from's model brings, which counts where nothing is typed, and the arguments
-    with the run's directory in place of what was typed for it."""
-    typed = by_name(arguments)
-    run_dir, resume, init_from = (None if (value := typed.get(n, "null")) == "null" else value for n in PLACES)
+def brought_by(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what resume's run or init_from's model brings, which counts where nothing is typed, and what is typed with
+    the run's directory in place of what was typed for it."""
+    run_dir, resume, init_from = (None if typed.get(name) == "null" else typed.get(name) for name in PLACES)
     if resume not in (None, "auto", run_dir) and run_dir:
-        raise SettingsError(
-            f"{resume=!s} and {run_dir=!s} are two folders", "leave out run_dir: a run goes on in its own"
-        )
+        remedy = "leave out run_dir: a run goes on in its own"
+        raise SettingsError(f"{resume=!s} and {run_dir=!s} are two folders", remedy)
     brought: dict[str, Any] = {}
     if resume:
         from runs.directory import find_run, settings_to_go_on
 
-        gone = {"resume"}
         if run := find_run(resume, run_dir):
             brought = settings_to_go_on(run)
-            gone |= {"run_dir", "init_from"} if resume == "auto" else {"run_dir"}  # auto: the same command again
-        arguments = [argument for argument in arguments if argument.partition("=")[0] not in gone]
-        arguments += [f"resume={run}", f"run_dir={run}"] * bool(run)
+            typed = typed | {"resume": str(run), "run_dir": str(run)}
+            if resume == "auto":  # the same command again, which may have begun with init_from
+                typed.pop("init_from", None)
+        else:
+            typed = typed | {"resume": "null"}
     if init_from and not brought:
         from training.pretrained import pretrained_config
 
@@ -167,7 +162,7 @@ def brought_by(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
     brought = {name: value for name, value in brought.items() if name not in typed}
     if "attention" in typed and "model" in brought:
         del brought["model"]["attention"]
-    return brought, arguments
+    return brought, typed
 
 
 def register_schema(brought: dict[str, Any]) -> None:
@@ -254,11 +249,7 @@ def explain(error: BaseException) -> str | None:
         return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
     if isinstance(error, OverrideParseException):
         quoted = "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes"
-        remedy = f"write NAME=VALUE, and {quoted}, as in 'data.path=\"notes (1).txt\"'"
-        if re.search(r"=\s*\w+\(", error.override):
-            remedy = f"ranges are {RANGES}"
-        elif re.search(r"=,|,,|,$", error.override):
-            remedy = "leave out the comma, or write a value on both sides of it"
+        remedy = f"{quoted}, as in 'data.path=\"notes (1).txt\"'; ranges are {RANGES}"
         return f"cannot read the override {error.override!r}: {remedy}."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):

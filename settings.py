@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from itertools import pairwise
-from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
 from console import close_console, open_console, say
-from errors import SettingsError, first_line, shown
+from errors import SettingsError, shown
 from runs.text import flat, visible
 
 Schema = TypeVar("Schema")
@@ -50,7 +50,6 @@ def run_command(schema: type[Schema], about: str | None, function: Callable[[Sch
         elif arguments[:1] == ["-sc"]:  # what train.py's tab completion asks of every command
             print(*(f"{name}=" for name, *_ in described(schema)))
         else:
-            refuse_flags(schema, arguments)
             function(from_arguments(schema, arguments))
             sys.stdout.flush()
 
@@ -96,8 +95,18 @@ def sentence_for(error: BaseException) -> str | None:
 
 
 def by_name(arguments: Iterable[str]) -> dict[str, str]:
-    """Return what is typed as NAME=VALUE by its names, without the + that Hydra wants before some."""
-    return dict(argument.lstrip("+").partition("=")[::2] for argument in arguments)
+    """Return what is typed as NAME=VALUE by its names, without the + that Hydra wants before some.
+
+    Raises SettingsError for what is typed otherwise.
+    """
+    values = {}
+    for argument in arguments:
+        name, equals, value = argument.lstrip("+").partition("=")
+        if name.startswith("-") or not name or not equals:
+            remedy = "settings are typed NAME=VALUE, without dashes; --help lists them"
+            raise SettingsError(f"cannot read {argument!r}", remedy)
+        values[name] = value
+    return values
 
 
 def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
@@ -108,11 +117,12 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
 
 def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
     """Return the checked `schema` object of values by dotted names; SettingsError for unknown names and other types."""
-    kinds = setting_kinds(schema)
+    hints = setting_hints(schema)
     for name, value in values.items():
-        if name not in kinds:
+        if name not in hints:
             raise unknown_setting(name, schema)
-        if inside := [other for other in kinds if other.startswith(f"{name}.")]:
+        if is_dataclass(hints[name]):
+            inside = [other for other in hints if other.startswith(f"{name}.")]
             raise SettingsError(f"{name}={shown(value)} is no setting", f"set one of {', '.join(inside)}")
 
     def make(kind: type, prefix: str) -> Any:
@@ -122,84 +132,70 @@ def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
             if is_dataclass(hint):
                 given[field] = make(hint, f"{name}.")  # type: ignore[arg-type]
             elif name in values:
-                given[field] = converted(name, values[name], kinds[name])
+                given[field] = converted(name, values[name], hint)
         return kind(**given)
 
     return make(schema, "")
 
 
-def converted(name: str, value: Any, kinds: set[Any]) -> Any:
-    """Return a value, as typed or as Hydra read it, in the type of its setting; SettingsError where it has none."""
-    nullable = NoneType in kinds
-    if nullable and value in (None, "null"):
-        return None
-    if list in kinds:
-        return _listed(name, value, kinds)
+def whole_number(value: Any) -> int:
+    """Return 1000 for 1000, 1e3 and 1000.0."""
     text = shown(value)
-    try:
-        if str in kinds and value is not None:
-            return text
-        if bool in kinds:
-            return TRUTHS[text.lower()]
-        number = float(text)
-        if float in kinds:
-            return number
-        if number == int(number):
-            return int(text) if text.lstrip("+-").isdecimal() else int(number)
-    except (LookupError, ValueError, OverflowError):
-        pass
-    named = {str: "a text", bool: "true or false", float: "a number", int: "a whole number"}
-    wanted = next(words for kind, words in named.items() if kind in kinds)
-    raise SettingsError(f"{name}={text} is not {wanted}{', or null' * nullable}")
+    if not float(text).is_integer():
+        raise ValueError("a whole number is wanted")
+    return int(text) if text.lstrip("+-").isdecimal() else int(float(text))
 
 
-def _listed(name: str, value: Any, kinds: set[Any]) -> list[Any]:
-    """Return a list of texts or whole numbers, which may be typed as [a,b], or as a for one."""
-    what, remedy = "whole numbers" if int in kinds else "texts", f"write '{name}=[a,b]'"
-    try:
-        items = yaml.load(value, yaml.BaseLoader) if isinstance(value, str) and value[:1] == "[" else value
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{name}={value} cannot be read as a list ({first_line(error)})", remedy) from None
+def texts(value: Any) -> list[str]:
+    """Return the texts of [a,b], or the one that is typed without brackets."""
+    items = yaml.load(value, yaml.BaseLoader) if isinstance(value, str) and value[:1] == "[" else value
     items = items if isinstance(items, list) else [items]
     if any(isinstance(item, (list, dict, NoneType)) for item in items):
-        raise SettingsError(f"{name}={shown(value)} is no list of {what}", remedy)
-    return [converted(name, item, {int}) if int in kinds else shown(item) for item in items]
+        raise ValueError("a text is wanted")
+    return [shown(item) for item in items]
 
 
-def setting_kinds(schema: Any, prefix: str = "") -> dict[str, set[Any]]:
-    """Return the types that the value of each setting may have, by its dotted name; of a group its dataclass, of a list
-    that of its items too."""
-    found: dict[str, set[Any]] = {}
+READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {  # what a value of a type is, and what reads it
+    str: ("a text", shown),
+    bool: ("true or false", lambda value: TRUTHS[shown(value).lower()]),
+    int: ("a whole number", whole_number),
+    float: ("a number", lambda value: float(shown(value))),
+    list[str]: ("a list of texts, as in '[a,b]'", texts),
+    list[int]: ("a list of whole numbers, as in '[1,2]'", lambda value: [whole_number(text) for text in texts(value)]),
+}
+
+
+def converted(name: str, value: Any, hint: Any) -> Any:
+    """Return a value, as typed or as Hydra read it, in the type of its setting; SettingsError where it has none."""
+    nullable = NoneType in get_args(hint)
+    if nullable and value in (None, "null"):
+        return None
+    wanted, read = READERS[get_args(hint)[0] if nullable else hint]
+    try:
+        return read(value)
+    except (LookupError, ValueError, yaml.YAMLError):
+        raise SettingsError(f"{name}={shown(value)} is not {wanted}{', or null' * nullable}") from None
+
+
+def setting_hints(schema: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the type hint of each setting by its dotted name; that of a group is its dataclass."""
+    found: dict[str, Any] = {}
     for name, hint in get_type_hints(schema).items():
-        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        found[prefix + name] = {get_origin(part) or part for part in parts} | ({int} if list[int] in parts else set())
+        found[prefix + name] = hint
         if is_dataclass(hint):
-            found |= setting_kinds(hint, f"{prefix}{name}.")
+            found |= setting_hints(hint, f"{prefix}{name}.")
     return found
 
 
 def unknown_setting(name: str, schema: type) -> SettingsError:
     """Return the error for a name that is no setting, with the nearest ones that are."""
-    names = list(setting_kinds(schema))
-    by_last_part = {known.rpartition(".")[2]: known for known in names}
-    near = [ALIASES[name]] if ALIASES.get(name) in names else []
-    near += difflib.get_close_matches(name, names, n=2, cutoff=0.75)
-    near += [by_last_part[n] for n in difflib.get_close_matches(name.rpartition(".")[2], by_last_part, n=1)]
+    names = setting_hints(schema)
+    meant = {known.rpartition(".")[2]: known for known in names} | {known: known for known in names}
+    meant |= {alias: known for alias, known in ALIASES.items() if known in names}
+    words = (name, name.rpartition(".")[2])
+    near = [meant[like] for word in words for like in difflib.get_close_matches(word, meant, n=2, cutoff=0.75)]
     remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "--help lists them all"
     return SettingsError(f"there is no setting {name}", remedy)
-
-
-def refuse_flags(schema: type, arguments: list[str]) -> None:
-    """Raise SettingsError for what is not typed NAME=VALUE."""
-    for argument, following in pairwise([*arguments, "VALUE"]):
-        typed, equals, value = argument.lstrip("-").partition("=")
-        is_flag = argument.startswith("-")
-        if is_flag and (name := typed.replace("-", "_")) in setting_kinds(schema):
-            meant = f"{name}={value if equals else following}"
-            raise SettingsError("settings are typed without dashes", f"write {meant}")
-        if is_flag or not typed or not equals:
-            problem = f"there is no flag {argument}" if is_flag else f"cannot read {argument!r}"
-            raise SettingsError(problem, "settings are typed NAME=VALUE; --help lists them")
 
 
 def help_text(schema: type, about: str, groups: str = "") -> str:
