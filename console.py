@@ -52,10 +52,10 @@ def ending_signals() -> list[int]:
 
 
 class Signals:
-    """Remembers the signal that asks for an orderly end, until somebody looks; a second one ends at once."""
+    """Remembers the signal that asks for an orderly end, until somebody looks; Ctrl-C then ends at once."""
 
     def __init__(self, passed_on: bool = False) -> None:
-        """passed_on: whether the same signal may come twice, as torchrun and Slurm both pass it on."""
+        """passed_on: whether one Ctrl-C comes twice, because torchrun passes on what the terminal sends to all."""
         self.received, self.passed_on = 0, passed_on
         """The signal; 0 for none."""
 
@@ -71,14 +71,11 @@ class Signals:
             raise SystemExit(128 + self.received)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self.received and self.passed_on:
-            return  # SIGKILL is torchrun's to send
-        # A shell and the system each send a SIGHUP when a terminal is closed, and may add a SIGTERM.
-        if self.received > signal.SIGHUP != number:
-            os._exit(128 + number)  # a checkpoint that is being written then counts as absent
-        self.received = max(self.received, number)
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and not self.passed_on:
+            if self.received:
+                os._exit(128 + number)  # a checkpoint that is being written then counts as absent
             say("\nfinishing this step, then saving; Ctrl-C again leaves at once")
+        self.received = max(self.received, number)
 
 
 def open_console() -> None:

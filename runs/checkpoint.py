@@ -191,43 +191,27 @@ def verify_checkpoint(path: Path, *names: str) -> Meta:
     meta = read_meta(path)
     with readable(path):
         for name in meta.files.keys() & names if names else meta.files:
-            if Path(name).name != name or not (path / name).is_file():
-                raise ValueError(f"{name} is missing")
-            if describe_file(path / name) != meta.files[name]:
-                raise ValueError(f"{name} is not what was written")
+            if not (path / name).is_file() or describe_file(path / name) != meta.files[name]:
+                raise ValueError(f"{name} is missing, or not what was written")
     return meta
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Read a checkpoint, but for what only resuming needs; CheckpointError when it is unusable."""
-    config, weights, tokenizer, meta = read_parts(path)
-    with readable(path):
-        load_weights(model := GPT(config), weights)
-    return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
-
-
-def read_parts(path: Path) -> tuple[GPTConfig, dict[str, Tensor], Encoding | None, Meta]:
-    """Return a checkpoint's settings, weights, tokenizer and meta.json; CheckpointError when it is unusable."""
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     with readable(path):
-        weights = read_weights(path, config := GPTConfig(**meta.config["model"]))
+        config, weights = GPTConfig(**meta.config["model"]), load_file(path / WEIGHTS)
+        found = len(weights), sum(tensor.numel() for tensor in weights.values())
+        if found != (asked := count_weights(config)):  # before a model is built, which may not fit the memory
+            has, wants = (f"{count:,} tensors of {numbers:,} numbers" for count, numbers in (found, asked))
+            raise ValueError(f"{WEIGHTS} has {has}, where its settings ask for {wants}")
         if wrong := next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None):
             raise ValueError(f"its {wrong} is not finite")
         tokenizer = read_tokenizer(path / TOKENIZER) if TOKENIZER in meta.files else None
         if tokenizer and tokenizer.n_vocab > len(weights["token_embedding.weight"]):
             raise ValueError(f"{TOKENIZER} has {tokenizer.n_vocab:,} ids, more than the model")
-    return config, weights, tokenizer, meta
-
-
-def read_weights(path: Path, config: GPTConfig) -> dict[str, Tensor]:
-    """Return a checkpoint's weights; CheckpointError, before a model is built, when they are not those of `config`."""
-    with readable(path):
-        weights = load_file(path / WEIGHTS)
-        found = len(weights), sum(tensor.numel() for tensor in weights.values())
-        if found != (asked := count_weights(config)):
-            has, wants = (f"{count:,} tensors of {numbers:,} numbers" for count, numbers in (found, asked))
-            raise ValueError(f"{WEIGHTS} has {has}, where its settings ask for {wants}")
-        return weights
+        load_weights(model := GPT(config), weights)
+    return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A run's directory: made, found, locked, and made ready to go on in."""
 
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -42,11 +43,7 @@ WITHOUT_WEIGHTS = [
 
 def make_run_directory(where: str | None) -> Path:
     """Make and return the run's directory; a new one under outputs/ for None."""
-    if where is None:
-        where = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(2)}"
-        if Path(where).exists():  # another run began in this second
-            return make_run_directory(None)
-    directory = user_path("run_dir", where)
+    directory = user_path("run_dir", where or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(2)}")
     (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 
@@ -70,10 +67,8 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
         return None
     run = user_path("resume", where)
     if not (run / "checkpoints").is_dir():
-        problem, remedy = f"resume={where} holds no run (no folder checkpoints)", "give a run's directory, or auto"
-        if run.parent.name == "checkpoints":
-            problem, remedy = f"resume={where} is a checkpoint", f"write {hydra_quoted('resume', run.parents[1])}"
-        raise SettingsError(problem, remedy)
+        problem = f"resume={where} holds no run (no folder checkpoints)"
+        raise SettingsError(problem, "give a run's directory, not one of its checkpoints, or auto")
     return run
 
 
@@ -100,22 +95,12 @@ def settings_to_go_on(run: Path) -> dict[str, Any]:
     return settings
 
 
-class PlainLoader(yaml.SafeLoader):
-    """Reads YAML without aliases, with which a few lines stand for gigabytes."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it has an alias")
-        return super().compose_node(parent, index)
-
-
 def written_settings(run: Path) -> dict[str, Any]:
     """Return the settings in a run's config.yaml by their dotted names; none where it cannot be read."""
     file = run / "config.yaml"
-    try:
-        return flat(yaml.load(file.read_text(encoding="utf-8"), PlainLoader)) if file.is_file() else {}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
-        return {}
+    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+        return flat(yaml.safe_load(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    return {}
 
 
 def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = None) -> None:
@@ -130,21 +115,18 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
     free = tuple(f"{name}." for name in MAY_CHANGE_ON_RESUME)
     bound = [name for name in differing if not f"{name}.".startswith(free)]
     changed = [f"{name}={shown(now[name])} (was {shown(before[name])})" for name in bound]
-    remedies = ["leave these out"] * bool(changed)
-    if data not in (None, saved.data):
-        changed.append("the text has changed")
-        remedies.append("restore the text")
+    changed += ["the text has changed"] * (data not in (None, saved.data))
+    if not changed:
+        return
     sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
     shaping = ("model.", "tokenizer.", "optimizer.name")
     if shaped := [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]:
         # Neither the weights nor what the optimizer has kept fit another.
-        again = f"leave these out, or begin a new run with {hydra_quoted('init_from', settings['resume'])}"
-        raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", again)
-    if changed and not settings["allow_changes"]:
-        remedy = f"{' and '.join(remedies)}, or set allow_changes=true to go on from there all the same"
-        raise SettingsError(sentence, remedy)
-    if changed:
-        log.warning("%s.", sentence)
+        remedy = f"leave these out, or begin a new run with {hydra_quoted('init_from', settings['resume'])}"
+        raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", remedy)
+    if not settings["allow_changes"]:
+        raise SettingsError(sentence, "restore these, or set allow_changes=true to go on from there all the same")
+    log.warning("%s.", sentence)
 
 
 def tidy(run: Path, saved: Meta | None) -> None:
@@ -160,10 +142,9 @@ def tidy(run: Path, saved: Meta | None) -> None:
         if int(checkpoint.name.removeprefix("step_")) > saved.progress.step:
             checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))
     for name in LOGS:
-        size = saved.logs.get(name)
-        if isinstance(size, int) and (run / name).exists() and 0 <= size < (run / name).stat().st_size:
+        if (run / name).exists() and (run / name).stat().st_size > saved.logs.get(name, math.inf):
             with open_log(run / name, "a") as file:
-                file.truncate(size)
+                file.truncate(saved.logs[name])
 
 
 def plain_file(file: Path) -> Path:
@@ -184,11 +165,10 @@ def log_sizes(run: Path) -> dict[str, int]:
 
 def log_to(directory: Path, stack: ExitStack) -> None:
     """Write what is logged to a run's train.log, until the stack is closed."""
-    file = open_log(directory / "train.log", "a")
-    handler = logging.StreamHandler(file)
-    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk ends no run
+    file = plain_file(directory / "train.log")
+    handler = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(LogFormatter("[%(asctime)s] %(message)s"))
-    stack.callback(file.close)
+    stack.callback(handler.close)
     log.addHandler(handler)
     stack.callback(log.removeHandler, handler)
     if not log.isEnabledFor(logging.INFO):  # nobody has set up logging

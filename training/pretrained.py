@@ -12,8 +12,8 @@ from data.files import user_path
 from errors import SettingsError, naming, shown
 from model.attention import SETTINGS, SOFTMAX
 from model.config import GPTConfig
-from model.gpt import GPT, load_weights
-from runs.checkpoint import find_checkpoints, first_intact, read_parts, read_settings
+from model.gpt import GPT, load_weights, plain_weights
+from runs.checkpoint import find_checkpoints, first_intact, open_checkpoint, read_settings
 from training.config import TrainConfig
 
 Read = Callable[[str], Tensor]
@@ -40,8 +40,9 @@ def open_pretrained(config: TrainConfig) -> tuple[Read, tiktoken.Encoding | None
 
             (found, read), encoding = read_huggingface(name), read_tokenizer_json(find_folder(name))
         else:
-            found, weights, encoding, _ = first_intact(find_checkpoints(config.init_from), read_parts)
-            read = weights.__getitem__
+            checkpoint = open_checkpoint(config.init_from)
+            found, encoding = checkpoint.model.config, checkpoint.encoding
+            read = plain_weights(checkpoint.model).__getitem__
         config.model = inherit(found, config.model)
     asked = [f"{name}={shown(now)}" for name, now in asdict(config.model).items() if now != getattr(found, name)]
     but = f", but for {', '.join(asked)}" if asked else ""

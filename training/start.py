@@ -24,7 +24,7 @@ from model.attention import ignored
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights
 from model.size import count_weights, memory_of, without_weights
-from runs.checkpoint import OPTIMIZER, TOKENIZER, Meta, read_weights, readable
+from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, Meta, readable
 from runs.directory import (
     check_settings,
     find_run,
@@ -100,7 +100,7 @@ def build_run(
             pretrained(model)
         if checkpoint and ranks.is_first:
             with readable(checkpoint):
-                load_weights(model, read_weights(checkpoint, config.model))
+                load_weights(model, load_file(checkpoint / WEIGHTS))
         compiled = choose_compile(config, device)
         forward = parallelize(model, ranks, config.distributed, device, precision, compiled)
     directory = checkpoint.parent.parent if checkpoint else claim_directory(config, ranks, stack)
