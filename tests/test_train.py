@@ -69,16 +69,17 @@ def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
     text = "".join(complete_text(checkpoint.model, checkpoint.tokenizer, "the", max_new_tokens=20))
     assert 1 <= len(text) <= 20
     summary = read_summary(run)
-    assert (summary.status, summary.device, summary.seed, summary.step, summary.reason) == (
-        "finished",
-        "cpu",
-        1,
-        20,
-        None,
-    )
+    told = (summary.status, summary.device, summary.seed, summary.step, summary.reason)
+    assert told == ("finished", "cpu", 1, 20, None)
     assert summary.val_loss == best and summary.tokens == 20 * 8 * 16 and summary.decode_tokens_per_s > 0
     assert summary.parameters == sum(weight.numel() for weight in checkpoint.model.parameters())
     assert summary.parameters_in_blocks == sum(weight.numel() for weight in checkpoint.model.blocks.parameters())
+    layers, heads = train_config.model.n_layer, train_config.model.n_head
+    for row in evaluations:  # which say of every head what it attends to
+        for name in ("attention_entropy", "attention_relative_entropy", "attention_distance"):
+            assert [len(of_layer) for of_layer in row[name]] == [heads] * layers, name
+        assert all(0 <= share <= 1 for of_layer in row["attention_relative_entropy"] for share in of_layer)
+        assert all(0 <= alike <= 1 for alike in row["head_similarity"]) and len(row["head_similarity"]) == layers
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(train_config, tmp_path):
@@ -124,9 +125,8 @@ def test_nothing_in_a_step_reads_from_the_device(train_config, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: pytest.fail("a tensor was read"))
     for optimizer in ("muon", "adamw"):
-        run = trial(
-            replace(train_config, optimizer=OptimizerConfig(name=optimizer), micro_batch_size=2), torch.bfloat16
-        )
+        config = replace(train_config, optimizer=OptimizerConfig(name=optimizer), micro_batch_size=2)
+        run = trial(config, torch.bfloat16)
         with Reads() as reads:
             train_step(run, 0)
             loss, _ = train_step(run, 1)
@@ -279,9 +279,7 @@ def test_mistakes_that_need_no_text_are_told_before_it_is_prepared_or_a_run_over
     train(replace(train_config, max_steps=1, sample_tokens=0))
     before = metrics(train_config.run_dir)
     monkeypatch.setattr(start_module, "open_data", lambda *arguments, **options: pytest.fail("prepared"))
-    with pytest.raises(
-        SettingsError, match="already holds a run: choose another, remove it first, or go on with it by"
-    ):
+    with pytest.raises(SettingsError, match="already holds a run: choose another, remove it first, or go on with it"):
         train(train_config)
     assert metrics(train_config.run_dir) == before
     for place in ("text.txt", "text.txt/run"):
@@ -327,24 +325,12 @@ def test_a_run_is_described_with_the_heads_of_its_form_and_those_that_it_ignores
 # What is told
 
 
-def test_an_evaluation_says_of_every_head_what_it_attends_to(train_config):
-    train(replace(train_config, sample_tokens=0))
-    layers, heads = train_config.model.n_layer, train_config.model.n_head
-    for row in (row for row in metrics(train_config.run_dir) if "val_loss" in row):
-        for name in ("attention_entropy", "attention_relative_entropy", "attention_distance"):
-            assert [len(of_layer) for of_layer in row[name]] == [heads] * layers, name
-        assert all(0 <= share <= 1 for of_layer in row["attention_relative_entropy"] for share in of_layer)
-        assert all(0 <= alike <= 1 for alike in row["head_similarity"]) and len(row["head_similarity"]) == layers
+def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, monkeypatch, caplog):
+    def full_disk(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-
-def full_disk(*args, **kwargs):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.mark.parametrize("told", ["on_step", "on_evaluation", "on_end"])
-def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, monkeypatch, caplog, told):
-    kinds = (MetricsFile, SummaryFile, Terminal, Report)
-    for kind in kinds:
+    kinds = {MetricsFile: "on_step", SummaryFile: "on_end", Terminal: "on_evaluation", Report: "on_step"}
+    for kind, told in kinds.items():
         monkeypatch.setattr(kind, told, full_disk)
     assert math.isfinite(train(replace(train_config, max_steps=2, eval_interval=2)))
     said = [message for message in caplog.messages if "failed" in message]
