@@ -84,9 +84,9 @@ def is_number(value: Any) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """Return the value with null for every number that is not finite: JSON has no NaN."""
+    """Return the value with null for every number that is_number() refuses: JSON has no NaN."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list):
         return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if isinstance(value, float) and not abs(value) < LARGEST else value

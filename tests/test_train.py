@@ -26,7 +26,7 @@ from model.config import GPTConfig
 from model.size import without_weights
 from runs.checkpoint import open_checkpoint, read_meta
 from runs.metrics import Evaluation, read_metrics
-from runs.summary import read_summary
+from runs.summary import Summary, read_summary, write_summary
 from train import train
 from training.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from training.distributed import Ranks
@@ -349,6 +349,8 @@ def test_metrics_are_json_whatever_the_numbers_are_and_cut_lines_are_passed_over
     found = read_metrics(file)
     assert [row["step"] for row in found] == [1, 3]
     assert (found[0]["loss"], found[0]["lr"], found[0]["of_heads"]) == (None, None, [[None, 0.5], [None]])
+    write_summary(run.directory, Summary("finished", val_loss=1e31))  # of a run that diverged
+    assert read_summary(run.directory) == Summary("finished")
 
 
 def test_an_evaluation_between_two_lines_does_not_speed_the_training_up(train_config, monkeypatch):
