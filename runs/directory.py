@@ -99,7 +99,9 @@ def written_settings(run: Path) -> dict[str, Any]:
     """Return the settings in a run's config.yaml by their dotted names; none where it cannot be read."""
     file = run / "config.yaml"
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
-        return flat(yaml.safe_load(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+        text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
+        if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # a few stand for gigabytes
+            return flat(yaml.safe_load(text))
     return {}
 
 
