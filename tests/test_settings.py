@@ -214,7 +214,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m resume=auto": "resume=auto is for a single run",
     **{f"{name}=": f"{name}= is empty: give a folder, or leave it out" for name in PLACES},
     **{f"{name}=~no_user/x": f"{name}=~no_user/x names no user" for name in ("resume", "init_from")},
-    "resume=/nowhere": "resume=/nowhere holds no run (no folder checkpoints): give a run's directory, ",
+    "resume=/nowhere": "resume=/nowhere holds no run (no folder checkpoints): give a run's directory, or auto",
     "init_from=hf:": "init_from=hf:: it names nothing: give a run directory, a checkpoint, or hf:NAME_OR_FOLDER",
     "init_from=nothere tokenizer=byte": "init_from=nothere: it does not exist",
     "=5": "cannot read '=5': settings are typed NAME=VALUE, without dashes; --help lists them",
