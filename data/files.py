@@ -1,6 +1,5 @@
 """Files and folders that are replaced in one step: whole or absent, whatever ends the process."""
 
-import errno
 import fcntl
 import os
 import secrets
@@ -53,13 +52,11 @@ def writing(setting: str, path: str) -> Iterator[Path]:
     place = user_path(setting, path)
     try:
         if place.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            raise IsADirectoryError("Is a directory")
         if place.exists() and not place.is_file():
             yield place
             return
-        with suppress(RuntimeError):  # links that lead to each other
-            place = place.resolve()
-        with replacing(place) as unfinished:
+        with replacing(Path(os.path.realpath(place))) as unfinished:
             unfinished.touch()  # what cannot be written is refused before the work
             unfinished.unlink()
             yield unfinished

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-import os
+import sys
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -14,7 +14,6 @@ from dataclasses import asdict
 from functools import partial
 from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from tiktoken import Encoding
@@ -22,8 +21,8 @@ from tqdm import tqdm
 
 from data.batches import PreparedData
 from data.config import DataConfig, TokenizerConfig
-from data.files import UNFINISHED, lock, remove, replacing, user_path
-from data.texts import Source, find_files, fingerprint
+from data.files import UNFINISHED, is_locked, lock, remove, replacing, user_path
+from data.texts import Source, fingerprint, sizes_of
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 from errors import DataError, why
 
@@ -45,32 +44,25 @@ def prepare(
     """Return the tokens of a text from the cache, or make them now on all cores and in bounded memory.
 
     encoding: replaces the one that `tokenizer` names, e.g. by that of the model to fine-tune.
-    Of two runs that start at once one does the work. A text that changes meanwhile is prepared again, once. Raises
-    DataError when the text, the tokenizer or the cache folder cannot be used.
+    Of two runs that start at once one does the work. Raises DataError when the text, the tokenizer or the cache folder
+    cannot be used, or the text changes meanwhile.
     """
     if data.source == "nanogpt":
         return open_nanogpt(data, tokenizer, encoding)
-    root = user_path("data.cache_dir", data.cache_dir) / "tokens"
+    source, root = Source(data), user_path("data.cache_dir", data.cache_dir) / "tokens"
     wanted = tokenizer_content(encoding) if encoding else asdict(tokenizer)
-    for _ in range(2):
-        source = Source(data)
-        key = json.dumps([FORMAT, source.fingerprint, data.held_out, wanted], sort_keys=True)
-        folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-        try:
-            if not is_whole(folder):
-                with alone(root, log):
-                    if not is_whole(folder):
-                        make_folder(folder, source, encoding or tokenizer, log)
-                        if Source(data).fingerprint != source.fingerprint:
-                            remove(folder)
-            if is_whole(folder):
-                found = encoding or read_tokenizer(folder / "tokenizer.json")
-                return open_folder(folder, found, folder.name, source.description, data.document_mask)
-        except OSError as error:
-            problem = f"data.cache_dir={data.cache_dir} cannot be used ({why(error)})"
-            raise DataError(problem, "give a writable folder on a disk with room") from error
-    problem = f"data={data.source} changes while it is read ({source.description})"
-    raise DataError(problem, "wait until nothing writes to it, or read a copy")
+    key = json.dumps([FORMAT, source.fingerprint, data.held_out, wanted], sort_keys=True)
+    folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    try:
+        if not is_whole(folder):
+            with alone(root, log):
+                if not is_whole(folder):
+                    make_folder(folder, source, encoding or tokenizer, log)
+        found = encoding or read_tokenizer(folder / "tokenizer.json")
+        return open_folder(folder, found, folder.name, source.description, data.document_mask)
+    except OSError as error:
+        problem = f"data.cache_dir={data.cache_dir} cannot be used ({why(error)})"
+        raise DataError(problem, "give a writable folder on a disk with room") from error
 
 
 def is_whole(folder: Path) -> bool:
@@ -86,19 +78,19 @@ def is_whole(folder: Path) -> bool:
 def alone(root: Path, log: Log) -> Iterator[None]:
     """Hold the lock of the cache, once what killed runs have left half made is removed."""
     root.mkdir(parents=True, exist_ok=True)
-    try:
-        held = lock(root / ".lock")
-    except BlockingIOError:
+    if is_locked(root / ".lock"):
         log(f"Another run is preparing a text in {root}; waiting for it.")
-        held = lock(root / ".lock", wait=math.inf)
-    with held:
+    with lock(root / ".lock", wait=math.inf):
         for leftover in root.glob(f".*{UNFINISHED}"):
             remove(leftover)
         yield
 
 
 def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encoding, log: Log) -> None:
-    """Write tokenizer.json, train.bin, val.bin and meta.json, and give their folder its name in one step."""
+    """Write tokenizer.json, train.bin, val.bin and meta.json, and give their folder its name in one step.
+
+    Raises DataError when the text has changed meanwhile, or is too short to be split.
+    """
     log(f"Preparing {source.description} with tokenizer={tokenizer.name}, once.")
     remove(folder)  # one that is not whole
     with replacing(folder) as unfinished:
@@ -110,20 +102,15 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
         write_tokens(split, tokenizer, unfinished, log)
         for what, (count, first) in source.losses.items():
             log(f"{what}: {count:,}, first in {first}.")
+        if Source(source.config).fingerprint != source.fingerprint:
+            problem = f"data={source.config.source} has changed while it was read ({source.description})"
+            raise DataError(problem, "wait until nothing writes to it, or read a copy")
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         if not (sizes["train.bin"] and sizes["val.bin"]):
             problem = f"data={source.config.source} has no text, or too little to hold some out ({source.description})"
             raise DataError(problem, "choose another data.path or data source")
         meta = {"text": source.description, "sizes": sizes}
         (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-
-
-class SplitPiece(NamedTuple):
-    """A piece of text, its split, and whether a document of that split begins with it."""
-
-    split: str
-    begins: bool
-    text: str
 
 
 class Split:
@@ -135,9 +122,10 @@ class Split:
     """
 
     def __init__(self, source: Source, fraction: float) -> None:
-        self.source, self.fraction = source, fraction
+        self.source = source
         self.head, self.size = _beginning(source.documents())
-        self.lengths: list[int] = []  # of all documents, where the end of each is held out
+        self.kept: list[int] = []  # characters of each document to train on, where the end of each is held out
+        self.highest = -1  # hash of a document that is held out whole
         wanted = self.size * fraction
         self.longest = wanted * LONGEST_SHARE
         sizes: Counter[int] = Counter()  # of each document in one piece, with its copies
@@ -150,30 +138,38 @@ class Split:
         if free and sums[-1] >= 2 * wanted:
             self.highest = free[bisect_left(sums, wanted)]
         else:
-            self.lengths = [sum(map(len, document)) for document in self.documents()]
+            lengths = (sum(map(len, document)) for document in self.documents())
+            self.kept = [length - int(length * fraction) for length in lengths]
 
     def documents(self) -> Iterable[Iterable[str]]:
         """Return the documents of the whole text; a small one is not read again."""
         return self.head if self.size < HEAD else self.source.documents()
 
-    def pieces(self, documents: Iterable[Iterable[str]]) -> Iterator[SplitPiece]:
-        """Yield all text of the first documents or of all, each character once."""
-        for document, length in zip(documents, chain(self.lengths, repeat(0)), strict=False):
+    def pieces(self, documents: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool, str]]:
+        """Yield all text of the first documents or of all, each character once, in pieces.
+
+        Each comes after its split and whether it begins a document of that split.
+        """
+        for document, kept in zip(documents, self.kept or repeat(sys.maxsize), strict=False):
             texts = iter(document)
-            begun = list(islice(texts, 2))  # one that is held out whole has a single piece
-            kept, position = math.inf, 0  # characters to train on, and read before
-            if self.lengths:
-                kept = length - int(length * self.fraction)
-            elif len(begun) == 1 and len(begun[0]) <= self.longest:
-                number = _hash(begun[0])
-                kept = 0 if number <= self.highest and number not in self.frequent else kept
+            begun = list(islice(texts, 2))
+            if self._is_held_out(begun):
+                kept = 0
+            position = 0  # in the document
             for text in chain(begun, texts):
-                end = int(max(0, min(len(text), kept - position)))
+                end = max(0, min(len(text), kept - position))
                 if end > 0:
-                    yield SplitPiece("train", position == 0, text[:end])
+                    yield "train", position == 0, text[:end]
                 if end < len(text):
-                    yield SplitPiece("val", position <= kept, text[end:])
+                    yield "val", position <= kept, text[end:]
                 position += len(text)
+
+    def _is_held_out(self, begun: list[str]) -> bool:
+        """Tell by its first two pieces whether a document is held out whole: such a one has a single piece."""
+        if len(begun) != 1 or len(begun[0]) > self.longest:
+            return False
+        number = _hash(begun[0])
+        return number <= self.highest and number not in self.frequent
 
     def sample(self, most: int) -> Iterator[str]:
         """Yield about `most` characters to train on, spread evenly over the text, of a large one its beginning."""
@@ -208,17 +204,16 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> No
     """Encode text on all cores and write train.bin and val.bin, each in the order of the text."""
     dtype, told = token_dtype(encoding.n_vocab), time.monotonic()
     mark = np.array([encoding.eot_token], dtype).tobytes()
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     encode = partial(encoding.encode_to_numpy, disallowed_special=())  # a literal <|endoftext|> is text
     pieces = split.pieces(split.documents())
     with ExitStack() as stack:
         files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS}
-        pool = stack.enter_context(ThreadPoolExecutor(workers))
+        pool = stack.enter_context(ThreadPoolExecutor())
         bar = stack.enter_context(tqdm(desc="preparing tokens", unit=" characters", unit_scale=True, disable=None))
         while batch := list(islice(pieces, AT_ONCE)):
-            for piece, ids in zip(batch, pool.map(encode, (piece.text for piece in batch)), strict=True):
-                files[piece.split].write(mark * piece.begins + ids.astype(dtype).tobytes())
-                bar.update(len(piece.text))
+            for (name, begins, text), ids in zip(batch, pool.map(encode, (text for *_, text in batch)), strict=True):
+                files[name].write(mark * begins + ids.astype(dtype).tobytes())
+                bar.update(len(text))
             if bar.disable and time.monotonic() > told + 30:  # without a terminal
                 log(f"{files['train'].tell():,} bytes of tokens are written.")
                 told = time.monotonic()
@@ -230,22 +225,20 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     Their ids are those of the folder's tokenizer.json, else of `encoding`, else of what `tokenizer` names. Raises
     DataError when they are missing, damaged or of another encoding.
     """
-    folder, remedy = user_path("data.path", str(data.path)), "give a folder that nanoGPT's prepare.py has filled"
+    folder = user_path("data.path", str(data.path))
     if (folder / "meta.pkl").exists():  # a pickle can run code
         problem = f"data.path={data.path} has ids of its own, as meta.pkl says, which is not opened"
         raise DataError(problem, f"give the text instead, as in data=text data.path={folder / 'input.txt'}")
-    files = [folder / f"{split}.bin" for split in SPLITS]
-    if not all(file.is_file() for file in files):
-        raise DataError(f"data.path={data.path} lacks train.bin or val.bin", remedy)
     own = read_tokenizer(folder / "tokenizer.json") if (folder / "tokenizer.json").exists() else None
     if own and encoding and not same_tokens(own, encoding):
         raise DataError(f"data.path={data.path} has ids of another tokenizer than the model's", "give the text instead")
     encoding = encoding or own or make_tokenizer(tokenizer, ())
-    name = f"nanogpt-{fingerprint(find_files(str(files[0])) | find_files(str(files[1])))}"
+    name = f"nanogpt-{fingerprint(sizes_of(folder / f'{split}.bin' for split in SPLITS))}"
     try:
         prepared = open_folder(folder, encoding, name, f"tokens of {data.path}", data.document_mask)
     except (OSError, ValueError) as error:
-        raise DataError(f"data.path={data.path} cannot be used ({why(error)})", remedy) from error
+        problem = f"data.path={data.path} cannot be used ({why(error)})"
+        raise DataError(problem, "give a folder with train.bin and val.bin, as nanoGPT's prepare.py writes") from error
     if (most := max(int(ids[:LOOKED_AT].max()) for ids in (prepared.train, prepared.val))) >= encoding.n_vocab:
         problem = f"data.path={data.path} has the id {most}, and tokenizer={encoding.name} ids below {encoding.n_vocab}"
         raise DataError(problem, "set the tokenizer that made the folder, e.g. tokenizer=gpt2")

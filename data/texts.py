@@ -89,30 +89,28 @@ class Source:
                 raise DataError(problem, "choose another field")
 
     def _blocks(self, file: str) -> Iterator[str]:
-        """Yield the text of a file; nothing for a binary one, which raises DataError where it is all there is."""
+        """Yield the text of a file; nothing where it is no text, which raises DataError where it is the only one."""
         with _reading(file) as stream:
             block = stream.read(LONGEST)
-            if "\0" in block and len(self.files) == 1:
-                raise DataError(f"data.path: {file} is binary (it has NUL bytes)", "give text in UTF-8")
-            if "\0" in block:
-                self._note("Binary files left out", 1, file)
+            if "\0" in block or 2 * replace_surrogates(block)[1] > len(block):
+                if len(self.files) == 1:
+                    problem = f"data.path: {file} is not text in UTF-8 (it is binary or of another encoding)"
+                    raise DataError(problem, "convert it, e.g. with iconv")
+                self._note("Files left out that are not text in UTF-8", 1, file)
                 return
-            if 2 * replace_surrogates(block)[1] > len(block):
-                problem = f"data.path: {file} is not UTF-8 (most of its first {len(block):,} characters are not)"
-                raise DataError(problem, "convert it, e.g. with iconv, or leave it out")
             while block:
                 yield self._in_unicode(block, file)
                 block = stream.read(LONGEST)
 
     def _in_unicode(self, text: str, where: str) -> str:
         text, lost = replace_surrogates(text)
-        self._note("Characters that are not UTF-8 and became U+FFFD", lost, where)
+        if lost:
+            self._note("Characters that are not UTF-8 and became U+FFFD", lost, where)
         return text
 
     def _note(self, what: str, count: int, where: str) -> None:
         before, first = self.losses.get(what, (0, where))
-        if count:
-            self.losses[what] = before + count, first
+        self.losses[what] = before + count, first
 
 
 @contextmanager

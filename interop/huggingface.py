@@ -119,10 +119,11 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     config = {"model_type": kind, "architectures": [TARGETS[kind].name], "torch_dtype": dtype}
     config |= _their_config(model, kind) | ends
     folder.mkdir(parents=True, exist_ok=True)
-    ours = {name: list(tensor.split(_rows(name, model))) for name, tensor in plain_weights(model).items()}
     weights = {}
-    for theirs, name in _names_in_theirs(model):  # in the order of the parts
-        weights[theirs] = _change_layout(theirs, ours[name].pop(0), model).cpu().contiguous()
+    for name, tensor in plain_weights(model).items():
+        parts = _parts(name, model)
+        for theirs, part in zip(parts, tensor.split([*parts.values()]), strict=True):
+            weights[theirs] = _change_layout(theirs, part, model).cpu().contiguous()
     save_file(weights, folder / "model.safetensors")
     # The padding is not in config.json: there it would keep the embedding of the token that ends texts from training.
     for file, content in (("config.json", config), ("generation_config.json", ends | {"pad_token_id": end_of_text})):
@@ -153,17 +154,17 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
             if Path(file).name != file:
                 raise HuggingFaceError(f"{index} names a file elsewhere ({file}).")
             weights |= load_file(folder / file)
-        model, parts = without_weights(config), dict[str, list[Tensor]]()
-        for theirs, name in _names_in_theirs(model):
-            found = weights[theirs if theirs in weights else theirs.removeprefix("transformer.")]  # of a GPT2Model
-            if not found.isfinite().all():
-                raise ValueError(f"its {theirs} is not finite")
-            parts.setdefault(name, []).append(_change_layout(theirs, found, model, back=True))
-        for name, tensors in parts.items():
-            shape = model.get_parameter(name).shape
-            if [len(t) for t in tensors] != _rows(name, model) or any(t.shape[1:] != shape[1:] for t in tensors):
-                raise ValueError(f"{name} does not have the size that config.json says, {tuple(shape)}")
-    return config, lambda name: torch.cat([part.float() for part in parts[name]])
+        model, ours = without_weights(config), dict[str, list[Tensor]]()
+        for name, tensor in plain_weights(model).items():
+            for theirs, rows in _parts(name, model).items():
+                found = weights[theirs if theirs in weights else theirs.removeprefix("transformer.")]  # of a GPT2Model
+                part = _change_layout(theirs, found, model, back=True)
+                if part.shape != (rows, *tensor.shape[1:]):
+                    raise ValueError(f"{theirs} does not have the size that config.json says")
+                if not part.isfinite().all():
+                    raise ValueError(f"its {theirs} is not finite")
+                ours.setdefault(name, []).append(part)
+    return config, lambda name: torch.cat([part.float() for part in ours[name]])
 
 
 def read_config(where: str) -> GPTConfig:
@@ -185,7 +186,7 @@ def read_config(where: str) -> GPTConfig:
             ours |= _our_rope({name: value for name, value in rope.items() if value is not None}, settings)
         if kind == "qwen3":
             fixed["rms_norm_eps"] = NORM_EPS  # that of QK-norm
-            ours |= _windows(settings)
+            ours |= _our_windows(settings)
         for name, value in fixed.items():
             if settings.get(name, value) != value:
                 raise HuggingFaceError(f"{name}={settings[name]} is not known here: only {name}={value} is.")
@@ -212,35 +213,25 @@ def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     return ours if scaling == "linear" else ours | {"rope_trained_length": trained}
 
 
-def _windows(settings: dict[str, Any]) -> dict[str, Any]:
+def _our_windows(settings: dict[str, Any]) -> dict[str, Any]:
     """Return what a Qwen3's layer_types come to in our words."""
-    n, window = settings["num_hidden_layers"], settings.get("sliding_window")
-    if not settings.get("use_sliding_window") or window is None:
+    window = settings.get("sliding_window")
+    if not settings.get("use_sliding_window") or window is None or SLIDING not in settings["layer_types"]:
         return {}
-    most = settings.get("max_window_layers", 28)  # where there are no layer_types, the first that has a window
-    types = settings.get("layer_types") or [SLIDING if layer >= most else "" for layer in range(n)]
-    if SLIDING not in types:
-        return {}
-    return {"attention": "/".join("sdpa" + "+window" * (kind == SLIDING) for kind in types), "attention_window": window}
+    layers = ["sdpa+window" if kind == SLIDING else "sdpa" for kind in settings["layer_types"]]
+    return {"attention": "/".join(layers), "attention_window": window}
 
 
-def _names_in_theirs(model: GPT) -> list[tuple[str, str]]:
-    """Return the names of their weights, and for each that of ours, of which it is one part or all."""
-    names, words = [], (GPT2 if model.config.position == "learned" else LLAMA).weights
-    for ours in plain_weights(model):
-        theirs = ours
-        for word, their_word in words.items():
-            theirs = theirs.replace(word, their_word)
-        joined = next((name for name in JOINED if name in theirs), "")
-        names += [(theirs.replace(joined, part), ours) for part in JOINED.get(joined, ("",))]
-    return names
-
-
-def _rows(name: str, model: GPT) -> list[int]:
-    """Return how many rows of our weight each of their parts has."""
-    if model.config.position == "learned" or not any(joined in name for joined in JOINED):
-        return [len(model.get_parameter(name))]
-    return list(cast(Linear, model.get_submodule(name.rpartition(".")[0])).parts)
+def _parts(name: str, model: GPT) -> dict[str, int]:
+    """Return the names of their weights that one of ours is made of, and how many of its rows each has."""
+    theirs = name
+    for word, their_word in (GPT2 if model.config.position == "learned" else LLAMA).weights.items():
+        theirs = theirs.replace(word, their_word)
+    for joined, parts in JOINED.items():
+        if joined in theirs:
+            linear = cast(Linear, model.get_submodule(name.rpartition(".")[0]))
+            return {theirs.replace(joined, part): rows for part, rows in zip(parts, linear.parts, strict=True)}
+    return {theirs: len(model.get_parameter(name))}
 
 
 def _change_layout(theirs: str, tensor: Tensor, model: GPT, *, back: bool = False) -> Tensor:

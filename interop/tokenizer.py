@@ -105,9 +105,8 @@ def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
 def _pattern(content: dict[str, Any], file: Path) -> str:
     """Return the pattern by which a tokenizer.json cuts text; HuggingFaceError where none stands for its steps."""
     normalizer, model = content.get("normalizer"), content["model"]
-    wrong = [name for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]
-    wrong += [f"a normalizer {normalizer['type']}"] if normalizer not in (None, {"type": "NFC"}) else []
-    wrong += [f"a model {model['type']}"] if model["type"] != "BPE" else []
+    marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]
+    is_plain = model["type"] == "BPE" and not marks and normalizer in (None, {"type": "NFC"})
     steps = content["pre_tokenizer"].get("pretokenizers", [content["pre_tokenizer"]])
     steps = [{"use_regex": True} | step if step["type"] == "ByteLevel" else step for step in steps]
     known = [{name: step.get(name) for name in step.keys() - {"trim_offsets", "pattern"}} for step in steps]
@@ -116,10 +115,10 @@ def _pattern(content: dict[str, Any], file: Path) -> str:
         pattern = DIGITS_PATTERN if DIGITS in known else GPT2_PATTERN
     elif known == [SPLIT, BYTE_LEVEL | {"use_regex": False}]:
         pattern = steps[0]["pattern"].get("Regex", "")
-    if wrong or not pattern:
-        has = " and ".join(wrong) or f"the steps {', '.join(json.dumps(step) for step in steps)}"
+    if not is_plain or not pattern:
+        has = json.dumps({"model": [model["type"], *marks], "normalizer": normalizer, "pre_tokenizer": steps})
         ours = "byte-level BPE alone, after one Split by a regular expression, individual Digits or nothing"
-        raise HuggingFaceError(f"{file} has {has}: tiktoken can express {ours}.")
+        raise HuggingFaceError(f"{file} has {has}", f"tiktoken can express {ours}")
     return pattern
 
 

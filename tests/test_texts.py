@@ -105,7 +105,7 @@ def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files
     os.mkfifo(tmp_path / "pipe.txt")
     source = of_path(tmp_path)
     assert read(source) == ["first", "second"]
-    assert source.losses == {"Binary files left out": (2, f"{tmp_path}/c.bin")}
+    assert source.losses == {"Files left out that are not text in UTF-8": (2, f"{tmp_path}/c.bin")}
 
 
 def test_a_glob_a_file_a_packed_file_and_one_at_home_are_read(tmp_path, monkeypatch):
@@ -216,8 +216,8 @@ REFUSED = {
     "missing.txt": (None, "names no regular file (seen from"),
     "*.none": (None, "names no regular file (seen from"),
     "empty/": (None, "names no regular file (seen from"),
-    "utf16.txt": ("\ufeffsome words".encode("utf-16-le"), "is binary (it has NUL bytes)"),
-    "cyrillic.txt": (("чтение, письмо\n" * 9).encode("cp1251"), "is not UTF-8 (most of its first 135 characters"),
+    "utf16.txt": ("\ufeffsome words".encode("utf-16-le"), "is not text in UTF-8"),
+    "cyrillic.txt": (("чтение, письмо\n" * 9).encode("cp1251"), "is not text in UTF-8"),
     "broken.gz": (b"not packed at all", "cannot be read"),
     "cut.gz": (gzip.compress(bytes(range(256)))[:200], "cannot be read"),
     "others.jsonl/": (b"x", "names no .jsonl or .jsonl.gz or"),
