@@ -133,27 +133,16 @@ def copy_state(ours, theirs, name):
         ours.modifiers["gate_silu"].gate_proj.weight.copy_(gate)
         bias, rate, norm = theirs.dt_bias, theirs.A_log, theirs.norm
     else:  # theirs are narrow matrices, two for one of ours
-        qkv, beta, forget = (
-            [getattr(theirs, f"{part}_proj").weight for part in "qkv"],
-            theirs.b_proj.weight,
-            theirs.forget_gate,
-        )
-        fade, bias, rate, norm = (
-            forget.f_b_proj.weight @ forget.f_a_proj.weight,
-            forget.dt_bias,
-            forget.A_log.flatten(),
-            theirs.o_norm,
-        )
+        qkv, forget = [getattr(theirs, f"{part}_proj").weight for part in "qkv"], theirs.forget_gate
+        beta, fade = theirs.b_proj.weight, forget.f_b_proj.weight @ forget.f_a_proj.weight
+        bias, rate, norm = forget.dt_bias, forget.A_log.flatten(), theirs.o_norm
         ours.modifiers["gate_element"].gate.weight.copy_(theirs.g_b_proj.weight @ theirs.g_a_proj.weight)
     ours.qkv_proj.weight.copy_(torch.cat(qkv))
     ours.modifiers["conv"].weight.copy_(theirs.conv1d.weight[:, 0])
-    for own, other in (
-        (ours.beta.weight, beta),
-        (ours.fade.weight, fade),
-        (ours.fade.bias, bias),
-        (ours.log_rate, rate),
-    ):
-        own.copy_(other)
+    ours.beta.weight.copy_(beta)
+    ours.fade.weight.copy_(fade)
+    ours.fade.bias.copy_(bias)
+    ours.log_rate.copy_(rate)
     ours.out_norm.weight.copy_(norm.weight)
 
 
@@ -164,11 +153,8 @@ def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name):
     n_layer = string.count("/") + 1
     given = given if "vocab_size" in given else SHAPE | {"num_hidden_layers": n_layer} | given
     config = transformers.AutoConfig.for_model(name, **given)
-    model = (
-        transformers.AutoModel.from_config(config, attn_implementation="eager", experts_implementation="eager")
-        .eval()
-        .double()
-    )
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = transformers.AutoModel.from_config(config, **eager).eval().double()
     for key, parameter in model.named_parameters():
         parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
         if key.endswith("A_log"):

@@ -30,8 +30,7 @@ SHAPES = {
     "llama": LLAMA,
     "llama-grouped-tied": LLAMA | {"n_kv_head": 2, "tie_embeddings": True},
     "llama-stretched": LLAMA | {"rope_scaling": "linear", "rope_scaling_factor": 2.0, "rope_theta": 5e5},
-    "llama-3.1": LLAMA
-    | {"rope_scaling": "llama3", "rope_scaling_factor": 8.0, "rope_trained_length": 12, "rope_theta": 20.0},
+    "llama-3.1": LLAMA | dict(rope_scaling="llama3", rope_scaling_factor=8.0, rope_trained_length=12, rope_theta=20.0),
     "llama-yarn": LLAMA | {"rope_scaling": "yarn", "rope_scaling_factor": 4.0},
     "llama-narrow-heads": LLAMA | {"head_size": 4},
     "qwen3": {},
@@ -155,10 +154,7 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
         ({"attention_bias": True}, "attention_bias=True"),
         ({"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05 is not known here: only rms_norm_eps=1e-06 is"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type=dynamic is not known"),
-        (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
-            "yarn with {'truncate': False} is not",
-        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "yarn with {'truncate': False}"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 2.0}}, "llama3 with {'low_freq"),
         ({"head_dim": 16}, "cannot be read"),
         ({"vocab_size": 62}, "does not have the size"),
@@ -231,8 +227,10 @@ def test_auto_classes_load_it_and_write_what_we_write_alone_and_in_a_padded_batc
     texts, settings = ["a", "the cat sat on", "x" * 30], dict(max_new_tokens=12, do_sample=False)
     assert write(texts, batch_size=3, **settings) == [write(text, **settings) for text in texts]
     ids = write.tokenizer("naïve 😀", return_tensors="pt")["input_ids"]
-    text = ids[0].tolist()
-    assert text == [checkpoint.tokenizer.eot_token, *checkpoint.tokenizer.encode_ordinary("naïve 😀")]  # as sample.py
+    text, end = ids[0].tolist(), checkpoint.tokenizer.eot_token
+    assert text == [end, *checkpoint.tokenizer.encode_ordinary("naïve 😀")]  # as sample.py
+    assert write.tokenizer.decode(text, skip_special_tokens=True) == "naïve 😀" and write.tokenizer.eos_token_id == end
+    assert write.tokenizer("a", "b")["input_ids"] == [end, 97, end, 98]
     written = write.model.generate(ids, max_new_tokens=20, do_sample=False)[0].tolist()
     while len(text) < len(written):
         text.append(int(checkpoint.model(torch.tensor([text]))[0, -1].argmax()))

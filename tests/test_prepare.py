@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from errors import DataError
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 NASTY = [
-    *(f"a literal {END_OF_TEXT} inside", END_OF_TEXT, " " * 1_000_000 + "a", "\n", "tail without a line end"),
+    *(f"a literal {END_OF_TEXT} inside", END_OF_TEXT, " " * 300_000 + "a", "\n", "tail without a line end"),
     *("é字🙂\r\n", "\ufffd\ufffd", "x", "\0 a NUL, late", "y" * 300_000, f"{'z ' * 200_000}{END_OF_TEXT}"),
 ]
 
@@ -115,17 +114,17 @@ def test_without_a_terminal_a_line_at_least_every_half_minute_says_how_far_it_is
     assert log[1:] == ["11,342 bytes of tokens are written."]
 
 
-@pytest.mark.parametrize("head", [400_000, 10**9])
+@pytest.mark.parametrize("head", [100_000, 10**9])
 def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monkeypatch, head):
     monkeypatch.setattr(prepare, "HEAD", head)  # the last file is beyond the first
     (folder := tmp_path / "texts").mkdir()
     (folder / "0.png").write_bytes(b"\0\1")
-    for number, essay in enumerate(essays(1500)):
-        (folder / f"{number:04}.txt").write_bytes(essay.encode() + b"\xff" * (number in (1400, 1499)))
+    for number, essay in enumerate(essays(300)):
+        (folder / f"{number:04}.txt").write_bytes(essay.encode() + b"\xff" * (number in (200, 299)))
     prepared(tmp_path, folder, log=(log := []))
     assert log[1:] == [
         f"Files left out that are not text in UTF-8: 1, first in {folder / '0.png'}.",
-        f"Characters that are not UTF-8 and became U+FFFD: 2, first in {folder / '1400.txt'}.",
+        f"Characters that are not UTF-8 and became U+FFFD: 2, first in {folder / '0200.txt'}.",
     ]
 
 
@@ -232,19 +231,14 @@ def test_a_small_text_is_read_once_and_a_large_one_again(monkeypatch):
         assert len(list(chosen.pieces(chosen.documents()))) == 6 and source.read == before + again
 
 
-def words(text: str) -> list[tuple[str, ...]]:
-    """Its runs of 8 words."""
-    found = re.findall(r"\w+", text)
-    return [tuple(found[place : place + 8]) for place in range(len(found) - 7)]
-
-
 def test_the_standard_librarys_validation_text_is_of_many_files_and_little_of_it_is_trained_on():
     found = split_texts(["".join(pieces) for pieces in Source(DataConfig()).documents()], DataConfig().held_out)
     sizes = {name: [len(text) for text in found[name]] for name in found}
     share = sum(sizes["val"]) / sum(map(sum, sizes.values()))
     assert 0.03 < share < 0.05 and len(sizes["val"]) >= 60 and max(sizes["val"]) < 0.05 * sum(sizes["val"])
-    learnt, own = ({run for text in found[name] for run in words(text)} for name in ("train", "val"))
-    assert len(own & learnt) < 0.05 * len(own)
+    lines = {name: [line for text in found[name] for line in text.splitlines() if len(line) > 40] for name in found}
+    known = set(lines["train"]).intersection(lines["val"])
+    assert sum(line in known for line in lines["val"]) < 0.07 * len(lines["val"]), "of the files' tails a tenth is"
 
 
 # The cache
@@ -272,19 +266,16 @@ def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
     assert len(seen | {other.name}) == 7 and documents(other, other.train)[0].startswith("other text")
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        *(
-            ("train.bin", lambda content: content[:-2]),
-            ("train.bin", None),
-            ("val.bin", lambda content: content + b"0"),
-        ),
-        *(("val.bin", None), ("tokenizer.json", lambda content: content + b"\n"), ("tokenizer.json", None)),
-        *(("meta.json", lambda _: b""), ("meta.json", lambda _: b'{"sizes": 3}'), ("meta.json", lambda _: b"[]")),
-        *(("meta.json", None), ("meta.json", lambda content: content.replace(b'"val.bin": ', b'"val.bin": 1'))),
-    ],
-)
+DAMAGES = {
+    "train.bin": [None, lambda content: content[:-2]],
+    "val.bin": [None, lambda content: content + b"0"],
+    "tokenizer.json": [None, lambda content: content + b"\n"],
+    "meta.json": [None, lambda content: content.replace(b'"val.bin": ', b'"val.bin": 1')],
+}
+DAMAGES["meta.json"] += [lambda _, found=found: found for found in (b"", b'{"sizes": 3}', b"[]")]
+
+
+@pytest.mark.parametrize(("name", "damage"), [(name, damage) for name in DAMAGES for damage in DAMAGES[name]])
 def test_a_file_of_another_size_or_an_unreadable_meta_prepares_again(tmp_path, text_file, name, damage):
     whole = prepared(tmp_path, text_file)
     file, expected = tmp_path / "cache" / "tokens" / whole.name / name, whole.train.tolist()
@@ -311,36 +302,33 @@ def start(tmp_path: Path, file: Path, *, before: str = "") -> subprocess.Popen:
     """A process that prepares `file`, runs code before encoding, and prints its log."""
     code = f"""
 import time
+from unittest import mock
 from data import prepare
 from data.config import DataConfig, TokenizerConfig
 original = prepare.write_tokens
 def instead(*args):
     {before}
     original(*args)
-prepare.write_tokens = instead
 data = DataConfig(path={str(file)!r}, cache_dir={str(tmp_path / "cache")!r})
-ready = prepare.prepare(data, TokenizerConfig(name='byte'), log=lambda line: print(line, flush=True))
+with mock.patch("data.prepare.write_tokens", instead):
+    ready = prepare.prepare(data, TokenizerConfig(name='byte'), log=lambda line: print(line, flush=True))
 print('TOKENS', len(ready.train), flush=True)
 """
     return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
 def test_two_runs_that_start_at_once_prepare_once_also_when_the_first_is_killed(tmp_path, text_file):
-    processes = [start(tmp_path, text_file, before="time.sleep(1)") for _ in range(2)]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert sum("Preparing" in output for output in outputs) == sum("waiting" in output for output in outputs) == 1
-    assert len({output.splitlines()[-1] for output in outputs}) == 1
-
-    text_file.write_text("a changed text\n" * 300)
     first = start(tmp_path, text_file, before="print('HERE', flush=True); time.sleep(60)")
     while first.stdout.readline() != "HERE\n":
         pass
-    second = start(tmp_path, text_file)
-    assert "waiting" in second.stdout.readline()
+    second, third = (start(tmp_path, text_file) for _ in range(2))
+    assert "waiting" in second.stdout.readline() and "waiting" in third.stdout.readline()
     first.send_signal(signal.SIGKILL)
-    first.communicate()  # its folder is left half made until the second has the lock
-    assert "TOKENS" in second.communicate(timeout=60)[0] and not list(tmp_path.rglob("*.unfinished"))
+    first.communicate()  # its folder is left half made until another has the lock
+    outputs = [process.communicate(timeout=60)[0] for process in (second, third)]
+    assert sum("Preparing" in output for output in outputs) == 1
+    assert len({output.splitlines()[-1] for output in outputs}) == 1 and "TOKENS" in outputs[0]
+    assert not list(tmp_path.rglob("*.unfinished"))
 
 
 @pytest.mark.parametrize(
@@ -373,24 +361,24 @@ def test_a_cache_folder_that_cannot_be_used_is_refused_by_name(tmp_path, text_fi
 def test_300_megabytes_are_prepared_in_bounded_memory(tmp_path, source):
     pytest.importorskip("resource")
     file, lines = tmp_path / "large", "".join(f"{n * n} words in a line of text, and more\n" for n in range(5_000))
-    block = lines if source == "text" else "".join(
-        json.dumps({"text": lines[start : start + 300]}) + "\n" for start in range(0, len(lines), 300)
-    )  # fmt: skip
+    block = lines
+    if source == "jsonl":
+        parts = (lines[start : start + 300] for start in range(0, len(lines), 300))
+        block = "".join(json.dumps({"text": part}) + "\n" for part in parts)
     with file.open("w") as out:
         for _ in range(300_000_000 // len(block) + 1):
             out.write(block)
-    code = (
-        "import resource\n"
-        "from data.config import DataConfig, TokenizerConfig\n"
-        "from data.prepare import prepare\n"
-        "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "before = used()\n"
-        f"data = DataConfig(source={source!r}, path={str(file)!r}, cache_dir={str(tmp_path)!r})\n"
-        "prepare(data, TokenizerConfig(), log=lambda line: None)\n"
-        "print(used() - before)\n"
-    )
+    code = f"""
+import resource
+from data.config import DataConfig, TokenizerConfig
+from data.prepare import prepare
+used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = used()
+prepare(DataConfig(source={source!r}, path={str(file)!r}, cache_dir={str(tmp_path)!r}), TokenizerConfig())
+print(used() - before)
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 300_000  # kilobytes; the text has 300,000, its tokens 300,000 too
+    assert int(done.stdout.split()[-1]) < 300_000  # kilobytes; the text has 300,000, its tokens 300,000 too
 
 
 # What training and evaluation read of it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from model.gpt import GPT
 from runs.checkpoint import save_checkpoint
 from train import train
 from training.config import TrainConfig
+from training.plan import plan_run
+from training.start import open_data
 
 
 def drawn(name: str, T: int, rows: int = 64, **task) -> tuple[np.ndarray, np.ndarray]:
@@ -115,37 +118,28 @@ def test_a_run_reports_accuracy_in_place_of_bits_per_byte(task_config, capsys):
         evaluate(EvalConfig(checkpoint=str(run), data=replace(EvalConfig().data, path=__file__)))
 
 
-def test_a_second_model_must_be_large_enough_for_the_task(task_config, tmp_path):
-    for size in (16, 8):
-        model = replace(task_config.model, vocab_size=size)
-        config = replace(task_config, model=model)
-        save_checkpoint(tmp_path / f"of_{size}", model=GPT(model), tokenizer=None, config=config)
-    both = EvalConfig(checkpoint=str(tmp_path / "of_16"), against=str(tmp_path / "of_16"), device="cpu")
-    assert len(evaluate(both)) == 2
-    with pytest.raises(SettingsError, match="of_8 has 8 ids and windows of 16, too few for recall: name another"):
-        evaluate(replace(both, against=str(tmp_path / "of_8")))
-
-
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("name", "task", "size", "sentence"),
     [
-        ("data=recall data.task.items=17", "data=recall with data.task.items=17 needs model.block_size=68 or more"),
-        ("data=recall data.task.vocab_size=17", "needs data.task.vocab_size=18 or more, not 17"),
-        ("data=recall model.block_size=63", "data=recall needs an even model.block_size, not 63"),
-        ("data=recall data.task.items=0", "data.task.items=0 must be at least 1"),
-        ("data=recall model.vocab_size=100", "model.vocab_size=100 is less than the task's 1024"),
+        ("recall", {"items": 17}, 64, "data=recall with data.task.items=17 needs model.block_size=68 or more, not 64"),
+        ("recall", {"vocab_size": 17}, 64, "needs data.task.vocab_size=18 or more, not 17"),
+        ("recall", {}, 63, "data=recall needs an even model.block_size, not 63"),
+        ("copy", {}, 63, "data=copy needs an even model.block_size, not 63"),
+        ("selective_copy", {"items": 9}, 17, "data.task.items=9 needs model.block_size=18 or more, not 17"),
+        ("induction", {}, 2, "data=induction needs model.block_size=3 or more, not 2"),
     ],
 )
-def test_what_a_task_cannot_be_is_refused_in_one_sentence(arguments, sentence, tmp_path):
-    done = run_here("train.py", *arguments.split(), "dry_run=true", cwd=tmp_path)
-    assert done.returncode == 1 and sentence in done.stderr and done.stderr.count("\n") == 1
+def test_what_a_task_cannot_be_is_refused_in_one_sentence(name, task, size, sentence):
+    with pytest.raises(SettingsError, match=sentence):
+        TaskData(name, TaskConfig(**task), seed=1).check(size)
+    TaskData(name, TaskConfig(), seed=1).check(64)
 
 
-def test_a_plan_of_a_task_says_how_much_is_scored(tmp_path):
-    done = run_here(
-        "train.py", "data=recall", "model.n_layer=1", "model.n_embd=16", "batch_size=2", "dry_run=true", cwd=tmp_path
-    )
-    assert "task        recall, 8 of a window's tokens are scored" in done.stdout and done.returncode == 0
+def test_a_model_with_fewer_ids_than_the_task_is_refused_and_a_plan_says_how_much_is_scored(task_config):
+    with pytest.raises(SettingsError, match="model.vocab_size=15 is less than the task's 16"):
+        open_data(replace(task_config, model=replace(task_config.model, vocab_size=15)), None)
+    task_config.plan.device = "h100"
+    assert re.search(r"task +recall\W+2 ", plan_run(task_config))
 
 
 def test_sampling_from_a_task_ends_in_one_sentence(tmp_path):
