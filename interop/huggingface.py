@@ -101,7 +101,10 @@ def _obstacles(model: GPT, kind: str) -> list[str]:
         "norm_eps": kind == "qwen3" and config.norm_eps != NORM_EPS,  # that of QK-norm
     }
     found += [name for name, lacking in lacks.items() if lacking]
-    return [f"{name}={getattr(config, name)}" for name in found]
+    obstacles = [f"{name}={getattr(config, name)}" for name in found]
+    if config.rope_scaling in ("yarn", "llama3") and attention.rope and attention.rope.trained % 1:
+        obstacles.append(f"rope_trained_length={attention.rope.trained:.2f}")  # block_size / rope_scaling_factor
+    return obstacles
 
 
 def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> str:

@@ -111,6 +111,7 @@ def test_every_preset_can_be_exported(preset, tmp_path):
         ({"norm_eps": 1e-5}, "norm_eps=1e-05", "tiny"),
         (LLAMA | {"qkv_bias": True}, "qkv_bias=True", "llama"),
         (LLAMA | {"n_head": 3, "head_size": 8}, "n_head=3", "llama"),
+        (LLAMA | {"rope_scaling": "llama3", "rope_scaling_factor": 3.0}, "rope_trained_length=5.33", "llama"),
         (GPT2 | {"bias": False}, "bias=False", "gpt2"),
         (GPT2 | {"n_kv_head": 2}, "n_kv_head=2", "gpt2"),
         (GPT2 | {"head_size": 16}, "head_size=16", "gpt2"),
