@@ -50,7 +50,7 @@ class Source:
             self.files = find_files(config.path, ENDINGS.get(config.source, ("",)))
         else:  # a new revision on the hub is not detected: that would need the network at every start
             name, local = f"dataset {config.name}, split {config.split}", user_path("data.name", str(config.name))
-            self.files = find_files(str(local)) if local.is_dir() else {}
+            self.files = find_files(str(local), setting="data.name") if local.is_dir() else {}
         count, size = len(self.files), sum(size for size, _ in self.files.values())
         amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
         self.description = f"{name}: {count:,} file{'s' * (count > 1)}, {amount}" if self.files else f"{name}"
@@ -160,8 +160,8 @@ def _dataset_records(config: DataConfig, files: Files) -> Iterator[tuple[str, di
         raise DataError(f"{what} cannot be read ({first_line(error)})", "check it and the network") from error
 
 
-def find_files(path: str, endings: tuple[str, ...] = ("",)) -> Files:
-    """Return the regular files that data.path means: a file, a glob's, or what a folder has with these endings.
+def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data.path") -> Files:
+    """Return the regular files that a setting means: a file, a glob's, or what a folder has with these endings.
 
     What is hidden in a folder is left out. Raises DataError when there is no file.
     """
@@ -169,7 +169,7 @@ def find_files(path: str, endings: tuple[str, ...] = ("",)) -> Files:
     def fail(error: OSError) -> None:
         raise error
 
-    root, problem = user_path("data.path", path), f"names no {' or '.join(endings) or 'regular'} file"
+    root, problem = user_path(setting, path), f"names no {' or '.join(endings) or 'regular'} file"
     found = [root]
     try:
         if root.is_dir():
@@ -182,7 +182,7 @@ def find_files(path: str, endings: tuple[str, ...] = ("",)) -> Files:
     except OSError as error:  # a closed folder
         files, problem = {}, f"cannot be read ({error})"
     if not files:
-        problem = f"data.path={path} {problem} (seen from {Path.cwd()})"
+        problem = f"{setting}={path} {problem} (seen from {Path.cwd()})"
         raise DataError(problem, "give a file, a folder or a quoted glob that holds text")
     return files
 

@@ -239,6 +239,8 @@ def test_places_that_cannot_be_read_are_refused_by_name(tmp_path, monkeypatch):
         of_path("/dev/zero")
     with pytest.raises(SettingsError, match="^data.path=~nobody-here/a names no user of this machine: write"):
         of_path("~nobody-here/a")
+    with pytest.raises(DataError, match=f"^data.name={tmp_path} names no regular file"):
+        Source(DataConfig(source="hf", name=str(tmp_path)))
     monkeypatch.setattr(os, "scandir", mock.Mock(side_effect=PermissionError(13, "Permission denied", "secret")))
     with pytest.raises(DataError, match=f"data.path={tmp_path} cannot be read .*secret"):
         of_path(tmp_path)
