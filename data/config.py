@@ -68,10 +68,10 @@ class DataConfig:
             self.source = "hf" if self.path.endswith(".parquet") else "text"
         one_of("data.source", self.source, SOURCES)
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
-        needs = {"hf": "data.name=..., a dataset, or data.path=..., Parquet"}
-        needs |= dict.fromkeys(("text", "jsonl", "nanogpt"), "data.path=..., a file or folder")
-        if self.source in needs and not self.path and not (self.source == "hf" and self.name):
-            raise SettingsError(f"data={self.source} has nothing to read", f"give {needs[self.source]}")
+        needs_path = self.source in ("text", "jsonl", "nanogpt") or (self.source == "hf" and not self.name)
+        if needs_path and not self.path:
+            remedy = "give data.path=..., a file or folder, or for hf data.name=..., a dataset"
+            raise SettingsError(f"data={self.source} has nothing to read", remedy)
 
     @property
     def is_task(self) -> bool:
