@@ -201,15 +201,15 @@ def test_many_documents_are_held_out_whole_whatever_their_order_and_long_and_fre
 
 def test_beyond_what_is_looked_at_the_rule_stays(monkeypatch):
     monkeypatch.setattr(prepare, "HEAD", 400_000)
-    found = split_texts([*essays(3000), *essays(3000)], 0.1)
+    found = split_texts([*essays(3000), *essays(3000), *(3 * essay for essay in essays(60))], 0.1)
     assert len(found["val"]) == pytest.approx(600, rel=0.2) and set(found["val"]) - set(essays(700))
-    assert not set(found["val"]) & set(found["train"])
+    assert not set(found["val"]) & set(found["train"]) and max(map(len, found["val"])) < 800
 
 
-def test_few_documents_lose_their_tails():
-    lines, letters = "a line\n" * 1000, "x" * 5005
-    found = split_texts([lines, letters], 0.1, longest=400)
-    assert found == {"train": [lines[:6300], "x" * 4505], "val": [lines[6300:], "x" * 500]}
+def test_where_short_documents_are_too_little_all_lose_their_tails():
+    lines, letters, short = "a line\n" * 1000, "x" * 5005, [f"no. {number}" for number in range(250)]
+    found = split_texts([lines, letters, *short], 0.1, longest=400)
+    assert found == {"train": [lines[:6300], "x" * 4505, *short], "val": [lines[6300:], "x" * 500]}
 
 
 @pytest.mark.parametrize("head", [10**9, 200_000])

@@ -126,6 +126,7 @@ def test_a_run_reports_accuracy_in_place_of_bits_per_byte(task_config, capsys):
         ("recall", {}, 63, "data=recall needs an even model.block_size, not 63"),
         ("copy", {}, 63, "data=copy needs an even model.block_size, not 63"),
         ("selective_copy", {"items": 9}, 17, "data.task.items=9 needs model.block_size=18 or more, not 17"),
+        ("selective_copy", {"vocab_size": 3}, 64, "needs data.task.vocab_size=4 or more, not 3"),
         ("induction", {}, 2, "data=induction needs model.block_size=3 or more, not 2"),
     ],
 )
@@ -133,6 +134,7 @@ def test_what_a_task_cannot_be_is_refused_in_one_sentence(name, task, size, sent
     with pytest.raises(SettingsError, match=sentence):
         TaskData(name, TaskConfig(**task), seed=1).check(size)
     TaskData(name, TaskConfig(), seed=1).check(64)
+    TaskData("copy", TaskConfig(vocab_size=3), seed=1).check(2)
 
 
 def test_a_model_with_fewer_ids_than_the_task_is_refused_and_a_plan_says_how_much_is_scored(task_config):

@@ -298,7 +298,7 @@ def test_records_stream_from_the_library_and_null_is_passed_over(tmp_path, monke
     assert hub.description == "dataset a/b, split test" and read(hub) == ["one", "two"]
     assert hub.losses["Records left out whose body is null"][0] == 1
     for path in (tmp_path, f"{tmp_path}/*.parquet"):
-        assert read(of_path(path, "hf", text_field="body")) == ["one", "two"]
+        assert read(of_path(path, "hf", text_field="body", split="test")) == ["one", "two"]
     files = {"data_files": [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"], "split": "train", "streaming": True}
     assert asked == [("a/b", {"name": "en", "split": "test", "streaming": True}), *[("parquet", files)] * 2]
 
