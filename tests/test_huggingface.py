@@ -80,12 +80,13 @@ def test_what_transformers_saves_gives_our_gpt_its_logits(kind, tmp_path):
     close(from_huggingface(str(tmp_path))(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
 
 
-def test_windows_of_a_qwen3_are_where_its_layer_types_or_its_first_layers_without_say(tmp_path):
+def test_windows_of_a_qwen3_are_where_its_layer_types_say(tmp_path):
     to_huggingface(random_gpt(n_layer=3), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     full, sliding, on = "full_attention", "sliding_attention", {"use_sliding_window": True, "sliding_window": 4}
     for change, windows in (
         (on | {"layer_types": [sliding, full, sliding]}, [4, None, 4]),
+        (on | {"layer_types": [full] * 3}, [None] * 3),
         (on | {"sliding_window": None}, [None] * 3),
         (on | {"use_sliding_window": False, "layer_types": [sliding] * 3}, [None] * 3),
     ):
