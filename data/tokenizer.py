@@ -139,15 +139,24 @@ def same_tokens(one: tiktoken.Encoding, other: tiktoken.Encoding) -> bool:
 
 
 def read_tokenizer(path: Path) -> tiktoken.Encoding:
-    """Return the encoding that `save_tokenizer` wrote. Raises DataError when the file is missing or damaged."""
+    """Return the encoding that `save_tokenizer` wrote.
+
+    Raises DataError when the file is missing or damaged, or the encoding loses text.
+    """
     try:
         content = json.loads(path.read_bytes())
         tokens = enumerate(content.pop("mergeable_ranks"))
         ranks = {a2b_base64(token, strict_mode=True): rank for rank, token in tokens if token is not None}
-        has_all_bytes = all(bytes([byte]) in ranks for byte in range(256))
-        if not has_all_bytes or content["special_tokens"][END_OF_TEXT] in ranks.values():
-            raise ValueError(f"it lacks a byte, or an id of its own for {END_OF_TEXT}")
-        return tiktoken.Encoding(**content, mergeable_ranks=ranks)
-    except Exception as error:
+        if not content["pat_str"] or content["special_tokens"][END_OF_TEXT] in ranks.values():
+            raise ValueError(f"it has no pattern, or no id of its own for {END_OF_TEXT}")
+        encoding = tiktoken.Encoding(**content, mergeable_ranks=ranks)
+        # Every byte that UTF-8 has, with the characters that patterns tell apart.
+        sample = "".join(map(chr, [*range(192), *range(192, 0xD800, 64), *range(0xE000, 0x110000, 64)]))
+        if encoding.decode(encoding.encode_ordinary(sample)) != sample:
+            raise ValueError("it loses text")
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in tiktoken is no Exception
         problem = f"{path} is not a tokenizer that this version can read ({type(error).__name__}: {first_line(error)})"
         raise DataError(problem, "restore it from a copy, or prepare the data again") from error
+    return encoding

@@ -132,13 +132,14 @@ DAMAGES = [
     *(lambda text: text[: len(text) // 2], lambda text: "", lambda text: "[]", lambda text: "[" * 100_000),
     *(lambda text: text.replace('"AA=="', '"A"'), lambda text: text.replace('"AA=="', '"AQ=="')),
     *(lambda text: text.replace('"AA=="', '"A?A=="'), lambda text: text.replace('"AA==",', "")),
-    *(changed(pat_str="("), changed(pat_str=None), changed(mergeable_ranks=5), changed(special_tokens=[])),
+    *(changed(pat_str=pattern) for pattern in ("(", None, "", "x", "a|", r"\w+")),
+    *(changed(mergeable_ranks=5), changed(mergeable_ranks=[]), changed(special_tokens=[])),
     *(changed(special_tokens=end) for end in ({}, {END_OF_TEXT: 7}, {END_OF_TEXT: -1}, {END_OF_TEXT: 2**40})),
 ]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_tokenizer_file_that_is_damaged_is_refused_by_name(tmp_path, damage):
+def test_a_tokenizer_file_that_is_damaged_or_loses_text_is_refused_by_name(tmp_path, damage):
     file = tmp_path / "tokenizer.json"
     save_tokenizer(encoding("bpe"), file)
     file.write_text(damage(file.read_text()))
