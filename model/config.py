@@ -152,11 +152,9 @@ class GPTConfig(AttentionConfig):
         self.ngrams = self.ngrams or None
         for n in self.ngrams or ():
             at_least("each of model.ngrams", n, 2)
-        if self.ngrams and len(set(self.ngrams)) < len(self.ngrams):
-            raise SettingsError(f"model.ngrams={shown(self.ngrams)} has a size twice", "give each once")
-        if self.ngrams and max(self.ngrams) > self.block_size:
-            above = f"has a size above model.block_size={self.block_size}"
-            raise SettingsError(f"model.ngrams={shown(self.ngrams)} {above}", "give smaller ones")
+        if self.ngrams and (len(set(self.ngrams)) < len(self.ngrams) or max(self.ngrams) > self.block_size):
+            above = f"has a size twice, or above model.block_size={self.block_size}"
+            raise SettingsError(f"model.ngrams={shown(self.ngrams)} {above}", "give each once, and smaller ones")
         fraction("model.dropout", self.dropout, below=1)
         positive("model.logit_softcap", self.logit_softcap)
         positive("model.norm_eps", self.norm_eps)

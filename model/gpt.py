@@ -91,13 +91,13 @@ class GPT(nn.Module):
             elif cache.starts is not None:
                 starts = cache.starts[:, None].expand(-1, T)
         x = self.token_embedding(tokens)  # (B, T, C)
+        rotations = {rope: rope.table(x, past) for rope in self.ropes}
+        now = Pass(starts=starts, tokens=tokens, cache=cache, rotations=rotations, blocks=self.flex_blocks(x, starts))
         if self.config.ngrams:
-            x = x + self.ngrams(tokens, past, starts, cache)
+            x = x + self.ngrams(tokens, now)
         if self.config.position == "learned":
             x = x + self.embedded_positions(past, T, starts)
         x = self.dropout(x)
-        rotations = {rope: rope.table(x, past) for rope in self.ropes}
-        now = Pass(starts=starts, tokens=tokens, cache=cache, rotations=rotations, blocks=self.flex_blocks(x, starts))
         for block in self.blocks:
             x = block(x, now)
         if cache is not None:

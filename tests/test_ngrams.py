@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from errors import HuggingFaceError, SettingsError
 from generation.generate import Decoder
 from interop.huggingface import to_huggingface
+from model.attention import Pass
 from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -45,14 +46,14 @@ def embedded(model: GPT, text: list[int]) -> torch.Tensor:
 
 def test_a_token_adds_the_row_at_the_hash_of_its_last_ids_for_each_n():
     model, text = random_gpt(**TABLES), torch.randint(61, (12,))
-    close(model.ngrams(text[None])[0], embedded(model, text.tolist()), rtol=0, atol=0)
+    close(model.ngrams(text[None], Pass())[0], embedded(model, text.tolist()), rtol=0, atol=0)
 
 
 @torch.inference_mode()
 def test_ids_before_the_document_or_the_text_count_as_none():
     model, tokens = random_gpt(**TABLES), torch.randint(61, (2, 9))
     starts = torch.tensor([[0, 0, 0, 3, 3, 3, 3, 7, 7], [0, 1, 2, 2, 2, 2, 2, 2, 2]])
-    found = model.ngrams(tokens, 0, starts)
+    found = model.ngrams(tokens, Pass(starts=starts))
     for row, ends in enumerate(([0, 3, 7, 9], [0, 1, 2, 9])):
         alone = [embedded(model, tokens[row, a:b].tolist()) for a, b in itertools.pairwise(ends)]
         close(found[row], torch.cat(alone), rtol=0, atol=0)
@@ -82,13 +83,13 @@ def test_texts_of_different_length_are_decoded_as_alone():
 
 @pytest.mark.parametrize("top", [2**32 - 2, 2**20])
 def test_no_product_leaves_64_bits_and_rows_are_evenly_used(top):
-    hashes = ngram_hashes(torch.randint(top // 2, top, (1, 40_000)), 3)
+    hashes = ngram_hashes([*torch.randint(top // 2, top, (4, 40_000))])
     for hashed in hashes:
         assert hashed.min() >= 0 and hashed.max() < 2**31  # a product beyond 2^63 would be negative
         rows = torch.bincount(hashed.flatten() % 1000, minlength=1000).double()
         assert ((rows - rows.mean()) ** 2 / rows.mean()).sum() < 1300  # χ² of 999 degrees of freedom
     grid = torch.cartesian_prod(torch.arange(1, 257), torch.arange(1, 257))  # all bigrams of bytes
-    assert len(ngram_hashes(grid, 1)[1].unique()) > 65_500
+    assert len(ngram_hashes([*grid.T])[1].unique()) > 65_500
 
 
 def test_tables_are_counted_apart_begin_small_and_are_left_to_adamw(train_config):
@@ -152,10 +153,16 @@ def test_sizes_are_typed_as_a_list(typed, wanted):
     ("typed", "said"),
     [
         ("ngrams=[1,2]", "each of model.ngrams=1 must be at least 2."),
-        ("ngrams=[2,3,2]", "model.ngrams=[2,3,2] has a size twice: give each once."),
+        (
+            "ngrams=[2,3,2]",
+            "model.ngrams=[2,3,2] has a size twice, or above model.block_size=128: give each once, and smaller ones.",
+        ),
         ("ngrams=[2.5]", "model.ngrams=2.5 is not a whole number."),
         ("ngrams=[two]", "model.ngrams=two is not a whole number."),
-        ("ngrams=[200]", "model.ngrams=[200] has a size above model.block_size=128: give smaller ones."),
+        (
+            "ngrams=[200]",
+            "model.ngrams=[200] has a size twice, or above model.block_size=128: give each once, and smaller ones.",
+        ),
         ("ngram_rows=0", "model.ngram_rows=0 must be at least 1."),
     ],
 )

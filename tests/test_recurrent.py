@@ -26,7 +26,7 @@ def test_the_gated_delta_rule_is_qwen3_nexts(scan):
     swapped = [t.transpose(1, 2) for t in (q, k, v, decay, beta)]
     for reference in (modeling.torch_recurrent_gated_delta_rule, modeling.torch_chunk_gated_delta_rule):
         expected, last = reference(*swapped, initial_state=state, output_final_state=True)
-        y, ended = scan(q / math.sqrt(D), k, v, decay, beta, None, state)
+        y, ended = scan(q / math.sqrt(D), k, v, decay[..., None], beta, None, state)
         close(y, expected.transpose(1, 2), atol=1e-4)
         close(ended, last, atol=1e-4)
 
@@ -42,7 +42,7 @@ def test_chunks_give_the_values_states_and_gradients_of_one_token_after_the_othe
     for begins in (None, torch.rand(B, 1, N, generator=generator) < 0.1):
         results = []
         for scan in (token_by_token, in_chunks):
-            y, ended = scan(q, F.normalize(k, dim=-1), v, decay, beta, begins, state)
+            y, ended = scan(q, F.normalize(k, dim=-1), v, decay[..., None], beta, begins, state)
             weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
             gradients = torch.autograd.grad((y * weight).sum() + ended.sum(), inputs, allow_unused=True)
             results.append((y, ended, *(torch.zeros(()) if g is None else g for g in gradients)))

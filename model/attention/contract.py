@@ -75,7 +75,7 @@ def weighted(weights: Callable[[Scores, Allowed], Scores], cap: float | None = N
     return _named_as(weights, obeys_contract(compute))
 
 
-def masked(scores: Float[Tensor, "..."], allowed: Allowed, bias: Bias) -> Float[Tensor, "..."]:
+def masked(scores: Float[Tensor, "..."], allowed: Allowed, bias: Bias = None) -> Float[Tensor, "..."]:
     """Add the bias to the scores, and put −∞ where a key is not allowed; float32 or wider."""
     scores = upcast(scores) if bias is None else upcast(scores) + bias
     return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
@@ -121,19 +121,11 @@ def check_arguments(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, dropout_p: float
 ) -> None:
     """Raise ValueError unless the arguments obey the contract; a good call costs a microsecond or two."""
-    qs, ks, vs, wrong = q.shape, k.shape, v.shape, ""
-    if len(qs) < 3 or not len(qs) == len(ks) == len(vs):
-        wrong = "q must be (…, H, T, D), k (…, Hkv, S, D) and v (…, Hkv, S, Dv), of the same rank"
-    elif not qs[:-3] == ks[:-3] == vs[:-3]:
-        wrong = "the leading dimensions of q, k and v must be equal"
-    elif qs[-1] != ks[-1]:
-        wrong = "queries and keys must have the same size D"
-    elif ks[:-1] != vs[:-1]:
-        wrong = "every key needs one value, so k and v must agree in Hkv and S"
-    elif ks[-3] < 1 or qs[-3] % ks[-3]:
-        wrong = f"the {ks[-3]} key/value heads must divide the {qs[-3]} query heads"
-    if wrong:
-        raise ValueError(f"{wrong}: q is {tuple(qs)}, k is {tuple(ks)}, v is {tuple(vs)}.")
+    qs, ks, vs = q.shape, k.shape, v.shape
+    agree = len(qs) >= 3 and qs[:-3] == ks[:-3] and qs[-1] == ks[-1] and ks[:-1] == vs[:-1]
+    if not agree or ks[-3] < 1 or qs[-3] % ks[-3]:
+        wanted = "q must be (…, H, T, D), k (…, Hkv, S, D) and v (…, Hkv, S, Dv), where Hkv divides H"
+        raise ValueError(f"{wanted}: q is {tuple(qs)}, k is {tuple(ks)}, v is {tuple(vs)}.")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1): 1 would drop every weight of q {tuple(qs)}.")
     if mask is not None and is_causal:

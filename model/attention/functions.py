@@ -22,7 +22,6 @@ from model.attention.contract import (
     Query,
     Scores,
     Value,
-    allowed_keys,
     check_arguments,
     masked,
     obeys_contract,
@@ -30,7 +29,7 @@ from model.attention.contract import (
     upcast,
     weighted,
 )
-from model.attention.masks import causal_mask, keys_allowed
+from model.attention.masks import causal_mask
 from model.attention.names import form
 
 SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that are one function
@@ -86,9 +85,7 @@ def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, 
     """
     lead, (T, S) = q.shape[:-2], (q.shape[-2], k.shape[-2])
     q, k, v = (t.flatten(0, -3) for t in (q, k, v))  # (…, H, T, D) -> (N, T, D)
-    added = q.new_zeros(T, S) if bias is None else bias.to(q.dtype)
-    if allowed is not None:
-        added = torch.where(allowed, added, -torch.inf)
+    added = masked(q.new_zeros(T, S) if bias is None else bias, allowed).to(q.dtype)
     if added.ndim > 2:  # (…, H, T, S) -> (N, T, S)
         added = added.expand(*lead, T, S).flatten(0, -3)
     scores = torch.baddbmm(added, q, k.mT, alpha=scale)  # (N, T, S)
@@ -125,32 +122,31 @@ def fused(
     q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
     dropout_p: float = 0.0, scale: float | None = None,
 ) -> Output:  # fmt: skip
-    """torch's kernels, called so that they are correct and make no (T, S) matrix if avoidable."""
+    """torch's kernels, without a (T, S) matrix where causality is all there is to tell them."""
     check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
-    T, S, D, Dv = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
-    has_keys = None
-    # The kernels know causality without a matrix, but align the first query with the first key. A single query is the
-    # last: it sees every key.
-    if mask is None and bias is None and (not is_causal or T in (1, S)):
-        is_causal = is_causal and T > 1
-    else:
-        mask, has_keys = allowed_keys(q, k, mask, is_causal)
-        is_causal = False
-        if bias is not None:
-            mask = bias.to(q.dtype) if mask is None else torch.where(mask, bias.to(q.dtype), -torch.inf)
-        if mask is not None and (q.ndim != 4 or mask.ndim < 2 or mask.shape[-1] != S):  # the kernels broadcast less
-            mask = mask.expand(*q.shape[:-1], S).reshape(-1, *q.shape[-3:-1], S).contiguous()
-    grouped = q.shape[-3] != k.shape[-3]
-    if grouped and not q.is_cpu and (mask is not None or q.element_size() > 2):  # all but FlashAttention copy heads
-        k, v, grouped = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3]), False
-    scale, shape = D**-0.5 if scale is None else scale, (*q.shape[:-1], Dv)
-    if q.ndim != 4:  # the kernels are fused for four axes
-        q, k, v = (t.reshape(-1, *t.shape[-3:]) for t in (q, k, v))
-    if Dv != D and q.is_cpu:  # and the CPU's for one width; zero channels change no product
+    (H, T, D), Dv = q.shape[-3:], v.shape[-1]
+    # They align the first query with the first key. A single query is the last: it sees every key.
+    if mask is not None or bias is not None or (is_causal and T not in (1, k.shape[-2])):
+        return fused_with_matrix(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+    scale = D**-0.5 if scale is None else scale
+    if not q.is_cpu and q.element_size() > 2:  # of a GPU's kernels FlashAttention alone shares heads
+        k, v = repeat_heads(k, H), repeat_heads(v, H)
+    if q.is_cpu and Dv != D:  # a CPU's has one width for all; zero channels change no product
         q, k, v = (F.pad(t, (0, max(D, Dv) - t.shape[-1])) for t in (q, k, v))
-    y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
-    y = y if y.shape == shape else y[..., :Dv].reshape(shape)
-    return y if has_keys is None else y.masked_fill(~has_keys, 0)
+    is_causal, shared = is_causal and T > 1, k.shape[-3] != H
+    y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=shared)
+    return y if y.shape[-1] == Dv else y[..., :Dv]
+
+
+@obeys_contract
+def fused_with_matrix(
+    q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float
+) -> Output:  # fmt: skip
+    """torch's kernels, to which mask and bias are one matrix."""
+    matrix = allowed if bias is None else masked(bias, allowed).to(q.dtype)
+    if matrix is not None:
+        matrix = matrix.expand(torch.broadcast_shapes(matrix.shape, (1, k.shape[-2])))  # the kernels broadcast less
+    return F.scaled_dot_product_attention(q, k, v, matrix, dropout_p, scale=scale)
 
 
 def flex(q: Query, k: Key, v: Value, blocks: BlockMask, slopes: Float[Tensor, " H"] | None = None) -> Output:
@@ -184,8 +180,7 @@ def sigmoid(scores: Scores, allowed: Allowed) -> Scores:
 
     Each key is weighed by itself, so a row may sum to less than 1, or to more; with scores of 0 it sums to n / (n + 1).
     """
-    T, S = scores.shape[-2:]
-    n = scores.new_tensor(S) if allowed is None else keys_allowed(allowed, T, S)[..., None].to(scores)
+    n = (scores > -torch.inf).sum(-1, keepdim=True)
     return torch.sigmoid(scores - n.log())
 
 

@@ -55,11 +55,26 @@ class Pass:
     def past(self) -> int:
         return 0 if self.cache is None else self.cache.position
 
-    def begins(self, T: int) -> Bool[Tensor, "B T"] | None:
-        """Return which tokens are the first of their text: nothing of the token before may reach them."""
+    def kept(self, layer: int) -> dict[str, Tensor]:
+        """Return what the cache keeps for a layer, to read and to write; without a cache nothing comes of it."""
+        return {} if self.cache is None else self.cache.layers[layer]
+
+    def earlier(self, layer: int, name: str, new: Shaped[Tensor, "B n T D"], most: int) -> list[Tensor]:
+        """Return what stood 1, 2, … `most` tokens before each row of `new`, zeros where that was another text."""
+        T, kept = new.shape[2], self.kept(layer)
+        rows = torch.cat((kept.get(name, new.new_zeros(*new.shape[:2], most, new.shape[3])), new), 2)
+        kept[name] = rows[:, :, T:].detach()
+        before = [rows[:, :, most - back : most - back + T] for back in range(1, most + 1)]
+        if self.starts is None:
+            return before
+        into = torch.arange(self.past, self.past + T, device=new.device) - self.starts  # (B, T)
+        return [row.masked_fill((into < back)[:, None, :, None], 0) for back, row in enumerate(before, 1)]
+
+    def begins(self, T: int) -> Bool[Tensor, "B 1 T"] | None:
+        """Return which tokens are the first of their text, for all heads."""
         if self.starts is None:
             return None
-        return self.starts == torch.arange(self.past, self.past + T, device=self.starts.device)
+        return (self.starts == torch.arange(self.past, self.past + T, device=self.starts.device))[:, None]
 
 
 class Call(NamedTuple):
@@ -127,25 +142,25 @@ class MultiHeadAttention(nn.Module):
         now = now or Pass()
         if x.ndim != 3:
             return self(x.reshape(-1, *x.shape[-2:]), now).view(x.shape)
-        self.check(x, now)
-        q, k, v = self.rotated(x, now)
-        y = self.gather(q, k, v, x, now)
-        for modifier in self.changing:
-            y = modifier.finish(y, v, x, now)
-        return self.merge(y)
+        return self.merge(self.attended(x, now))
 
     def weights(self, x: Stream, now: Pass | None = None) -> Float[Tensor, "B H T T"]:
         """Return the weights of forward(x) without dropout, for pictures and statistics.
 
         What is gathered is the weights times the values, so with the identity matrix for values it is the weights.
         """
-        now = replace(now or Pass(), cache=None, weights_only=True)
+        return self.attended(x, replace(now or Pass(), cache=None, weights_only=True))
+
+    def attended(self, x: Stream, now: Pass) -> Float[Tensor, "B H T _"]:
+        """Return what each head gathered, or its weights."""
         self.check(x, now)
         q, k, v = self.rotated(x, now)
-        T = x.shape[-2]
-        y = self.gather(q, k, torch.eye(T, dtype=v.dtype, device=v.device).expand(*v.shape[:-2], T, T), x, now)
+        if now.weights_only:
+            v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)
+        y = self.gather(q, k, v, x, now)
         for modifier in self.changing:
-            y = modifier.finish(y, y, x, now) if modifier.on_weights else y
+            if modifier.on_weights or not now.weights_only:
+                y = modifier.finish(y, v, x, now)
         return y
 
     def check(self, x: Stream, now: Pass) -> None:
@@ -203,7 +218,7 @@ class MultiHeadAttention(nn.Module):
         reach = S if self.window is None else min(S, self.window + T - 1)
         if reach < S:  # the first query does not see further back, so neither does any other
             k, v = k[..., -reach:, :], v[..., -reach:, :]
-            mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., -reach:]
+            mask = mask if mask is None else mask[..., -reach:]
         if T > 1 and (mask is not None or (self.window or reach) < reach):  # a single query is the last: it sees all
             causal = causal_mask(T, reach, q.device, self.window)
             mask = causal if mask is None else mask & causal

@@ -46,13 +46,6 @@ def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
     return attend
 
 
-def keys_allowed(mask: Bool[Tensor, "..."] | None, T: int, S: int, device: Device = None) -> Float[Tensor, "..."]:
-    """Return how many keys each query may attend to, of a mask or of causality alone; 1 where there is none."""
-    if mask is not None:
-        return mask.expand(*mask.shape[:-1], S).sum(-1).clamp(min=1).float()
-    return torch.arange(S - T + 1, S + 1, dtype=torch.float32, device=device)
-
-
 def alibi_slopes(n_head: int) -> list[float]:
     """Return each head's penalty per position (Press et al. 2022, section 3): 2^(-8/H), 2^(-16/H), … 2^-8.
 

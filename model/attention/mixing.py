@@ -53,21 +53,12 @@ class Conv(Modifier):
         self.activation = nn.Identity() if layer.keeps_rows else nn.SiLU()
 
     def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
-        new, (T, D) = torch.cat((q, k, v), 1), q.shape[-2:]
-        before = new.new_zeros(*new.shape[:2], self.width - 1, D)
-        if now.cache is not None:
-            before = now.cache.layers[self.layer_number].get("conv", before)
-        past = torch.cat((before, new), 2)
-        if now.cache is not None:
-            now.cache.layers[self.layer_number]["conv"] = past[:, :, T:].detach()
-        taps = self.weight.to(x.dtype).view(-1, 1, D, self.width).unbind(-1)
-        mixed = taps[-1] * new
-        for back in range(1, self.width):
-            earlier = past[:, :, self.width - 1 - back :][:, :, :T]
-            if now.starts is not None:
-                position = torch.arange(now.past, now.past + T, device=x.device)
-                earlier = earlier.masked_fill((position - back < now.starts)[:, None, :, None], 0)
-            mixed = mixed + taps[-1 - back] * earlier
+        new = torch.cat((q, k, v), 1)
+        *others, own = self.weight.to(x.dtype).view(-1, 1, q.shape[-1], self.width).unbind(-1)  # (n, 1, D) each
+        mixed = own * new
+        earlier = now.earlier(self.layer_number, "conv", new, self.width - 1)
+        for tap, before in zip(reversed(others), earlier, strict=True):
+            mixed = mixed + tap * before
         return self.activation(mixed).split((q.shape[1], k.shape[1], v.shape[1]), 1)
 
 

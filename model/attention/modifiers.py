@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from errors import SettingsError
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
 from model.attention.layer import Call, Keys, MultiHeadAttention, Pass, Stream
-from model.attention.masks import alibi_slopes, keys_allowed
+from model.attention.masks import alibi_slopes, causal_mask
 from model.attention.names import modifier
 from model.config import AttentionConfig
 from model.layers import Linear
@@ -92,14 +92,8 @@ class KeyOffset(Modifier):
     needs_starts = True
 
     def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
-        D, first = k.shape[-1], torch.zeros_like(k[:, :, :1])
-        if now.cache is not None:
-            kept = now.cache.layers[self.layer_number]
-            first, kept["last_key"] = kept.get("last_key", first), k[:, :, -1:].detach()
-        before = torch.cat((first, k[:, :, :-1]), 2)
-        if (begins := now.begins(k.shape[-2])) is not None:
-            before = before.masked_fill(begins[:, None, :, None], 0)
-        return q, torch.cat((k[..., : D // 2], before[..., D // 2 :]), -1), v
+        half, (before,) = k.shape[-1] // 2, now.earlier(self.layer_number, "last_key", k, 1)
+        return q, torch.cat((k[..., :half], before[..., half:]), -1), v
 
 
 @modifier("logn", changes="scores")
@@ -114,9 +108,11 @@ class LogN(Modifier):
         self.factor = nn.Parameter(torch.full((layer.n_head,), 0.43))
 
     def score(self, call: Call, x: Stream, now: Pass) -> Call:
-        n = keys_allowed(call.mask, call.q.shape[-2], call.k.shape[-2], call.q.device)  # (…, T)
-        factor = self.factor.repeat_interleave(call.q.shape[-3] // len(self.factor))[:, None, None]
-        return call._replace(q=call.q * (factor * n.log()[..., None]).to(call.q.dtype))
+        (H, T), S = call.q.shape[1:3], call.k.shape[2]
+        mask = causal_mask(T, S, call.q.device) if call.mask is None else call.mask
+        n = mask.expand(torch.broadcast_shapes(mask.shape, (1, S))).sum(-1, keepdim=True).clamp(min=1)  # (…, T, 1)
+        factor = self.factor.repeat_interleave(H // len(self.factor))[:, None, None]
+        return call._replace(q=call.q * (factor * n.log()).to(call.q.dtype))
 
 
 @modifier("forget", changes="scores")
@@ -143,13 +139,10 @@ class Forget(Modifier):
         return self.gate(x)
 
     def score(self, call: Call, x: Stream, now: Pass) -> Call:
-        T, reach, name = call.q.shape[-2], call.k.shape[-2], type(self).__name__
-        total = F.logsigmoid(upcast(self.logits(x))).cumsum(-1)[..., None]  # (B, H, T, 1)
+        T, reach, log_f = call.q.shape[-2], call.k.shape[-2], F.logsigmoid(upcast(self.logits(x)))[..., None]
         if now.cache is not None:
-            before = now.cache.layers[self.layer_number].get(name)
-            total = total if before is None or now.past == 0 else total + before[:, :, now.past - 1, None]
-            total = now.cache.append(self.layer_number, name, total)  # (B, H, S, 1)
-        total = total[:, :, -reach:]
+            log_f = now.cache.append(self.layer_number, type(self).__name__, log_f)  # (B, H, T, 1) -> (B, H, S, 1)
+        total = log_f[:, :, -reach:].cumsum(2)
         bias = total[:, :, -T:] - total.mT
         return call._replace(bias=bias if call.bias is None else call.bias + bias)
 

@@ -59,25 +59,19 @@ def register_all() -> None:
 
 
 def check_names(attention: str) -> None:
-    """Raise SettingsError for a name in a pattern such as sdpa+gate/delta that is not registered."""
+    """Raise SettingsError for a name in a pattern such as sdpa+gate/delta that is not registered, or comes twice."""
     if not set(re.split("[/+]", attention)) <= {*FORMS, *SETTINGS, *MODIFIERS}:
         register_all()
-    modifiers = [*SETTINGS, *MODIFIERS]
     for layer in attention.split("/"):
-        name, *added = layer.split("+")
-        if name not in FORMS:
-            problem = (
-                f"is a modifier, which is added to a form, as in sdpa+{name}" if name in modifiers else "is unknown"
-            )
-            raise SettingsError(f"attention={attention}: {name!r} {problem}", _nearest(name, "a form", [*FORMS]))
-        for other in added:
-            if other not in modifiers:
-                problem = "is a form, and a layer has one" if other in FORMS else "is unknown"
-                raise SettingsError(
-                    f"attention={attention}: {other!r} {problem}", _nearest(other, "modifiers", modifiers)
-                )
-            if added.count(other) > 1:
-                raise SettingsError(f"attention={attention} has {other} twice in one layer", "leave one out")
+        names = layer.split("+")
+        for place, name in enumerate(names):
+            known = [*SETTINGS, *MODIFIERS] if place else [*FORMS]
+            if name not in known:
+                near = "".join(f"did you mean {match}? Else " for match in difflib.get_close_matches(name, known, n=1))
+                problem = f"attention={attention}: {name!r} is no {'modifier' if place else 'form'}"
+                raise SettingsError(problem, f"{near}choose one of {', '.join(known)}")
+            if names.count(name) > 1:
+                raise SettingsError(f"attention={attention} has {name} twice in one layer", "leave one out")
 
 
 def completions(typed: str) -> list[str]:
@@ -85,8 +79,3 @@ def completions(typed: str) -> list[str]:
     register_all()
     begun = typed[: max(typed.rfind("/"), typed.rfind("+")) + 1]
     return [begun + name for name in ([*SETTINGS, *MODIFIERS] if begun.endswith("+") else FORMS)]
-
-
-def _nearest(name: str, what: str, known: list[str]) -> str:
-    near = "".join(f"did you mean {match}? Else " for match in difflib.get_close_matches(name, known, n=1))
-    return f"{near}choose {what} from {', '.join(known)}"

@@ -33,21 +33,20 @@ from model.layers import RMSNorm
 
 CHUNK = 64
 FADE = math.log(math.expm1(0.01))
-PerToken = Float[Tensor, "*#lead #H T"] | Float[Tensor, "*#lead H T D"]
+LogDecay = Float[Tensor, "*#lead #H T _"]
+"""ln α of each token, (…, H, T, 1), or of each channel of its key, (…, H, T, D), so that rows fade by themselves."""
+Beta = Float[Tensor, "*lead H T"] | None
+Begins = Bool[Tensor, "*#lead #H T"] | None
 State = Float[Tensor, "*lead H D Dv"]
 
 
 def token_by_token(
-    q: Query, k: Key, v: Value, log_decay: PerToken, beta: PerToken | None, begins: Bool[Tensor, "*#lead #H T"] | None,
-    state: State,
-) -> tuple[Output, State]:  # fmt: skip
-    """Return y and the last state, one token after the other; `begins` marks tokens that find an empty state.
-
-    log_decay may have a channel axis, as the keys: each row of the state then fades by itself.
-    """
-    outputs, fade = [], log_decay if log_decay.ndim == q.ndim else log_decay[..., None]  # (…, H, T, 1 or D)
+    q: Query, k: Key, v: Value, log_decay: LogDecay, beta: Beta, begins: Begins, state: State
+) -> tuple[Output, State]:
+    """Return y and the last state, one token after the other; `begins` marks tokens that find an empty state."""
+    outputs = []
     for t in range(q.shape[-2]):
-        decay = fade[..., t, :].exp()
+        decay = log_decay[..., t, :].exp()
         if begins is not None:
             decay = decay.masked_fill(begins[..., t, None], 0)
         state = decay[..., None] * state
@@ -60,21 +59,18 @@ def token_by_token(
 
 
 def in_chunks(
-    q: Query, k: Key, v: Value, log_decay: PerToken, beta: PerToken | None, begins: Bool[Tensor, "*#lead #H T"] | None,
-    state: State,
-) -> tuple[Output, State]:  # fmt: skip
+    q: Query, k: Key, v: Value, log_decay: LogDecay, beta: Beta, begins: Begins, state: State
+) -> tuple[Output, State]:
     """Return the same as token_by_token, CHUNK tokens at a time (Yang et al. 2024 and 2025).
 
     In a chunk the state before it is read once. What its tokens write, U, follows from each other's: of the rows of
     (I + A) U = β (V - K S), A strictly lower triangular, the first is known, and each gives the next.
     """
-    outputs, fade, size = [], log_decay[..., None], CHUNK
-    if log_decay.ndim == q.ndim:  # a decay for each channel, so that each pair of tokens takes D numbers
-        fade, size = log_decay, CHUNK // 4
+    outputs, size = [], CHUNK if log_decay.shape[-1] == 1 else CHUNK // 4  # as each pair of tokens takes D numbers
     for start in range(0, q.shape[-2], size):
         chunk = slice(start, start + size)
         query, key, written = (t[..., chunk, :] for t in (q, k, v))
-        faded = fade[..., chunk, :].cumsum(-2)  # (…, H, T, 1 or D): ln of what is left at t of the state before
+        faded = log_decay[..., chunk, :].cumsum(-2)  # (…, H, T, 1 or D): ln of what is left at t of the state before
         between = faded[..., :, None, :] - faded[..., None, :, :]  # (…, H, T, T, 1 or D): and of what s wrote
         before = faded.exp()
         T = between.shape[-2]
@@ -94,7 +90,7 @@ def in_chunks(
     return torch.cat(outputs, -2), state
 
 
-def faded_products(a: Query, b: Key, left: Float[Tensor, "*lead H T T _"]) -> Scores:
+def faded_products(a: Query, b: Key, left: Float[Tensor, "*#lead #H T T _"]) -> Scores:
     """Return the products of all pairs, each channel times what is left of it."""
     return left[..., 0] * (a @ b.mT) if left.shape[-1] == 1 else torch.einsum("...td,...sd,...tsd->...ts", a, b, left)
 
@@ -115,25 +111,19 @@ class Recurrent(MultiHeadAttention):
         super().__init__(replace(config, position="none", attention_window=None), number, matmul)
         self.scan = in_chunks
 
-    def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
+    def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
         """Return ln α and β, or None where all of v is written."""
-        return x.new_zeros(1, 1).expand(self.n_head, x.shape[-2]), None
+        return x.new_zeros(1, x.shape[1], 1), None
 
     def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
         """Read and write the state, in float32 at least, whatever autocast says."""
-        (log_decay, beta), begins = self.rates(x), now.begins(q.shape[-2])
-        begins = None if begins is None else begins.unsqueeze(-2)  # (B, 1, T)
+        log_decay, beta = self.rates(x)
+        kept, scan = now.kept(self.number), token_by_token if q.shape[-2] == 1 else self.scan
         with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):  # which knows no meta device
             q, k, v = (repeat_heads(upcast(t), self.n_head) for t in (q, k, v))
-            state = q.new_zeros(*q.shape[:-2], q.shape[-1], v.shape[-1])
-            if now.cache is not None:
-                state = now.cache.layers[self.number].get("state", state)
-            scan = token_by_token if q.shape[-2] == 1 else self.scan
-            log_decay = log_decay.to(q.dtype)
-            log_decay = log_decay if log_decay.ndim == q.ndim else log_decay.expand(q.shape[:-1])
-            y, state = scan(q, k, v, log_decay, None if beta is None else beta.to(q.dtype), begins, state)
-        if now.cache is not None:
-            now.cache.layers[self.number]["state"] = state.detach()
+            state = kept.get("state", q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
+            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, now.begins(q.shape[-2]), state)
+        kept["state"] = state.detach()
         return y.to(x.dtype)
 
     def flops(self, block_size: int) -> float:
@@ -161,9 +151,9 @@ class Retention(Recurrent):
     SiLU gate are left out: retention+gate_silu has the gate.
     """
 
-    def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
+    def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
         head = torch.arange(self.n_head, dtype=torch.float32, device=x.device)
-        return torch.log1p(-torch.exp2(-5 - head))[:, None].expand(-1, x.shape[-2]), None
+        return torch.log1p(-torch.exp2(-5 - head))[:, None, None].expand(-1, x.shape[1], -1), None
 
     def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
         y = super().gather(q * self.head_size**-0.5, k, v, x, now)
@@ -190,9 +180,9 @@ class GatedDelta(Recurrent):
         self.log_rate = nn.Parameter(torch.tensor(rates))
         self.out_norm = RMSNorm(self.head_size, eps=NORM_EPS)
 
-    def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
-        log_decay = -upcast(self.log_rate).exp()[:, None] * F.softplus(upcast(self.fade(x)))
-        return log_decay, torch.sigmoid(self.beta(x))
+    def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
+        fade = F.softplus(upcast(self.fade(x))).unflatten(1, (self.n_head, -1)).mT  # (B, H·n, T) -> (B, H, T, n)
+        return -upcast(self.log_rate).exp()[:, None, None] * fade, torch.sigmoid(upcast(self.beta(x)))
 
     def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
         q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (upcast(q), upcast(k)))  # as theirs
@@ -212,7 +202,3 @@ class KimiDelta(GatedDelta):
         super().__init__(config, number)
         channels = self.n_head * self.head_size
         self.fade = PerHead(config.n_embd, channels, torch.full((channels,), FADE))
-
-    def rates(self, x: Stream) -> tuple[PerToken, PerToken | None]:
-        fade = F.softplus(upcast(self.fade(x))).unflatten(-2, (self.n_head, -1)).mT  # (B, H, T, D)
-        return -upcast(self.log_rate).exp()[:, None, None] * fade, torch.sigmoid(self.beta(x))
