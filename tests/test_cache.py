@@ -19,7 +19,8 @@ every_position = pytest.mark.parametrize("position", POSITIONS)
 
 def padded_gpt(attention, position, **settings):
     window = 3 if "window" in attention else None
-    return random_gpt(attention=attention, position=position, attention_window=window, n_layer=3, **settings).double()
+    settings |= {"attention_window": window, "ngrams": [2, 4], "ngram_rows": 53}
+    return random_gpt(attention=attention, position=position, n_layer=3, **settings).double()
 
 
 def in_chunks(model, tokens, sizes, starts=None):

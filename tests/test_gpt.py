@@ -24,7 +24,14 @@ VARIANTS = [
     {"n_head": 6, "head_size": 10, "n_kv_head": 3},
     {"attention": "stacked", "n_head": 3, "head_size": 2},
     {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qkv_bias": True},
-    {"position": "none", "mlp": "relu2", "tie_embeddings": True, "rope_fraction": 0.3},
+    {
+        "position": "none",
+        "ngrams": [2, 3],
+        "ngram_rows": 5,
+        "mlp": "relu2",
+        "tie_embeddings": True,
+        "rope_fraction": 0.3,
+    },
     {"logit_softcap": 5.0, "attention": "matmul", "mlp": "gelu_tanh"},
     {"dropout": 0.5, "attention_dropout": 0.5, "attention": "delta/mla"},
 ]
