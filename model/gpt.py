@@ -76,14 +76,24 @@ class GPT(nn.Module):
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
         """
-        x = self.hidden(tokens, starts=starts, cache=cache)
+        now = Pass()
+        if self.training and targets is not None:  # it needs a gradient, as after a layer: torch compiles them alike
+            now.loss = torch.zeros((), device=tokens.device, requires_grad=True)
+        x = self.hidden(tokens, starts=starts, cache=cache, now=now)
         if targets is None:
             return self.logits(x)
         x, weight = self.final_norm(x), self.lm_head.weight
-        return summed_nats(x, weight, targets, self.config.logit_softcap, self.nats_and_slope, self.largest_chunk)
+        nats = summed_nats(x, weight, targets, self.config.logit_softcap, self.nats_and_slope, self.largest_chunk)
+        # Of the layers' own loss the gradient alone: what is reported stays the cross-entropy.
+        return nats if now.loss is None else nats + (now.loss - now.loss.detach())
 
-    def hidden(self, tokens: Tokens, *, starts: Starts = None, cache: KVCache | None = None) -> Stream:
-        """Return the residual stream after the last block, as forward(), for callers that need only a few logits."""
+    def hidden(
+        self, tokens: Tokens, *, starts: Starts = None, cache: KVCache | None = None, now: Pass | None = None
+    ) -> Stream:
+        """Return the residual stream after the last block, as forward(), for callers that need only a few logits.
+
+        now: which this fills in for the layers, where the caller wants what they leave there.
+        """
         T, past = tokens.size(1), 0 if cache is None else cache.position
         if cache is not None:
             if starts is not None:
@@ -91,8 +101,9 @@ class GPT(nn.Module):
             elif cache.starts is not None:
                 starts = cache.starts[:, None].expand(-1, T)
         x = self.token_embedding(tokens)  # (B, T, C)
-        rotations = {rope: rope.table(x, past) for rope in self.ropes}
-        now = Pass(starts=starts, tokens=tokens, cache=cache, rotations=rotations, blocks=self.flex_blocks(x, starts))
+        now = now or Pass()
+        now.starts, now.tokens, now.cache, now.blocks = starts, tokens, cache, self.flex_blocks(x, starts)
+        now.rotations = {rope: rope.table(x, past) for rope in self.ropes}
         if self.config.ngrams:
             x = x + self.ngrams(tokens, now)
         if self.config.position == "learned":

@@ -26,7 +26,7 @@ B, T, C, H, HKV, D = 2, 12, 16, 4, 2, 4
 LATE = torch.zeros(B, T, dtype=torch.long)
 LATE[1, 5:] = 5  # the second row holds two documents
 MIXED = ["delta+conv+gate_silu", "kda+conv+gate_element", "sdpa+joint_norm+diff", "stick+forget+diff+conv"]
-MIXED += ["gta+diff+sink+xsa+window", "moba+conv+value_embedding"]
+MIXED += ["gta+diff+sink+xsa+window", "moba+conv+value_embedding", "index+diff+sink+forget+window"]
 
 
 def random_layer(attention, **settings):
@@ -110,6 +110,69 @@ def test_moba_is_softmax_over_the_own_block_and_the_best_before_it_by_mean_key(b
     close(blockwise(block, best)(q, k, v, mask=seen), wanted, rtol=1e-9, atol=1e-9)
 
 
+def test_index_attends_to_the_keys_that_its_indexer_scores_best_which_learns_what_attention_weighs():
+    made = random_layer("index", n_kv_head=HKV, position="none", block_size=12)  # 3 keys, 2 queries of the indexer
+    x, now = torch.randn(B, T, C).double().requires_grad_(), Pass(starts=LATE, loss=torch.zeros(()))
+    y = made(x, now)
+    q, k, v = made.project(x)
+    k, v = (t.repeat_interleave(H // HKV, 1) for t in (k, v))
+    asks, key, share = (x @ made.index_proj.weight.T).split((2 * D, D, 2), -1)
+    norm, rows, loss = made.index_norm, torch.zeros(B, H, T, D).double(), 0
+    key = F.layer_norm(key, [D], norm.weight, norm.bias, 1e-6)
+    for b, t in [(b, t) for b in range(B) for t in range(T)]:
+        scores = F.relu(asks[b, t].view(2, D) @ key[b].T) / math.sqrt(D)
+        index = share[b, t] @ scores / math.sqrt(2)  # (T,)
+        best = sorted(range(LATE[b, t], t + 1), key=lambda s: (s == t, index[s], s))[-3:]
+        weights = (torch.einsum("hd,hsd->hs", q[b, :, t], k[b, :, best]) / math.sqrt(D)).softmax(-1)
+        rows[b, :, t] = torch.einsum("hs,hsd->hd", weights, v[b, :, best])
+        wanted = weights.detach().mean(0)
+        loss = loss + (wanted * (wanted.log() - index[best].log_softmax(0))).sum()
+    close((y, now.loss), (made.merge(rows), loss), rtol=1e-9, atol=1e-9)
+    indexer = [made.index_proj.weight, norm.weight, norm.bias]
+    found, wanted = (torch.autograd.grad(each, indexer, retain_graph=True) for each in (now.loss, loss))
+    close(found, wanted, rtol=1e-9, atol=1e-9)
+    others = [x, *(p for name, p in made.named_parameters() if "index" not in name)]
+    assert not any(g is not None for g in torch.autograd.grad(now.loss, others, allow_unused=True))
+
+
+@torch.no_grad()
+def test_the_indexer_chooses_the_keys_that_deepseek_v32s_chooses_and_always_the_own(monkeypatch):
+    pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.deepseek_v32.modeling_deepseek_v32")
+    from transformers import DeepseekV32Config
+
+    made, x, chosen = random_layer("index", n_head=16, head_size=8, block_size=16).float(), torch.randn(B, T, C), []
+    monkeypatch.setattr(made, "chosen", lambda *given: chosen.append(type(made).chosen(made, *given)) or chosen[0])
+    made(x)
+    shape = dict(hidden_size=C, q_lora_rank=C, qk_rope_head_dim=8, index_head_dim=8, index_n_heads=8, index_topk=4)
+    config = DeepseekV32Config(**shape)
+    theirs = modeling.DeepseekV32Indexer(config, 0).eval()
+    asks, key, share = made.index_proj.weight.split(made.index_proj.parts)
+    halves = lambda t: torch.cat((t[..., ::2, :], t[..., 1::2, :]), -2)  # noqa: E731  they turn channel i with i + 4
+    theirs.wq_b.weight.copy_(halves(asks.view(8, 8, C)).flatten(0, 1))
+    theirs.wk.weight.copy_(halves(key))
+    theirs.weights_proj.weight.copy_(share)
+    for name, weight in made.index_norm.named_parameters():
+        getattr(theirs.k_norm, name).copy_(halves(weight[:, None])[:, 0])
+    angles = modeling.DeepseekV32RotaryEmbedding(config)(x, torch.arange(T)[None])
+    best = theirs(x, x, angles, torch.ones(T, T).tril() > 0, torch.arange(T)[None])  # (B, T, 4), the best first
+    for b, t in [(b, t) for b in range(B) for t in range(T)]:
+        wanted = [s for s in best[b, t].tolist() if s <= t]
+        wanted = wanted if t in wanted else [*wanted[:-1], t]
+        assert chosen[0][b, 0, t].nonzero().flatten().tolist() == sorted(wanted)
+
+
+def test_a_models_loss_stays_the_cross_entropy_while_its_indexers_learn():
+    gpt, (tokens, targets) = random_gpt(attention="index/sdpa"), torch.randint(61, (2, 2, 12)).unbind()
+    indexer = [p for name, p in gpt.named_parameters() if "index" in name]
+    nats = F.cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+    close(gpt(tokens, targets), nats)
+    assert all(g is None for g in torch.autograd.grad(nats, indexer, allow_unused=True))
+    trained = gpt.train()(tokens, targets)
+    close(trained, nats)
+    assert len(indexer) == 3 and all(g.any() for g in torch.autograd.grad(trained, indexer))
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "delta"])
 @torch.no_grad()
 def test_conv_sums_four_tokens_of_one_document_channel_by_channel(attention):
@@ -189,6 +252,11 @@ def test_what_each_costs():
     assert flops_per_token(model("gta")) == flops_per_token(plain) - 6 * (128 * (128 - 16) + 2 * 32)  # and no norms
     seen = sum(4 * min(t + 1, 3 * 8 + t % 8 + 1) + 2 * (t // 8) for t in range(64))
     assert model("moba").attentions[0].flops(64) == 128 * seen / 64
-    state, kept = 4 * 32 * 32 / 64, {"sdpa": 256, "moba": 256, "gta": 128 + 16, "sdpa+conv": 256 + 3 * 3 * 128 / 64}
+    seen = sum(4 * 4 * min(t + 1, 16) + 2 * 2 * (t + 1) for t in range(64))
+    assert model("index").attentions[0].flops(64) == 32 * seen / 64
+    state, kept = (
+        4 * 32 * 32 / 64,
+        {"sdpa": 256, "moba": 256, "index": 256 + 32, "gta": 128 + 16, "sdpa+conv": 256 + 3 * 3 * 128 / 64},
+    )
     for attention, numbers in (kept | {"delta": state, "kda": state}).items():
         assert cache_bytes_per_token(GPT(model(attention).config)) == 4 * numbers

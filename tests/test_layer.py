@@ -17,7 +17,7 @@ from model.config import POSITIONS, AttentionConfig
 C, CPU = 16, torch.device("cpu")
 STATES = [name for name, kind in FORMS.items() if isinstance(kind, type) and issubclass(kind, Recurrent)]
 ROWS = [name for name in FORMS if name not in STATES]
-SUM_TO_ONE = (*SOFTMAX, "softcap", "average", "simple", "single_head", "stacked", "mla", "gta", "moba")
+SUM_TO_ONE = (*SOFTMAX, "softcap", "average", "simple", "single_head", "stacked", "mla", "gta", "moba", "index")
 every_form, form_of_rows = pytest.mark.parametrize("form", FORMS), pytest.mark.parametrize("form", ROWS)
 every_position = pytest.mark.parametrize("position", POSITIONS)
 
@@ -35,7 +35,7 @@ def test_every_check_of_every_form_and_modifier_passes_and_says_so(capsys):
     assert {"sdpa+window", "sdpa+forget", "mla+sink", "delta+key_offset", "simple+nope"} <= set(names)
     assert "every check passed" in printed and "FAIL" not in printed and len({len(line) for line in table}) == 1
     needless = {"average", "nope", "key_offset", "forget", "fade", "conv", *STATES}
-    assert {line.split()[0] for line in table if "n/a" in line} == {"moba"} | {
+    assert {line.split()[0] for line in table if "n/a" in line} == {"moba", "index"} | {
         n for n in names if needless & {*n.split("+")}
     }
 

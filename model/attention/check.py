@@ -7,7 +7,6 @@ beside every form that takes it. n/a marks a check that does not apply: nothing 
 import copy
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -44,16 +43,24 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
         inputs = [x.detach().requires_grad_(), *layer.parameters()]
         references = [x.detach().double().requires_grad_(), *exact.parameters()]
         with torch.set_grad_enabled(with_gradient):
-            y, reference = layer(inputs[0], Pass(mask=overlay)), exact(references[0], Pass(mask=overlay))
-        pairs.append((y, reference))
+            y, reference = with_loss(layer, inputs[0], overlay), with_loss(exact, references[0], overlay)
+        pairs += zip(y, reference, strict=True)
         if with_gradient:
-            g = torch.randn_like(y)
-            gradients = torch.autograd.grad(y, inputs, g)
-            pairs += zip(gradients, torch.autograd.grad(reference, references, g.double()), strict=True)
+            g = [torch.randn_like(part) for part in y]
+            wanted = torch.autograd.grad(reference, references, [part.double() for part in g])
+            pairs += zip(torch.autograd.grad(y, inputs, g), wanted, strict=True)
     largest = max(b.abs().max() for _, b in pairs)
     # retention and delta divide by the length of a result, which chance may make small: gradients' roundings grow.
     room = 10 if isinstance(layer, Recurrent) and with_gradient else 1
     return [(a / scale, b / scale) for a, b in pairs for scale in [room * b.abs().max().clamp(min=0.1 * largest)]]
+
+
+def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list[Tensor]:
+    """Return what the layer gives, and what it adds to the loss."""
+    now = Pass(mask=mask, loss=torch.zeros((), device=x.device, requires_grad=True))
+    y = layer(x, now)
+    assert now.loss is not None
+    return [y, now.loss]
 
 
 def future_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
@@ -116,8 +123,9 @@ def make_layer(attention: str) -> MultiHeadAttention:
 
 def give_tokens(layer: torch.nn.Module, arguments: tuple) -> tuple:
     """Give a layer ids of two tokens, told apart by x, for what reads them."""
-    x, now = (*arguments, None)[:2]
-    return x, replace(now or Pass(), tokens=(x[..., 0] > 0).long())
+    x, now = (*arguments, Pass())[:2]
+    now.tokens = (x[..., 0] > 0).long()
+    return x, now
 
 
 def run(check: str, attention: str, device: torch.device, dtype: torch.dtype) -> str:

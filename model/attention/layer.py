@@ -48,6 +48,8 @@ class Pass:
     """Rope.cos_sin() of positions, (T, D/2, 2) or (B, 1, T, D/2, 2); by default they count on from the cache."""
     blocks: dict[int, BlockMask] = field(default_factory=dict)
     """By window, causal_blocks() for layers that flex_attention serves best."""
+    loss: Float[Tensor, ""] | None = None
+    """To which a layer adds a loss of its own, in nats summed over tokens; None where nobody trains."""
     weights_only: bool = False
     """Whether the values are an identity matrix, so that the result is the weights."""
 
@@ -178,10 +180,15 @@ class MultiHeadAttention(nn.Module):
         q, k, v = self.project(x)
         for modifier in self.changing:
             q, k, v = modifier.mix(q, k, v, x, now)
-        if self.rope is not None:
-            rotation = now.rotations[self.rope] if self.rope in now.rotations else self.rope.table(x, now.past)
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k = self.at_positions(x, now, q, k)
         return q, k, v
+
+    def at_positions(self, x: Stream, now: Pass, *heads: Float[Tensor, "B _ T _"]) -> tuple[Tensor, ...]:
+        """Rotate queries or keys of x by their positions, where the layer has RoPE."""
+        if self.rope is None:
+            return heads
+        rotation = now.rotations[self.rope] if self.rope in now.rotations else self.rope.table(x, now.past)
+        return tuple(rotate(each, rotation) for each in heads)
 
     def project(self, x: Stream) -> tuple[Query, Keys, Value]:
         """Return the queries, keys and values of x, not yet rotated."""

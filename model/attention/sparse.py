@@ -1,11 +1,19 @@
 """Attention to a few chosen keys: which ones, the text decides."""
 
-import torch
+from dataclasses import replace
 
-from model.attention.contract import Allowed, AttentionFunction, Scores, weighted
-from model.attention.layer import MultiHeadAttention
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from model.attention.contract import Allowed, AttentionFunction, Key, Output, Query, Scores, Value, upcast, weighted
+from model.attention.functions import sdpa
+from model.attention.layer import MultiHeadAttention, Pass, Stream
+from model.attention.masks import causal_mask
 from model.attention.names import form
 from model.config import AttentionConfig
+from model.layers import LayerNorm, Linear
 
 
 def blockwise(block: int, best: int) -> AttentionFunction:
@@ -55,3 +63,61 @@ class BlockAttention(MultiHeadAttention):
         most = [min(t + 1, self.best * self.block + t % self.block + 1) for t in range(block_size)]
         earlier = sum(t // self.block for t in range(block_size))
         return self.query_heads * self.head_size * (4 * sum(most) + 2 * earlier) / block_size
+
+
+@form("index")
+class IndexedAttention(MultiHeadAttention):
+    """A small indexer chooses the block_size / 4 keys that a query attends to (DeepSeek-AI 2025, DeepSeek-V3.2-Exp).
+
+        I_ts = Σ_j w_tj ReLU(q_tj · k_s),  of H / 2 queries q_j and weights w_j, and one key k, of its own
+
+    A token always keeps itself. No gradient flows through the choice: the indexer learns to score as attention weighs,
+    by KL(p ‖ softmax I) over the chosen keys, p the mean of the heads' weights, and that loss moves nothing else. Keys
+    are hidden, not skipped: it saves no time here.
+    """
+
+    chooses = True
+
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        super().__init__(config, number, sdpa)
+        self.best, self.index_heads = max(1, config.block_size // 4), max(1, self.n_head // 2)
+        parts = self.index_heads * self.head_size, self.head_size, self.index_heads
+        self.index_proj = Linear(config.n_embd, *parts, bias=False)
+        self.index_norm = LayerNorm(self.head_size, eps=1e-6)
+
+    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
+        asks, key, share = self.index_proj(x.detach()).split(self.index_proj.parts, -1)
+        asks = asks.unflatten(-1, (self.index_heads, -1)).transpose(1, 2)  # (B, T, J·D) -> (B, J, T, D)
+        asks, key = self.at_positions(x, now, asks, self.index_norm(key).unsqueeze(1))
+        if now.cache is not None:
+            rows = (("k", k), ("v", v), ("index", key))
+            k, v, key = (now.cache.append(self.number, name, new) for name, new in rows)
+        call = self.call(q, k, v, now)
+        T, S = q.shape[2], call.k.shape[2]
+        scores = F.relu(upcast(asks * self.head_size**-0.5) @ upcast(key[:, :, -S:]).mT)  # (B, J, T, S)
+        index = (upcast(share).mT[..., None] * scores).sum(1, keepdim=True) * self.index_heads**-0.5
+        seen = causal_mask(T, S, x.device) if call.mask is None else call.mask
+        chosen = self.chosen(index.detach(), seen)
+        call = call._replace(mask=chosen, is_causal=False)
+        if now.loss is not None:
+            with torch.no_grad():
+                one_by_one = torch.eye(S, dtype=v.dtype, device=x.device).expand(*v.shape[:2], S, S)
+                weights = self.attend_to(call._replace(v=one_by_one), x, replace(now, weights_only=True))
+            wanted = F.normalize(upcast(weights).sum(1, keepdim=True), p=1, dim=-1)
+            found = index.masked_fill(~chosen, -1e9).log_softmax(-1)  # finite, as wanted is 0 there
+            now.loss = now.loss + F.kl_div(found, wanted, reduction="sum")
+        return self.attend_to(call, x, now)
+
+    def chosen(self, index: Float[Tensor, "B 1 T S"], seen: Bool[Tensor, "..."]) -> Bool[Tensor, "B _ T S"]:
+        """Return the keys that each query attends to, of those it sees: its own and the best; of equals the nearer."""
+        T, S = index.shape[-2:]
+        own = causal_mask(T, S, index.device, window=1)
+        index = index.masked_fill(~seen, -torch.inf).masked_fill(own, torch.inf)
+        best = S - 1 - index.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : self.best]
+        return torch.zeros_like(index, dtype=torch.bool).scatter(-1, best, True) & seen
+
+    def flops(self, block_size: int) -> float:
+        """4 D for each pair of a query head and a key that it attends to, 2 D for each of an index head and any key."""
+        seen = [min(t + 1, self.window or block_size) for t in range(block_size)]
+        attended = sum(min(n, self.best) for n in seen)
+        return 2 * self.head_size * (2 * self.query_heads * attended + self.index_heads * sum(seen)) / block_size
