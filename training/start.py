@@ -88,7 +88,7 @@ def build_run(
         encoding = read_tokenizer(checkpoint / TOKENIZER)
     data = open_data(config, encoding)
     refuse_too_large(config, device, ranks)  # now that the vocabulary is known
-    if meta:
+    if meta and meta.data != data.name:
         check_settings(asdict(config), meta, data.name)
     steps_to_take(config, without_weights(config.model))  # refuses too long a warm-up before a directory is made
     precision = choose_precision(config.precision, device)
