@@ -12,9 +12,11 @@ from test_resume import assert_same_run, stopped
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from errors import SettingsError
+from model.size import count_parameters
 from runs.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from train import train
 from training.config import TrainConfig
+from training.plan import plan_run
 from training.pretrained import copy_weights, inherit, pretrained_config
 from training.start import open_run
 
@@ -99,11 +101,9 @@ def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other
 
 
 def test_a_dry_run_tells_of_the_model_that_it_begins_with(pretrained, other_text):
-    from training.plan import count_parameters, plan_run
-
-    source = open_checkpoint(pretrained).model
     report = plan_run(replace(other_text, init_from=pretrained))
-    assert report.startswith(f"parameters  {count_parameters(source).total():,} with 280 ids:")
+    parameters = count_parameters(open_checkpoint(pretrained).model).total()
+    assert f"\nmodel     {parameters:,} parameters" in report and ", for 280 ids\n" in report
 
 
 def test_a_model_that_the_weights_are_not_is_refused(pretrained, text_file, tmp_path):

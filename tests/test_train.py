@@ -314,7 +314,7 @@ def test_a_run_is_described_with_the_heads_of_its_form_and_those_that_it_ignores
     train_config, caplog, attention, heads
 ):
     with open_run(replace(train_config, model=replace(train_config.model, attention=attention))) as run:
-        text = describe(run)
+        text = "\n".join(describe(run.config, run.data, run.model))
     assert f"2 blocks of {heads} head{'s' * (heads > 1)} ({attention})" in text
     matrices = [p.numel() for name, p in run.model.named_parameters() if name.startswith("blocks.") and p.ndim == 2]
     assert f"{sum(matrices):,} of them in 2 blocks" in text

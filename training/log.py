@@ -110,9 +110,14 @@ class Loggers:
         self.rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
         self.loggers: list[Logger] = []
         if run.ranks.is_first:
-            self.loggers = [MetricsFile(run), SummaryFile(run, self.rows), Report(run)]
+            self.loggers = [MetricsFile(run), SummaryFile(run, self.rows), Report(run, self.rows)]
             if run.config.wandb.active_mode != "disabled":
-                self._add_wandb()  # after the page, which it is given
+                from training.wandb import Wandb
+
+                try:
+                    self.loggers.append(Wandb(run))  # after the page, which it is given
+                except Exception as error:
+                    say_lost(Wandb, error)
             self.loggers.append(Terminal(run))  # last, so that what others log at the end goes above its bar
 
     def __enter__(self) -> Self:
@@ -153,24 +158,17 @@ class Loggers:
         self.rows.append(row | values | ({"skipped": skipped} if skipped else {}))
         return self.rows[-1]
 
-    def _add_wandb(self) -> None:
-        from training.wandb import Wandb
-
-        try:
-            self.loggers.append(Wandb(self.run))
-        except Exception as error:
-            self._lose(Wandb.__name__, error)
-
     def _tell(self, what: str, *arguments: Any) -> None:
         for logger in self.loggers[:]:
             try:
                 getattr(logger, what)(*arguments)
             except Exception as error:
-                self._lose(type(logger).__name__, error)
+                say_lost(type(logger), error)
                 self.loggers.remove(logger)
                 if what != "on_end":
                     with suppress(Exception):
                         logger.on_end(error)
 
-    def _lose(self, name: str, error: Exception) -> None:
-        log.error("%s failed (%s); training goes on without it.", name, first_line(error))
+
+def say_lost(kind: type[Logger], error: Exception) -> None:
+    log.error("%s failed (%s); training goes on without it.", kind.__name__, first_line(error))

@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from data.config import TokenizerConfig
 from data.prepare import PreparedData
-from data.tasks import Data, TaskData
-from data.tokenizer import PUBLISHED, make_tokenizer
-from errors import DataError, one_of
+from data.tokenizer import make_tokenizer
+from errors import one_of
 from model.attention.functions import fused, sdpa
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
@@ -27,7 +26,6 @@ from model.size import (
     count_parameters,
     flops_per_token,
     memory_of,
-    parameters_read,
     without_weights,
 )
 from runs.text import duration, plural, si
@@ -39,6 +37,7 @@ from training.optimizer import optimizer_state
 from training.run import Run, steps_to_take, windows_each
 from training.start import begin_with, check_machine, open_data, refuse_too_large
 from training.step import train_step
+from training.terminal import describe
 
 UTILISATION = 0.4  # the share of its peak arithmetic that a well-fed GPU reaches; published GPT-2 runs report 40%
 # GPUs by their data sheets: dense bf16 (V100: fp16) FLOP/s, and bytes of memory.
@@ -63,7 +62,7 @@ class Memory:
 
     def __str__(self) -> str:
         kinds = f"weights {si(self.weights)}B, gradients {si(self.gradients)}B, optimizer {si(self.optimizer)}B"
-        return f"memory      {si(self.peak)}B in a training step: {kinds}, activations {si(self.activations)}B"
+        return f"memory    {si(self.peak)}B in a training step: {kinds}, activations {si(self.activations)}B"
 
 
 class LiveBytes(TorchDispatchMode):
@@ -127,73 +126,52 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
 
 
 def plan_run(config: TrainConfig) -> str:
-    """Return the report of dry_run=true.
+    """Return the report of dry_run=true: what the run says of itself at its start, and what it would take.
 
     Raises SettingsError for an unknown plan.device, what the run would refuse, and text that cannot be had.
     """
     device = choose_device(config.device)
     if config.plan.device is None:
         check_machine(config, device, Ranks())
-        refuse_too_large(config, device, Ranks())
     else:
         one_of("plan.device", config.plan.device, DEVICES)
         windows_each(config, config.plan.devices)
-    data = planned_data(config)
-    if config.plan.device is None:
-        refuse_too_large(config, device, Ranks())
+    _, encoding = begin_with(config)
+    data = open_data(config, encoding)
     model = without_weights(config.model)
-    flops, parts, size = flops_per_token(model), count_parameters(model), config.tokens_per_step
-    config = replace(config, max_steps=(steps := steps_to_take(config, model)))
-    listed = ", ".join(f"{kind} {count:,}" for kind, count in parts.items() if count)
-    tied = ", which is lm_head too" if model.config.tie_embeddings else ""
-    if data is None:
-        text = f"text        unknown without tokenizer={config.tokenizer.name}, which could not be downloaded"
-    elif isinstance(data, TaskData):
-        text = f"task        {data.name}, {data.targets(config.model.block_size):,} of a window's tokens are scored"
-    else:
-        read = f"; {plural(steps, 'step')} of {size:,} tokens are {data.epochs(steps * size)}" if steps else ""
-        text = f"text        {len(data.train):,} tokens an epoch{read}"
-    scored = data.held_out_tokens(config.model.block_size, SCORED_TOKENS) if data else SCORED_TOKENS
-    reads = f"; a token reads {parameters_read(model):,}" if parts["ngrams"] else ""
+    config = replace(config, max_steps=steps_to_take(config, model))
+    flops, size = flops_per_token(model), config.tokens_per_step
+    parts = ", ".join(f"{kind} {count:,}" for kind, count in count_parameters(model).items() if count)
+    tied = ", which is lm_head too" if config.model.tie_embeddings else ""
+    scored = data.held_out_tokens(config.model.block_size, SCORED_TOKENS)
     lines = [
-        f"parameters  {parts.total():,} with {model.config.vocab_size:,} ids: {listed}{tied}{reads}",
-        f"arithmetic  {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
-        f"cache       {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
-        text,
+        *describe(config, data, model),
+        f"weights   {parts}{tied}, for {config.model.vocab_size:,} ids",
+        f"compute   {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
+        f"cache     {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
         *(on_gpus(config, flops, scored) if config.plan.device else here(config, device, flops, scored)),
     ]
     return "\n".join(lines)
 
 
-def planned_data(config: TrainConfig) -> Data | None:
-    """Return open_data(), or None, with the vocabulary's known size, where the published tokenizer cannot be had."""
-    _, encoding = begin_with(config)
-    if encoding is None and not config.data.is_task and (ids := PUBLISHED.get(config.tokenizer.name)):
-        try:
-            make_tokenizer(config.tokenizer, ())
-        except DataError:
-            config.model.vocab_size = config.model.vocab_size or ids
-            return None
-    return open_data(config, encoding)
-
-
 def here(config: TrainConfig, device: torch.device, flops: float, scored: int) -> list[str]:
     """Return the lines about memory and time on this machine, where steps are taken if they fit."""
+    refuse_too_large(config, device, Ranks())
     keep_freed_memory(device)
     precision = choose_precision(config.precision, device)
     micro = config.micro_batch_size or config.batch_size
     memory, free = predict_memory(config, micro, precision, on_gpu=device.type == "cuda"), free_memory(device)
     lines = [str(memory)]
     if device.type == "cpu":  # at most 1.74 times was measured, with glibc and keep_freed_memory
-        lines.append("            counted is what tensors hold; the allocator may keep 1.8 times as much")
+        lines.append("          counted is what tensors hold; the allocator may keep 1.8 times as much")
     if memory.peak > free:
-        needed = f"            too much for the {si(free)}B free on {device}: lower micro_batch_size or the model"
+        needed = f"          too much for the {si(free)}B free on {device}: lower micro_batch_size or the model"
         return [*lines, needed]
     with fast_products(device):
         seconds, windows = seconds_per_step(config, micro, device, precision)
     rate = config.tokens_per_step / seconds
     speed = f"{si(rate)}tokens/s, {si(rate * flops)}FLOP/s, measured on {plural(windows, 'window')} on {device}"
-    return [*lines, time_line(config, seconds, scored), f"            {seconds:.3g} s a step: {speed}"]
+    return [*lines, time_line(config, seconds, scored), f"          {seconds:.3g} s a step: {speed}"]
 
 
 def free_memory(device: torch.device) -> int:
@@ -237,8 +215,8 @@ def on_gpus(config: TrainConfig, flops: float, scored: int) -> list[str]:
     seconds = recomputed * windows * config.model.block_size * flops / (peak * UTILISATION)
     return [
         str(memory),
-        f"plan        {devices} × {config.plan.device}, {plural(windows, 'window')} each, {micro} at a time",
-        *(f"{how:12}{si(size)}B a GPU, {fits[how]}" for how, size in held.items()),
+        f"plan      {devices} × {config.plan.device}, {plural(windows, 'window')} each, {micro} at a time",
+        *(f"{how:10}{si(size)}B a GPU, {fits[how]}" for how, size in held.items()),
         f"{time_line(config, seconds, scored)}, at {UTILISATION:.0%} of {si(peak)}FLOP/s",
     ]
 
@@ -252,4 +230,4 @@ def time_line(config: TrainConfig, seconds: float, scored: int) -> str:
     steps = min(ends)
     evaluations = math.ceil(steps / config.eval_interval)
     counted = f"{plural(steps, 'step')} and {plural(evaluations, 'evaluation')} of {pause:.3g} s"
-    return f"time        {duration(steps * seconds + evaluations * pause)} for {counted}"
+    return f"time      {duration(steps * seconds + evaluations * pause)} for {counted}"

@@ -20,7 +20,7 @@ from pages.kit import packed_shares
 from pages.runs import RECORD, run_page
 from pages.text import name_of
 from runs.directory import open_log
-from runs.metrics import Evaluation, Row, read_metrics
+from runs.metrics import Evaluation, Row
 from training.evaluation import first_windows
 from training.run import Run
 
@@ -35,9 +35,8 @@ MAPPED = 64  # evaluations until fewer are mapped
 class Report:
     """Notes in report.jsonl what only this moment knows, and draws report.html of all that the directory holds."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, rows: list[Row]) -> None:
         self.run, self.next_time = run, time.perf_counter() + FIRST
-        rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
         self.evaluations = sum("val_loss" in row for row in rows)
         self.file = open_log(run.directory / RECORD, "a" if run.progress.step else "w")
         text, cuda = getattr(run.data, "description", run.data.name), run.device.type == "cuda"

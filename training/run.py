@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +45,10 @@ class Run:
     forward: nn.Module
     """The model, copied to or cut up for the ranks."""
     ranks: Ranks = field(default_factory=Ranks)
-    directory: Path = Path()
     compiled: bool = False
     own_tokenizer: bool = False
     signals: Signals = field(default_factory=Signals)
+    directory: Path = Path()
     progress: Progress = field(default_factory=Progress)
     saved: tuple[int, int, bool] | None = None
     """What the latest checkpoint holds: its step, the step of the latest evaluation, whether the run was finished."""
@@ -66,9 +67,12 @@ class Run:
         for block in self.model.blocks:
             block.recompute = config.recompute == "block"
         self.optimizers = make_optimizers(self.model, config.optimizer)
-        self.saver = Saver(self.directory / "checkpoints", config.keep_checkpoints, self.data.tokenizer)
         # On the device: how many steps changed nothing, in total and in a row.
         self.skipped = torch.zeros(2, dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def saver(self) -> Saver:
+        return Saver(self.directory / "checkpoints", self.config.keep_checkpoints, self.data.tokenizer)
 
     @property
     def seconds(self) -> float:

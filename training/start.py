@@ -23,7 +23,7 @@ from errors import SettingsError, first_line, why
 from model.attention import ignored
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights
-from model.size import count_weights, memory_of, without_weights
+from model.size import count_weights, memory_of
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, Meta, readable
 from runs.directory import (
     check_settings,
@@ -40,7 +40,7 @@ from training.config import TrainConfig
 from training.device import choose_device, choose_precision, keep_freed_memory, memory_errors
 from training.distributed import Ranks, new_model, parallelize
 from training.optimizer import load_optimizer_state
-from training.run import Run, steps_to_take, windows_each
+from training.run import Run, windows_each
 from training.terminal import show_log
 
 if TYPE_CHECKING:
@@ -65,32 +65,28 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
         keep_freed_memory(device)
         check_machine(config, device, ranks)
         checkpoint, meta = ranks.from_first(checkpoint_to_resume(config, stack) if ranks.is_first else (None, None))
-        run = build_run(config, ranks, device, checkpoint, meta, stack)
-        stack.callback(run.saver.wait)
+        run = build_run(config, ranks, device, checkpoint, meta)
         if ranks.is_first:
-            enter_directory(run, meta, stack)
-        if meta:
-            say_resumed(run, meta)
+            enter_directory(run, checkpoint, meta, stack)
+        run.directory = ranks.from_first(run.directory)
+        stack.callback(run.saver.wait)
         with run.signals, lost_ranks(run):
             yield run
 
 
 def build_run(
-    config: TrainConfig, ranks: Ranks, device: torch.device, checkpoint: Path | None, meta: Meta | None,
-    stack: ExitStack,
-) -> Run:  # fmt: skip
-    """Return a new run, or the one that goes on from a checkpoint; the directory of a new one is locked in `stack`."""
+    config: TrainConfig, ranks: Ranks, device: torch.device, checkpoint: Path | None, meta: Meta | None
+) -> Run:
+    """Return a new run, or the one that goes on from a checkpoint; it has no directory yet."""
     if meta:
         check_settings(asdict(config), meta)
     pretrained, encoding = begin_with(config)
-    refuse_too_large(config, device, ranks)
     if checkpoint and meta and meta.own_tokenizer:
         encoding = read_tokenizer(checkpoint / TOKENIZER)
     data = open_data(config, encoding)
     refuse_too_large(config, device, ranks)  # now that the vocabulary is known
     if meta and meta.data != data.name:
         check_settings(asdict(config), meta, data.name)
-    steps_to_take(config, without_weights(config.model))  # refuses too long a warm-up before a directory is made
     precision = choose_precision(config.precision, device)
     torch.manual_seed(config.seed)
     lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
@@ -103,9 +99,8 @@ def build_run(
                 load_weights(model, load_file(checkpoint / WEIGHTS))
         compiled = choose_compile(config, device)
         forward = parallelize(model, ranks, config.distributed, device, precision, compiled)
-    directory = checkpoint.parent.parent if checkpoint else claim_directory(config, ranks, stack)
     own, signals = encoding is not None and not config.data.is_task, Signals(passed_on=ranks.launched)
-    run = Run(config, device, precision, data, model, forward, ranks, directory, compiled, own, signals)
+    run = Run(config, device, precision, data, model, forward, ranks, compiled, own, signals)
     if checkpoint and meta:
         with readable(checkpoint):
             restore(run, checkpoint, meta)
@@ -159,7 +154,7 @@ def open_data(config: TrainConfig, encoding: Encoding | None) -> "Data":
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Raise SettingsError for what cannot train on this machine, say what is ignored, and choose exact kernels."""
-    windows_each(config, ranks.size)
+    refuse_too_large(config, device, ranks)
     model = config.model
     if "n_head" in ignored(model):
         given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
@@ -183,7 +178,8 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
     shards = {"fsdp": ranks.size, "hsdp": ranks.local_size}.get(config.distributed, 1)
     # Weights, gradients, and the one state that Muon keeps of each, all float32; AdamW keeps two.
     state = 12 * parameters // shards
-    micro = config.micro_batch_size or windows_each(config, ranks.size)
+    each = windows_each(config, ranks.size)
+    micro = config.micro_batch_size or each
     window = model.block_size * (8 + 2 * model.n_embd * model.n_layer)  # its tokens, and the input of every block
     if state + micro * window <= memory:
         return
@@ -234,34 +230,27 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, M
     return None, None
 
 
-def claim_directory(config: TrainConfig, ranks: Ranks, stack: ExitStack) -> Path:
-    """Return a new run's directory, the same on all ranks, made and locked by the first."""
-    directory = Path(config.run_dir or "outputs")
-    if ranks.is_first:
-        with writable(directory):
-            directory = make_run_directory(config.run_dir)
+def enter_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stack: ExitStack) -> None:
+    """Give the run its directory, locked until the stack is closed, with its settings and log in it: a new one, or
+    that of the checkpoint, without what came after it."""
+    directory = checkpoint.parent.parent if checkpoint else Path(run.config.run_dir or "outputs")
+    with writable(directory):
+        if not checkpoint:
+            directory = make_run_directory(run.config.run_dir)
             lock_run(directory, stack)
-        refuse_used(directory)  # another run may have begun and ended here since it was asked
-    return ranks.from_first(directory)
-
-
-def enter_directory(run: Run, meta: Meta | None, stack: ExitStack) -> None:
-    """Make the run's locked directory ready: without what came after its checkpoint, with its settings and log."""
-    with writable(run.directory):
-        tidy(run.directory, meta)
+            refuse_used(directory)  # another run may have begun and ended here since it was asked
+        run.directory = directory
+        tidy(directory, meta)
         if meta:
             run.saver.link(run.progress.step, run.progress.best_step)
         written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
-        replace_text(run.directory / "config.yaml", written)
-        log_to(run.directory, stack)
-
-
-def say_resumed(run: Run, meta: Meta) -> None:
-    """Log where the run goes on, and what has changed that its last bits depend on."""
-    log.info("resuming at step %d of %s", run.progress.step, run.directory)
-    before, now = meta.computed_on, run.computed_on()
-    if changes := [f"{name} {now[name]} (was {before.get(name)})" for name in now if now[name] != before.get(name)]:
-        log.info("with %s: the same text in the same order, though not to the last bit", ", ".join(changes))
+        replace_text(directory / "config.yaml", written)
+        log_to(directory, stack)
+    if meta:
+        log.info("resuming at step %d of %s", run.progress.step, directory)
+        before, now = meta.computed_on, run.computed_on()
+        if changes := [f"{name} {now[name]} (was {before.get(name)})" for name in now if now[name] != before.get(name)]:
+            log.info("with %s: the same text in the same order, though not to the last bit", ", ".join(changes))
 
 
 @contextmanager

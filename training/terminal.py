@@ -6,20 +6,27 @@ import shlex
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib import import_module
 from multiprocessing import parent_process
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from console import bar_off, in_notebook
 from data.prepare import PreparedData
+from model.gpt import GPT
 from model.size import count_parameters, parameters_read
 from runs.metrics import Evaluation, Row
 from runs.text import LogFormatter, hydra_quoted, plural
+from training.config import TrainConfig
 from training.device import peak_memory
 from training.evaluation import SCORED_TOKENS
 from training.run import Run
+
+if TYPE_CHECKING:
+    from data.tasks import Data
 
 log = logging.getLogger("tinygpt")
 
@@ -32,7 +39,9 @@ class Terminal:
     def __init__(self, run: Run) -> None:
         self.run, progress = run, run.progress
         if not progress.step:
-            log.info("%s", describe(run))
+            processes = f" × {run.ranks.size} ({run.config.distributed})" if run.ranks.size > 1 else ""
+            about = "\n".join(describe(replace(run.config, max_steps=run.max_steps), run.data, run.model))
+            log.info("%s, on %s%s in %s\noutput    %s", about, run.device, processes, run.precision, run.directory)
         self.warned = (progress.step, progress.skipped)
         bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
         form = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]"
@@ -115,34 +124,31 @@ def show_log(stack: ExitStack) -> None:
         stack.callback(log.removeHandler, handler)
 
 
-def describe(run: Run) -> str:
-    """Say what is about to happen, in a few lines."""
-    config, model, data = run.config, run.config.model, run.data
-    parts = count_parameters(run.model)
-    reads = f" ({parameters_read(run.model):,} read by a token)" if parts["ngrams"] else ""
-    matrices = sum(p.numel() for block in run.model.blocks for p in block.parameters() if p.ndim == 2)
-    length = plural(run.max_steps, "step") if run.max_steps else f"{config.max_minutes:g} minutes in steps"
-    heads = plural(run.model.attentions[0].n_head, "head")  # a form with one head has one whatever config.model says
-    processes = f" × {run.ranks.size} ({config.distributed})" if run.ranks.size > 1 else ""
-    epochs = ""
-    if not isinstance(data, PreparedData):
-        from data.tasks import HELD_OUT
-
-        counted = f"{plural(data.targets(model.block_size), 'answer')} in each window of {model.block_size:,} tokens"
-        told = f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} windows held out"
-    else:
-        epochs = f" {data.epochs(run.max_steps * config.tokens_per_step)}," if run.max_steps else ""
-        scored = data.held_out_tokens(model.block_size, SCORED_TOKENS)
+def describe(config: TrainConfig, data: "Data", model: GPT) -> list[str]:
+    """Say what is learned from, what learns, and for how long, in a few lines; config.max_steps is settled."""
+    block_size = config.model.block_size
+    length = plural(config.max_steps, "step") if config.max_steps else f"{config.max_minutes:g} minutes in steps"
+    length += f" of {config.batch_size} × {block_size} tokens"
+    if isinstance(data, PreparedData):
+        scored = data.held_out_tokens(block_size, SCORED_TOKENS)
         part = f" ({scored:,} of them, spread evenly, at each)" if scored < len(data.val) else ""
         read = f"{len(data.train):,} for training, {len(data.val):,} for validation{part}"
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
-        told = f"text      {data.description}\ntokens    {read}, {ids}"
-    lines = [
-        told,
-        f"model     {parts.total():,} parameters{reads}, {matrices:,} of them in {plural(model.n_layer, 'block')} of "
-        f"{heads} ({model.attention}), {model.n_embd} wide",
-        f"run       {length} of {config.batch_size} × {model.block_size} tokens,{epochs} "
-        f"on {run.device}{processes} in {run.precision}",
-        f"output    {run.directory}",
+        learned = [f"text      {data.description}", f"tokens    {read}, {ids}"]
+        length += f", {data.epochs(config.max_steps * config.tokens_per_step)}" if config.max_steps else ""
+    else:
+        from data.tasks import HELD_OUT
+
+        counted = f"{plural(data.targets(block_size), 'answer')} in each window of {block_size:,} tokens"
+        learned = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} windows held out"]
+    parts = count_parameters(model)
+    reads = f" ({parameters_read(model):,} read by a token)" if parts["ngrams"] else ""
+    matrices = sum(p.numel() for block in model.blocks for p in block.parameters() if p.ndim == 2)
+    # A form with one head has one whatever config.model says.
+    blocks = f"{plural(config.model.n_layer, 'block')} of {plural(model.attentions[0].n_head, 'head')}"
+    return [
+        *learned,
+        f"model     {parts.total():,} parameters{reads}, {matrices:,} of them in {blocks} ({config.model.attention}), "
+        f"{config.model.n_embd} wide",
+        f"run       {length}",
     ]
-    return "\n".join(lines)
