@@ -41,11 +41,9 @@ def chosen(monkeypatch) -> list[torch.device]:
     ("name", "process", "processes", "expected"),
     [
         ("auto", 0, 1, "cuda:0"),  # alone
-        ("cuda", 0, 1, "cuda:0"),
         ("cuda:1", 0, 1, "cuda:1"),  # a job of a sweep, or typed
         ("auto", 3, 4, "cuda:3"),  # under torchrun
         ("cuda", 2, 4, "cuda:2"),
-        ("cuda:2", 0, 1, "cuda:2"),
         ("cpu", 3, 8, "cpu"),
     ],
 )
@@ -82,6 +80,8 @@ def test_nccl_is_bound_to_the_device_of_the_rank(monkeypatch, device, backend, b
     assert ranks == Ranks(11, 16, 3, 8, launched=True)
     ranks.join(torch.device(device))
     assert calls == [((backend,), bound)]
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert Ranks.of_torchrun().local_size == 16
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
@@ -103,12 +103,15 @@ def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch, ho
     ranks = Ranks(0, 2, 0, 2, launched=True)
     forward = parallelize(model, ranks, how, torch.device("cpu"), torch.float32, compiled=True)
     assert happened == ["compiled", "compiled", "wrapped"]
+    assert "nats_and_slope" in vars(model)  # compiled too
     assert getattr(forward, "module", forward) is model and isinstance(forward, Wrapped) == (how == "ddp")
 
 
-def test_machines_of_unlike_size_do_not_share_copies():
-    ranks = Ranks(0, 3, 0, 2, launched=True)
-    with pytest.raises(SettingsError, match=r"distributed=hsdp needs as many .* of 3 this one has 2: .*=fsdp"):
+@pytest.mark.parametrize(("processes", "most"), [(3, 2), (4, 3)])
+def test_machines_of_unlike_size_do_not_share_copies(monkeypatch, processes, most):
+    monkeypatch.setattr(Ranks, "max", lambda ranks, number: most)
+    ranks = Ranks(0, processes, 0, 2, launched=True)
+    with pytest.raises(SettingsError, match=f"distributed=hsdp .* of {processes} this one has 2: .*=fsdp"):
         parallelize(random_gpt(), ranks, "hsdp", torch.device("cpu"), torch.float32, False)
 
 
@@ -130,8 +133,11 @@ def test_long_runs_compile_on_a_gpu_others_when_asked_and_where_torch_cannot_it_
         chosen("cuda", "on")
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dropping", [{}, {"dropout": 0.2, "attention_dropout": 0.1, "attention": "matmul"}], ids=str)
+@pytest.mark.parametrize(
+    ("precision", "dropping"),
+    [(torch.float32, {}), (torch.bfloat16, {"dropout": 0.2, "attention_dropout": 0.1, "attention": "matmul"})],
+    ids=str,
+)
 def test_recomputing_blocks_changes_no_bit_dropout_included_and_compiles_once(unchecked, precision, dropping):
     found = []
     for recompute in ("none", "block"):

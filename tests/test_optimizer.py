@@ -18,7 +18,7 @@ from training.optimizer import (
     set_learning_rate,
 )
 
-GO, SKIP = torch.tensor(False), torch.tensor(True)
+GO, SKIP, ONE = torch.tensor(False), torch.tensor(True), torch.tensor(1.0)
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
@@ -54,17 +54,8 @@ def test_orthogonalize_brings_each_slices_singular_values_near_one(shape, column
 
 
 # By group, which axis has channels: the rows of each part of a weight, and its columns. 16 does not divide 40, 72 or 8.
-ROWS = [
-    ((32,), 64),
-    ((96,), 64),
-    ((40,), 64),
-    ((72,), 64),
-    ((96, 32, 32), 64),
-    ((40, 40), 64),
-    ((8, 24), 64),
-    ((32, 40), 64),
-]
-KINDS = {0: ROWS, 1: [((64,), 32), ((64,), 96), ((64,), 40)], None: [((64,), 64), ((64,), 16)]}
+ROWS = [(32,), (96,), (40,), (72,), (96, 32, 32), (40, 40), (8, 24), (32, 40)]
+KINDS = {0: [(rows, 64) for rows in ROWS], 1: [((64,), 32), ((64,), 96), ((64,), 40)], None: [((64,), 64), ((64,), 16)]}
 
 
 def polar(part, axis):
@@ -88,7 +79,7 @@ def test_muon_moves_each_part_of_a_weight_by_the_polar_factor_of_each_slices_mom
     for _ in range(5):
         for weight in parts:
             weight.grad = torch.randn(weight.shape)
-        muon.step(skip=GO)
+        muon.step(GO, ONE)
         for weight, rows in parts.items():
             momenta[weight] = 0.9 * momenta[weight] + 0.1 * weight.grad
             nesterov = (0.1 * weight.grad + 0.9 * momenta[weight]).split(rows)
@@ -115,8 +106,8 @@ def test_the_parts_of_a_joined_weight_move_exactly_as_separate_matrices_would(se
             weight.grad = torch.randn_like(weight)
             for part, gradient in zip(parts, weight.grad.split(muon.parts[weight]), strict=True):
                 part.grad = gradient.clone()
-        muon.step(skip=GO)
-        other.step(skip=GO)
+        muon.step(GO, ONE)
+        other.step(GO, ONE)
     for weight, parts in apart.items():
         close(weight, torch.cat(parts), rtol=1e-6, atol=1e-7)
 
@@ -138,7 +129,7 @@ def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
             if name != "blocks.0.mlp.down_proj.weight":  # which never has a gradient
                 a.grad = scale * torch.randn(a.shape)
                 b.grad = a.grad.clone()
-        adamw.step(skip=GO)
+        adamw.step(GO, ONE)
         oracle.step()
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
@@ -153,7 +144,7 @@ def test_a_skipped_step_changes_neither_weights_nor_state(name):
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, float("nan") if skip else 0.1)
         for optimizer in optimizers:
-            optimizer.step(skip=skip)
+            optimizer.step(skip, ONE)
     assert len(before) > len(list(model.parameters()))
     assert all(torch.equal(was, now) for was, now in zip(before, everything, strict=True))
 
@@ -179,7 +170,7 @@ def test_muon_and_adamw_resume_from_their_state_and_refuse_another():
             tokens = torch.randint(61, (4, 9), generator=torch.Generator().manual_seed(step))
             model(tokens).logsumexp(-1).mean().backward()
             for optimizer in optimizers:
-                optimizer.step(skip=GO)
+                optimizer.step(GO, ONE)
             model.zero_grad()
 
     whole, first, second = random_gpt(), random_gpt(), random_gpt(seed=1)

@@ -72,6 +72,12 @@ def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
     return kinds
 
 
+def zeros(groups: list[Group], *kinds: str) -> State:
+    """Return a state for each parameter, its tensors of these kinds zero."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return {parameter: {kind: torch.zeros_like(parameter) for kind in kinds} for parameter in parameters}
+
+
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), on torch's fused kernel."""
 
@@ -79,15 +85,12 @@ class AdamW:
         fixed = {"beta1": beta1, "beta2": beta2, "eps": 1e-10, "amsgrad": False, "maximize": False}
         self._move = partial(torch._fused_adamw_, **fixed)
         self.param_groups = groups
-        self.state: State = {
-            parameter: {"step": torch.zeros((), device=parameter.device)}
-            | {kind: torch.zeros_like(parameter) for kind in ("exp_avg", "exp_avg_sq")}
-            for group in groups
-            for parameter in group["params"]
-        }
+        self.state = zeros(groups, "exp_avg", "exp_avg_sq")
+        for parameter, kinds in self.state.items():
+            kinds["step"] = torch.zeros((), device=parameter.device)
 
     @torch.no_grad()
-    def step(self, skip: Tensor, divisor: Tensor | None = None) -> None:
+    def step(self, skip: Tensor, divisor: Tensor) -> None:
         """Move the weights by their gradients over `divisor`, or change nothing if `skip` is true, a bool.
 
         Both are scalars on the device.
@@ -120,14 +123,10 @@ class Muon:
         """groups: matrices with channels in rows, with channels in columns, and others. parts: the rows of the
         matrices that each weight holds."""
         self.param_groups, self.parts, self.momentum, self.width = groups, parts, momentum, width
-        self.state: State = {
-            parameter: {"momentum_buffer": torch.zeros_like(parameter)}
-            for group in groups
-            for parameter in group["params"]
-        }
+        self.state = zeros(groups, "momentum_buffer")
 
     @torch.no_grad()
-    def step(self, skip: Tensor, divisor: Tensor | None = None) -> None:
+    def step(self, skip: Tensor, divisor: Tensor) -> None:
         """Move the weights by their gradients over `divisor`, or change nothing if `skip` is true, a bool.
 
         Both are scalars on the device.
@@ -140,9 +139,7 @@ class Muon:
                     alike[parameter.shape, self.parts[parameter]].append((parameter, local(parameter.grad)))
             for (_, parts), pairs in alike.items():
                 momenta = [local(self.state[parameter]["momentum_buffer"]) for parameter, _ in pairs]
-                gradients = [grad for _, grad in pairs]
-                if divisor is not None:
-                    gradients = [gradient / divisor for gradient in gradients]
+                gradients = [gradient / divisor for _, gradient in pairs]
                 # A skipped step moves the momentum towards itself.
                 gradients = [torch.where(skip, mean, grad) for mean, grad in zip(momenta, gradients, strict=True)]
                 torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)

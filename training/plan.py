@@ -21,13 +21,7 @@ from errors import one_of
 from model.attention.functions import fused, sdpa
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
-from model.size import (
-    cache_bytes_per_token,
-    count_parameters,
-    flops_per_token,
-    memory_of,
-    without_weights,
-)
+from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
 from runs.text import duration, plural, si
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, keep_freed_memory
