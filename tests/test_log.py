@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import training.step
 from data.config import DataConfig
 from model.size import flops_per_token
+from runs.checkpoint import read_meta
 from runs.metrics import Evaluation, read_metrics
 from runs.summary import read_summary
 from train import train
@@ -44,6 +46,20 @@ def test_rows_and_the_summary_say_what_was_spent_and_begin_anew_with_a_new_run(t
     assert summary.peak_memory_mb == pytest.approx(peak_memory(torch.device("cpu")) / 1e6, rel=0.2)
 
 
+def test_skipped_steps_are_counted_in_a_row_and_do_not_keep_the_end_from_being_saved(train_config, monkeypatch, caplog):
+    def step(run, number, step=training.step.train_step):
+        run.targets_per_step = math.nan if number in (0, 2, 3) else 128
+        return step(run, number)
+
+    monkeypatch.setattr(training.step, "train_step", step)
+    train(replace(train_config, max_steps=4))
+    progress = read_meta(Path(train_config.run_dir) / "checkpoints/last").progress
+    assert (progress.step, progress.skipped, progress.skipped_in_a_row, progress.finished) == (4, 3, 2, True)
+    caplog.clear()
+    train(replace(train_config, max_steps=5, resume=train_config.run_dir))
+    assert "changed nothing" not in caplog.text  # which was told before
+
+
 @pytest.mark.parametrize(
     ("result", "words"),
     [
@@ -60,9 +76,8 @@ def test_an_evaluation_is_said_in_one_line(train_config, caplog, result, words):
     caplog.set_level(logging.INFO, "tinygpt")
     with open_run(train_config) as run:
         Terminal(run).on_evaluation({}, result, "one\ntwo")
-    assert (
-        caplog.messages[-2].startswith(f"step 0: validation loss {words}") and caplog.messages[-1] == "  │ one\n  │ two"
-    )
+    *_, said, sample = caplog.messages
+    assert said.startswith(f"step 0: validation loss {words}") and sample == "  │ one\n  │ two"
 
 
 def test_a_task_is_described_and_ends_in_nats_an_answer(train_config, caplog):
@@ -70,9 +85,8 @@ def test_a_task_is_described_and_ends_in_nats_an_answer(train_config, caplog):
     task = DataConfig(source="induction", task=replace(DataConfig().task, vocab_size=8))
     train(replace(train_config, data=task, max_steps=1))
     assert "task      induction: 1 answer in each window of 16 tokens, 8 ids; 512 windows held out" in caplog.text
-    assert any(
-        line.startswith("\nbest validation loss 2.") and line.endswith("nats/answer") for line in caplog.messages
-    )
+    assert read_metrics(Path(train_config.run_dir) / "metrics.jsonl")[0]["loss"] == pytest.approx(math.log(8), rel=0.1)
+    assert "\nbest validation loss 2." in caplog.text and caplog.text.count("nats/answer") == 2
 
 
 def test_a_long_validation_text_is_said_to_be_scored_in_part(train_config, monkeypatch):

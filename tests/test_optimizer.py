@@ -54,7 +54,7 @@ def test_orthogonalize_brings_each_slices_singular_values_near_one(shape, column
 
 
 # By group, which axis has channels: the rows of each part of a weight, and its columns. 16 does not divide 40, 72 or 8.
-ROWS = [(32,), (96,), (40,), (72,), (96, 32, 32), (40, 40), (8, 24), (32, 40)]
+ROWS = [(32,), (96,), (40,), (72,), (96, 32, 32), (40, 40), (72, 72), (8, 24), (32, 40)]
 KINDS = {0: [(rows, 64) for rows in ROWS], 1: [((64,), 32), ((64,), 96), ((64,), 40)], None: [((64,), 64), ((64,), 16)]}
 
 
@@ -89,12 +89,16 @@ def test_muon_moves_each_part_of_a_weight_by_the_polar_factor_of_each_slices_mom
         assert (weight - wanted).norm() < 0.12 * (wanted - start[weight]).norm(), weight.shape
 
 
-SHAPES = [{}, {"n_kv_head": 2, "mlp": "relu2"}, {"n_head": 3, "head_size": 16, "n_inner": 40}]
+SHAPES = [
+    *({}, {"n_kv_head": 2, "mlp": "relu2"}, {"n_head": 3, "head_size": 16, "n_inner": 40}),
+    {"head_size": 16, "n_kv_head": 2},  # queries have more rows than columns, keys as many
+]
 
 
 @pytest.mark.parametrize("settings", SHAPES, ids=str)
 def test_the_parts_of_a_joined_weight_move_exactly_as_separate_matrices_would(settings):
     muon = make_optimizers(random_gpt(**settings), OptimizerConfig(weight_decay=0.1))[0]
+    assert muon.width == settings.get("head_size", 8)
     group = muon.param_groups[0]
     apart = {w: [torch.nn.Parameter(t.clone()) for t in w.detach().split(muon.parts[w])] for w in group["params"]}
     assert {len(parts) for parts in apart.values()} == ({1, 3} if settings.get("mlp") else {2, 3})
@@ -183,7 +187,8 @@ def test_muon_and_adamw_resume_from_their_state_and_refuse_another():
     train(second, resumed, range(3, 6))
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
     name = "blocks.0.attention.qkv_proj.weight.momentum_buffer"
-    for wrong in (state | {name: torch.zeros(2, 2)}, {k: v for k, v in state.items() if k != name}, {}):
+    others = (state | {name: torch.zeros(2, 2)}, {k: v for k, v in state.items() if k != name}, {}, state | {"x": ONE})
+    for wrong in others:
         with pytest.raises(ValueError, match=r"the optimizer's .* is missing, or does not have its shape"):
             load_optimizer_state(second, resumed, wrong, Ranks())
 

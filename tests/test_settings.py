@@ -266,3 +266,7 @@ def test_help_lists_every_setting_with_its_default_and_what_its_docstring_says(s
     assert max(map(len, told.splitlines())) <= 120
     for default in ("max_steps=null", "dry_run=false", 'sample_prompt=""', "optimizer.lr=0.02"):
         assert f"  {default} " in told or script != "train.py"
+
+
+def test_an_attention_that_is_said_twice_alike_is_one():
+    assert TrainConfig(attention="loop", model=GPTConfig(attention="loop")).model.attention == "loop"
