@@ -50,8 +50,6 @@ class Run:
     signals: Signals = field(default_factory=Signals)
     directory: Path = Path()
     progress: Progress = field(default_factory=Progress)
-    saved: tuple[int, int, bool] | None = None
-    """What the latest checkpoint holds: its step, the step of the latest evaluation, whether the run was finished."""
     decode_rate: float | None = None
     """Tokens a second at which the finished model generates one text."""
 
@@ -97,21 +95,18 @@ class Run:
         return min(share, 1.0)
 
     def save(self, *, finished: bool = False) -> None:
-        """Copy the run's state, and write checkpoints/step_N while training goes on, unless that holds it already.
+        """Copy the run's state, and write checkpoints/step_N while training goes on.
 
         Nothing is saved while steps are skipped, or of weights that are not finite.
         """
         progress = self.progress
-        now = (progress.step, progress.evaluated, finished)
-        if self.saved == now and not self.saver.failure:
-            return
         self.check_numbers(finished=finished)
         if (progress.skipped_in_a_row and not finished) or not self.weights_are_finite():
             what = "is skipped" if progress.skipped_in_a_row else "has weights that are not finite"
             log.warning("step %d %s, so it is not saved: the checkpoints stay as they are.", progress.step, what)
             return
         progress.seconds, progress.finished = self.seconds, finished
-        self.started, self.saved = time.perf_counter(), now
+        self.started = time.perf_counter()
         weights, optimizer = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
         if self.is_sharded:
             from training.sharding import gather

@@ -125,7 +125,6 @@ def restore(run: Run, checkpoint: Path, meta: Meta) -> None:
         run.scaler.load_state_dict(meta.scaler)
     run.progress = replace(meta.progress, finished=False)  # max_steps may have grown
     run.skipped = torch.tensor([run.progress.skipped, run.progress.skipped_in_a_row], device=run.device)
-    run.saved = (run.progress.step, run.progress.evaluated, meta.progress.finished)
 
 
 def open_data(config: TrainConfig, encoding: Encoding | None) -> "Data":
