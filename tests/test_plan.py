@@ -13,7 +13,8 @@ from test_resume import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 import training.start
-from errors import SettingsError
+from data.config import TokenizerConfig
+from errors import DataError, SettingsError
 from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -192,6 +193,17 @@ def test_a_plan_that_cannot_be_is_refused_before_the_text_is_prepared(
     monkeypatch.setattr(plan, "open_data", lambda *arguments, **options: pytest.fail("prepared"))
     with pytest.raises(SettingsError, match=named):
         plan_run(replace(train_config, **settings, plan=PlanConfig(devices=devices, device=device)))
+
+
+def test_a_published_tokenizer_is_planned_without_a_network(train_config, monkeypatch):
+    def offline(*arguments):
+        raise DataError("tokenizer=gpt2 could not be downloaded")
+
+    config = replace(train_config, tokenizer=TokenizerConfig(name="gpt2"), plan=PlanConfig(device="h100"))
+    monkeypatch.setattr(plan, "make_tokenizer", offline)
+    monkeypatch.setattr(plan, "predict_memory", lambda *given, **named: plan.Memory(1, 1, 1, 1))
+    report = plan_run(config)
+    assert "for 50,257 ids" in report and "unknown without tokenizer=gpt2, which could not be downloaded" in report
 
 
 def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):

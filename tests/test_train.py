@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import json
 import logging
 import math
@@ -9,6 +10,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from test_resume import before_step, rows, stopped
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
+import training.run
 import training.start as start_module
 import training.terminal
 from errors import SettingsError
@@ -239,8 +242,10 @@ def test_a_budget_alone_decides_how_many_steps_a_run_takes(settings, steps):
         assert steps_to_take(config, without_weights(model)) == steps
 
 
-def test_max_minutes_ends_the_run_and_its_schedule(train_config, caplog):
+def test_max_minutes_ends_the_run_and_its_schedule(train_config, caplog, monkeypatch):
     caplog.set_level("INFO", "tinygpt")
+    ticks = itertools.count(step=0.01)  # seconds, each time that somebody looks
+    monkeypatch.setattr(training.run, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     train(replace(train_config, max_steps=None, max_minutes=0.02, eval_interval=10**9))
     assert "0.02 minutes in steps of 8 × 16 tokens" in caplog.text
     found = [row for row in metrics(train_config.run_dir) if "lr" in row]

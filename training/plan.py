@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from data.config import TokenizerConfig
 from data.prepare import PreparedData
-from data.tokenizer import make_tokenizer
-from errors import one_of
+from data.tasks import Data
+from data.tokenizer import PUBLISHED, make_tokenizer
+from errors import DataError, one_of
 from model.attention.functions import fused, sdpa
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
@@ -130,22 +131,34 @@ def plan_run(config: TrainConfig) -> str:
     else:
         one_of("plan.device", config.plan.device, DEVICES)
         windows_each(config, config.plan.devices)
-    _, encoding = begin_with(config)
-    data = open_data(config, encoding)
+    data = planned_data(config)
     model = without_weights(config.model)
     config = replace(config, max_steps=steps_to_take(config, model))
     flops, size = flops_per_token(model), config.tokens_per_step
     parts = ", ".join(f"{kind} {count:,}" for kind, count in count_parameters(model).items() if count)
     tied = ", which is lm_head too" if config.model.tie_embeddings else ""
-    scored = data.held_out_tokens(config.model.block_size, SCORED_TOKENS)
+    scored = data.held_out_tokens(config.model.block_size, SCORED_TOKENS) if data else SCORED_TOKENS
+    unknown = [f"text      unknown without tokenizer={config.tokenizer.name}, which could not be downloaded"]
     lines = [
-        *describe(config, data, model),
+        *(describe(config, data, model) if data else unknown),
         f"weights   {parts}{tied}, for {config.model.vocab_size:,} ids",
         f"compute   {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
         f"cache     {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
         *(on_gpus(config, flops, scored) if config.plan.device else here(config, device, flops, scored)),
     ]
     return "\n".join(lines)
+
+
+def planned_data(config: TrainConfig) -> Data | None:
+    """Return open_data(), or None, with the vocabulary's known size, where the published tokenizer cannot be had."""
+    _, encoding = begin_with(config)
+    if encoding is None and not config.data.is_task and (ids := PUBLISHED.get(config.tokenizer.name)):
+        try:
+            make_tokenizer(config.tokenizer, ())
+        except DataError:
+            config.model.vocab_size = config.model.vocab_size or ids
+            return None
+    return open_data(config, encoding)
 
 
 def here(config: TrainConfig, device: torch.device, flops: float, scored: int) -> list[str]:
