@@ -1,10 +1,11 @@
 """Fit and draw a scaling law:  python docs/scaling_law.py SWEEP [PICTURE.png]
 
 SWEEP is the folder of  python train.py -m +experiment=scaling  (or any sweep over max_flops and one size
-setting). Each size has the learning rate that was best for it on average over the seeds. For every compute budget, a
-parabola of loss against log(parameters) gives the best size; a line through the best sizes in log-log space is the
-power law (Hoffmann et al. 2022, approach 2), for parameters with embeddings and without. The interval of an exponent
-is two standard errors by the jackknife (Quenouille 1956) each way: the law is fitted again without each of the sizes.
+setting), of which leaderboard.csv is read. Each size has the learning rate that was best for it on average over the
+seeds. For every compute budget, a parabola of loss against log(parameters) gives the best size; a line through the best
+sizes in log-log space is the power law (Hoffmann et al. 2022, approach 2), for parameters with embeddings and without.
+The interval of an exponent is two standard errors by the jackknife (Quenouille 1956) each way: the law is fitted again
+without each of the sizes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 Budgets = dict[float, dict[float, float]]  # FLOP: parameters: bits per byte
+COLUMNS = {"parameters": "parameters", "parameters without embeddings": "parameters_in_blocks"}
 
 
 def read_budgets(sweep: Path, column: str) -> Budgets:
@@ -37,16 +39,16 @@ def read_budgets(sweep: Path, column: str) -> Budgets:
     return {flops: sizes for flops, sizes in budgets.items() if len(sizes) >= 3}
 
 
+def parabola(sizes: dict[float, float]) -> np.polynomial.Polynomial:
+    return np.polynomial.Polynomial.fit(np.log10([*sizes]), [*sizes.values()], 2)
+
+
 def best(sizes: dict[float, float]) -> tuple[float, float]:
     """Return the lowest point of the parabola, parameters and loss; NaN where it is outside of the sizes tried."""
     curve = parabola(sizes)
     _, b, a = curve.convert().coef
     size = 10 ** (-b / (2 * a)) if a > 0 else np.nan
     return (size, curve(np.log10(size))) if min(sizes) <= size <= max(sizes) else (np.nan, np.nan)
-
-
-def parabola(sizes: dict[float, float]) -> np.polynomial.Polynomial:
-    return np.polynomial.Polynomial.fit(np.log10([*sizes]), [*sizes.values()], 2)
 
 
 def law_of(budgets: Budgets) -> tuple[float, float] | None:
@@ -68,27 +70,26 @@ def interval(budgets: Budgets, exponent: float) -> str:
     ]
     found = [law[1] for law in map(law_of, without) if law]
     if len(found) < 2:
-        return "; no interval: each budget needs four sizes"
+        return "no interval: each budget needs four sizes"
     error = np.sqrt((len(found) - 1) * np.var(found))
-    return f", exponent {exponent - 2 * error:.2f} to {exponent + 2 * error:.2f}"
+    return f"exponent {exponent - 2 * error:.2f} to {exponent + 2 * error:.2f}"
 
 
-def report(budgets: Budgets, what: str) -> tuple[float, float] | None:
-    """Print the best sizes and the law through them, which is returned."""
-    print(f"| training FLOP | best {what} | bits per byte there |\n|---|---|---|")
-    for flops, sizes in budgets.items():
-        size, bpb = best(sizes)
-        print(
-            f"| {flops:.0e} | " + ("outside the sizes tried | – |" if np.isnan(size) else f"{size:,.0f} | {bpb:.3f} |")
-        )
-    if law := law_of(budgets):
-        print(f"\nbest {what} N = {law[0]:.3g} · C^{law[1]:.2f}{interval(budgets, law[1])}\n")
-    else:
-        print("\nno law: fewer than two budgets have their best size within the sizes tried: add sizes\n")
-    return law
+def report(found: dict[str, Budgets]) -> None:
+    """Print the best sizes, counted in each way, and the laws through them."""
+    counted = [name for name, budgets in found.items() if budgets]
+    print(f"| training FLOP | bits per byte at best | {' | '.join(f'best {name}' for name in counted)} |")
+    print("|" + "---:|" * (2 + len(counted)))
+    for flops, sizes in found["parameters"].items():
+        cells = [f"{flops:.0e}", f"{best(sizes)[1]:.3f}", *(f"{best(found[name][flops])[0]:,.0f}" for name in counted)]
+        print(f"| {' | '.join('outside the sizes tried' if cell == 'nan' else cell for cell in cells)} |")
+    for name in counted:
+        law = law_of(found[name])
+        said = f"N = {law[0]:.3g} · C^{law[1]:.2f}, {interval(found[name], law[1])}" if law else "no law: add sizes"
+        print(f"\nBest {name}: {said}.")
 
 
-def draw(budgets: Budgets, law: tuple[float, float] | None, picture: Path) -> None:
+def draw(budgets: Budgets, picture: Path) -> None:
     """Plot losses against sizes, and beside that the law if there is one."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     sizes, law_axes = figure.subplots(1, 2)
@@ -99,7 +100,7 @@ def draw(budgets: Budgets, law: tuple[float, float] | None, picture: Path) -> No
         sizes.plot(*best(losses), "*", color=line.get_color(), markersize=14)
         law_axes.loglog(flops, best(losses)[0], "*", color=line.get_color(), markersize=14)
     sizes.set(xlabel="parameters", ylabel="validation loss (bits per byte)", title="One budget, many sizes")
-    if law:
+    if law := law_of(budgets):
         flops = np.array([*budgets])
         law_axes.plot(flops, law[0] * flops ** law[1], color="grey", label=f"N = {law[0]:.2g} · C^{law[1]:.2f}")
         law_axes.legend()
@@ -108,20 +109,16 @@ def draw(budgets: Budgets, law: tuple[float, float] | None, picture: Path) -> No
     figure.savefig(picture, dpi=110)
 
 
-def main() -> None:
-    if len(sys.argv) not in (2, 3):
-        sys.exit(__doc__)
-    sweep = Path(sys.argv[1])
-    picture = Path(sys.argv[2]) if len(sys.argv) == 3 else sweep / "scaling_law.png"
-    budgets = read_budgets(sweep, "parameters")
-    if len(budgets) < 2:
+def main(sweep: Path, picture: Path) -> None:
+    found = {name: read_budgets(sweep, column) for name, column in COLUMNS.items()}
+    if len(found["parameters"]) < 2:
         sys.exit(f"error: {sweep} has fewer than two values of max_flops with three sizes each: sweep both.")
-    law = report(budgets, "parameters")
-    if inside := read_budgets(sweep, "parameters_in_blocks"):
-        report(inside, "parameters without embeddings")
-    draw(budgets, law, picture)
-    print(f"drawn in {picture}")
+    report(found)
+    draw(found["parameters"], picture)
+    print(f"\ndrawn in {picture}")
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) == 3 else f"{sys.argv[1]}/scaling_law.png"))

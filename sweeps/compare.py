@@ -1,11 +1,10 @@
 """Compare the variants of a sweep with its first one, paired by seed:  python -m sweeps.compare FOLDER
 
-FOLDER is what  python train.py -m +experiment=attention  makes, finished or not. Prints the table, and writes it beside
-its leaderboard as comparison.md and comparison.csv. docs/which_attention.md says how to read it.
+FOLDER is what  python train.py -m +experiment=attention  makes, finished or not, or one that has its leaderboard.csv.
+Prints the table, and writes it there as comparison.md and comparison.csv. docs/which_attention.md says how to read it.
 """
 
 import csv
-import math
 import statistics
 import sys
 from collections import defaultdict
@@ -16,20 +15,18 @@ from typing import Any
 
 import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
 from data.files import replace_text
-from errors import SettingsError, why
+from errors import SettingsError, positive, why
 from runs.text import visible
 from sweeps.evidence import Estimate, holm, t_quantile
 from sweeps.law import FAILED, Law, at_best_rate
 from sweeps.leaderboard import MEASURED, Job, csv_text, markdown_lines, read_jobs, swept_settings, values
 
 SIZE, RATE, SPEED, SPEED_ERROR = "model.n_embd", "optimizer.lr", "× tokens/s", "± × tokens/s"
-MATCHINGS = ("tokens", "FLOPs", "seconds", "parameters")
+MATCHINGS = ("tokens", "FLOPs", "seconds")
 DECIDED = 0.05  # a difference counts whose p, by Holm over its column, is below
 LENGTHS = 5  # of the baseline, for its law: three for the parameters, the others for their error
 ROUNDS = 25  # of docs/measured.py, behind a speed and its error
 SHOWN = ("decode tokens/s", "cache B/token")  # of the leaderboard's columns
-BLOCKS = "parameters_in_blocks"
-NEEDED = ("val_bpb", "tokens", "flops", BLOCKS)  # of a finished run
 
 
 @dataclass(frozen=True)
@@ -101,89 +98,73 @@ class Comparison:
         if not (jobs := read_jobs(folder)):
             problem = f"{folder} holds no sweep (no job.json in its folders)"
             raise SettingsError(problem, "give the folder that -m made")
-        runs: Any = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
-        keys = [(name, job.settings.get("max_steps", "")) for name, job in zip(variants(jobs), jobs, strict=True)]
-        for key, job in zip(keys, jobs, strict=True):
-            if job.status == "failed" or (
-                job.status == "finished" and all(getattr(job.summary, name) for name in NEEDED)
-            ):
-                runs[job.settings.get(SIZE, "")][key][job.settings.get(RATE, "")][job.settings.get("seed", "")] = job
-        self.picks: dict[str, dict[tuple[str, str], Picks]] = {
-            size: {key: chosen(by_rate) for key, by_rate in runs[size].items()} for size in sorted(runs, key=number_of)
-        }
-        self.baseline, self.steps = keys[0]
-        self.base = {size: by_key.get(keys[0], {}) for size, by_key in self.picks.items()}
-        for size, picks in self.base.items():
-            if len(picks) < 2:
-                problem = f"{folder}: the baseline, {self.baseline}, is finished for {len(picks)} seeds{at(size)}"
+        names = variants(jobs)
+        self.baseline, steps = names[0], jobs[0].settings.get("max_steps", "")
+        runs: Any = defaultdict(lambda: defaultdict(dict))
+        for name, job in zip(names, jobs, strict=True):
+            if job.status == "failed" or (job.status == "finished" and job.summary.val_bpb):
+                size, length, rate, seed = (job.settings.get(each, "") for each in (SIZE, "max_steps", RATE, "seed"))
+                runs[size, name, length][rate][seed] = job
+        self.sizes = sorted({size for size, *_ in runs}, key=number_of)
+        self.picks: dict[str, dict[str, Picks]] = {size: {self.baseline: {}} for size in self.sizes}
+        self.lengths: dict[str, list[Picks]] = {size: [] for size in self.sizes}
+        """The baseline's, of every length."""
+        for (size, name, length), by_rate in runs.items():
+            picks = chosen(by_rate)
+            if length == steps:
+                self.picks[size][name] = picks
+            if name == self.baseline and picks:
+                self.lengths[size].append(picks)
+        for size in self.sizes:
+            if (count := len(self.picks[size][self.baseline])) < 2:
+                problem = f"{folder}: the baseline, {self.baseline}, is finished for {count} seeds{at(size)}"
                 raise SettingsError(problem, "let it finish two or more")
         self.measured = read_measured(folder / "measured.csv")
         self.notes: list[str] = []
-        self.laws = {size: self.law(size) for size in self.base}
-        self.slopes = self.parameter_slopes()
+        self.laws = {size: self.law(size) for size in self.sizes}
 
     def law(self, size: str) -> Law | None:
         """Return the law of the baseline's losses, of the seeds that have all lengths; None for too few lengths."""
-        lengths = [picks for (name, _), picks in self.picks[size].items() if name == self.baseline and picks]
+        lengths = self.lengths[size]
         seeds = set.intersection(*map(set, lengths))
         points = {figure_of(p, "tokens"): statistics.fmean(p[seed].bpb for seed in seeds) for p in lengths if seeds}
         if len(points) < LENGTHS:
             problem = f"The baseline{at(size)} is finished at {len(points)} lengths with the same seeds"
             self.notes.append(f"{problem}; its law, for equal FLOPs and seconds, needs {LENGTHS}.")
             return None
-        law = Law.fit([length / figure_of(self.base[size], "tokens") for length in points], [*points.values()])
+        own = figure_of(self.picks[size][self.baseline], "tokens")
+        law = Law.fit([length / own for length in points], [*points.values()])
         half = t_quantile(DECIDED, law.freedom) * law.error(lambda law: law.power)
         text = f"{law.floor:.3f} + {law.scale:.3f} · times^-{law.power:.3f} (± {half:.3f}, 95% by t)"
         rest = ", ".join(f"{rest:+.4f} at {times:.2g}" for times, rest in zip(law.times, law.residuals, strict=True))
         self.notes.append(f"The baseline{at(size)}, trained `times` as long: bits per byte = {text}; residuals {rest}.")
         return law
 
-    def parameter_slopes(self) -> dict[str, float]:
-        """Return of each seed d ln(loss) / d ln(parameters in blocks) between the smallest and largest baseline."""
-        ends = [*self.base.values()]
-        small, large = ends[0], ends[-1]
-        ratio = figure_of(large, BLOCKS) / figure_of(small, BLOCKS)
-        both = [seed for seed in small if seed in large]
-        if ratio == 1 or len(both) < 2:
-            return {}
-        slopes = {seed: math.log(large[seed].bpb / small[seed].bpb) / math.log(ratio) for seed in both}
-        found = Estimate.of([*slopes.values()])
-        half = t_quantile(DECIDED, found.freedom) * found.error
-        self.notes.append(f"Its loss goes with parameters^{found.mean:.3f} (± {half:.3f}, 95% by t over seeds).")
-        return slopes
-
     def rows(self) -> list[Row]:
         """Return the variants at every size, those that are most ahead at the largest first."""
-        asked = [(size, name) for size, by_key in self.picks.items() for name, steps in by_key if steps == self.steps]
-        known = [row for size, name in asked if (row := self.row(size, name))]
+        known = [row for size in self.sizes for name in self.picks[size] if (row := self.row(size, name))]
         for name in MATCHINGS:
             tested = [row for row in known if name in row.differences and row.variant != self.baseline]
             for row, p in zip(tested, holm([row.differences[name].p for row in tested]), strict=True):
                 row.holm[name] = p
-        sizes = [*self.base]
-        ahead = {row.variant: row.differences["tokens"].mean for row in known if row.size == sizes[-1]}
-        return sorted(known, key=lambda row: (ahead.get(row.variant, 0), row.variant, sizes.index(row.size)))
+        ahead = {row.variant: row.differences["tokens"].mean for row in known if row.size == self.sizes[-1]}
+        return sorted(known, key=lambda row: (ahead.get(row.variant, 0), row.variant, self.sizes.index(row.size)))
 
     def row(self, size: str, variant: str) -> Row | None:
         """Compare a variant with the baseline; None with fewer than two seeds that both have."""
-        picks, base = self.picks[size][variant, self.steps], self.base[size]
+        picks, base = self.picks[size][variant], self.picks[size][self.baseline]
         seeds = [seed for seed in base if seed in picks]
         if len(seeds) < len(base):
             self.notes.append(f"Not finished: {variant}{at(size)}, {len(seeds)} of {len(base)} seeds.")
         if len(seeds) < 2:
             return None
-        plain = Estimate.of([picks[seed].bpb - base[seed].bpb for seed in seeds])
-        row = Row(variant, size, {"tokens": plain}, {})
-        self.add_costs(row, plain, *(figure_of(run, "flops") / figure_of(run, "tokens") for run in (picks, base)))
-        if all(seed in self.slopes for seed in seeds):
-            more = math.log(figure_of(picks, BLOCKS) / figure_of(base, BLOCKS))
-            grown = {seed: base[seed].bpb * math.exp(self.slopes[seed] * more) for seed in seeds}
-            row.differences["parameters"] = Estimate.of([picks[seed].bpb - grown[seed] for seed in seeds])
         used = [picks[seed] for seed in seeds]
         rates = [f"{rate:.3g}" for rate in sorted(pick.rate for pick in used)]
         ends = " (end)" if any(pick.at_end for pick in used) else ""
-        row.cells |= {RATE: " to ".join(dict.fromkeys((rates[0], rates[-1]))) + ends}
-        row.cells["val bpb"] = f"{statistics.fmean(pick.bpb for pick in used):.4f}"
+        plain = Estimate.of([picks[seed].bpb - base[seed].bpb for seed in seeds])
+        row = Row(variant, size, {"tokens": plain}, {"val bpb": f"{statistics.fmean(pick.bpb for pick in used):.4f}"})
+        self.add_costs(row, plain, *(figure_of(run, "flops") / figure_of(run, "tokens") for run in (picks, base)))
+        row.cells[RATE] = " to ".join(dict.fromkeys((rates[0], rates[-1]))) + ends
         for name in SHOWN:
             key, show = MEASURED[name]
             if figures := values([pick.job for pick in used], key):
@@ -208,6 +189,21 @@ class Comparison:
             row.cells["effective time"] = f"{compute * times * speed:.2f}"
         row.cells |= {name: text for name, text in measured.items() if name and text}
 
+    def table(self) -> list[list[str]]:
+        """Return the table's cells, its head first."""
+        lines, rows = [], self.rows()
+        for row in rows:
+            line = {"variant": row.variant, SIZE: row.size, "val bpb": row.cells["val bpb"]}
+            for name, p in row.holm.items():
+                found, shown = row.differences[name], "<0.001" if p < 0.001 else f"{p:.3f}"
+                line[f"± at equal {name} (p by Holm)"] = f"{found.mean:+.4f} ± {found.error:.4f} ({shown})"
+            same = [other for other in rows if other.variant == row.variant]
+            last = "the baseline" if row.variant == self.baseline else verdict(same, len(self.sizes))
+            lines.append(line | row.cells | {"at all sizes": last})
+        # The order of the longest, which has all columns but those that measured.csv has for some variants only.
+        names = dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line)
+        return [[*names], *([line.get(name, "–") for name in names] for line in lines)]
+
 
 def at(size: str) -> str:
     return f" at {SIZE}={size}" if size else ""
@@ -229,9 +225,8 @@ def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     if rows and not {"variant", SIZE} <= rows[0].keys():
         raise SettingsError(f"{path} has no columns variant and {SIZE}", "add them, or remove the file")
     for row in rows:
-        for name in (SPEED, SPEED_ERROR):
-            if name in row and not 0 < number_of(row[name]) < math.inf:
-                raise SettingsError(f"{path}: {name}={row[name]} of {row['variant']} is no number above 0", "mend it")
+        for name in row.keys() & {SPEED, SPEED_ERROR}:
+            positive(f"{path}: {row['variant']}'s {name}", number_of(row[name]))
     return {(row.pop("variant"), row.pop(SIZE)): row for row in rows}
 
 
@@ -239,34 +234,17 @@ def verdict(rows: Sequence[Row], sizes: int) -> str:
     """Return at which matchings a variant is ahead, or behind, of the baseline at every size."""
 
     def holds(name: str, sign: int) -> bool:
-        known = [(row.holm.get(name, 1), row.differences[name].mean * sign) for row in rows if name in row.differences]
+        known = [(row.holm[name], row.differences[name].mean * sign) for row in rows if name in row.holm]
         return len(known) == sizes and all(p < DECIDED and ahead > 0 for p, ahead in known)
 
     found = {word: [name for name in MATCHINGS if holds(name, sign)] for word, sign in (("wins", -1), ("loses", 1))}
     return "; ".join(f"{word} at equal {', '.join(names)}" for word, names in found.items() if names) or "undecided"
 
 
-def table_of(comparison: Comparison) -> list[list[str]]:
-    """Return the table's cells, its head first."""
-    lines, rows = [], comparison.rows()
-    for row in rows:
-        line = {"variant": row.variant, SIZE: row.size, "val bpb": row.cells["val bpb"]}
-        for name, p in row.holm.items():
-            found, shown = row.differences[name], "<0.001" if p < 0.001 else f"{p:.3f}"
-            line[f"± at equal {name} (p by Holm)"] = f"{found.mean:+.4f} ± {found.error:.4f} ({shown})"
-        same = [other for other in rows if other.variant == row.variant]
-        is_baseline = row.variant == comparison.baseline
-        last = "the baseline" if is_baseline else verdict(same, len(comparison.base))
-        lines.append(line | row.cells | {"at all sizes": last})
-    # The order of the longest, which has all columns but those that measured.csv has for some variants only.
-    names = dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line)
-    return [[*names], *([line.get(name, "–") for name in names] for line in lines)]
-
-
 def compare(folder: Path) -> str:
     """Write comparison.md and comparison.csv into a sweep's folder; return what to print."""
     comparison = Comparison(folder)
-    table = table_of(comparison)
+    table = comparison.table()
     notes = [*comparison.notes, "(end): the rates tried end there, and the best may lie beyond."]
     text = "\n".join([*markdown_lines(table), *(f"\n{note}" for note in notes)]) + "\n"
     replace_text(folder / "comparison.md", text)

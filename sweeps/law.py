@@ -48,18 +48,19 @@ class Law:
     @classmethod
     def fit(cls, times: Sequence[float], losses: Sequence[float]) -> "Law":
         """Fit by least squares: of each power on a grid the scale and the floor, which is not below 0, are linear."""
-        x, y, found = np.array(times), np.array(losses), []
-        for power in np.geomspace(0.01, 4, 800):
-            basis = np.stack([np.ones_like(x), x**-power], 1)
-            floor, scale = np.linalg.lstsq(basis, y, rcond=None)[0]
-            if floor < 0:
-                floor, scale = 0.0, basis[:, 1] @ y / (basis[:, 1] @ basis[:, 1])
-            residuals = y - basis @ (floor, scale)
-            found.append((float(residuals @ residuals), float(floor), float(scale), float(power), residuals))
-        squares, floor, scale, power, residuals = min(found, key=lambda each: each[0])
-        slopes = np.stack([np.ones_like(x), x**-power, -scale * np.log(x) * x**-power], 1)
-        covariance = np.linalg.pinv(slopes.T @ slopes) * squares / max(1, len(x) - 3)
-        return cls(floor, scale, power, tuple(times), tuple(residuals.tolist()), covariance)
+        x, y, powers = np.array(times), np.array(losses), np.geomspace(0.01, 4, 800)
+        curves = x ** -powers[:, None]
+        means = curves.mean(1)
+        bends = curves - means[:, None]
+        floors = np.maximum(0, y.mean() - means * (bends @ y) / (bends**2).sum(1))
+        scales = (curves @ y - floors * curves.sum(1)) / (curves**2).sum(1)
+        residuals = y - floors[:, None] - scales[:, None] * curves
+        squares = (residuals**2).sum(1)
+        best = int(squares.argmin())
+        floor, scale, power = float(floors[best]), float(scales[best]), float(powers[best])
+        slopes = np.stack([np.ones_like(x), curves[best], -scale * np.log(x) * curves[best]], 1)
+        covariance = np.linalg.pinv(slopes.T @ slopes) * squares[best] / (len(x) - 3)
+        return cls(floor, scale, power, tuple(times), tuple(residuals[best].tolist()), covariance)
 
     @property
     def freedom(self) -> int:

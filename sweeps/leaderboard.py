@@ -8,6 +8,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from errors import why
 from pages.runs import describe_run, runs_page
 from runs.directory import OF_THIS_INVOCATION, written_settings
 from runs.metrics import is_number, read_metrics
-from runs.summary import JOB, JobRecord, Summary, read_job, read_summary
+from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
 from runs.summary import NAME as SUMMARY
 from runs.text import duration, si, visible
 
@@ -57,16 +58,19 @@ Row = list[Job]
 
 
 def read_jobs(sweep: Path) -> list[Job]:
-    """Return the jobs in a sweep's folder in the order of their numbers; without jobs, all runs below the folder."""
-    folders = [path.parent for path in sweep.glob(f"*/**/{JOB}")]
-    found = [(read_job(folder) or unreadable(folder, JOB), folder) for folder in folders]
-    if not folders:
-        runs = sorted(path.parent for path in sweep.glob(f"*/**/{SUMMARY}"))
-        known = [(settings_of(run), run) for run in runs]
-        found = [(JobRecord(0, own) if own else unreadable(run, "config.yaml"), run) for own, run in known]
+    """Return the jobs in a sweep's folder in the order of their numbers; without jobs, all runs below the folder.
+
+    Without runs too, they are what leaderboard.csv has of them: all that is kept of a sweep.
+    """
+    found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
+    for path in () if found else sorted(sweep.glob(f"*/**/{SUMMARY}")):
+        own = settings_of(path.parent)
+        found[path.parent] = JobRecord(0, own) if own else unreadable(path.with_name("config.yaml"))
+    if not found:
+        return recorded_jobs(sweep / "leaderboard.csv")
     is_going_on = is_locked(sweep / ".lock")
     jobs = []
-    for record, folder in sorted(found, key=lambda pair: (pair[0].number, pair[1])):
+    for folder, record in sorted(found.items(), key=lambda pair: (pair[1].number, pair[0])):
         pairs = [override.lstrip("+~").partition("=") for override in record.overrides]
         settings = {name: shortened(value) for name, _, value in pairs}
         summary = summary_of(folder, record.reason, is_going_on)
@@ -74,8 +78,21 @@ def read_jobs(sweep: Path) -> list[Job]:
     return jobs
 
 
-def unreadable(folder: Path, file: str) -> JobRecord:
-    return JobRecord(sys.maxsize, [], f"{folder.name}/{file} cannot be read")
+def unreadable(file: Path) -> JobRecord:
+    return JobRecord(sys.maxsize, [], f"{file.parent.name}/{file.name} cannot be read")
+
+
+def recorded_jobs(table: Path) -> list[Job]:
+    """Return the jobs of a leaderboard.csv; none where there is none that can be read."""
+    jobs = []
+    with suppress(OSError, LookupError, ValueError), table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            known = {name: text for name, text in row.items() if text}
+            name, status = known.pop("job"), known.pop("status")
+            figures = {each: float(known.pop(each)) for each in NUMBERS if each in known and each != "seed"}
+            summary = Summary(status, known.pop("reason", None), known.pop("device", None), **figures)
+            jobs.append(Job(table.parent / name, name, known, summary))
+    return sorted(jobs, key=lambda job: (len(job.name), job.name))
 
 
 def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
@@ -191,14 +208,9 @@ def outcome(row: Row, result: str) -> str:
 
 
 def literal_markdown(text: str) -> str:
-    """Return a text for a cell of a table that shows it as it is: as code where anything in it has a meaning."""
+    """Return a text for a cell of a table, in one line: as code where anything in it has a meaning, without ` and |."""
     text = visible(" ".join(text.split()))
-    if not ACTIVE.search(text):
-        return text
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    room = " " if text.startswith("`") or text.endswith("`") else ""
-    escaped = re.sub(r"(?<=\\)\|", " |", text).replace("|", r"\|")  # a backslash before it would undo its own
-    return f"{fence}{room}{escaped}{room}{fence}"
+    return "`" + text.replace("`", "'").replace("|", "¦") + "`" if ACTIVE.search(text) else text
 
 
 def markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import math
 import os
 import random
 import shlex
 import signal
 import subprocess
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -110,14 +110,22 @@ def test_a_verdict_is_what_the_confidence_sequence_says(differences, delta, larg
     assert judge(differences, 0.05, delta, larger) == said
 
 
-def test_of_recorded_runs_one_in_twenty_is_decided_wrongly_and_half_a_percent_is_told_as_the_page_says(capsys):
-    spec = importlib.util.spec_from_file_location("decide_worth", ROOT / "docs/decide_worth.py")
-    spec.loader.exec_module(worth := importlib.util.module_from_spec(spec))
-    worth.main(ROOT / "docs/results/null_runs.csv")
-    said = capsys.readouterr().out
-    assert said in (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
-    wrong, wrong_of_pairs, told = (float(cell.strip(" %")) for cell in said.splitlines()[-1].split("|")[2:5])
-    assert max(wrong, wrong_of_pairs) <= 5 and told >= 80
+def test_the_pages_say_what_the_recorded_pairs_do():
+    results, losses = ROOT / "docs/results", defaultdict[str, dict[int, float]](dict)
+    with (results / "null_runs.csv").open() as file:
+        for run in csv.DictReader(file):
+            losses[run["attention"]][int(run["seed"])] = float(run["val_bpb"])
+    differences = [losses["sdpa+gate"][seed] - losses["sdpa"][seed] for seed in range(1, 8)]
+    page = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
+    for n in range(1, 8):
+        low, high = confidence_sequence(known := differences[:n], ALPHA)
+        figures = f"{np.mean(known):+.4g} ({low:+.4g} to {high:+.4g}), pairs {n}, E {e_value(known):.3g}"
+        assert f"gate is {judge(known, ALPHA) or 'open'}: val_bpb {figures}\n" in page
+    with (results / "key_offset_pairs.csv").open() as file:
+        differences = [float(pair["val_bpb"]) - float(pair["val_bpb_of_first"]) for pair in csv.DictReader(file)]
+    low, high = confidence_sequence(differences, ALPHA)
+    page = (ROOT / "docs/which_attention.md").read_text(encoding="utf-8")
+    assert f"ends {-np.mean(differences):.3f} bits" in page and f"sequence {-high:.3f} to {-low:.3f})" in page
 
 
 def decide(folder: Path, max_pairs: int = 12, variants: list[str] = VARIANTS, **others) -> Decide:

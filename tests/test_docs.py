@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -137,6 +138,25 @@ def test_every_script_module_and_setting_that_a_page_names_exists(page):
     dotted = rf"`((?:{groups})\.(?!json`|safetensors`)[a-z_]+(?:\.[a-z_]+)?)`"
     for name in re.findall(rf"{dotted}|`([a-z_.]+)=[^`\n]*`", _without_code(page)):
         assert "".join(name) in known, name
+
+
+RECORDED = {  # runs of docs/results, by what makes a table of them
+    "attention": ("sweeps.compare", "which_attention"),
+    "scaling": ("docs.scaling_law", "which_attention"),
+    "null_runs.csv": ("docs.decide_worth", "sweeps"),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_pages_table_of_runs_is_what_its_command_makes_of_the_recorded_ones(name, tmp_path, monkeypatch, capsys):
+    module, page = RECORDED[name]
+    runs = ROOT / "docs/results" / name
+    (shutil.copytree if runs.is_dir() else shutil.copy)(runs, tmp_path / name)
+    monkeypatch.setattr(sys, "argv", [module, str(tmp_path / name)])
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    runpy.run_module(module, run_name="__main__")
+    table = re.findall(r"^\|.*\n", capsys.readouterr().out, re.MULTILINE)
+    assert "".join(table) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8") and len(table) > 4
 
 
 TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_size=16", "data.path=notes.txt"]
