@@ -15,7 +15,7 @@ from typing import Any
 
 import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
 from data.files import replace_text
-from errors import SettingsError, positive, why
+from errors import SettingsError, at_least, positive, why
 from runs.text import visible
 from sweeps.evidence import Estimate, holm, t_quantile
 from sweeps.law import FAILED, Law, at_best_rate
@@ -225,8 +225,11 @@ def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     if rows and not {"variant", SIZE} <= rows[0].keys():
         raise SettingsError(f"{path} has no columns variant and {SIZE}", "add them, or remove the file")
     for row in rows:
-        for name in row.keys() & {SPEED, SPEED_ERROR}:
-            positive(f"{path}: {row['variant']}'s {name}", number_of(row[name]))
+        if SPEED in row:
+            positive(f"{path}: {row['variant']}'s {SPEED}", number_of(row[SPEED]))
+            at_least(
+                f"{path}: {row['variant']}'s {SPEED_ERROR}", number_of(row.get(SPEED_ERROR, "nan")), 0
+            )  # the baseline's is 0
     return {(row.pop("variant"), row.pop(SIZE)): row for row in rows}
 
 
