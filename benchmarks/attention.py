@@ -9,9 +9,8 @@ also flex, and greater lengths.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable
+from functools import partial
 
 import paired
 import torch
@@ -32,12 +31,7 @@ MEMORY_LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 
 
 def main() -> None:
-    parser = paired.Parser(__doc__)
-    parser.add_argument("--peak", nargs=2, metavar=("FORM", "T"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.peak:
-        print(peak(arguments.peak[0], int(arguments.peak[1])))
-        return
+    arguments = paired.Parser(__doc__).parse_args()
     paired.header()
     with fast_products(paired.device()):
         for precision in dict.fromkeys((torch.float32, choose_precision("auto", paired.device()))):
@@ -76,14 +70,9 @@ def forward_and_backward(form: str, T: int, heads: int, precision: torch.dtype) 
 def memory() -> None:
     """Print the peak memory of the forms that take the whole text at once."""
     print(f"Peak memory of a forward and backward pass above its inputs, B = 1, H = {H}, D = {D}, in MB:\n")
-    found = {form: [(peak if ON_GPU else child)(form, T) / 1e6 for T in MEMORY_LENGTHS] for form in MEASURED}
-    rows = ([f"`{form}`", *(f"{megabytes:.0f}" for megabytes in of)] for form, of in found.items())
+    measure = peak if ON_GPU else partial(paired.alone, peak)
+    rows = ([f"`{form}`", *(f"{measure(form, T) / 1e6:.0f}" for T in MEMORY_LENGTHS)] for form in MEASURED)
     paired.table(["form", *(f"T = {T}" for T in MEMORY_LENGTHS)], rows)
-
-
-def child(form: str, T: int) -> float:
-    """peak in a process of its own, which has not freed anything that it could take again."""
-    return float(paired.run([sys.executable, __file__, "--peak", form, str(T)]).split()[-1])
 
 
 def peak(form: str, T: int) -> float:

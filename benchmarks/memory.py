@@ -9,7 +9,6 @@ allocating anything. Every row differs from the first of its form in one number.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import sys
@@ -30,13 +29,7 @@ FORMS = {"sdpa": "TBC", "matmul": "T"}  # what is doubled; `matmul` differs from
 
 
 def main() -> None:
-    parser = paired.Parser(__doc__)
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        form, *sizes = arguments.child
-        print(peak(make_config(form, *map(int, sizes))))
-        return
+    arguments = paired.Parser(__doc__).parse_args()
     if not Path("/proc/self/clear_refs").exists():
         sys.exit("error: peak memory is read from Linux's /proc, which is not here")
     paired.header()
@@ -53,7 +46,8 @@ def compare(rounds: int) -> None:
         for name in names
         for factor in (1, 2, 4)
     }
-    programs = {row: partial(peak, make_config(*row)) if on_gpu else partial(child, *row) for row in sizes}
+    measure = peak if on_gpu else partial(paired.alone, peak)
+    programs = {row: partial(measure, make_config(*row)) for row in sizes}
     rows = []
     for (form, *numbers), found in paired.interleave(programs, rounds, warm_ups=0).items():
         predicted = predicted_bytes(make_config(form, *numbers)) / 1e6
@@ -72,11 +66,6 @@ def predicted_bytes(config: TrainConfig) -> int:
     device = paired.device()
     precision = choose_precision("auto", device)
     return predict_memory(config, config.batch_size, precision, on_gpu=device.type == "cuda").peak
-
-
-def child(form: str, *sizes: int) -> float:
-    """peak in a process of its own, which has not freed anything that it could take again."""
-    return float(paired.run([sys.executable, __file__, "--child", form, *map(str, sizes)]).split()[-1])
 
 
 def peak(config: TrainConfig, *, compiled: bool = False) -> float:

@@ -6,6 +6,7 @@ README.md's method is decided here. Importing this puts the checkout on the path
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import platform
 import shlex
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -71,17 +73,15 @@ def header(*packages: str) -> None:
 
 def busy_cores(seconds: float = 5) -> float:
     """Cores that were busy in the next seconds. Not the system's load average, which still counts our last table."""
-    if not Path("/proc/stat").exists():
+    if not (stat := Path("/proc/stat")).exists():
         return os.getloadavg()[0]
-    before = _busy_ticks()
+
+    def idle() -> int:
+        return sum(map(int, stat.read_text().split()[4:6]))  # of all cores; and waiting for a disk
+
+    before = idle()
     time.sleep(seconds)
-    return (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
-
-
-def _busy_ticks() -> int:
-    """Of all cores; "steal" is what another machine on the same processor took."""
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return user + nice + system + irq + softirq + steal
+    return (os.cpu_count() or 1) - (idle() - before) / os.sysconf("SC_CLK_TCK") / seconds
 
 
 def machine(*packages: str) -> str:
@@ -127,6 +127,12 @@ def interleave(programs: dict[str, Callable[[], T]], rounds: int, *, warm_ups: i
                 if number >= 0:
                     results[name].append(result)
     return results
+
+
+def alone(function: Callable[..., T], *arguments: object) -> T:
+    """Call a function in a process of its own, which has not freed any memory that it could take again."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
 
 
 def timed(function: Callable[[], object], calls: int = 1) -> Callable[[], float]:

@@ -42,8 +42,6 @@ ADAMW = dict(name="adamw", lr=1e-3, beta2=0.99, weight_decay=0.1, embedding_lr=N
 
 
 class Shape(NamedTuple):
-    """n_layer, n_head, n_embd, block_size, batch_size, vocab_size, and the steps of one measurement."""
-
     n_layer: int
     n_head: int
     n_embd: int
@@ -51,6 +49,7 @@ class Shape(NamedTuple):
     batch_size: int
     vocab_size: int
     steps: int
+    """Of one measurement."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -64,11 +63,8 @@ ON_A_CPU = [Shape(4, 4, 128, 64, 12, 65, 40), Shape(6, 6, 384, 256, 4, 65, 3), S
 GPT2_124M = Shape(12, 12, 768, 1024, 32, 50304, steps=10)
 
 
-class Measured(NamedTuple):
-    seconds: float
-    """Of one step."""
-    loss: float
-    """Nats a token, the mean of all these steps."""
+Measured = tuple[float, float]
+"""Seconds of a step, and the mean loss of all these steps in nats a token."""
 
 
 def main() -> None:
@@ -101,13 +97,13 @@ def throughput(shape: Shape, checkout: Path | None, rounds: int, tokens: np.ndar
         programs[f"ours, GPT-2's shape, {precision}"] = ours(gpt2, precision, drawn, shape.steps, device)
     programs["ours, default"] = ours(make_config(shape, {}, {}), "auto", drawn, shape.steps, device)
     measured = paired.interleave(programs, rounds, warm_ups=2)
-    seconds = {name: [one.seconds for one in of] for name, of in measured.items()}
+    seconds = {name: [taken for taken, _ in of] for name, of in measured.items()}
     size, first = shape.batch_size * shape.block_size, next(iter(programs))
     print(f"{shape}\n")
     rows = []
     for name, taken in seconds.items():
         step, rate = f"{1e3 * statistics.median(taken):.1f}", paired.spread([size / one for one in taken], ",.0f")
-        rows.append([name, rate, paired.ratio(seconds[first], taken), step, f"{measured[name][-1].loss:.3f}"])
+        rows.append([name, rate, paired.ratio(seconds[first], taken), step, f"{measured[name][-1][1]:.3f}"])
     paired.table(["", "tokens/s", f"of {first}", "a step, ms", "loss"], rows)
 
 
@@ -185,7 +181,7 @@ def measure(
         with products():
             seconds = paired.timed(lambda: losses.extend(map(step, range(done, done + steps))))() / steps
         done += steps
-        return Measured(seconds, torch.stack(losses).mean().item())
+        return seconds, torch.stack(losses).mean().item()
 
     return program
 

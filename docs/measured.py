@@ -6,11 +6,9 @@ ones. Speed is the median over ROUNDS of the baseline's time for a training step
 on a machine that does nothing else. Memory is predicted, as dry_run=true predicts it.
 """
 
-import csv
 import math
 import statistics
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +18,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.paired import interleave, timed
+from data.files import replace_text
 from errors import SettingsError
 from generation.probes import Probes
 from generation.score import How, load_text
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
-from sweeps.leaderboard import read_jobs
+from sweeps.leaderboard import csv_text, read_jobs
 from training.config import TrainConfig
 from training.device import choose_precision, fast_products
 from training.plan import predict_memory, trial_run
@@ -39,23 +38,16 @@ WARM_UP = 3
 def main(folder: Path, recall: Path | None) -> None:
     comparison, rows, rounds = Comparison(folder), [], []
     answered = {} if recall is None else accuracies(recall)
-    for size, by_key in comparison.picks.items():
-        by_variant = {
-            variant: open_checkpoint(str(next(iter(picks.values())).job.directory))
-            for (variant, steps), picks in by_key.items()
-            if steps == comparison.steps and picks
-        }
-        seconds = times(by_variant)
-        for variant, checkpoint in by_variant.items():
+    for size, by_variant in comparison.picks.items():
+        one_each = {variant: next(iter(picks.values())).job for variant, picks in by_variant.items() if picks}
+        checkpoints = {variant: open_checkpoint(str(job.directory)) for variant, job in one_each.items()}
+        seconds = times(checkpoints)
+        for variant, checkpoint in checkpoints.items():
             rounds += [[variant, size, number, f"{took:.5f}"] for number, took in enumerate(seconds[variant])]
             ratios = [its / mine for its, mine in zip(seconds[comparison.baseline], seconds[variant], strict=True)]
             error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))  # a median's, of normal values
-            row = {
-                "variant": variant,
-                SIZE: size,
-                SPEED: f"{statistics.median(ratios):.4f}",
-                SPEED_ERROR: f"{error:.4f}",
-            }
+            row = {"variant": variant, SIZE: size}
+            row |= {SPEED: f"{statistics.median(ratios):.4f}", SPEED_ERROR: f"{error:.4f}"}
             ends = checkpoint.model.config.position == "learned"  # there is none beyond
             row[f"nats/token at {FARTHER} × T"] = "–" if ends else f"{extrapolated(checkpoint):+.3f}"
             row[f"MB at T = {T:,}"] = f"{memory(checkpoint) / 1e6:,.0f}"
@@ -63,13 +55,8 @@ def main(folder: Path, recall: Path | None) -> None:
                 row["recall accuracy"] = answered.get(variant, "–")
             rows.append(row)
             print(row, flush=True)
-    write(folder / "measured.csv", [[*rows[0]], *(row.values() for row in rows)])
-    write(folder / "rounds.csv", [["variant", SIZE, "round", "seconds a step"], *rounds])
-
-
-def write(file: Path, rows: Iterable[Iterable[object]]) -> None:
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows(rows)
+    replace_text(folder / "measured.csv", csv_text([[*rows[0]], *(row.values() for row in rows)]))
+    replace_text(folder / "rounds.csv", csv_text([["variant", SIZE, "round", "seconds a step"], *rounds]))
 
 
 def times(checkpoints: dict[str, Checkpoint]) -> dict[str, list[float]]:

@@ -226,10 +226,9 @@ def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
         raise SettingsError(f"{path} has no columns variant and {SIZE}", "add them, or remove the file")
     for row in rows:
         if SPEED in row:
-            positive(f"{path}: {row['variant']}'s {SPEED}", number_of(row[SPEED]))
-            at_least(
-                f"{path}: {row['variant']}'s {SPEED_ERROR}", number_of(row.get(SPEED_ERROR, "nan")), 0
-            )  # the baseline's is 0
+            whose = f"{path}: {row['variant']}'s"
+            positive(f"{whose} {SPEED}", number_of(row[SPEED]))
+            at_least(f"{whose} {SPEED_ERROR}", number_of(row.get(SPEED_ERROR, "nan")), 0)  # the baseline's is 0
     return {(row.pop("variant"), row.pop(SIZE)): row for row in rows}
 
 

@@ -233,7 +233,7 @@ def comma_separated(jobs: list[Job]) -> str:
     return csv_text(lines)
 
 
-def csv_text(lines: Iterable[Sequence[Any]]) -> str:
+def csv_text(lines: Iterable[Iterable[Any]]) -> str:
     """Return the lines of a CSV file, its head first."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)

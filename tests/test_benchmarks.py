@@ -237,7 +237,8 @@ def test_a_part_for_a_gpu_that_fails_or_takes_too_long_is_told(capfd):
 @pytest.mark.skipif(sys.platform != "linux", reason="a process reads its peak memory from /proc")
 def test_measured_memory_is_beside_what_is_predicted():
     import memory
+    import paired
 
     sizes = ("matmul", 256, 16, 128)
     predicted = predict_memory(memory.make_config(*sizes), 16).peak
-    assert 0.5 * predicted < memory.child(*sizes) < 2 * predicted
+    assert 0.5 * predicted < paired.alone(memory.peak, memory.make_config(*sizes)) < 2 * predicted
