@@ -103,7 +103,7 @@ def test_failed_jobs_are_at_the_bottom_with_their_reason_and_unfinished_ones_mar
         assert read_jobs(tmp_path)[4].status == "running"
     assert results[:2] == ["1.5000", "0.4000 (stopped, step 12)"]
     assert results[2:4] == ["0.5000 (stopped, step 10)", "0.6000 (running, step 10)"]
-    assert results[4:] == ["– (stopped, step 0)", r"`failed: n_head=3 does not divide \| 64`"]
+    assert results[4:] == ["– (stopped, step 0)", "`failed: n_head=3 does not divide ¦ 64`"]
 
 
 HOSTILE = ["</script><script>alert(1)</script>", 'a,b "c"', "line\nbreak", "ünï → ∂", "DATA TITLE", "<img src=x>"]
@@ -111,18 +111,17 @@ HOSTILE += ["[x](http://evil.example)", "![x](y)", "www.evil.example", "http://e
 HOSTILE += ["a|b`c*", "`", "x\\|[a](http://evil)", "&lt;b&gt;", "``[x](y)`", "\u202egnp.exe"]
 
 
-@pytest.mark.parametrize("value", HOSTILE)
-def test_any_value_of_a_setting_comes_through_every_file_and_means_nothing_there(tmp_path, value):
-    put_job(tmp_path, 0, f"sample_prompt={value}", f"{value}=1")
-    put_job(tmp_path, 1, "sample_prompt=plain")
+def test_any_value_of_a_setting_comes_through_every_file_and_means_nothing_there(tmp_path):
+    for number, value in enumerate(HOSTILE):
+        put_job(tmp_path, number, f"sample_prompt={value}", f"{value}=1")
     write_leaderboard(tmp_path)
     table = list(csv.DictReader((tmp_path / "leaderboard.csv").open(encoding="utf-8", newline="")))
-    assert value in {row["sample_prompt"] for row in table}
+    assert {row["sample_prompt"] for row in table} == set(HOSTILE)
+    assert [job.settings["sample_prompt"] for job in read_jobs(tmp_path)] == HOSTILE
     text = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
     assert len({len(row) for row in cells(text)}) == 1 and "\u202e" not in text
     for cell in (cell for row in cells(text) for cell in row):
-        fenced = re.fullmatch(r"(`+) ?(.*?[^`]|`+) ?\1", cell)
-        assert (fenced and fenced[1] not in re.findall("`+", fenced[2])) or not ACTIVE.search(cell), cell
+        assert re.fullmatch("`[^`|]+`", cell) or not ACTIVE.search(cell), cell
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<script") == page.count("</script>") == 2
 
@@ -137,7 +136,7 @@ DAMAGE = [
 ]
 
 
-def test_a_damaged_file_of_one_job_is_told_in_its_row_and_ends_nothing(tmp_path):
+def test_a_damaged_file_of_one_job_is_told_in_its_row_and_ends_nothing(tmp_path, caplog):
     sweep, runs = tmp_path / "sweep", tmp_path / "runs"
     put_job(sweep, 0, "seed=0", val_bpb=1.25)
     for number, content in enumerate(DAMAGE, 1):
@@ -155,17 +154,14 @@ def test_a_damaged_file_of_one_job_is_told_in_its_row_and_ends_nothing(tmp_path)
         (put_job(runs / name, 0) / "config.yaml").write_text(content)
         (runs / name / "0/job.json").unlink()
     for folder, count in ((sweep, 17), (runs, 4)):
-        shown = subprocess.run(
-            [sys.executable, "-m", "sweeps", folder], cwd=ROOT, capture_output=True, text=True, timeout=60
-        )
-        assert shown.returncode == 0 and not shown.stderr, shown.stderr
+        shown = write_leaderboard(folder)
         assert len(read_jobs(folder)) == count and (folder / "report.html").is_file()
         if folder == sweep:
-            assert "1.2500" in cells(shown.stdout)[1][-1] or "±" in cells(shown.stdout)[1][-1]
-            told = {row[0]: row[-1] for row in cells(shown.stdout)}
+            told = {row[0]: row[-1] for row in cells(shown)}
+            assert "1.2500" in cells(shown)[1][-1] or "±" in cells(shown)[1][-1]
             assert all("summary.json cannot be read" in told[str(number)] for number in range(1, 11)), told
-            assert all(f"{number}/job.json cannot be read" in shown.stdout for number in (20, 21, 22))
-    assert shown.stdout.count("config.yaml cannot be read") == 3
+            assert all(f"{number}/job.json cannot be read" in shown for number in (20, 21, 22))
+    assert not caplog.records and shown.count("config.yaml cannot be read") == 3
 
 
 @pytest.mark.slow
