@@ -56,10 +56,9 @@ class Grid(Sweeper):
         if launcher in EXTRAS and config.hydra.launcher._target_ not in plugins.class_name_to_class:
             remedy = f'pip install -e ".[{EXTRAS[launcher]}]"'
             raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
-        is_list = isinstance(self.given, Sequence) and not isinstance(self.given, str)
-        if not is_list or not all(isinstance(variant, str) for variant in self.given):
+        if isinstance(self.given, str) or not isinstance(self.given, Sequence):
             raise SettingsError(f"hydra.sweeper.variants={self.given} is no list of overrides", VARIANTS)
-        self.variants = [variant.split() for variant in self.given]
+        self.variants = [str(variant).split() for variant in self.given]
         if config.dry_run:  # it leaves nothing behind
             config.hydra.sweep.dir = "."
             config.hydra.overrides.hydra.append("hydra.sweep.subdir=.")

@@ -19,7 +19,7 @@ from data.files import replace_text
 from errors import SettingsError, first_line
 from runs.summary import Summary, read_job, read_summary
 from runs.text import visible
-from sweeps.grid import Grid, assignments, jobs_at_once
+from sweeps.grid import Grid, assignments
 
 if TYPE_CHECKING:  # optional, and slow to import
     from optuna import Study, Trial
@@ -36,7 +36,7 @@ class Search(Grid):
 
     def __init__(self, n_trials: int, n_jobs: int, seed: int, **others: Any) -> None:
         super().__init__(**others)
-        self.n_trials, self.n_jobs, self.seed = n_trials, jobs_at_once() if n_jobs == -1 else n_jobs, seed
+        self.n_trials, self.n_jobs, self.seed = n_trials, n_jobs, seed
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the trials that are left, once all can be composed, then print the best settings."""

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from runs.summary import Summary, begin_job, fail_job
 from sweeps.grid import Grid
 
 ROOT = Path(__file__).parent.parent
+Result = Callable[[dict[str, str]], float]
 
 
 def put_job(sweep: Path, number: int, *overrides: str, reason: str | None = None, **figures) -> Path:
@@ -43,7 +44,7 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
-def in_memory(sweeper: Grid, folder: Path, result: Callable[[dict[str, str]], float]) -> list[dict[str, str]]:
+def in_memory(sweeper: Grid, folder: Path, result: Result) -> list[dict[str, str]]:
     """Let a sweeper run jobs that end at once in what `result` makes of their settings, or raises; return its jobs."""
     launched: list[dict[str, str]] = []
 
@@ -71,6 +72,13 @@ def in_memory(sweeper: Grid, folder: Path, result: Callable[[dict[str, str]], fl
     sweeper.launcher.launch = launch
     sweeper.validate_batch_is_legal = lambda batch: None
     return launched
+
+
+def swept(sweeper: Grid, folder: Path, result: Result, arguments: Sequence[str] = ()) -> list:
+    """Let a sweeper run such jobs to the end; return them."""
+    jobs = in_memory(sweeper, folder, result)
+    sweeper.sweep([*arguments])
+    return jobs
 
 
 def tiny(folder: Path, **settings: object) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_here, tiny
+from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_here, swept, tiny
 
 from errors import SettingsError
 from runs.summary import read_job
@@ -121,7 +121,7 @@ def test_the_pages_say_what_the_recorded_pairs_do():
     assert f"ends {-np.mean(differences):.3f} bits" in page and f"sequence {-high:.3f} to {-low:.3f})" in page
 
 
-def decide(folder: Path, max_pairs: int = 12, variants: list[str] = VARIANTS, **others) -> Decide:
+def decide(max_pairs: int = 12, variants: list[str] = VARIANTS, **others) -> Decide:
     return Decide(**{"metric": "val_bpb", "delta": None} | others, max_pairs=max_pairs, variants=variants)
 
 
@@ -136,9 +136,7 @@ def standing(folder: Path) -> dict[str, list[str]]:
 
 
 def test_each_variant_runs_with_the_seeds_of_the_first_until_it_is_decided(tmp_path, capsys):
-    sweeper = decide(tmp_path)
-    jobs = in_memory(sweeper, tmp_path, noisy)
-    sweeper.sweep(["max_steps=5", "seed=3"])
+    jobs = swept(decide(), tmp_path, noisy, ["max_steps=5", "seed=3"])
     ran = {name: [job["seed"] for job in jobs if job["attention"] == name] for name in ("sdpa", "mla", "delta")}
     assert ran["sdpa"] == ran["delta"] == [str(seed) for seed in range(3, 15)]
     assert 4 <= len(ran["mla"]) < 12 and ran["mla"] == ran["sdpa"][: len(ran["mla"])]
@@ -158,31 +156,26 @@ def test_each_variant_runs_with_the_seeds_of_the_first_until_it_is_decided(tmp_p
 
 
 def test_what_was_decided_stays_so_when_it_is_typed_again_and_more_pairs_go_on(tmp_path):
-    sweeper = decide(tmp_path, max_pairs=3)
-    in_memory(sweeper, tmp_path, noisy)
-    sweeper.sweep([])
+    swept(decide(max_pairs=3), tmp_path, noisy)
     assert {row[0] for row in standing(tmp_path).values()} == {"undecided after 3 pairs"}
     for max_pairs, count in ((12, 20), (12, 0)):
-        sweeper = decide(tmp_path, max_pairs)
-        jobs = in_memory(sweeper, tmp_path, noisy)
-        sweeper.sweep([])
+        jobs = swept(decide(max_pairs), tmp_path, noisy)
         assert standing(tmp_path)["attention=mla"][0] == "better" and (len(jobs) > 15) == (count > 0)
         assert not any(job["seed"] in ("1", "2", "3") for job in jobs)
     # With a difference that matters mla's pairs are as they were, whatever else is decided.
-    sweeper = decide(tmp_path, delta=1.0)
+    sweeper = decide(delta=1.0)
     assert in_memory(sweeper, tmp_path, noisy) == []
     sweeper.sweep([])
     assert standing(tmp_path)["attention=delta"][0] == "no difference beyond 1"
 
 
 def test_settings_as_they_are_may_be_a_variant_and_torchrun_may_not_run_pairs(tmp_path, monkeypatch):
-    sweeper = decide(tmp_path, max_pairs=2, variants=["", "attention=mla"])
-    in_memory(sweeper, tmp_path, lambda settings: noisy({"attention": "sdpa"} | settings))
-    sweeper.sweep([])
+    asked = {"max_pairs": 2, "variants": ["", "attention=mla"]}
+    swept(decide(**asked), tmp_path, lambda settings: noisy({"attention": "sdpa"} | settings))
     assert (tmp_path / "decide.md").read_text().endswith("The first is no change; less is better; E from 20 decides.\n")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(SettingsError, match=r"^hydra/sweeper=grid starts runs of one process each: leave out torchrun"):
-        sweeper.sweep([])
+        swept(decide(**asked), tmp_path, noisy)
 
 
 def test_a_job_that_fails_leaves_its_variant_undecided_and_one_of_the_first_all_of_them(tmp_path):
@@ -198,22 +191,18 @@ def test_a_job_that_fails_leaves_its_variant_undecided_and_one_of_the_first_all_
         ("sdpa", "job 2-0 failed: diverged: lower optimizer.lr.", ["attention=mla", "attention=delta"]),
     ):
         folder, failures = tmp_path / name, {(name, "2")}
-        sweeper = decide(folder)
-        in_memory(sweeper, folder, failing)
         with pytest.raises(SettingsError, match=f"^{len(left)} of 2 variants stay undecided, because a job failed"):
-            sweeper.sweep([])
+            swept(decide(), folder, failing)
         found = standing(folder)
         assert [name for name in found if found[name][0] == f"undecided, because {reason}"] == left
         assert all(found[name][1] == "1" for name in left)
     failures = set()
-    sweeper = decide(folder)
-    in_memory(sweeper, folder, failing)
-    sweeper.sweep([])
+    swept(decide(), folder, failing)
     assert standing(folder)["attention=mla"][0] == "better"
 
 
 def test_other_figures_have_their_own_better_side_and_one_that_is_missing_is_told(tmp_path):
-    sweeper = decide(tmp_path, metric="tokens_per_s", variants=VARIANTS[:2])
+    sweeper = decide(metric="tokens_per_s", variants=VARIANTS[:2])
     in_memory(sweeper, tmp_path, noisy)
     figure, number = sweeper.figure, iter(range(100))
 
@@ -226,10 +215,8 @@ def test_other_figures_have_their_own_better_side_and_one_that_is_missing_is_tol
     assert (
         standing(tmp_path)["attention=mla"][0] == "better" and "more is better" in (tmp_path / "decide.md").read_text()
     )
-    sweeper = decide(tmp_path / "other", metric="val_accuracy")
-    in_memory(sweeper, tmp_path / "other", noisy)
     with pytest.raises(SettingsError, match="2 of 2"):
-        sweeper.sweep([])
+        swept(decide(metric="val_accuracy"), tmp_path / "other", noisy)
     assert "job 1-0 has no val_accuracy" in (tmp_path / "other/decide.md").read_text()
 
 

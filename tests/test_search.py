@@ -7,14 +7,12 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from sweeping import cells, command, in_memory, put_job, refusal, run, tiny
+from sweeping import cells, command, in_memory, put_job, refusal, run, swept, tiny
 
 from errors import SettingsError
 from runs.summary import read_job, read_summary
-from sweeps.grid import jobs_at_once
 from sweeps.search import Search, settings_of
 
 optuna = pytest.importorskip("optuna")
@@ -22,7 +20,7 @@ LR = "optimizer.lr=tag(log,interval(0.0001,0.1))"
 SPACE = [LR, "model.n_head=2,3,4", "max_steps=5"]
 
 
-def search(folder: Path, n_trials: int = 12, n_jobs: int = 1, seed: int = 1) -> Search:
+def search(n_trials: int = 12, n_jobs: int = 1, seed: int = 1) -> Search:
     return Search(n_trials, n_jobs, seed)
 
 
@@ -34,10 +32,7 @@ def bowl(settings: dict[str, str]) -> float:
 
 
 def test_the_best_is_found_and_named_as_a_command_and_what_failed_is_avoided(tmp_path, capsys):
-    sweeper = search(tmp_path, n_trials=40)
-    jobs = in_memory(sweeper, tmp_path, bowl)
-    sweeper.sweep(SPACE)
-    assert search(tmp_path, n_jobs=-1).n_jobs == jobs_at_once() >= 1
+    jobs = swept(search(n_trials=40), tmp_path, bowl, SPACE)
     assert len(jobs) == 40 and len({job["optimizer.lr"] for job in jobs}) == 40
     best = min((job for job in jobs if job["model.n_head"] != "3"), key=bowl)
     failed = [number for number, job in enumerate(jobs) if job["model.n_head"] == "3"]
@@ -54,9 +49,7 @@ def test_the_best_is_found_and_named_as_a_command_and_what_failed_is_avoided(tmp
 @pytest.mark.parametrize("n_jobs", [1, 3])
 def test_a_search_that_was_stopped_asks_for_the_same_and_runs_what_is_left(tmp_path, n_jobs):
     (whole := tmp_path / "whole").mkdir()
-    sweeper = search(whole, n_jobs=n_jobs)
-    wanted = in_memory(sweeper, whole, bowl)
-    sweeper.sweep(SPACE)
+    wanted = swept(search(n_jobs=n_jobs), whole, bowl, SPACE)
 
     def stop(settings: dict[str, str]) -> float:
         if settings == wanted[7]:
@@ -64,29 +57,21 @@ def test_a_search_that_was_stopped_asks_for_the_same_and_runs_what_is_left(tmp_p
         return bowl(settings)
 
     (cut := tmp_path / "cut").mkdir()
-    sweeper = search(cut, n_jobs=n_jobs)
+    sweeper = search(n_jobs=n_jobs)
     first = in_memory(sweeper, cut, stop)
     with pytest.raises(KeyboardInterrupt):
         sweeper.sweep(SPACE)
-    sweeper = search(cut, n_jobs=n_jobs)
-    rest = in_memory(sweeper, cut, bowl)
-    sweeper.sweep(SPACE)
+    rest = swept(search(n_jobs=n_jobs), cut, bowl, SPACE)
     assert first == wanted[:8] and rest == wanted[7:]  # neither what is finished runs again, nor what failed
-    sweeper = search(cut, n_jobs=n_jobs, seed=2)
-    in_memory(sweeper, cut, bowl)
     with pytest.raises(SettingsError, match=r"holds a run of .*: remove it, or give the sweep another folder"):
-        sweeper.sweep(SPACE)  # another search
+        swept(search(n_jobs=n_jobs, seed=2), cut, bowl, SPACE)  # another search
 
 
 def test_a_search_in_which_all_fail_says_so_and_a_task_is_searched_by_its_loss(tmp_path):
-    sweeper = search(tmp_path, n_trials=3)
-    in_memory(sweeper, tmp_path, bowl)
     with pytest.raises(SettingsError, match=r"^all 3 runs of the search failed"):
-        sweeper.sweep([LR, "model.n_head=3"])
+        swept(search(n_trials=3), tmp_path, bowl, [LR, "model.n_head=3"])
     put_job(tmp_path / "task", 0, "seed=1", "model.n_head=2", val_loss=0.5, val_accuracy=0.25, val_bpb=None)
-    sweeper = search(tmp_path / "task", n_trials=1)
-    in_memory(sweeper, tmp_path / "task", bowl)
-    sweeper.sweep(["seed=1", "model.n_head=2,2"])
+    swept(search(n_trials=1), tmp_path / "task", bowl, ["seed=1", "model.n_head=2,2"])
     assert (tmp_path / "task/best.txt").read_text().endswith("train.py seed=1 model.n_head=2\n")
 
 
@@ -99,7 +84,7 @@ def test_a_search_in_which_all_fail_says_so_and_a_task_is_searched_by_its_loss(t
     ],
 )
 def test_a_setting_of_whole_numbers_is_searched_in_whole_numbers(tmp_path, range_, kind, ends):
-    in_memory(sweeper := search(tmp_path), tmp_path, bowl)
+    in_memory(sweeper := search(), tmp_path, bowl)
     ((known,), fixed) = sweeper.read_space([range_, "seed=3"])[0].values(), sweeper.read_space([range_, "seed=3"])[1]
     assert (type(known).__name__, (known.low, known.high), fixed) == (kind, ends, ["seed=3"])
 

@@ -267,7 +267,7 @@ MISTAKES = {
     "model=tiny,huge": "model=huge does not exist",
     "hydra.sweeper.variants=3": "hydra.sweeper.variants=3 is no list of overrides: write 'hydra.sweeper.variants=[",
     "hydra.sweeper.variants=seed": "hydra.sweeper.variants=seed is no list of overrides",
-    "hydra.sweeper.variants=[1,2]": "hydra.sweeper.variants=[1, 2] is no list of overrides",
+    "hydra.sweeper.variants=[1,2]": "cannot read the override '1'",
     "hydra.sweeper.variants=['seed=1'] seed=2": "seed is what hydra.sweeper.variants compares: leave it out",
     "hydra.sweeper.variants=['seed']": "cannot read the override 'seed'",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
