@@ -96,22 +96,12 @@ def in_nanogpts_shape(adamw: dict[str, float]) -> list[str]:
 
 def report(runs: dict[str, list[Run]]) -> None:
     """Print the table of all programs' runs."""
-    whole = {name: [run.whole for run in of] for name, of in runs.items()}
-    training = {name: [run.training for run in of] for name, of in runs.items()}
-    first = next(iter(runs))
-    rows = (
-        [
-            name,
-            f"{of[-1].steps:,}",
-            f"{of[-1].tokens:,}",
-            paired.spread([run.loss for run in of], ".4f"),
-            paired.spread(whole[name], ".1f"),
-            paired.spread(training[name], ".1f"),
-            paired.ratio(whole[first], whole[name]),
-            paired.ratio(training[first], training[name]),
-        ]
-        for name, of in runs.items()
-    )
+    seconds = {name: [[run.whole for run in of], [run.training for run in of]] for name, of in runs.items()}
+    rows, first = [], next(iter(seconds.values()))
+    for name, of in runs.items():
+        cells = [name, f"{of[-1].steps:,}", f"{of[-1].tokens:,}", paired.spread([run.loss for run in of], ".4f")]
+        cells += [paired.spread(taken, ".1f") for taken in seconds[name]]
+        rows.append(cells + [paired.ratio(*both) for both in zip(first, seconds[name], strict=True)])
     heads = ["", "steps", "tokens", "loss, nats a byte", "whole process, s", "training alone, s"]
     paired.table([*heads, "first row's whole / this", "first row's training / this"], rows)
 
@@ -173,19 +163,15 @@ def ours(changes: list[str], text: Path, folder: Path, seeds: int) -> Callable[[
         number = next(numbers)
         run = folder / str(number)
         settings = [f"data.path={text}", f"data.cache_dir={run / 'cache'}", f"run_dir={run}"]
-        whole = train("device=cpu", *changes, *settings, f"seed={number % seeds + 1}")
+        started = time.perf_counter()
+        command = [sys.executable, paired.ROOT / "train.py", "device=cpu", *changes, *settings]
+        paired.run([*command, f"seed={number % seeds + 1}"], cwd=paired.ROOT)
+        whole = time.perf_counter() - started
         rows = read_metrics(run / "metrics.jsonl")
         bits = min(row["val_bpb"] for row in rows if "val_bpb" in row)
         return Run(whole, training_seconds(rows), rows[-1]["step"], rows[-1]["tokens"], bits * math.log(2))
 
     return program
-
-
-def train(*settings: str) -> float:
-    """Seconds of a process of train.py."""
-    started = time.perf_counter()
-    paired.run([sys.executable, paired.ROOT / "train.py", *settings], cwd=paired.ROOT)
-    return time.perf_counter() - started
 
 
 def training_seconds(rows: list[dict]) -> float:
