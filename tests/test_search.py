@@ -46,7 +46,7 @@ def test_the_best_is_found_and_named_as_a_command_and_what_failed_is_avoided(tmp
     assert f"again     {again}\n" in said and (tmp_path / "best.txt").read_text() == f"{again}\n"
 
 
-@pytest.mark.parametrize("n_jobs", [1, 3])
+@pytest.mark.parametrize("n_jobs", [1, 5])
 def test_a_search_that_was_stopped_asks_for_the_same_and_runs_what_is_left(tmp_path, n_jobs):
     (whole := tmp_path / "whole").mkdir()
     wanted = swept(search(n_jobs=n_jobs), whole, bowl, SPACE)
@@ -62,7 +62,7 @@ def test_a_search_that_was_stopped_asks_for_the_same_and_runs_what_is_left(tmp_p
     with pytest.raises(KeyboardInterrupt):
         sweeper.sweep(SPACE)
     rest = swept(search(n_jobs=n_jobs), cut, bowl, SPACE)
-    assert first == wanted[:8] and rest == wanted[7:]  # neither what is finished runs again, nor what failed
+    assert len(wanted) == 12 and first == wanted[:8] and rest == wanted[7:]  # neither what is finished runs again, nor what failed
     with pytest.raises(SettingsError, match=r"holds a run of .*: remove it, or give the sweep another folder"):
         swept(search(n_jobs=n_jobs, seed=2), cut, bowl, SPACE)  # another search
 
@@ -81,12 +81,15 @@ def test_a_search_in_which_all_fail_says_so_and_a_task_is_searched_by_its_loss(t
         ("max_steps=interval(2,8)", "IntDistribution", (2, 8)),
         ("optimizer.lr=interval(0,1)", "FloatDistribution", (0.0, 1.0)),
         ("optimizer.lr=int(interval(1,4))", "IntDistribution", (1, 4)),
+        ("max_steps=tag(log,interval(2,8))", "IntDistribution", (2, 8)),
+        ("optimizer.lr=tag(log,interval(1,4))", "FloatDistribution", (1.0, 4.0)),
     ],
 )
 def test_a_setting_of_whole_numbers_is_searched_in_whole_numbers(tmp_path, range_, kind, ends):
     in_memory(sweeper := search(), tmp_path, bowl)
     ((known,), fixed) = sweeper.read_space([range_, "seed=3"])[0].values(), sweeper.read_space([range_, "seed=3"])[1]
     assert (type(known).__name__, (known.low, known.high), fixed) == (kind, ends, ["seed=3"])
+    assert known.log == ("log" in range_)
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.00512345, "0.005123"), (0.0123456, "0.0123456"), (0.001, "0.001")])
