@@ -27,9 +27,8 @@ def at_best_rate(rates: Sequence[float], table: Sequence[Sequence[float]], seed:
     if losses[around].max() < FAILED and rates[best - 1] > 0:
         x = np.log(rates[around])
         bend, slope, _ = np.polyfit(x, means[around], 2)
-        if bend > 0:
-            lowest = -slope / (2 * bend)
-            loss, rate = float(np.polyval(np.polyfit(x, losses[around, seed], 2), lowest)), math.exp(lowest)
+        lowest = -slope / (2 * bend)
+        loss, rate = float(np.polyval(np.polyfit(x, losses[around, seed], 2), lowest)), math.exp(lowest)
     return loss, rate, True
 
 

@@ -206,6 +206,7 @@ def test_between_three_rates_the_best_is_interpolated_and_at_an_end_it_is_said()
     assert is_inside and rate == pytest.approx(0.025) and bpb == pytest.approx(2)  # the other two's tilts cancel
     assert at_best_rate(rates, bowl, 1)[1] == pytest.approx(0.025 * math.exp(0.025), rel=1e-6)
     assert at_best_rate(rates, [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]], 0) == (1.0, 0.01, False)
+    assert at_best_rate((0.0, 0.02, 0.04), [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]], 0) == (1.0, 0.02, True)  # ln 0
     assert at_best_rate(rates, [[3.0, 3.0], [1.0, 1.0], [FAILED, 2.0]], 1) == (1.0, 0.02, True)  # one of three failed
     # A rate at which another seed failed is worse than any without, and fewer failures are better than more.
     assert at_best_rate(rates[:2], [[1.0, FAILED], [9.0, 9.0]], 0) == (9.0, 0.02, False)

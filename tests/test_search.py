@@ -62,7 +62,9 @@ def test_a_search_that_was_stopped_asks_for_the_same_and_runs_what_is_left(tmp_p
     with pytest.raises(KeyboardInterrupt):
         sweeper.sweep(SPACE)
     rest = swept(search(n_jobs=n_jobs), cut, bowl, SPACE)
-    assert len(wanted) == 12 and first == wanted[:8] and rest == wanted[7:]  # neither what is finished runs again, nor what failed
+    assert (
+        len(wanted) == 12 and first == wanted[:8] and rest == wanted[7:]
+    )  # neither what is finished runs again, nor what failed
     with pytest.raises(SettingsError, match=r"holds a run of .*: remove it, or give the sweep another folder"):
         swept(search(n_jobs=n_jobs, seed=2), cut, bowl, SPACE)  # another search
 
