@@ -219,6 +219,11 @@ def test_equal_cost_moves_the_baseline_along_its_law():
     found = law.at_equal_cost(Estimate(-0.1, 0.01, 4), 2.0, (0.02, math.inf))
     assert found.mean == pytest.approx(-0.1 - (law.loss(2) - law.loss(1)))
     assert found.error == pytest.approx(math.hypot(0.01, 0.02)) and found.freedom == pytest.approx(4 * 25)
+    compute, seeds, _ = law.effective_compute(Estimate(-0.1, 0.001, 4), 2.0)
+    slope = law.scale * law.power * (2 * compute) ** (-law.power - 1)  # of the loss there, by the length
+    assert law.loss(2 * compute) == pytest.approx(law.loss(1) - 0.1) and seeds == pytest.approx(
+        0.001 / slope / 2, rel=1e-3
+    )
 
 
 def test_a_folder_that_lacks_what_is_needed_is_one_sentence(tmp_path):

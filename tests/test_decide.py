@@ -94,6 +94,7 @@ def test_the_confidence_sequence_holds_the_true_mean_at_every_pair_and_is_the_e_
         ([1.0, 1.1, 0.9, 1.0, 1.05], None, False, "worse"),
         ([-1.0, -1.1, -0.9, -1.0, -1.05], 2.0, False, "no difference beyond 2"),
         ([-1.0, -1.1, -0.9, -1.0, -1.05], 1.0, False, "better"),
+        ([1.0, 1.1, 0.9, 1.0, 1.05], 1.0, False, "worse"),
         ([0.1, -0.1] * 10, 0.5, False, "no difference beyond 0.5"),
         ([0.1, -0.1] * 10, None, False, ""),
         ([-1.0, -1.1], 5.0, False, ""),
@@ -142,6 +143,7 @@ def test_each_variant_runs_with_the_seeds_of_the_first_until_it_is_decided(tmp_p
     assert 4 <= len(ran["mla"]) < 12 and ran["mla"] == ran["sdpa"][: len(ran["mla"])]
     assert all(job["max_steps"] == "5" for job in jobs) and read_job(tmp_path / "4-1").number == 4
     verdict, pairs, mean, between, e = standing(tmp_path)["attention=mla"]
+    assert "E from 40 decides" in (tmp_path / "decide.md").read_text()  # two variants divide the chance of an error
     assert (verdict, pairs) == ("better", str(len(ran["mla"]))) and float(e) >= 2 / ALPHA and float(mean) < -1
     assert float(between.split()[0]) < float(mean) < float(between.split()[2]) < 0
     assert standing(tmp_path)["attention=delta"][:2] == ["undecided after 12 pairs", "12"]
