@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hydra.core.utils import JobReturn, JobStatus
 from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_here, swept, tiny
 
 from errors import SettingsError
@@ -173,7 +174,8 @@ def test_what_was_decided_stays_so_when_it_is_typed_again_and_more_pairs_go_on(t
 
 def test_settings_as_they_are_may_be_a_variant_and_torchrun_may_not_run_pairs(tmp_path, monkeypatch):
     asked = {"max_pairs": 2, "variants": ["", "attention=mla"]}
-    swept(decide(**asked), tmp_path, lambda settings: noisy({"attention": "sdpa"} | settings))
+    jobs = swept(decide(**asked), tmp_path, lambda settings: noisy({"attention": "sdpa"} | settings), ["seed=0"])
+    assert [job["seed"] for job in jobs] == ["0", "0", "1", "1"]
     assert (tmp_path / "decide.md").read_text().endswith("The first is no change; less is better; E from 20 decides.\n")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(SettingsError, match=r"^hydra/sweeper=grid starts runs of one process each: leave out torchrun"):
@@ -220,6 +222,9 @@ def test_other_figures_have_their_own_better_side_and_one_that_is_missing_is_tol
     with pytest.raises(SettingsError, match="2 of 2"):
         swept(decide(metric="val_accuracy"), tmp_path / "other", noisy)
     assert "job 1-0 has no val_accuracy" in (tmp_path / "other/decide.md").read_text()
+    put_summary(tmp_path / "1-0", status="stopped", tokens_per_s=500.0)
+    completed = JobReturn(_return_value=None, status=JobStatus.COMPLETED)
+    assert figure("1-0", completed) == "job 1-0 has no tokens_per_s"
 
 
 MISTAKES = {

@@ -31,7 +31,16 @@ from runs.metrics import read_metrics
 from runs.summary import JobRecord, begin_job, fail_job, read_job
 from sweeps.grid import Grid
 from sweeps.hooks import AfterJob
-from sweeps.leaderboard import ACTIVE, comma_separated, markdown, rank, read_jobs, swept_settings, write_leaderboard
+from sweeps.leaderboard import (
+    ACTIVE,
+    comma_separated,
+    markdown,
+    rank,
+    read_jobs,
+    recorded_jobs,
+    swept_settings,
+    write_leaderboard,
+)
 
 CLOCK = ("seconds", "tokens_per_s", "decode_tokens_per_s", "peak_memory_mb")
 
@@ -85,6 +94,9 @@ def test_seeds_share_a_row_with_their_mean_and_deviation_and_have_lines_of_their
     assert head[1] == "seed" and failed[:2] == ["sdpa", "9"] and failed[-1] == "failed: out of memory"
     table = list(csv.DictReader(io.StringIO(comma_separated(jobs))))
     assert [row["job"] for row in table] == [job.name for row in rank(jobs) for job in row] and len(table) == 7
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/leaderboard.csv").write_text(comma_separated(jobs))
+    assert markdown(read_jobs(tmp_path / "kept")) == markdown(jobs)  # all that is kept of a sweep
     assert float(table[0]["val_bpb"]) == found["matmul"][int(table[0]["seed"])] and table[-1]["status"] == "failed"
 
 
@@ -118,6 +130,8 @@ def test_any_value_of_a_setting_comes_through_every_file_and_means_nothing_there
     table = list(csv.DictReader((tmp_path / "leaderboard.csv").open(encoding="utf-8", newline="")))
     assert {row["sample_prompt"] for row in table} == set(HOSTILE)
     assert [job.settings["sample_prompt"] for job in read_jobs(tmp_path)] == HOSTILE
+    recorded = recorded_jobs(tmp_path / "leaderboard.csv")
+    assert [job.settings["sample_prompt"] for job in recorded] == HOSTILE
     text = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
     assert len({len(row) for row in cells(text)}) == 1 and "\u202e" not in text
     for cell in (cell for row in cells(text) for cell in row):
