@@ -232,6 +232,7 @@ MISTAKES = {
     "hydra.sweeper.variants=['attention=sdpa']": "hydra/sweeper=decide compares two or more variants that differ",
     "hydra.sweeper.variants=['attention=sdpa','attention=mla','attention=sdpa']": "two or more variants that differ",
     "hydra.sweeper.variants=['attention=sdpa','seed=2']": "hydra.sweeper.variants give a seed, which a pair has in com",
+    "hydra.sweeper.variants=['attention=sdpa','model=huge']": "model=huge does not exist",
     "V seed=1,2": "seed=1,2 is more than one setting to compare under: choose one",
     "V model.n_embd=32,64": "model.n_embd=32,64 is more than one setting to compare under: choose one",
     "V optimizer.lr=interval(1,2)": "is more than one setting to compare under",

@@ -13,6 +13,7 @@ from sweeping import run, run_here, tiny
 
 from hydra_command import device_of_job
 from runs.summary import read_job, read_summary
+from sweeps.grid import jobs_at_once
 
 has_joblib, has_submitit = (bool(find_spec(f"hydra_plugins.hydra_{name}_launcher")) for name in ("joblib", "submitit"))
 needs_joblib = pytest.mark.skipif(not has_joblib, reason='needs pip install -e ".[parallel]"')
@@ -76,6 +77,13 @@ def test_jobs_take_turns_on_the_cuda_devices(monkeypatch):
     assert device_of_job("cpu", 1) == "cpu" and device_of_job("cuda:2", 0) == "cuda:2"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert device_of_job("auto", 1) == "auto"
+
+
+@needs_joblib
+def test_each_cuda_device_has_a_job_or_else_each_core(monkeypatch):
+    for devices in (3, 0):
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda count=devices: count)
+        assert jobs_at_once() == devices or (devices == 0 < jobs_at_once())
 
 
 MISTAKES = {

@@ -110,7 +110,10 @@ def test_failed_jobs_are_at_the_bottom_with_their_reason_and_unfinished_ones_mar
     (tmp_path / "4/summary.json").unlink()
     with ExitStack() as stack:
         lock_run(put_job(tmp_path, 5, "seed=5", status="running", val_bpb=0.6), stack)
-        results = [row[-1] for row in cells(markdown(read_jobs(tmp_path)))[1:]]
+        text = markdown(read_jobs(tmp_path))
+        *lines, failed = text.splitlines()
+        assert {len(line) for line in lines} == {len(lines[0])} != {len(failed)}  # a long reason widens no other row
+        results = [row[-1] for row in cells(text)[1:]]
         lock_run(tmp_path, stack)  # a job without a step prepares its text
         assert [job.status for job in read_jobs(tmp_path)[3:5]] == ["stopped", "running"]
     assert results[:2] == ["1.5000", "0.4000 (stopped, step 12)"]
