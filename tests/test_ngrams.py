@@ -123,8 +123,8 @@ def test_sizes_are_typed_as_a_list(typed, wanted):
             "ngrams=[2,3,2]",
             "model.ngrams=[2,3,2] has a size twice, or above model.block_size=128: give each once, and smaller ones.",
         ),
-        ("ngrams=[2.5]", "model.ngrams=2.5 is not a whole number."),
-        ("ngrams=[two]", "model.ngrams=two is not a whole number."),
+        ("ngrams=[2.5]", "model.ngrams=[2.5] is not a list of whole numbers, as in '[1,2]', or null."),
+        ("ngrams=[two]", "model.ngrams=[two] is not a list of whole numbers, as in '[1,2]', or null."),
         (
             "ngrams=[200]",
             "model.ngrams=[200] has a size twice, or above model.block_size=128: give each once, and smaller ones.",

@@ -177,7 +177,7 @@ def test_settings_can_be_changed_on_the_fly_and_a_bad_value_changes_nothing(say,
     texts = {seed: say(prompt="ab", seed=seed, stop=[]) for seed in (1, 9)}
     assert shown.count(texts[1]) == 2 and shown.index(texts[1]) < shown.index(texts[9])
     assert say(prompt="/x", seed=9) in shown and "\nstop [q]\n" in shown and "Ctrl-D or /quit ends the" in shown
-    for said in ("top_p=3 must be above 0", "there is no /temprature", "there is no /page", "no list of texts"):
+    for said in ("top_p=3 must be above 0", "there is no /temprature", "there is no /page", "is not a list of texts"):
         assert said in shown
     assert "top_k=many is not a whole number, or null" in shown and "\ntop_k null\n" in shown
 

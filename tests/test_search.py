@@ -105,7 +105,7 @@ MISTAKES = {
     "": "hydra/sweeper=optuna has nothing to search: give a range",
     "optimizer.lr=interval(0.1,0.01)": "optimizer.lr=interval(0.1,0.01) cannot be searched (",
     "optimizer.lr=tag(log,interval(0,1))": "optimizer.lr=tag(log,interval(0,1)) cannot be searched (",
-    "optimizer.lr=interval(0.1)": "cannot read the override 'optimizer.lr=interval(0.1)': ranges are choice(2,4,8)",
+    "optimizer.lr=interval(0.1)": "cannot read the override 'optimizer.lr=interval(0.1)': ",
     "model=tiny,huge": "model=huge does not exist",
     "seed=range(2,1)": "seed=range(2,1) cannot be searched (",
     "seed=1,2 dry_run=yes": "dry_run=true trains nothing to compare: leave out hydra/sweeper=optuna",
