@@ -23,7 +23,7 @@ class OptimizerConfig:
     """Peak learning rate of the embeddings, norms and biases; lr when null."""
     lm_head_lr: float | None = 0.008
     """Peak learning rate of an untied lm_head, and of matrices of the blocks with a row for each head; lr when null."""
-    momentum: float = 0.95
+    momentum: float = 0.9
     """Muon's Nesterov momentum."""
     beta1: float = 0.9
     """AdamW's decay of the mean gradient."""
@@ -158,7 +158,7 @@ class TrainConfig:
     """Windows in one forward pass of one process; its whole share of the batch when null. Saves memory; the result
     is the same up to rounding, which Muon amplifies, and the draws of dropout."""
     max_steps: int | None = None
-    """Optimizer steps to take; when null as many as max_minutes or max_flops allow, and 600 without them."""
+    """Optimizer steps to take; when null as many as max_minutes or max_flops allow, and 450 without them."""
     max_minutes: float | None = None
     """Stop, with the schedule at its end, after this much training time, unless the steps end first."""
     max_flops: float | None = None
@@ -171,16 +171,18 @@ class TrainConfig:
 
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""
-    eval_interval: int = 200
+    eval_interval: int = 150
     """Steps between evaluations on the validation text, or on 524,288 tokens spread evenly over a longer one."""
     eval_batch_size: int | None = None
     """Windows in one forward pass of an evaluation; as many as make 4,096 tokens when null."""
-    checkpoint_interval: int = 200
+    checkpoint_interval: int = 150
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
     """Number of latest checkpoints to keep beside the best."""
     sample_tokens: int = 96
     """Tokens of the sample shown at evaluations; 0 shows none."""
+    tensorboard: bool = False
+    """Write the figures and samples for TensorBoard too, into tensorboard/ of the run's directory."""
     sample_prompt: str = ""
     """What that sample continues; the start of a document when empty."""
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tinygpt")
 
-DEFAULT_STEPS = 600
+DEFAULT_STEPS = 450
 
 
 @dataclass
