@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,20 @@ def read_metrics(path: Path) -> list[Row]:
             if isinstance(row, dict) and isinstance(row.get("step"), int):
                 rows.append(row)
     return rows
+
+
+def scalars(row: Row) -> Iterator[tuple[str, Any]]:
+    """Yield the name and value of each figure of a row but its step; of a list one for each layer and head."""
+    for name in row.keys() - {"step"}:
+        yield from _items(name, row[name], ("/layer_", "_head_"))
+
+
+def _items(name: str, value: Any, levels: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _items(f"{name}{levels[0]}{number}", item, levels[1:])
+    else:
+        yield name, value
 
 
 def is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What a run measures, made into rows and told to the loggers: files, the terminal, the page, wandb.
+"""What a run measures, made into rows and told to the loggers: files, the terminal, the page, wandb, TensorBoard.
 
 A Logger that raises is told no more, and the run goes on.
 """
@@ -8,6 +8,7 @@ import logging
 import statistics
 import time
 from contextlib import suppress
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -111,13 +112,12 @@ class Loggers:
         self.loggers: list[Logger] = []
         if run.ranks.is_first:
             self.loggers = [MetricsFile(run), SummaryFile(run, self.rows), Report(run, self.rows)]
-            if run.config.wandb.active_mode != "disabled":
-                from training.wandb import Wandb
-
+            asked = {"Wandb": run.config.wandb.active_mode != "disabled", "TensorBoard": run.config.tensorboard}
+            for name in (name for name, is_asked in asked.items() if is_asked):  # after the page, which wandb is given
                 try:
-                    self.loggers.append(Wandb(run))  # after the page, which it is given
+                    self.loggers.append(getattr(import_module(f"training.{name.lower()}"), name)(run))
                 except Exception as error:
-                    say_lost(Wandb, error)
+                    say_lost(name, error)
             self.loggers.append(Terminal(run))  # last, so that what others log at the end goes above its bar
 
     def __enter__(self) -> Self:
@@ -163,12 +163,12 @@ class Loggers:
             try:
                 getattr(logger, what)(*arguments)
             except Exception as error:
-                say_lost(type(logger), error)
+                say_lost(type(logger).__name__, error)
                 self.loggers.remove(logger)
                 if what != "on_end":
                     with suppress(Exception):
                         logger.on_end(error)
 
 
-def say_lost(kind: type[Logger], error: Exception) -> None:
-    log.error("%s failed (%s); training goes on without it.", kind.__name__, first_line(error))
+def say_lost(name: str, error: Exception) -> None:
+    log.error("%s failed (%s); training goes on without it.", name, first_line(error))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,6 +165,8 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
         torch.backends.cudnn.benchmark = False
     if config.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports torch's compiler
         torch.use_deterministic_algorithms(config.deterministic)
+    if config.tensorboard and find_spec("tensorboard") is None:
+        raise SettingsError("tensorboard=true: TensorBoard is not installed", 'pip install -e ".[tensorboard]"')
     if config.wandb.active_mode == "online" and ranks.is_first:
         from training.wandb import check_key
 

@@ -3,12 +3,11 @@
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from errors import SettingsError, first_line
-from runs.metrics import Evaluation, Row
+from runs.metrics import Evaluation, Row, scalars
 from training.config import IN_WANDB_SWEEP
 from training.run import Run
 
@@ -61,8 +60,7 @@ class Wandb:
 
     def on_step(self, row: Row | None) -> None:
         if row:
-            scalars = dict(pair for name in row.keys() - {"step"} for pair in _scalars(name, row[name]))
-            self.session.log(scalars, step=row["step"])
+            self.session.log(dict(scalars(row)), step=row["step"])
 
     def on_evaluation(self, row: Row, result: Evaluation, sample: str) -> None:
         self.on_step(row)
@@ -82,12 +80,3 @@ class Wandb:
             self.session.finish(exit_code=int(code) if isinstance(code, int) else 1)
         offline = f"wandb sync {shlex.quote(str(self.run.directory / 'wandb'))}/offline-run-*-{self.session.id}*"
         log.info("wandb     %s", offline if self.session.offline else self.session.url)
-
-
-def _scalars(name: str, value: Any, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator[tuple[str, Any]]:
-    """Yield a value under its name; of a list one for each layer and head."""
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _scalars(f"{name}{levels[0]}{number}", item, levels[1:])
-    else:
-        yield name, value
