@@ -104,7 +104,7 @@ def test_the_parts_of_a_joined_weight_move_exactly_as_separate_matrices_would(se
     assert {len(parts) for parts in apart.values()} == ({1, 3} if settings.get("mlp") else {2, 3})
     single = [*chain(*apart.values())]
     groups = [{**group, "params": params} for params in (single, [], [])]
-    other = Muon(groups, {part: (len(part),) for part in single}, 0.95, muon.width)
+    other = Muon(groups, {part: (len(part),) for part in single}, muon.momentum, muon.width)
     for _ in range(3):
         for weight, parts in apart.items():
             weight.grad = torch.randn_like(weight)

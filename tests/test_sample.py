@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 
@@ -143,7 +144,9 @@ def test_a_pipe_gets_nothing_but_prompt_and_text_and_nothing_is_said_when_its_re
 
 def test_ctrl_c_ends_a_text_in_one_line(run_directory):
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    process = popen(run_directory, "max_new_tokens=1000000", "temperature=0", **pipes)  # greedily it never ends
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell has its background jobs ignore it
+    # Greedily it never ends.
+    process = popen(run_directory, "max_new_tokens=1000000", "temperature=0", preexec_fn=heard, **pipes)
     process.stdout.read(10)
     process.send_signal(signal.SIGINT)
     _, complaints = process.communicate(timeout=60)
