@@ -181,7 +181,7 @@ def test_windows_and_alibi_of_plain_sdpa_alone_go_through_flex_which_sees_what_d
     ("attention", "words"),
     [
         ("sdap", r"attention=sdap: 'sdap' is no form: did you mean sdpa\? Else choose one of matmul, "),
-        ("gate", r"'gate' is no form: choose one of"),
+        ("gate", r"'gate' is no form: add it to a form, as in sdpa\+gate"),
         ("sdpa+delta", r"'delta' is no modifier: choose one of window, nope, value_residual"),
         ("sdpa+gaet", r"'gaet' is no modifier: did you mean gate\?"),
         ("sdpa+", r"'' is no modifier: choose one of"),

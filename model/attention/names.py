@@ -68,8 +68,11 @@ def check_names(attention: str) -> None:
             known = [*SETTINGS, *MODIFIERS] if place else [*FORMS]
             if name not in known:
                 near = "".join(f"did you mean {match}? Else " for match in difflib.get_close_matches(name, known, n=1))
+                remedy = f"{near}choose one of {', '.join(known)}"
+                if name in SETTINGS | MODIFIERS:
+                    remedy = f"add it to a form, as in sdpa+{name}"
                 problem = f"attention={attention}: {name!r} is no {'modifier' if place else 'form'}"
-                raise SettingsError(problem, f"{near}choose one of {', '.join(known)}")
+                raise SettingsError(problem, remedy)
             if names.count(name) > 1:
                 raise SettingsError(f"attention={attention} has {name} twice in one layer", "leave one out")
 
