@@ -143,6 +143,7 @@ def test_every_script_module_and_setting_that_a_page_names_exists(page):
 RECORDED = {  # runs of docs/results, by what makes a table of them
     "attention": ("sweeps.compare", "which_attention"),
     "attention_long": ("sweeps.compare", "which_attention"),
+    "attention_prose": ("sweeps.compare", "which_attention"),
     "scaling": ("docs.scaling_law", "which_attention"),
     "null_runs.csv": ("docs.decide_worth", "sweeps"),
 }
