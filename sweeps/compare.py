@@ -164,7 +164,8 @@ class Comparison:
         plain = Estimate.of([picks[seed].bpb - base[seed].bpb for seed in seeds])
         row = Row(variant, size, {"tokens": plain}, {"val bpb": f"{statistics.fmean(pick.bpb for pick in used):.4f}"})
         self.add_costs(row, plain, *(figure_of(run, "flops") / figure_of(run, "tokens") for run in (picks, base)))
-        row.cells[RATE] = " to ".join(dict.fromkeys((rates[0], rates[-1]))) + ends
+        if any(pick.rate for pick in used):  # else all runs have the one of their settings
+            row.cells[RATE] = " to ".join(dict.fromkeys((rates[0], rates[-1]))) + ends
         for name in SHOWN:
             key, show = MEASURED[name]
             if figures := values([pick.job for pick in used], key):
