@@ -227,19 +227,22 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     DataError when they are missing, damaged or of another encoding.
     """
     folder = user_path("data.path", str(data.path))
+    remedy = "give a folder with train.bin and val.bin, as nanoGPT's prepare.py writes"
     if (folder / "meta.pkl").exists():  # a pickle can run code
         problem = f"data.path={data.path} has ids of its own, as meta.pkl says, which is not opened"
         raise DataError(problem, f"give the text instead, as in data=text data.path={folder / 'input.txt'}")
+    files = sizes_of(folder / f"{split}.bin" for split in SPLITS)
+    if len(files) < len(SPLITS):  # before a tokenizer is downloaded for them
+        raise DataError(f"data.path={data.path} cannot be used (No such files)", remedy)
     own = read_tokenizer(folder / "tokenizer.json") if (folder / "tokenizer.json").exists() else None
     if own and encoding and not same_tokens(own, encoding):
         raise DataError(f"data.path={data.path} has ids of another tokenizer than the model's", "give the text instead")
     encoding = encoding or own or make_tokenizer(tokenizer, ())
-    name = f"nanogpt-{fingerprint(sizes_of(folder / f'{split}.bin' for split in SPLITS))}"
+    name = f"nanogpt-{fingerprint(files)}"
     try:
         prepared = open_folder(folder, encoding, name, f"tokens of {data.path}", data.document_mask)
     except (OSError, ValueError) as error:
-        problem = f"data.path={data.path} cannot be used ({why(error)})"
-        raise DataError(problem, "give a folder with train.bin and val.bin, as nanoGPT's prepare.py writes") from error
+        raise DataError(f"data.path={data.path} cannot be used ({why(error)})", remedy) from error
     if (most := max(int(ids[:LOOKED_AT].max()) for ids in (prepared.train, prepared.val))) >= encoding.n_vocab:
         problem = f"data.path={data.path} has the id {most}, and tokenizer={encoding.name} ids below {encoding.n_vocab}"
         raise DataError(problem, "set the tokenizer that made the folder, e.g. tokenizer=gpt2")

@@ -69,9 +69,11 @@ class Evaluation:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl, but for lines that a crash or a full disk cut; none without a file."""
-    rows = []
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
+    """Return the rows of a metrics.jsonl, but for lines that a crash or a full disk cut; none if it is unreadable."""
+    rows, lines = [], list[bytes]()
+    with suppress(OSError):
+        lines = path.read_bytes().splitlines() if path.is_file() else []
+    for line in lines:
         with suppress(ValueError, RecursionError):
             row = json.loads(line)
             if isinstance(row, dict) and isinstance(row.get("step"), int):

@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -108,3 +109,10 @@ def test_an_evaluation_keeps_documents_apart_and_computes_as_training_does(train
         assert rounded == pytest.approx(apart, rel=1e-3) and rounded != apart and not math.isclose(joined, apart)
         tokens, starts = first_windows(run.model, run.data)
         assert starts.shape == tokens.shape and tokens.gather(1, starts).eq(run.data.tokenizer.eot_token)[:, -1].all()
+
+
+def test_metrics_that_the_system_refuses_to_open_are_none(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}]
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError("closed")))
+    assert read_metrics(tmp_path / "metrics.jsonl") == []

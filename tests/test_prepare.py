@@ -467,6 +467,13 @@ def test_what_are_no_tokens_of_gpt2_is_refused(folder, file, content, problem):
         opened(folder)
 
 
+def test_a_folder_without_tokens_is_refused_before_a_tokenizer_is_fetched_for_it(folder, monkeypatch):
+    (folder / "train.bin").unlink()
+    monkeypatch.setattr(prepare, "make_tokenizer", lambda *_: pytest.fail("fetched"))
+    with pytest.raises(DataError, match="cannot be used"):
+        opened(folder)
+
+
 def test_the_folders_own_tokenizer_counts_and_must_be_that_of_the_model_to_begin_with(folder):
     own = make_tokenizer(TokenizerConfig(name="byte"), ())
     np.arange(200).astype("<u2").tofile(folder / "train.bin")

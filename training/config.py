@@ -181,10 +181,10 @@ class TrainConfig:
     """Number of latest checkpoints to keep beside the best."""
     sample_tokens: int = 96
     """Tokens of the sample shown at evaluations; 0 shows none."""
-    tensorboard: bool = False
-    """Write the figures and samples for TensorBoard too, into tensorboard/ of the run's directory."""
     sample_prompt: str = ""
     """What that sample continues; the start of a document when empty."""
+    tensorboard: bool = False
+    """Write the figures and samples for TensorBoard too, into tensorboard/ of the run's directory."""
 
     def __post_init__(self) -> None:
         if self.attention is not None:

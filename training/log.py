@@ -113,7 +113,7 @@ class Loggers:
         if run.ranks.is_first:
             self.loggers = [MetricsFile(run), SummaryFile(run, self.rows), Report(run, self.rows)]
             asked = {"Wandb": run.config.wandb.active_mode != "disabled", "TensorBoard": run.config.tensorboard}
-            for name in (name for name, is_asked in asked.items() if is_asked):  # after the page, which wandb is given
+            for name in filter(asked.get, asked):  # after the page, which wandb is given
                 try:
                     self.loggers.append(getattr(import_module(f"training.{name.lower()}"), name)(run))
                 except Exception as error:

@@ -13,8 +13,9 @@ class TensorBoard:
         self.writer = SummaryWriter(str(run.directory / "tensorboard"), purge_step=run.progress.step + 1)
 
     def on_step(self, row: Row | None) -> None:
-        for name, value in scalars(row or {}):
-            self.writer.add_scalar(name, value, row["step"] if row else 0)
+        if row:
+            for name, value in scalars(row):
+                self.writer.add_scalar(name, value, row["step"])
 
     def on_evaluation(self, row: Row, result: Evaluation, sample: str) -> None:
         self.on_step(row)

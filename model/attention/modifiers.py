@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from errors import SettingsError
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
 from model.attention.layer import Call, Keys, MultiHeadAttention, Pass, Stream
-from model.attention.masks import alibi_slopes, causal_mask
+from model.attention.masks import alibi_slopes
 from model.attention.names import modifier
 from model.config import AttentionConfig
 from model.layers import Linear
@@ -108,9 +108,11 @@ class LogN(Modifier):
         self.factor = nn.Parameter(torch.full((layer.n_head,), 0.43))
 
     def score(self, call: Call, x: Stream, now: Pass) -> Call:
-        (H, T), S = call.q.shape[1:3], call.k.shape[2]
-        mask = causal_mask(T, S, call.q.device) if call.mask is None else call.mask
-        n = mask.expand(torch.broadcast_shapes(mask.shape, (1, S))).sum(-1, keepdim=True).clamp(min=1)  # (…, T, 1)
+        (H, T), S, mask = call.q.shape[1:3], call.k.shape[2], call.mask
+        if mask is None:  # causality alone needs no matrix
+            n = torch.arange(S - T + 1, S + 1, device=call.q.device)[:, None]
+        else:
+            n = mask.expand(torch.broadcast_shapes(mask.shape, (1, S))).sum(-1, keepdim=True).clamp(min=1)  # (…, T, 1)
         factor = self.factor.repeat_interleave(H // len(self.factor))[:, None, None]
         return call._replace(q=call.q * (factor * n.log()).to(call.q.dtype))
 
