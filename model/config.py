@@ -17,7 +17,7 @@ class AttentionConfig:
     attention: str = "sdpa"
     """Form of attention, for which attention=NAME is short, with modifiers after +: sdpa+gate+sink. In a GPT also a
     pattern of these over the layers, repeated: delta/delta/delta/sdpa. sdpa is the fast form of what a GPT uses;
-    docs/attention.md has all, and python -m model.attention.check lists them."""
+    README.md lists all, docs/attention.md and docs/attention_field.md explain them."""
     n_embd: int = 128
     """Width C of the residual stream."""
     n_head: int = 4

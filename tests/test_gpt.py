@@ -13,7 +13,7 @@ from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights
 from model.layers import LARGE, LayerNorm, Linear, RMSNorm
-from model.loss import UNSCORED, summed_nats
+from model.loss import UNSCORED, chunk_nats_and_slope, summed_nats
 from model.size import cache_bytes_per_token, count_parameters, count_weights, flops_per_token, without_weights
 from training.plan import LiveBytes
 
@@ -263,6 +263,18 @@ def test_nothing_scored_is_no_loss_and_products_of_the_loss_are_autocasts_but_th
         rounded = summed_nats(x, weight, targets)
     assert rounded.dtype == torch.float32
     close(rounded, plain(x.bfloat16(), weight.bfloat16(), targets, None))
+
+
+def test_only_what_is_scored_is_multiplied():
+    rows, targets = [], torch.full((2, 3), UNSCORED)
+    targets[1, 1:] = 4
+
+    def spy(x, *others):
+        rows.append(len(x))
+        return chunk_nats_and_slope(x, *others)
+
+    summed_nats(torch.randn(2, 3, C), torch.randn(V, C), targets, nats_and_slope=spy)
+    assert rows == [2]
 
 
 def test_a_second_pass_back_is_an_error_and_not_a_gradient_scaled_twice():

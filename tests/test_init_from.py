@@ -17,7 +17,7 @@ from runs.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from train import train
 from training.config import TrainConfig
 from training.plan import plan_run
-from training.pretrained import copy_weights, inherit, pretrained_config
+from training.pretrained import SAME_WEIGHTS, copy_weights, inherit, pretrained_config
 from training.start import open_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -145,6 +145,16 @@ def test_a_window_can_be_taken_away_and_a_vocabulary_cut_below_the_tokenizers_is
     small = replace(other_text, init_from=pretrained, model=replace(other_text.model, vocab_size=100))
     with pytest.raises(SettingsError, match=r"model.vocab_size=100 is less than the tokenizer's 280"):
         train(small)
+
+
+@pytest.mark.parametrize("form", sorted(SAME_WEIGHTS))
+def test_another_weighting_of_the_same_scores_takes_the_weights(form):
+    model, other = random_gpt(), random_gpt(seed=1, attention=form)
+    assert inherit(model.config, other.config) == other.config
+    copy_weights(model.get_parameter, other)
+    assert all(torch.equal(weight, model.get_parameter(name)) for name, weight in other.named_parameters())
+    with pytest.raises(SettingsError, match=r"model.attention=.*\(it has"):
+        inherit(model.config, replace(other.config, attention=f"{form}/delta"))
 
 
 @pytest.mark.parametrize("position", ["rope", "learned"])

@@ -27,17 +27,28 @@ every_position = pytest.mark.parametrize("position", POSITIONS)
 
 @pytest.mark.usefixtures("unchecked")
 def test_every_check_of_every_form_and_modifier_passes_and_says_so(capsys):
-    assert check.main() == 0
+    assert check.main([]) == 0
     printed = capsys.readouterr().out
     table = [line for line in printed.splitlines() if re.split(r"[+ ]", line)[0] in FORMS]
     names = [line.split()[0] for line in table]
     assert names == [*FORMS, *FORMS, *check.combinations()]  # float32 and bfloat16, then modifiers
     assert {"sdpa+window", "sdpa+forget", "mla+sink", "delta+key_offset", "simple+nope"} <= set(names)
-    assert "every check passed" in printed and "FAIL" not in printed and len({len(line) for line in table}) == 1
-    needless = {"average", "nope", "key_offset", "forget", "fade", "conv", *STATES}
-    assert {line.split()[0] for line in table if "n/a" in line} == {"moba", "index"} | {
-        n for n in names if needless & {*n.split("+")}
-    }
+    assert "every check passed" in printed and "FAIL" not in printed
+    layers = {name: check.make_layer(name) for name in set(names)}
+    needless = {name for name, layer in layers.items() if layer.rope is None or not layer.takes_masks}
+    assert {"average", "sdpa+nope", "sdpa+key_offset", "sdpa+forget", "sdpa+fade", "sdpa+conv", *STATES} <= needless
+    assert "sdpa" not in needless
+    chooses = {name for name in FORMS if layers[name].chooses}  # in bfloat16 a rounding may choose others
+    assert {line.split()[0] for line in table if "n/a" in line} == needless | chooses
+    assert chooses >= {"moba", "index"}
+
+
+def test_a_check_of_some_names_is_of_these_alone_and_refuses_others(capsys):
+    assert check.main(["sdpa+gate", "delta"]) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"^(sdpa|delta)(\S*)", printed, re.M) == [("sdpa", "+gate"), ("delta", "")] * 2
+    with pytest.raises(SystemExit, match="'spda' is no form"):
+        check.main(["spda"])
 
 
 def broken(**changes):
@@ -75,7 +86,7 @@ def test_absolute_positions_in_place_of_rope_are_noticed_and_failures_become_the
     monkeypatch.setattr(check, "CHECKS", {"rope": check.rope_relativity})
     monkeypatch.setattr(check, "FORMS", {"sdpa": FORMS["sdpa"]})
     monkeypatch.setattr(check, "combinations", lambda: iter(()))
-    assert check.main() == 1
+    assert check.main([]) == 1
     assert re.search("FAIL(?s:.*)2 of the checks failed", capsys.readouterr().out)
 
 

@@ -19,7 +19,8 @@ from training.config import TrainConfig
 Read = Callable[[str], Tensor]
 log = logging.getLogger("tinygpt")
 
-SAME_WEIGHTS = {*SOFTMAX, "stacked"}  # forms of attention that read a checkpoint alike
+# Forms of attention that read a checkpoint alike.
+SAME_WEIGHTS = {*SOFTMAX, "stacked", "softmax1", "sigmoid", "sparsemax", "stick", "softcap", "moba"}
 # What a run may change of the model that its weights were trained in.
 MAY_CHANGE_ON_INIT = {"attention_window", "score_softcap", "rope_theta", "rope_scaling", "rope_scaling_factor"}
 MAY_CHANGE_ON_INIT |= {"rope_trained_length", "block_size", "vocab_size", "dropout", "attention_dropout"}

@@ -1,12 +1,13 @@
 """Does attention work on this machine? `python -m model.attention.check` prints a table; exit status 1 on a failure.
 
 Every form is tested as a layer, in float32 and bfloat16, on the GPU if there is one; then, in float32, every modifier
-beside every form that takes it. n/a marks a check that does not apply: nothing rotates, or no scores are masked.
+beside every form that takes it. Names, as in  python -m model.attention.check sdpa+gate  , are tested in place of all.
+n/a marks a check that does not apply: nothing rotates, or no scores are masked.
 """
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -155,12 +156,20 @@ def combinations() -> Iterator[str]:
             yield f"{form}+{modifier}"
 
 
-def main() -> int:
-    """Print the table; return 1 when anything failed."""
+def main(attentions: list[str]) -> int:
+    """Print the table of some attentions, or of all that there are; return 1 when anything failed."""
+    try:
+        for attention in attentions:
+            make_layer(attention)
+    except SettingsError as error:
+        sys.exit(f"error: {error}")
+    tables: list[tuple[torch.dtype, Iterable[str]]] = [(dtype, attentions or FORMS) for dtype in TOLERANCE]
+    if not attentions:
+        tables.append((torch.float32, combinations()))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     failures = 0
     print(f"torch {torch.__version__} on {device}; a number is the worst error as a share of what is allowed\n")
-    for dtype, names in ((torch.float32, FORMS), (torch.bfloat16, FORMS), (torch.float32, combinations())):
+    for dtype, names in tables:
         print(f"{str(dtype)[6:]:<30}" + "".join(f"{check:<12}" for check in CHECKS))
         for attention in names:
             cells = [run(check, attention, device, dtype) for check in CHECKS]
@@ -173,4 +182,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # on tensors this small threads only wait for each other
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
