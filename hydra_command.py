@@ -104,7 +104,9 @@ def call_hydra(arguments: list[str], function: Function) -> None:
     inherited = filter(None, [os.environ.get("PYTHONPATH")])
     os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
     sys.argv[1:] = arguments
-    warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)  # its plugins' schemas have their names
+    # Its plugins' schemas have the names of ours, which is said in this process and again in joblib's.
+    warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.process")
     job()
 
 
