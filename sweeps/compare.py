@@ -38,7 +38,7 @@ class Pick:
     bpb: float
     rate: float
     at_end: bool
-    """Whether the rates that were tried end there."""
+    """Whether several rates were tried and end there."""
 
 
 Picks = dict[str, Pick]
@@ -58,7 +58,7 @@ def chosen(runs: dict[str, dict[str, Job]]) -> Picks:
         bpb, rate, is_inside = at_best_rate([*map(number_of, rates)], table, place)
         if bpb < FAILED:
             job = next(runs[each][seed] for each in rates if runs[each][seed].status == "finished")
-            picks[seed] = Pick(job, bpb, rate, not is_inside)
+            picks[seed] = Pick(job, bpb, rate, not is_inside and len(rates) > 1)
     return picks
 
 

@@ -1,0 +1,84 @@
+"""Tabulate what the forms of a sweep of data=recall remember:  python docs/recall.py FOLDER
+
+FOLDER is a sweep over variants, seeds and learning rates, whose runs are measured on fewer pairs too, into
+recall.csv; or it holds only that file. The table has each variant at the best of the rates with the most seeds: the
+share of answers that are right, mean ± standard error over the seeds, beside what is kept of a window.
+"""
+
+import csv
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from data.files import replace_text
+from data.tasks import NOTHING, TaskData
+from generation.score import learned_task
+from model.gpt import GPT
+from model.size import cache_bytes_per_token
+from runs.checkpoint import open_checkpoint
+from sweeps.compare import RATE, variants
+from sweeps.evidence import Estimate
+from sweeps.leaderboard import csv_text, markdown_lines, read_jobs
+
+PAIRS = (4, 8, 16, 32)
+HEAD = ("variant", RATE, "seed", "state bytes", *(f"{pairs} pairs" for pairs in PAIRS))
+
+
+def main(folder: Path) -> None:
+    file = folder / "recall.csv"
+    if not file.exists():
+        jobs = read_jobs(folder)
+        named = zip(variants(jobs), jobs, strict=True)
+        rows = [[name, *measured(job.directory, job.settings)] for name, job in named if job.status == "finished"]
+        replace_text(file, csv_text([HEAD, *rows]))
+    print("\n".join(markdown_lines(table(list(csv.DictReader(file.open(encoding="utf-8")))))))
+
+
+def measured(directory: Path, settings: dict[str, str]) -> list[object]:
+    """Return a run's rate, seed, bytes of cache and shares of right answers."""
+    checkpoint = open_checkpoint(str(directory))
+    model, task = checkpoint.model, learned_task(checkpoint)
+    right = [share_right(model, replace(task, task=replace(task.task, items=pairs))) for pairs in PAIRS]
+    return [settings[RATE], settings["seed"], cache_bytes_per_token(model) * model.config.block_size, *right]
+
+
+@torch.inference_mode()
+def share_right(model: GPT, task: TaskData) -> float:
+    """Return the share of the held-out answers that the model finds likeliest."""
+    right = []
+    for batch in task.held_out(model.config.block_size, 64):
+        targets = torch.from_numpy(batch.targets)
+        scored = targets != NOTHING
+        likeliest = model.logits(model.hidden(torch.from_numpy(batch.inputs))[scored]).argmax(-1)
+        right.append(likeliest == targets[scored])
+    return torch.cat(right).double().mean().item()
+
+
+def table(runs: list[dict[str, str]]) -> list[list[str]]:
+    """Return the lines of the table, the variant that answers most first."""
+    by_rate = defaultdict[str, dict[str, list[dict[str, str]]]](lambda: defaultdict(list))
+    for run in runs:
+        by_rate[run["variant"]][run[RATE]].append(run)
+    lines = []
+    for variant, rates in by_rate.items():
+        # Of the rates with the most seeds.
+        rate = max(rates, key=lambda rate: (len(rates[rate]), fmean(float(run[HEAD[-1]]) for run in rates[rate])))
+        best = rates[rate]
+        cells = [variant, rate, f"{float(best[0]['state bytes']):,.0f}"]
+        for name in HEAD[4:]:
+            shares = [float(run[name]) for run in best]
+            error = f" ± {Estimate.of(shares).error:.3f}" if len(shares) > 1 else ""
+            cells.append(f"{fmean(shares):.3f}{error}")
+        lines.append(cells)
+    return [["variant", RATE, *HEAD[3:]], *sorted(lines, key=lambda cells: cells[-1], reverse=True)]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python docs/recall.py FOLDER")
+    main(Path(sys.argv[1]))
