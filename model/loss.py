@@ -27,10 +27,11 @@ def summed_nats(
     nats_and_slope: chunk_nats_and_slope, which training may compile.
     largest_chunk: bytes of float32 logits at a time; by default what suits the device.
     """
-    scored = targets != UNSCORED
-    # A task scores few: others are left out where that waits for no device, and where there are numbers (see dry_run).
-    if x.is_cpu and type(targets) is Tensor and scored.any() and not scored.all():
-        x, targets = x[scored], targets[scored]
+    # A task scores few places: the others are left out where no device is waited for, and where there are numbers.
+    if x.is_cpu and type(targets) is Tensor:
+        scored = targets.numpy() != UNSCORED
+        if scored.any() and not scored.all():
+            x, targets = x[scored], targets[scored]
     kind, tokens = x.device.type, targets.numel()
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     most = (largest_chunk or LARGEST_CHUNK.get(kind, LARGEST_CHUNK_ON_GPU)) // (4 * len(weight))
