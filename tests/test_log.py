@@ -76,7 +76,7 @@ def test_skipped_steps_are_counted_in_a_row_and_do_not_keep_the_end_from_being_s
 def test_an_evaluation_is_said_in_one_line(train_config, caplog, result, words):
     caplog.set_level(logging.INFO, "tinygpt")
     with open_run(train_config) as run:
-        Terminal(run).on_evaluation({}, result, "one\ntwo")
+        Terminal(run).on_row(result.figures, "one\ntwo")
     *_, said, sample = caplog.messages
     assert said.startswith(f"step 0: validation loss {words}") and sample == "  │ one\n  │ two"
 

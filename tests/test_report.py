@@ -71,7 +71,7 @@ def sweep(tmp_path) -> Path:
 
 def test_the_page_holds_what_was_written_and_what_the_heads_did_at_each_evaluation(train_config, monkeypatch):
     live, told = [], Report.on_step
-    look = lambda self, row: live.append(run_page(self.run.directory)) or told(self, row)  # noqa: E731
+    look = lambda self: live.append(run_page(self.run.directory)) or told(self)  # noqa: E731
     monkeypatch.setattr(Report, "on_step", look)
     train(train_config)
     assert '"status":"running"' in live[10] and live[10].count('"text":') == 2  # of the data, and one that was written
@@ -119,7 +119,7 @@ def test_a_resumed_run_has_the_page_of_one_that_was_not_stopped(train_config, tm
     train(train_config)
     stopped = replace(train_config, run_dir=str(tmp_path / "stopped"))
     with monkeypatch.context() as patched:
-        patched.setattr(Report, "on_step", lambda self, _: self.run.progress.step == 6 and raise_signal(SIGINT))
+        patched.setattr(Report, "on_step", lambda self: self.run.progress.step == 6 and raise_signal(SIGINT))
         with pytest.raises(SystemExit):
             train(stopped)
     assert data_of(page_of(stopped))["runs"][0]["status"] == "stopped"
@@ -141,9 +141,9 @@ def test_the_page_is_drawn_every_ten_seconds_and_for_a_hundredth_of_the_time(tra
         now[0] += 0.05 if len(drawn) < 3 else 0.2
         return ""
 
-    def step(self, row):  # takes three
+    def step(self):  # takes three
         now[0] += 3
-        told(self, row)
+        told(self)
 
     told = Report.on_step
     monkeypatch.setattr(time, "perf_counter", lambda: now.append(now.pop() + 1e-9) or now[0])

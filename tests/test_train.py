@@ -334,7 +334,7 @@ def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, mo
     def full_disk(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    kinds = {MetricsFile: "on_step", SummaryFile: "on_end", Terminal: "on_evaluation", Report: "on_step"}
+    kinds = {MetricsFile: "on_row", SummaryFile: "on_end", Terminal: "on_row", Report: "on_step"}
     for kind, told in kinds.items():
         monkeypatch.setattr(kind, told, full_disk)
     assert math.isfinite(train(replace(train_config, max_steps=2, eval_interval=2)))
@@ -381,7 +381,7 @@ def test_a_terminal_shows_a_bar_that_moves_with_every_step_and_says_where_the_ru
     on_step = Terminal.on_step
     monkeypatch.setattr(
         *(Terminal, "on_step"),
-        lambda self, row: (on_step(self, row), seen.append((self.bar.n, self.bar.postfix, len(self.run.data.train)))),
+        lambda self: (on_step(self), seen.append((self.bar.n, self.bar.postfix, len(self.run.data.train)))),
     )
     train(replace(train_config, log_interval=5, sample_tokens=0))
     assert [n for n, *_ in seen] == list(range(1, 21))

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from errors import first_line
 from model.heads import head_statistics
@@ -20,43 +20,28 @@ from runs.metrics import Evaluation, Row, finite, is_number, read_metrics
 from runs.summary import Summary, sentence_of, write_summary
 from training.device import peak_memory, reset_peak_memory
 from training.evaluation import first_windows
-from training.run import Run
+from training.report import Report
+from training.run import Logger, Run
+from training.terminal import Terminal
 
 log = logging.getLogger("tinygpt")
 
 
-class Logger(Protocol):
-    """What Loggers tells of a run; each is made with the run and its rows so far."""
-
-    def on_step(self, row: Row | None) -> None:
-        """After each step; row: what was measured, every log_interval steps."""
-
-    def on_evaluation(self, row: Row, result: Evaluation, sample: str) -> None:
-        """After an evaluation, with a text that the model wrote, if it did."""
-
-    def on_end(self, error: BaseException | None) -> None:
-        """At the end, whatever brought it."""
-
-
-class MetricsFile:
+class MetricsFile(Logger):
     """Appends rows to a run's metrics.jsonl, readable at once."""
 
     def __init__(self, run: Run) -> None:
         self.file = open_log(run.directory / "metrics.jsonl", "a" if run.progress.step else "w")
 
-    def on_step(self, row: Row | None) -> None:
-        if row:
-            self.file.write(json.dumps(finite(row)) + "\n")
-            self.file.flush()
-
-    def on_evaluation(self, row: Row, result: Evaluation, sample: str) -> None:
-        self.on_step(row)
+    def on_row(self, row: Row, sample: str) -> None:
+        self.file.write(json.dumps(finite(row)) + "\n")
+        self.file.flush()
 
     def on_end(self, error: BaseException | None) -> None:
         self.file.close()
 
 
-class SummaryFile:
+class SummaryFile(Logger):
     """Keeps a run's summary.json up to date; training goes on where it cannot be written."""
 
     def __init__(self, run: Run, rows: list[Row]) -> None:
@@ -64,11 +49,9 @@ class SummaryFile:
         reset_peak_memory(run.device)  # a sweep's job is not charged with those before it
         self.write()
 
-    def on_step(self, row: Row | None) -> None:
-        pass
-
-    def on_evaluation(self, row: Row, result: Evaluation, sample: str) -> None:
-        self.write()
+    def on_row(self, row: Row, sample: str) -> None:
+        if "val_loss" in row:
+            self.write()
 
     def on_end(self, error: BaseException | None) -> None:
         if error is None:
@@ -104,9 +87,6 @@ class Loggers:
     """The loggers of a run, on the first rank; use it as a context manager around the training."""
 
     def __init__(self, run: Run) -> None:
-        from training.report import Report
-        from training.terminal import Terminal
-
         self.run = run
         self.rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
         self.loggers: list[Logger] = []
@@ -132,12 +112,12 @@ class Loggers:
 
         Its speed is that of all steps since the report before.
         """
-        if not measured:
-            return self._tell("on_step", None)
-        step, now = self.run.progress.step, time.perf_counter()
-        (since, then), self.measured = self.measured, (step, now)
-        measured["tokens_per_s"] = (step - since) * self.run.config.tokens_per_step / (now - then)
-        self._tell("on_step", self._row(**measured))
+        if measured:
+            step, now = self.run.progress.step, time.perf_counter()
+            (since, then), self.measured = self.measured, (step, now)
+            measured["tokens_per_s"] = (step - since) * self.run.config.tokens_per_step / (now - then)
+            self._tell("on_row", self._row(**measured), "")
+        self._tell("on_step")
 
     def on_evaluation(self, result: Evaluation, sample: str) -> None:
         """Report an evaluation, with what every head attends to."""
@@ -149,7 +129,7 @@ class Loggers:
             figures = {"attention_entropy": heads.entropy, "attention_relative_entropy": heads.relative_entropy}
             figures |= {"attention_distance": heads.distance, "head_similarity": heads.similarity}
             figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
-        self._tell("on_evaluation", self._row(**result.figures, **figures), result, sample)
+        self._tell("on_row", self._row(**result.figures, **figures), sample)
         self.measured = (run.progress.step, time.perf_counter())  # an evaluation's time is not the training's
 
     def _row(self, **values: Any) -> Row:

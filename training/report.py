@@ -20,9 +20,9 @@ from pages.kit import packed_shares
 from pages.runs import RECORD, run_page
 from pages.text import name_of
 from runs.directory import open_log
-from runs.metrics import Evaluation, Row
+from runs.metrics import Row
 from training.evaluation import first_windows
-from training.run import Run
+from training.run import Logger, Run
 
 log = logging.getLogger("tinygpt")
 
@@ -32,7 +32,7 @@ MAP_BYTES = 50_000  # of an evaluation, for the maps of all heads
 MAPPED = 64  # evaluations until fewer are mapped
 
 
-class Report:
+class Report(Logger):
     """Notes in report.jsonl what only this moment knows, and draws report.html of all that the directory holds."""
 
     def __init__(self, run: Run, rows: list[Row]) -> None:
@@ -45,14 +45,15 @@ class Report:
         command = shlex.join(["python", *sys.argv])
         self.note(command=command, commit=commit(), machine=machine | run.computed_on(), text=text)
 
-    def on_step(self, row: Row | None) -> None:
+    def on_step(self) -> None:
         if time.perf_counter() >= self.next_time:
             self.draw()
 
-    def on_evaluation(self, row: Row, result: Evaluation, sample: str) -> None:
-        self.evaluations += 1
-        maps = repeated_maps(self.run) if is_mapped(self.evaluations) and not self.run.is_sharded else {}
-        self.note(sample=sample, **maps)
+    def on_row(self, row: Row, sample: str) -> None:
+        if "val_loss" in row:
+            self.evaluations += 1
+            maps = repeated_maps(self.run) if is_mapped(self.evaluations) and not self.run.is_sharded else {}
+            self.note(sample=sample, **maps)
 
     def on_end(self, error: BaseException | None) -> None:
         self.file.close()

@@ -18,12 +18,12 @@ from console import bar_off, in_notebook
 from data.prepare import PreparedData
 from model.gpt import GPT
 from model.size import count_parameters, parameters_read
-from runs.metrics import Evaluation, Row
+from runs.metrics import Row
 from runs.text import LogFormatter, hydra_quoted, plural
 from training.config import TrainConfig
 from training.device import peak_memory
 from training.evaluation import SCORED_TOKENS
-from training.run import Run
+from training.run import Logger, Run
 
 if TYPE_CHECKING:
     from data.tasks import Data
@@ -33,7 +33,7 @@ log = logging.getLogger("tinygpt")
 QUIET = 25  # seconds after which a line says how far a run is that no terminal shows: one each half minute
 
 
-class Terminal:
+class Terminal(Logger):
     """Shows a run in the terminal or a notebook; its log lines are in train.log too."""
 
     def __init__(self, run: Run) -> None:
@@ -54,16 +54,19 @@ class Terminal:
             self.shown.enter_context(logging_redirect_tqdm(loggers))
         self.said, self.figures = time.monotonic(), ""
 
-    def on_step(self, row: Row | None) -> None:
+    def on_row(self, row: Row, sample: str) -> None:
+        if "val_loss" in row:
+            return self.tell_evaluation(row, sample)
+        self.tell_skipped()
+        self.figures = f": loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s"
+        if isinstance(self.run.data, PreparedData):
+            self.figures += f", epoch {row['tokens'] / len(self.run.data.train):.2f}"
+        if self.run.device.type == "cuda":
+            self.figures += f", {peak_memory(self.run.device) / 1e9:.1f} GB"
+        self.bar.set_postfix_str(self.figures[2:], refresh=False)
+
+    def on_step(self) -> None:
         step = self.run.progress.step
-        if row:
-            self.tell_skipped()
-            self.figures = f": loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s"
-            if isinstance(self.run.data, PreparedData):
-                self.figures += f", epoch {row['tokens'] / len(self.run.data.train):.2f}"
-            if self.run.device.type == "cuda":
-                self.figures += f", {peak_memory(self.run.device) / 1e9:.1f} GB"
-            self.bar.set_postfix_str(self.figures[2:], refresh=False)
         self.bar.update(step - self.bar.n if not self.bar.disable else 0)  # drawn ten times a second at most
         if self.bar.disable and time.monotonic() > self.said + QUIET:
             of = f" of {self.run.max_steps:,}" if self.run.max_steps else ""
@@ -77,14 +80,16 @@ class Terminal:
             log.warning(text, step, new, plural(step - self.warned[0], "step"))
         self.warned = (step, skipped)
 
-    def on_evaluation(self, row: Row, result: Evaluation, sample: str) -> None:
-        if result.accuracy is not None:
-            figures = f"{result.loss:.4f} nats/answer, accuracy {result.accuracy:.2%}"
+    def tell_evaluation(self, row: Row, sample: str) -> None:
+        loss = row["val_loss"]
+        if "val_accuracy" in row:
+            figures = f"{loss:.4f} nats/answer, accuracy {row['val_accuracy']:.2%}"
         else:
-            perplexity = f"{result.perplexity:.{'1f' if result.perplexity < 1e6 else '2e'}}"
-            figures = f"{result.loss:.4f} nats/token, perplexity {perplexity}, {result.bpb:.4f} bits/byte"
-            if result.bpb_stderr is not None:
-                figures += f" ± {result.bpb_stderr:.4f} over documents"
+            perplexity = math.exp(min(loss, 700))  # more is no float
+            shown = f"{perplexity:.{'1f' if perplexity < 1e6 else '2e'}}"
+            figures = f"{loss:.4f} nats/token, perplexity {shown}, {row['val_bpb']:.4f} bits/byte"
+            if "val_bpb_stderr" in row:
+                figures += f" ± {row['val_bpb_stderr']:.4f} over documents"
         log.info("step %d: validation loss %s", self.run.progress.step, figures)
         if sample:
             log.info("%s", "\n".join("  │ " + line for line in sample.splitlines()))

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Literal, cast
 
 from errors import SettingsError, first_line
-from runs.metrics import Evaluation, Row, scalars
+from runs.metrics import Row, scalars
 from training.config import IN_WANDB_SWEEP
-from training.run import Run
+from training.run import Logger, Run
 
 log = logging.getLogger("tinygpt")
 
@@ -28,7 +28,7 @@ def check_key() -> None:
     raise SettingsError(f"wandb.mode=online {problem}", remedy)
 
 
-class Wandb:
+class Wandb(Logger):
     """A run at wandb, the same one when the run is resumed.
 
     Every row is sent with our own step, so that the parts of a resumed run meet. wandb takes increasing steps
@@ -58,12 +58,8 @@ class Wandb:
         run.progress.wandb_id = self.session.id
         self.samples = wandb.Table(columns=["step", "prompt", "text"], log_mode="INCREMENTAL")
 
-    def on_step(self, row: Row | None) -> None:
-        if row:
-            self.session.log(dict(scalars(row)), step=row["step"])
-
-    def on_evaluation(self, row: Row, result: Evaluation, sample: str) -> None:
-        self.on_step(row)
+    def on_row(self, row: Row, sample: str) -> None:
+        self.session.log(dict(scalars(row)), step=row["step"])
         if sample:
             self.samples.add_data(row["step"], self.run.config.sample_prompt, sample)
             self.session.log({"samples": self.samples}, step=row["step"])
