@@ -14,6 +14,7 @@ from model.attention import SETTINGS, SOFTMAX
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights
 from runs.checkpoint import find_checkpoints, first_intact, open_checkpoint, read_settings
+from runs.directory import WITHOUT_WEIGHTS
 from training.config import TrainConfig
 
 Read = Callable[[str], Tensor]
@@ -22,8 +23,7 @@ log = logging.getLogger("tinygpt")
 # Forms of attention that read a checkpoint alike.
 SAME_WEIGHTS = {*SOFTMAX, "stacked", "softmax1", "sigmoid", "sparsemax", "stick", "softcap", "moba"}
 # What a run may change of the model that its weights were trained in.
-MAY_CHANGE_ON_INIT = {"attention_window", "score_softcap", "rope_theta", "rope_scaling", "rope_scaling_factor"}
-MAY_CHANGE_ON_INIT |= {"rope_trained_length", "block_size", "vocab_size", "dropout", "attention_dropout"}
+MAY_CHANGE_ON_INIT = {"model.block_size", "model.vocab_size", *WITHOUT_WEIGHTS}
 
 
 def open_pretrained(config: TrainConfig) -> tuple[Read, tiktoken.Encoding | None]:
@@ -69,7 +69,7 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
     """
     settings, differing = asdict(found), []
     for name, value in asdict(asked).items():
-        free = name in MAY_CHANGE_ON_INIT
+        free = f"model.{name}" in MAY_CHANGE_ON_INIT
         free |= name == "attention" and weights_of(found, value) == weights_of(found, found.attention)
         if not free and value not in (None, settings[name]):
             differing.append(f"model.{name}={shown(value)} (it has {shown(settings[name])})")
