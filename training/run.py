@@ -130,9 +130,13 @@ class Run:
         )
 
     def check_numbers(self, *, finished: bool = False) -> None:
-        """Read the count of skipped steps; SettingsError after too many in a row, or at an end that is not finite."""
+        """Read and tell how many steps were skipped; SettingsError for too many in a row, or an end not finite."""
         progress, config = self.progress, self.config
+        before = progress.skipped
         progress.skipped, progress.skipped_in_a_row = self.skipped.tolist()
+        if new := progress.skipped - before:
+            text = "step %d: %s changed nothing, because loss or gradient was not finite"
+            log.warning(text, progress.step, plural(new, "step"))
         if (in_a_row := progress.skipped_in_a_row) >= config.max_skipped_steps:
             first = progress.step - in_a_row + 1
             what = f"loss or gradient was not finite in {plural(in_a_row, 'step')} in a row, first in step {first}"

@@ -42,7 +42,6 @@ class Terminal(Logger):
             processes = f" × {run.ranks.size} ({run.config.distributed})" if run.ranks.size > 1 else ""
             about = "\n".join(describe(replace(run.config, max_steps=run.max_steps), run.data, run.model))
             log.info("%s, on %s%s in %s\noutput    %s", about, run.device, processes, run.precision, run.directory)
-        self.warned = (progress.step, progress.skipped)
         bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
         form = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]"
         off = parent_process() is not None or bar_off()
@@ -57,7 +56,6 @@ class Terminal(Logger):
     def on_row(self, row: Row, sample: str) -> None:
         if "val_loss" in row:
             return self.tell_evaluation(row, sample)
-        self.tell_skipped()
         self.figures = f": loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s"
         if isinstance(self.run.data, PreparedData):
             self.figures += f", epoch {row['tokens'] / len(self.run.data.train):.2f}"
@@ -72,13 +70,6 @@ class Terminal(Logger):
             of = f" of {self.run.max_steps:,}" if self.run.max_steps else ""
             log.info("step %d%s%s", step, of, self.figures)
             self.said = time.monotonic()
-
-    def tell_skipped(self) -> None:
-        step, skipped = self.run.progress.step, self.run.progress.skipped
-        if new := skipped - self.warned[1]:
-            text = "step %d: %d of the last %s changed nothing, because loss or gradient was not finite"
-            log.warning(text, step, new, plural(step - self.warned[0], "step"))
-        self.warned = (step, skipped)
 
     def tell_evaluation(self, row: Row, sample: str) -> None:
         loss = row["val_loss"]
