@@ -2,7 +2,6 @@
 
 import math
 import time
-import weakref
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from data.config import TokenizerConfig
 from data.prepare import PreparedData
@@ -65,23 +65,20 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.most = 0
-        self._known: set[int] = set()
+        self.most = 0
+        self.alive = WeakIdKeyDictionary()  # bytes of each storage
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         for storage in (leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
-            key, size = storage._cdata, storage.nbytes()
-            if key not in self._known:
-                self._known.add(key)
-                self.now += size
+            if storage not in self.alive:
+                self.alive[storage] = storage.nbytes()
                 self.most = max(self.most, self.now)
-                weakref.finalize(storage, self._forget, key, size)
         return result
 
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
+    @property
+    def now(self) -> int:
+        return sum(self.alive.values())
 
 
 def predict_memory(
