@@ -7,7 +7,6 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib import import_module
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
@@ -88,18 +87,15 @@ class Terminal(Logger):
 
     def on_end(self, error: BaseException | None) -> None:
         self.shown.close()
-        run, page = self.run, self.run.directory / "report.html"
+        run = self.run
         if error is None:
             self.tell_result()
-            log.info("curves    %s", page)
+            log.info("curves    %s", run.directory / "report.html")
             if run.data.tokenizer:
                 log.info("sample    python sample.py %s", shlex.quote(f"checkpoint={run.directory}"))
         elif isinstance(error, SystemExit):
             again = f"python train.py {hydra_quoted('resume', run.directory)}"
             log.info("stopped after step %d; to continue:  %s", run.progress.step, again)
-        if in_notebook() and page.is_file():  # as a link
-            shown = import_module("IPython.display")
-            shown.display(shown.FileLink(str(page)))
 
     def tell_result(self) -> None:
         progress, data = self.run.progress, self.run.data
