@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import errno
 import io
 import json
 import math
@@ -151,16 +150,6 @@ def test_the_page_is_drawn_every_ten_seconds_and_for_a_hundredth_of_the_time(tra
     monkeypatch.setattr(Report, "on_step", step)
     train(train_config)
     assert drawn == [4, 8, 12, 19, 20]
-
-
-def test_a_full_disk_costs_the_page_and_not_the_run(train_config, monkeypatch, caplog):
-    def full_disk(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(report, "replace_text", full_disk)
-    assert math.isfinite(train(train_config))
-    assert "report.html cannot be drawn ([Errno 28] No space left on device)" in caplog.text
-    assert (Path(train_config.run_dir) / "checkpoints/last").exists() and not page_of(train_config).exists()
 
 
 def test_the_shortest_runs_page_is_written_again_and_one_without_runs_is_refused(train_config, tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The page of a run, report.html, drawn while it trains."""
 
 import json
-import logging
 import math
 import platform
 import shlex
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 
 from data.files import replace_text
-from errors import first_line
 from model.heads import for_each_layer
 from pages.kit import packed_shares
 from pages.runs import RECORD, run_page
@@ -23,8 +21,6 @@ from runs.directory import open_log
 from runs.metrics import Row
 from training.evaluation import first_windows
 from training.run import Logger, Run
-
-log = logging.getLogger("tinygpt")
 
 FIRST = 10  # seconds after which the page is first drawn, and at least until it is drawn again
 LEAST_WORK = 100  # times as long as drawing took is trained before that
@@ -64,12 +60,9 @@ class Report(Logger):
         self.file.flush()
 
     def draw(self) -> None:
-        """Draw the page for at most a hundredth of the time; one that fails does not end the run."""
-        started, path = time.perf_counter(), self.run.directory / "report.html"
-        try:
-            replace_text(path, run_page(self.run.directory))
-        except Exception as error:  # whatever it is; the next one may succeed
-            log.error("%s cannot be drawn (%s).", path, first_line(error))
+        """Draw the page, and choose when again: that takes at most a hundredth of the time."""
+        started = time.perf_counter()
+        replace_text(self.run.directory / "report.html", run_page(self.run.directory))
         ended = time.perf_counter()
         self.next_time = ended + max(FIRST, LEAST_WORK * (ended - started))
 
