@@ -44,32 +44,25 @@ def prepare(
     """Return the tokens of a text from the cache, or make them now on all cores and in bounded memory.
 
     encoding: replaces the one that `tokenizer` names, e.g. by that of the model to fine-tune.
-    Of two runs that start at once one does the work. A text that changes meanwhile is prepared again, once. Raises
-    DataError when the text, the tokenizer or the cache folder cannot be used.
+    Of two runs that start at once one does the work. Raises DataError when the text, the tokenizer or the cache folder
+    cannot be used, and when the text changes meanwhile.
     """
     if data.source == "nanogpt":
         return open_nanogpt(data, tokenizer, encoding)
     root = user_path("data.cache_dir", data.cache_dir) / "tokens"
-    wanted = tokenizer_content(encoding) if encoding else asdict(tokenizer)
-    for _ in range(2):
-        source = Source(data)
-        key = json.dumps([FORMAT, source.fingerprint, data.held_out, wanted], sort_keys=True)
-        folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-        try:
-            if not is_whole(folder):
-                with alone(root, log):
-                    if not is_whole(folder):
-                        make_folder(folder, source, encoding or tokenizer, log)
-                        if Source(data).fingerprint != source.fingerprint:
-                            remove(folder)
-            if is_whole(folder):
-                found = encoding or read_tokenizer(folder / "tokenizer.json")
-                return open_folder(folder, found, folder.name, source.description, data.document_mask)
-        except OSError as error:
-            problem = f"data.cache_dir={data.cache_dir} cannot be used ({why(error)})"
-            raise DataError(problem, "give a writable folder on a disk with room") from error
-    problem = f"data={data.source} changes while it is read ({source.description})"
-    raise DataError(problem, "wait until nothing writes to it, or read a copy")
+    source, wanted = Source(data), tokenizer_content(encoding) if encoding else asdict(tokenizer)
+    key = json.dumps([FORMAT, source.fingerprint, data.held_out, wanted], sort_keys=True)
+    folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    try:
+        if not is_whole(folder):
+            with alone(root, log):
+                if not is_whole(folder):
+                    make_folder(folder, source, encoding or tokenizer, log)
+        found = encoding or read_tokenizer(folder / "tokenizer.json")
+        return open_folder(folder, found, folder.name, source.description, data.document_mask)
+    except OSError as error:
+        problem = f"data.cache_dir={data.cache_dir} cannot be used ({why(error)})"
+        raise DataError(problem, "give a writable folder on a disk with room") from error
 
 
 def is_whole(folder: Path) -> bool:
@@ -104,6 +97,9 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
             tokenizer = make_tokenizer(tokenizer, split.sample(BPE_CHARACTERS * tokenizer.vocab_size))
         save_tokenizer(tokenizer, unfinished / "tokenizer.json")
         write_tokens(split, tokenizer, unfinished, log)
+        if Source(source.config).fingerprint != source.fingerprint:
+            problem = f"data={source.config.source} changes while it is read ({source.description})"
+            raise DataError(problem, "wait until nothing writes to it, or read a copy")
         for what, (count, first) in source.losses.items():
             log(f"{what}: {count:,}, first in {first}.")
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
