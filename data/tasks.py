@@ -125,17 +125,13 @@ class TaskData:
 
     def check(self, block_size: int) -> None:
         """Raise SettingsError when a window or the vocabulary is too small for the task."""
-        answers, shortest, fewest_ids = self._sizes(block_size)
-        asks_for = f" with data.task.items={answers}" if self.name in ("recall", "selective_copy") else ""
-        given = f"data={self.name}{asks_for}"
-        if block_size < shortest:
-            raise SettingsError(f"{given} needs model.block_size={shortest} or more, not {block_size}", "raise it")
-        if self.name in ("recall", "copy") and block_size % 2:
-            problem = f"data={self.name} needs an even model.block_size, not {block_size}"
-            raise SettingsError(problem, f"choose {block_size + 1}")
-        if self.vocab_size < fewest_ids:
-            needs = f"{given} needs data.task.vocab_size={fewest_ids} or more, not {self.vocab_size}"
-            raise SettingsError(needs, "raise it")
+        _, shortest, fewest_ids = self._sizes(block_size)
+        is_odd = self.name in ("recall", "copy") and block_size % 2
+        if block_size < shortest or is_odd or self.vocab_size < fewest_ids:
+            given = f"model.block_size={block_size} and data.task.vocab_size={self.vocab_size}"
+            problem = f"data={self.name} with data.task.items={self.task.items} cannot have {given}"
+            even = "an even size" if is_odd else "a size"
+            raise SettingsError(problem, f"choose {even} from {shortest} on and {fewest_ids} ids or more")
 
     def training(self, block_size: int, batch_size: int, seed: int) -> Callable[[int, int, int], Batch]:
         """Return what gives rows start to stop of the batch of a step, a function of the seed and the step."""
