@@ -15,14 +15,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from data import texts, tokenizer
+from data import texts
 from data.config import SOURCES, TOKENIZERS, DataConfig, TaskConfig, TokenizerConfig
 from data.texts import Source
-from data.tokenizer import LONGEST, pieces
+from data.tokenizer import LONGEST
 from errors import DataError, SettingsError
 from hydra_command import CONF
 
@@ -182,14 +180,6 @@ def test_a_document_larger_than_its_memory_is_read_in_bounded_pieces(tmp_path, n
     assert sum(lengths) == 29_000_000 and max(lengths) <= LONGEST and peak < 12_000_000
 
 
-@given(st.lists(st.text("ab \n,字", max_size=40)), st.integers(2, 12))
-def test_pieces_are_the_text_in_order_and_bounded(blocks, longest):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "LONGEST", longest)
-        cut = list(pieces(blocks))
-    assert "".join(cut) == "".join(blocks) and all(0 < len(piece) <= longest for piece in cut)
-
-
 def test_jsonl_gives_one_document_a_line_and_passes_over_null(tmp_path):
     lines = [json.dumps({"body": text, "id": 1}) for text in ("one", "two\nlines\u2028", "<|endoftext|>", None, None)]
     (tmp_path / "a.jsonl").write_text("\ufeff" + "\n\n".join(lines) + "\n")
@@ -206,7 +196,6 @@ def test_jsonl_gives_one_document_a_line_and_passes_over_null(tmp_path):
 FINE = b'{"text": "fine"}\n\n'
 REFUSED = {
     "missing.txt": (None, "names no regular file (seen from"),
-    "*.none": (None, "names no regular file (seen from"),
     "empty/": (None, "names no regular file (seen from"),
     "utf16.txt": ("\ufeffsome words".encode("utf-16-le"), "is not text in UTF-8"),
     "cyrillic.txt": (("чтение, письмо\n" * 9).encode("cp1251"), "is not text in UTF-8"),
