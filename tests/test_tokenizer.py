@@ -72,12 +72,9 @@ def test_a_million_of_one_character_neither_fails_nor_loses_any(name, text):
 def test_what_is_special_or_no_text_is_encoded_as_text():
     byte = encoding("byte")
     assert encode_text(byte, END_OF_TEXT).tolist() == list(END_OF_TEXT.encode())
-    assert byte.decode(encode_text(byte, "a\ud800b\udfff").tolist()) == "a\ufffdb\ufffd"
+    assert encode_text(byte, "a\ud800b\0\udfff").tolist() == list("a\ufffdb\0\ufffd".encode())
     assert encode_text(byte, "").tolist() == [] and encode_text(byte, "").dtype == np.uint32
-
-    text = "héllo 字\0 \r\n"
-    assert encode_text(encoding("byte"), text).tolist() == list(text.encode())
-    assert (encoding("byte").n_vocab, encoding("byte").eot_token) == (257, 256)
+    assert (byte.n_vocab, byte.eot_token) == (257, 256)
 
 
 @pytest.mark.parametrize("vocab_size", [257, 258, 300, 1000])
