@@ -98,20 +98,15 @@ def test_byte_level_after_digits_or_alone_gives_their_ids(before, bpe, tmp_path)
         (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
         (lambda t: t.update(normalizer={"type": "Lowercase"}), "Lowercase"),
         (lambda t: steps(t)[1].update(add_prefix_space=True), "add_prefix_space"),
-        (lambda t: steps(t)[1].update(use_regex=True), "use_regex"),
         (lambda t: steps(t)[0].update(behavior="MergedWithNext"), "MergedWithNext"),
-        (lambda t: steps(t)[0].update(invert=True), "invert"),
         (lambda t: steps(t).insert(0, {"type": "Digits", "individual_digits": True}), "Digits"),
-        (lambda t: steps(t).insert(1, steps(t)[0]), "Split.*Split"),
         (lambda t: steps(t).pop(0), "tiktoken can express"),
-        (lambda t: steps(t)[0].update(pattern={"Regex": ""}), "tiktoken can express"),
         (lambda t: steps(t)[0].update(pattern={"Regex": "x"}), "loses some of"),
         (lambda t: steps(t)[0].update(pattern={"String": " "}), "tiktoken can express"),
         (lambda t: t["added_tokens"].append(t["added_tokens"][0] | {"id": 9999, "content": "quick"}), "other ids"),
         (lambda t: t["model"]["merges"].reverse(), "another order"),
-        (lambda t: t["model"]["vocab"].pop("a"), "another order|cannot be read"),
+        (lambda t: t["model"]["vocab"].pop("\u0100"), "another order"),  # the byte 0, which no merge has
         (lambda t: t.pop("model"), "cannot be read"),
-        (lambda t: t["pre_tokenizer"].update(type="Whitespace", pretokenizers=[{"type": "Whitespace"}]), "Whitespace"),
     ],
 )
 def test_a_tokenizer_that_tiktoken_cannot_stand_for_is_refused(change, message, bpe, tmp_path):
