@@ -39,14 +39,12 @@ def write_jsonl(file: Path, texts: list[str]) -> Path:
     return file
 
 
-def prepared(
-    tmp_path: Path, path: Path, *, tokenizer: str = "byte", log: list[str] | None = None, **settings
-) -> PreparedData:
-    """Prepare the text or JSON lines of `path` with a cache in tmp_path; `log` gets the lines."""
+def prepared(tmp_path: Path, path: Path, *, name="byte", vocab_size=300, encoding=None, log=None, **settings):
+    """Prepare the text or JSON lines of `path` with a cache in tmp_path; the list `log` gets the lines."""
     source = "jsonl" if path.suffix == ".jsonl" else "text"
     data = DataConfig(source=source, path=str(path), cache_dir=str(tmp_path / "cache"), **settings)
-    config = TokenizerConfig(name=tokenizer, vocab_size=300)
-    return prepare.prepare(data, config, log=(log if log is not None else []).append)
+    config = TokenizerConfig(name=name, vocab_size=vocab_size)
+    return prepare.prepare(data, config, encoding=encoding, log=([] if log is None else log).append)
 
 
 def documents(data: PreparedData, tokens: np.ndarray) -> list[str]:
@@ -74,7 +72,7 @@ def text_file(tmp_path) -> Path:
 def test_nasty_documents_become_the_tokens_of_each_after_its_mark_in_order(tmp_path, tokenizer):
     texts = [*NASTY, *essays(2000)]
     path = write_jsonl(tmp_path / "a.jsonl", [*texts[:5], "", *texts[5:]])
-    data = prepared(tmp_path, path, tokenizer=tokenizer, val_fraction=0.1)
+    data = prepared(tmp_path, path, name=tokenizer, val_fraction=0.1)
     held_out = set(documents(data, data.val))
     assert 300 < len(held_out) < 500 and not any(len(text) > 10_000 for text in held_out)
     mark = [data.tokenizer.eot_token]
@@ -95,8 +93,7 @@ def large_encoding(size: int) -> tiktoken.Encoding:
 @pytest.mark.parametrize(("tokenizer", "dtype"), [("bpe", "<u2"), ("large", "<u4")])
 def test_a_folder_of_the_cache_is_nanogpts_train_bin_and_val_bin(tmp_path, text_file, tokenizer, dtype):
     encoding = large_encoding(70_000) if tokenizer == "large" else None
-    config = DataConfig(path=str(text_file), cache_dir=str(tmp_path / "cache"))
-    data = prepare.prepare(config, TokenizerConfig(vocab_size=300), encoding=encoding, log=lambda _: None)
+    data = prepared(tmp_path, text_file, name="bpe", encoding=encoding)
     folder = tmp_path / "cache" / "tokens" / data.name
     assert {file.name for file in folder.iterdir()} == {"train.bin", "val.bin", "tokenizer.json", "meta.json"}
     for name in ("train", "val"):
@@ -130,7 +127,7 @@ def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monk
 def test_bpe_never_learns_from_held_out_text(tmp_path, monkeypatch):
     texts, learnt = [f"document {number} " * 20 for number in range(50)], []
     monkeypatch.setattr(prepare, "make_tokenizer", lambda _, text: learnt.extend(text) or train_bpe(learnt, 300))
-    data = prepared(tmp_path, write_jsonl(tmp_path / "a.jsonl", texts), tokenizer="bpe", val_fraction=0.1)
+    data = prepared(tmp_path, write_jsonl(tmp_path / "a.jsonl", texts), name="bpe", val_fraction=0.1)
     assert "".join(learnt) == "".join(documents(data, data.train)) and len(documents(data, data.val)) == 50
 
 
@@ -234,22 +231,18 @@ def test_a_small_text_is_read_once_and_a_large_one_again(monkeypatch):
 
 
 def test_a_second_run_reads_no_text_and_trains_no_tokenizer(tmp_path, text_file, monkeypatch):
-    first = prepared(tmp_path, text_file, tokenizer="bpe")
+    first = prepared(tmp_path, text_file, name="bpe")
     monkeypatch.setattr(prepare, "Split", None)
     monkeypatch.setattr(prepare, "make_tokenizer", None)
-    second = prepared(tmp_path, text_file, tokenizer="bpe", log=(log := []))
+    second = prepared(tmp_path, text_file, name="bpe", log=(log := []))
     assert log == [] and second.name == first.name
     assert second.train.tolist() == first.train.tolist() and isinstance(second.train.base, np.memmap)
 
 
 def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
-    changes = ({}, {"tokenizer": "bpe"}, {"val_fraction": 0.2})
+    changes = [{}, {"name": "bpe"}, {"name": "bpe", "vocab_size": 301}, {"val_fraction": 0.2}]
+    changes += [{"encoding": train_bpe([text_file.read_text()], size)} for size in (258, 259)]
     seen = {prepared(tmp_path, text_file, **change).name for change in changes}
-    data = DataConfig(path=str(text_file), cache_dir=str(tmp_path / "cache"))
-    for size in (300, 301):
-        trained = train_bpe([text_file.read_text()], 258 + size % 2)
-        seen.add(prepare.prepare(data, TokenizerConfig(name="byte"), encoding=trained, log=lambda _: None).name)
-    seen.add(prepare.prepare(data, TokenizerConfig(vocab_size=301), log=lambda _: None).name)
     text_file.write_text("other text\n" * 600)
     other = prepared(tmp_path, text_file)
     assert len(seen | {other.name}) == 7 and documents(other, other.train)[0].startswith("other text")
@@ -323,7 +316,7 @@ def test_text_that_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path, mo
         monkeypatch.setattr(prepare, "save_tokenizer", mock.Mock(side_effect=OSError(28, "No space left on device")))
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        prepared(tmp_path, tmp_path / name, tokenizer="bpe")
+        prepared(tmp_path, tmp_path / name, name="bpe")
     assert cache_names(tmp_path) == []
 
 
