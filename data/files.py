@@ -74,11 +74,9 @@ def replace_text(path: Path, text: str) -> None:
 
 def remove(path: Path) -> None:
     """Delete a file, a link or a folder, if it is there and can be deleted: cleaning up never raises."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)  # of a folder; a link to one is left to the next line
+    with suppress(OSError):
+        path.unlink()
 
 
 def lock(file: Path, wait: float = 0.2) -> TextIO:
