@@ -1,26 +1,34 @@
-"""What a run measures and says of it: rows, the summary, the lines of the terminal."""
+"""What a run measures and says of it: rows, the summary, the log, the lines of the terminal."""
 
+import errno
+import io
 import json
 import logging
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
+from test_resume import before_step, stopped
+from tqdm import tqdm
 
 import training.step
+import training.terminal
 from data.config import DataConfig
+from generation.score import How, score
 from model.size import flops_per_token
 from runs.checkpoint import read_meta
 from runs.metrics import Evaluation, read_metrics
-from runs.summary import read_summary
+from runs.summary import Summary, read_summary, write_summary
 from train import train
 from training.device import peak_memory
 from training.evaluation import evaluate, first_windows
-from training.log import Loggers
+from training.log import Loggers, MetricsFile, SummaryFile
+from training.report import Report
 from training.start import open_run
 from training.terminal import Terminal, describe
 
@@ -34,17 +42,50 @@ def test_rows_and_the_summary_say_what_was_spent_and_begin_anew_with_a_new_run(t
     for name in ("metrics.jsonl", "report.jsonl"):  # of a run that was killed before its first checkpoint
         (run_dir / name).write_text('{"step": 7, "left": true}\n')
     with open_run(train_config) as run, Loggers(run) as loggers:
-        for step, took in enumerate((1.0, 2.0, 8.0), 1):
+        for step, took in enumerate((1.0, 2.0, 1.0, 8.0), 1):
             now[0] += took
             run.progress.step = step
-            loggers.on_step(loss=1.0, lr=0.1, grad_norm=1.0)
+            loggers.on_step(**{} if step == 3 else dict(loss=1.0, lr=0.1, grad_norm=1.0))
+            if step == 3:  # an evaluation between two lines does not slow the training down
+                now[0] += 500
+                loggers.on_evaluation(Evaluation(1.0, 1, 1), "")
     rows, summary = read_metrics(run_dir / "metrics.jsonl"), read_summary(run_dir)
-    assert [(row["tokens"], row["seconds"], row["tokens_per_s"]) for row in rows] == [
-        *((128, 1.0, 128.0), (256, 3.0, 64.0), (384, 11.0, 16.0))
+    assert [(row["tokens"], row["seconds"], row.get("tokens_per_s")) for row in rows] == [
+        *((128, 1.0, 128.0), (256, 3.0, 64.0), (384, 504.0, None), (512, 512.0, 16.0))
     ]
     assert "left" not in (run_dir / "report.jsonl").read_text()
-    assert (summary.tokens_per_s, summary.seconds, summary.flops) == (64.0, 11.0, 384 * flops_per_token(run.model))
+    assert (summary.tokens_per_s, summary.seconds, summary.flops) == (64.0, 512.0, 512 * flops_per_token(run.model))
     assert summary.peak_memory_mb == pytest.approx(peak_memory(torch.device("cpu")) / 1e6, rel=0.2)
+
+
+def test_metrics_are_json_whatever_the_numbers_are_and_what_cannot_be_read_is_passed_over(train_config, monkeypatch):
+    with open_run(train_config) as run, Loggers(run) as loggers:
+        run.progress.step = 1
+        loggers.on_step(loss=math.nan, lr=math.inf, of_heads=[[math.nan, 0.5], [-math.inf]])
+    file = run.directory / "metrics.jsonl"
+    with file.open("ab") as end:
+        end.write(b'{"step": 2, "lo\n\n7\n{"loss": 1}\n\xff\xfe\n{"step": 3, "loss": null}\n{"st')
+    found = read_metrics(file)
+    assert [row["step"] for row in found] == [1, 3]
+    assert (found[0]["loss"], found[0]["lr"], found[0]["of_heads"]) == (None, None, [[None, 0.5], [None]])
+    write_summary(run.directory, Summary("finished", val_loss=1e31))  # of a run that diverged
+    assert read_summary(run.directory) == Summary("finished")
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError("closed")))
+    assert read_metrics(file) == []
+
+
+def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, monkeypatch, caplog):
+    def full_disk(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kinds = {MetricsFile: "on_row", SummaryFile: "on_end", Terminal: "on_row", Report: "on_step"}
+    for kind, told in kinds.items():
+        monkeypatch.setattr(kind, told, full_disk)
+    assert math.isfinite(train(replace(train_config, max_steps=2, eval_interval=2)))
+    said = [message for message in caplog.messages if "failed" in message]
+    lost = "failed ([Errno 28] No space left on device); training goes on without it."
+    assert sorted(said) == sorted(f"{kind.__name__} {lost}" for kind in kinds)
+    assert (Path(train_config.run_dir) / "checkpoints/last").exists()
 
 
 def test_skipped_steps_are_counted_in_a_row_and_do_not_keep_the_end_from_being_saved(train_config, monkeypatch, caplog):
@@ -59,6 +100,9 @@ def test_skipped_steps_are_counted_in_a_row_and_do_not_keep_the_end_from_being_s
     caplog.clear()
     train(replace(train_config, max_steps=5, resume=train_config.run_dir))
     assert "changed nothing" not in caplog.text  # which was told before
+
+
+# The terminal
 
 
 @pytest.mark.parametrize(
@@ -90,29 +134,75 @@ def test_a_task_is_described_and_ends_in_nats_an_answer(train_config, caplog):
     assert "\nbest validation loss 2." in caplog.text and caplog.text.count("nats/answer") == 2
 
 
-def test_a_long_validation_text_is_said_to_be_scored_in_part(train_config, monkeypatch):
-    with open_run(train_config) as run:
+def test_a_terminal_shows_a_bar_that_moves_with_every_step_and_says_where_the_run_is(train_config, monkeypatch):
+    seen, shown, on_step = [], partial(tqdm, file=io.StringIO()), Terminal.on_step
+    monkeypatch.setattr(training.terminal, "tqdm", lambda disable, **given: shown(disable=False, **given))
+    see = lambda self: (on_step(self), seen.append((self.bar.n, self.bar.postfix, len(self.run.data.train))))  # noqa: E731
+    monkeypatch.setattr(Terminal, "on_step", see)
+    train(replace(train_config, log_interval=5, sample_tokens=0))
+    assert [n for n, *_ in seen] == list(range(1, 21))
+    _, postfix, tokens = seen[-1]
+    assert postfix.startswith("loss ") and f"epoch {20 * train_config.tokens_per_step / tokens:.2f}" in postfix
+
+
+def test_without_a_terminal_a_line_comes_every_half_minute(train_config, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "tinygpt")
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for step in range(20):
+        before_step(monkeypatch, step, lambda run: now.__setitem__(0, now[0] + 8))
+    train(replace(train_config, eval_interval=100, sample_tokens=0))
+    lines = [message.split(":")[0] for message in caplog.messages if message.startswith("step ")]
+    assert lines == ["step 4 of 20", "step 8 of 20", "step 12 of 20", "step 16 of 20", "step 20 of 20", "step 20"]
+
+
+def test_the_log_tells_of_both_parts_of_a_stopped_run_and_the_summary_of_the_signal(train_config):
+    config = replace(train_config, sample_tokens=0, batch_size=4)
+    again = stopped(config, 5)
+    assert "by a signal after step 6" in read_summary(Path(config.run_dir)).reason
+    ending = f"stopped after step 6; to continue:  python train.py resume={config.run_dir}"
+    assert ending in (Path(config.run_dir) / "train.log").read_text()
+    train(again)
+    log = (Path(config.run_dir) / "train.log").read_text()
+    assert log.count("step 10: validation loss") == log.count("resuming at step 6 of") == 1
+    assert log.count("best validation loss") == 1
+
+
+# Evaluations of documents
+
+
+@pytest.fixture
+def documents(train_config, tmp_path):
+    """A run on 600 documents."""
+    texts = ["".join(f"line {i} of text {n}\n" for i in range(5)) for n in range(600)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = replace(train_config.data, source="jsonl", path=str(tmp_path / "t.jsonl"), val_fraction=0.2)
+    return replace(train_config, data=data, model=replace(train_config.model, zero_init=False))
+
+
+def test_a_long_validation_text_is_scored_in_part_saying_so_with_the_error_over_documents(documents, monkeypatch):
+    with open_run(documents) as run:
+        whole = evaluate(run.model, run.data, 16, 8, run.autocast)
+        scores = score(run.model, run.data.tokenizer, run.data.val[:], How(run.autocast, 16)).total
+        assert whole.tokens == len(run.data.val) - 1
+        assert (whole.bpb, whole.bpb_stderr) == pytest.approx((scores.bpb, scores.bpb_stderr), rel=1e-3)
         assert "spread evenly" not in "\n".join(describe(run.config, run.data, run.model))
-        monkeypatch.setattr("training.terminal.SCORED_TOKENS", 99)
-        assert "(99 of them, spread evenly, at each)" in "\n".join(describe(run.config, run.data, run.model))
+        half = len(run.data.val) // 2
+        for module in ("evaluation", "terminal"):
+            monkeypatch.setattr(f"training.{module}.SCORED_TOKENS", half)
+        part = evaluate(run.model, run.data, 16, 8, run.autocast)
+        assert half - 16 < part.tokens <= half
+        assert part.bpb == pytest.approx(whole.bpb, rel=0.02) and part.bpb_stderr > 0
+        assert f"({half:,} of them, spread evenly, at each)" in "\n".join(describe(run.config, run.data, run.model))
 
 
-def test_an_evaluation_keeps_documents_apart_and_computes_as_training_does(train_config, tmp_path):
-    file = tmp_path / "t.jsonl"
-    file.write_text("".join(json.dumps({"text": f"text {n}\n"}) + "\n" for n in range(400)))
-    data = replace(train_config.data, source="jsonl", path=str(file), val_fraction=0.2, document_mask=True)
-    train_config.model = replace(train_config.model, zero_init=False)
-    with open_run(replace(train_config, data=data, precision="bf16")) as run:
+def test_an_evaluation_keeps_documents_apart_and_computes_as_training_does(documents):
+    documents.data.document_mask = True
+    with open_run(replace(documents, precision="bf16")) as run:
         whole = torch.autocast("cpu", enabled=False)
         apart, rounded = (evaluate(run.model, run.data, 16, 8, autocast).loss for autocast in (whole, run.autocast))
         joined = evaluate(run.model, replace(run.data, document_mask=False), 16, 8, whole).loss
         assert rounded == pytest.approx(apart, rel=1e-3) and rounded != apart and not math.isclose(joined, apart)
         tokens, starts = first_windows(run.model, run.data)
-        assert starts.shape == tokens.shape and tokens.gather(1, starts).eq(run.data.tokenizer.eot_token)[:, -1].all()
-
-
-def test_metrics_that_the_system_refuses_to_open_are_none(tmp_path, monkeypatch):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}]
-    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError("closed")))
-    assert read_metrics(tmp_path / "metrics.jsonl") == []
+        begun = starts > 0  # others before the window
+        assert begun.any() and tokens.gather(1, starts)[begun].eq(run.data.tokenizer.eot_token).all()

@@ -1,47 +1,38 @@
 """train(config): what a run leaves behind, what may not change its result, and what is told of it meanwhile."""
 
-import errno
-import io
 import itertools
-import json
-import logging
 import math
-import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import run_here, settings_of
-from test_resume import before_step, rows, stopped
+from conftest import run_here
+from test_resume import rows
 from torch.utils._python_dispatch import TorchDispatchMode
-from tqdm import tqdm
 
 import training.run
 import training.start as start_module
 import training.terminal
 from errors import SettingsError
 from generation.generate import complete_text
-from generation.score import How, score
 from model.config import GPTConfig
 from model.size import without_weights
 from runs.checkpoint import open_checkpoint, read_meta
-from runs.metrics import Evaluation, read_metrics
-from runs.summary import Summary, read_summary, write_summary
+from runs.metrics import read_metrics
+from runs.summary import read_summary
 from train import train
 from training.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from training.distributed import Ranks
 from training.evaluation import evaluate, first_windows
-from training.log import Loggers, MetricsFile, SummaryFile
+from training.log import Loggers
 from training.optimizer import set_learning_rate
 from training.plan import trial_run
-from training.report import Report
 from training.run import DEFAULT_STEPS, steps_to_take
 from training.start import open_run
 from training.step import train_step
-from training.terminal import Terminal, describe
+from training.terminal import describe
 
 CPU = torch.device("cpu")
 
@@ -67,7 +58,7 @@ def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
 
     run = Path(train_config.run_dir)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best", "last", "step_10", "step_20"]
-    assert (run / "report.html").is_file() and not list(run.glob(".*unfinished"))
+    assert not list(run.glob(".*unfinished"))
     checkpoint = open_checkpoint(train_config.run_dir)
     text = "".join(complete_text(checkpoint.model, checkpoint.tokenizer, "the", max_new_tokens=20))
     assert 1 <= len(text) <= 20
@@ -77,12 +68,9 @@ def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
     assert summary.val_loss == best and summary.tokens == 20 * 8 * 16 and summary.decode_tokens_per_s > 0
     assert summary.parameters == sum(weight.numel() for weight in checkpoint.model.parameters())
     assert summary.parameters_in_blocks == sum(weight.numel() for weight in checkpoint.model.blocks.parameters())
-    layers, heads = train_config.model.n_layer, train_config.model.n_head
-    for row in evaluations:  # which say of every head what it attends to
-        for name in ("attention_entropy", "attention_relative_entropy", "attention_distance"):
-            assert [len(of_layer) for of_layer in row[name]] == [heads] * layers, name
-        assert all(0 <= share <= 1 for of_layer in row["attention_relative_entropy"] for share in of_layer)
-        assert all(0 <= alike <= 1 for alike in row["head_similarity"]) and len(row["head_similarity"]) == layers
+    for name in ("attention_entropy", "attention_relative_entropy", "attention_distance"):  # of every head
+        assert [len(of_layer) for of_layer in evaluations[0][name]] == [2, 2], name
+    assert len(evaluations[0]["head_similarity"]) == 2
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(train_config, tmp_path):
@@ -202,23 +190,6 @@ def test_a_run_is_scored_in_every_token_once_whatever_the_batch_and_as_its_check
     torch.testing.assert_close(sum(shares[1:]), shares[0])
 
 
-def test_a_long_validation_text_is_scored_in_part_and_the_error_is_over_its_documents(
-    train_config, tmp_path, monkeypatch
-):
-    texts = ["".join(f"line {i} of text {n}\n" for i in range(5)) for n in range(600)]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    data = replace(train_config.data, source="jsonl", path=str(tmp_path / "t.jsonl"), val_fraction=0.2)
-    with open_run(replace(train_config, data=data)) as run:
-        whole = evaluate(run.model, run.data, 16, 8, run.autocast)
-        scores = score(run.model, run.data.tokenizer, run.data.val[:], How(run.autocast, 16)).total
-        assert whole.tokens == len(run.data.val) - 1
-        assert (whole.bpb, whole.bpb_stderr) == pytest.approx((scores.bpb, scores.bpb_stderr), rel=1e-3)
-        monkeypatch.setattr("training.evaluation.SCORED_TOKENS", len(run.data.val) // 2)
-        part = evaluate(run.model, run.data, 16, 8, run.autocast)
-        assert len(run.data.val) // 2 - 16 < part.tokens <= len(run.data.val) // 2
-        assert part.bpb == pytest.approx(whole.bpb, rel=0.02) and part.bpb_stderr > 0
-
-
 # Budgets
 
 
@@ -260,13 +231,7 @@ def test_a_budget_that_is_over_before_the_first_step_evaluates_saves_and_ends_we
 
 
 @pytest.mark.slow
-def test_the_recipe_for_a_cpu_reaches_nanogpts_loss_and_gpt2_takes_a_step(train_config, tmp_path):
-    model = replace(
-        settings_of("model=gpt2").model, vocab_size=50257, block_size=32
-    )  # a window short enough for a test
-    gpt2 = replace(train_config, model=model, optimizer=OptimizerConfig(name="adamw"), batch_size=1)
-    loss, grad_norm = train_step(trial_run(gpt2, CPU, torch.float32), 0)
-    assert abs(loss.item() - math.log(50257)) < 0.8 and grad_norm.isfinite()
+def test_the_recipe_for_a_cpu_reaches_nanogpts_loss(tmp_path):
     shakespeare = Path(__file__).parent.parent.parent / "shared/data/tinyshakespeare.txt"
     if not shakespeare.exists():
         pytest.skip("needs tiny Shakespeare beside the checkout")
@@ -325,88 +290,3 @@ def test_a_run_is_described_with_the_heads_of_its_form_and_those_that_it_ignores
     assert f"{sum(matrices):,} of them in 2 blocks" in text
     sentence = f"attention={attention} has one head, of width n_embd: model.n_head=2 is ignored."
     assert (sentence in caplog.messages) == (heads == 1)
-
-
-# What is told
-
-
-def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, monkeypatch, caplog):
-    def full_disk(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    kinds = {MetricsFile: "on_row", SummaryFile: "on_end", Terminal: "on_row", Report: "on_step"}
-    for kind, told in kinds.items():
-        monkeypatch.setattr(kind, told, full_disk)
-    assert math.isfinite(train(replace(train_config, max_steps=2, eval_interval=2)))
-    said = [message for message in caplog.messages if "failed" in message]
-    lost = "failed ([Errno 28] No space left on device); training goes on without it."
-    assert sorted(said) == sorted(f"{kind.__name__} {lost}" for kind in kinds)
-    assert (Path(train_config.run_dir) / "checkpoints/last").exists()
-
-
-def test_metrics_are_json_whatever_the_numbers_are_and_cut_lines_are_passed_over(train_config):
-    with open_run(train_config) as run, Loggers(run) as loggers:
-        run.progress.step = 1
-        loggers.on_step(loss=math.nan, lr=math.inf, of_heads=[[math.nan, 0.5], [-math.inf]])
-    (file := run.directory / "metrics.jsonl").read_text()
-    with file.open("ab") as end:
-        end.write(b'{"step": 2, "lo\n\n7\n{"loss": 1}\n\xff\xfe\n{"step": 3, "loss": null}\n{"st')
-    found = read_metrics(file)
-    assert [row["step"] for row in found] == [1, 3]
-    assert (found[0]["loss"], found[0]["lr"], found[0]["of_heads"]) == (None, None, [[None, 0.5], [None]])
-    write_summary(run.directory, Summary("finished", val_loss=1e31))  # of a run that diverged
-    assert read_summary(run.directory) == Summary("finished")
-
-
-def test_an_evaluation_between_two_lines_does_not_speed_the_training_up(train_config, monkeypatch):
-    """tokens_per_s counts the steps and the time since the evaluation, not since the line before it."""
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    with open_run(train_config) as run, Loggers(run) as loggers:
-        for number in range(1, 9):
-            now[0] += 1.0
-            run.progress.step = number
-            loggers.on_step(**dict(loss=1.0, lr=0.1, grad_norm=1.0) if number % 4 == 0 else {})
-            if number == 6:
-                now[0] += 500
-                loggers.on_evaluation(Evaluation(1.0, 1, 1), "")
-    found = metrics(run.directory)
-    assert [row["tokens_per_s"] for row in found if "loss" in row] == [8 * 16, 8 * 16]
-    assert read_summary(run.directory).tokens_per_s == 8 * 16
-
-
-def test_a_terminal_shows_a_bar_that_moves_with_every_step_and_says_where_the_run_is(train_config, monkeypatch):
-    seen, shown = [], partial(tqdm, file=io.StringIO())
-    monkeypatch.setattr(training.terminal, "tqdm", lambda disable, **given: shown(disable=False, **given))
-    on_step = Terminal.on_step
-    monkeypatch.setattr(
-        *(Terminal, "on_step"),
-        lambda self: (on_step(self), seen.append((self.bar.n, self.bar.postfix, len(self.run.data.train)))),
-    )
-    train(replace(train_config, log_interval=5, sample_tokens=0))
-    assert [n for n, *_ in seen] == list(range(1, 21))
-    _, postfix, tokens = seen[-1]
-    assert postfix.startswith("loss ") and f"epoch {20 * train_config.tokens_per_step / tokens:.2f}" in postfix
-
-
-def test_without_a_terminal_a_line_comes_every_half_minute(train_config, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "tinygpt")
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    for step in range(20):
-        before_step(monkeypatch, step, lambda run: now.__setitem__(0, now[0] + 8))
-    train(replace(train_config, eval_interval=100, sample_tokens=0))
-    lines = [message.split(":")[0] for message in caplog.messages if message.startswith("step ")]
-    assert lines == ["step 4 of 20", "step 8 of 20", "step 12 of 20", "step 16 of 20", "step 20 of 20", "step 20"]
-
-
-def test_the_log_and_the_summary_tell_of_both_parts_of_a_stopped_run(train_config):
-    config = replace(train_config, sample_tokens=0, batch_size=4)
-    again = stopped(config, 5)
-    assert "by a signal after step 6" in read_summary(Path(config.run_dir)).reason
-    log = (Path(config.run_dir) / "train.log").read_text()
-    assert f"stopped after step 6; to continue:  python train.py resume={config.run_dir}" in log
-    train(again)
-    log = (Path(config.run_dir) / "train.log").read_text()
-    assert log.count("step 10: validation loss") == log.count("resuming at step 6 of") == 1
-    assert log.count("best validation loss") == 1
