@@ -122,7 +122,7 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
     for name, value in typed.items():
         is_hydras = name.startswith("hydra")
         if not is_hydras and name not in GROUPS and name not in hints:
-            raise unknown_setting(name, TrainConfig)
+            raise unknown_setting(name, [*GROUPS, *hints])
         if is_hydras and not is_sweep:
             raise SettingsError(f"{name}={value} is for sweeps", "add -m, or leave it out")
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS

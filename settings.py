@@ -14,12 +14,13 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from functools import cache
 from itertools import pairwise
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args
 
 import yaml
 
@@ -32,10 +33,7 @@ Schema = TypeVar("Schema")
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR)
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # What other trainers call a setting.
-ALIASES = {
-    "learning_rate": "optimizer.lr", "max_iters": "max_steps", "out_dir": "run_dir", "dropout_p": "model.dropout",
-    "n_layers": "model.n_layer", "n_heads": "model.n_head", "d_model": "model.n_embd",
-}  # fmt: skip
+ALIASES = {"learning_rate": "optimizer.lr", "max_iters": "max_steps", "out_dir": "run_dir", "d_model": "model.n_embd"}
 
 
 def run_command(schema: type[Schema], about: str | None, function: Callable[[Schema], object]) -> None:
@@ -48,7 +46,7 @@ def run_command(schema: type[Schema], about: str | None, function: Callable[[Sch
         if {"--help", "-h"} & set(arguments):
             print(help_text(schema, about or ""), flush=True)
         elif arguments[:1] == ["-sc"]:  # what train.py's tab completion asks of every command
-            print(*(f"{name}=" for name, *_ in described(schema)))
+            print(*(f"{name}=" for name in setting_hints(schema)))
         else:
             function(from_arguments(schema, arguments))
             sys.stdout.flush()
@@ -117,22 +115,19 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
 
 def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
     """Return the checked `schema` object of values by dotted names; SettingsError for unknown names and other types."""
-    hints = setting_hints(schema)
-    for name, value in values.items():
-        if name not in hints:
-            raise unknown_setting(name, schema)
-        if is_dataclass(hints[name]):
-            inside = [other for other in hints if other.startswith(f"{name}.")]
-            raise SettingsError(f"{name}={shown(value)} is no setting", f"set one of {', '.join(inside)}")
+    known = setting_hints(schema)
+    for name in values:
+        if name not in known:
+            raise unknown_setting(name, known)
 
     def make(kind: type, prefix: str) -> Any:
         given = {}
-        for field, hint in get_type_hints(kind).items():
-            name = prefix + field
-            if is_dataclass(hint):
-                given[field] = make(hint, f"{name}.")  # type: ignore[arg-type]
+        for field in fields(kind):
+            name = prefix + field.name
+            if is_dataclass(field.type):
+                given[field.name] = make(field.type, f"{name}.")  # type: ignore[arg-type]
             elif name in values:
-                given[field] = converted(name, values[name], hint)
+                given[field.name] = converted(name, values[name], field.type)
         return kind(**given)
 
     return make(schema, "")
@@ -177,23 +172,27 @@ def converted(name: str, value: Any, hint: Any) -> Any:
         raise SettingsError(f"{name}={shown(value)} is not {wanted}{', or null' * nullable}") from None
 
 
-def setting_hints(schema: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the type hint of each setting by its dotted name; that of a group is its dataclass."""
-    found: dict[str, Any] = {}
-    for name, hint in get_type_hints(schema).items():
-        found[prefix + name] = hint
-        if is_dataclass(hint):
-            found |= setting_hints(hint, f"{prefix}{name}.")
-    return found
+def settings_in(schema: Any, prefix: str = "") -> Iterator[tuple[str, Field, type]]:
+    """Yield every setting's dotted name, its field and the dataclass it is of; those of groups after single ones."""
+    for field in sorted(fields(schema), key=lambda field: is_dataclass(field.type)):
+        if is_dataclass(field.type):
+            yield from settings_in(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, field, schema
 
 
-def unknown_setting(name: str, schema: type) -> SettingsError:
-    """Return the error for a name that is no setting, with the nearest ones that are."""
-    names = setting_hints(schema)
+def setting_hints(schema: type) -> dict[str, Any]:
+    """Return the type hint of each setting by its dotted name."""
+    return {name: field.type for name, field, _ in settings_in(schema)}
+
+
+def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
+    """Return the error for a name that is not one of `names`, with the nearest ones that are."""
     meant = {known.rpartition(".")[2]: known for known in names} | {known: known for known in names}
     meant |= {alias: known for alias, known in ALIASES.items() if known in names}
     words = (name, name.rpartition(".")[2])
     near = [meant[like] for word in words for like in difflib.get_close_matches(word, meant, n=2, cutoff=0.75)]
+    near = [known for known in names if known.startswith(f"{name}.")] or near  # of a group such as wandb
     remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "--help lists them all"
     return SettingsError(f"there is no setting {name}", remedy)
 
@@ -209,19 +208,16 @@ def help_text(schema: type, about: str, groups: str = "") -> str:
     return "\n".join(lines)
 
 
-def described(schema: type, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the name, default and meaning of every setting that takes a value, groups after single ones."""
-    hints, meanings = get_type_hints(schema), setting_docs(schema)
-    for field in sorted(fields(schema), key=lambda field: is_dataclass(hints[field.name])):
-        if is_dataclass(hints[field.name]):
-            yield from described(hints[field.name], f"{prefix}{field.name}.")
-            continue
+def described(schema: type) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, default and meaning of every setting."""
+    for name, field, owner in settings_in(schema):
         default = field.default if field.default_factory is MISSING else field.default_factory()
         typed = default if isinstance(default, str) and default else json.dumps(default)
-        sentence = re.match(r".*?\.(?= [A-Z]|$)|.*", meanings[field.name])
-        yield prefix + field.name, typed, sentence[0] if sentence else ""
+        sentence = re.match(r".*?\.(?= [A-Z]|$)|.*", setting_docs(owner)[field.name])
+        yield name, typed, sentence[0] if sentence else ""
 
 
+@cache
 def setting_docs(schema: type) -> dict[str, str]:
     """Return the docstring under each field of a dataclass and its bases, on one line each."""
     docs = {}

@@ -20,7 +20,7 @@ import model.attention as registered
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
-from hydra_command import CONF, to_settings
+from hydra_command import CONF, GROUPS, to_settings
 from settings import from_arguments, setting_hints
 from training.config import TrainConfig
 
@@ -133,7 +133,7 @@ def test_every_script_module_and_setting_that_a_page_names_exists(page):
         assert (ROOT / script).is_file(), script
     if page.stem == "CHANGELOG":  # which names settings that are gone
         return
-    known = {name for schema in SCHEMAS.values() for name in setting_hints(schema)} | {"hydra.sweep.dir"}
+    known = {name for schema in SCHEMAS.values() for name in setting_hints(schema)} | {"hydra.sweep.dir", *GROUPS}
     groups = "data|model|tokenizer|optimizer|schedule|wandb|plan"
     dotted = rf"`((?:{groups})\.(?!json`|safetensors`)[a-z_]+(?:\.[a-z_]+)?)`"
     for name in re.findall(rf"{dotted}|`([a-z_.]+)=[^`\n]*`", _without_code(page)):
