@@ -1,7 +1,4 @@
-"""The terminal of a command: Ctrl-C and other signals, and streams that are closed, full or gone.
-
-The commands import this first: from here on Ctrl-C ends in one line, while the rest is imported too.
-"""
+"""The terminal of a command: Ctrl-C and other signals, and streams that are closed, full or gone."""
 
 import io
 import logging
@@ -13,20 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
-
-
-def end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As sys.excepthook, with one line and status 130 for Ctrl-C."""
-    if not issubclass(kind, KeyboardInterrupt):
-        return sys.__excepthook__(kind, error, trace)
-    say("stopped by Ctrl-C")
-    close_console()
-    os._exit(130)
-
-
-# One of our commands, or python -m sweeps (whose name is -m while it is looked for), not a program that uses us.
-if sys.argv[0] == "-m" or Path(sys.argv[0]).resolve().is_relative_to(Path(__file__).resolve().parent):
-    sys.excepthook = end_at_once
 
 
 def say(line: str) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
 from errors import CheckpointError, SettingsError, at_least, naming, one_of
 from generation.config import check_page
 from runs.metrics import finite

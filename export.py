@@ -6,7 +6,6 @@ python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a 
 
 from dataclasses import dataclass
 
-import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
 from errors import SettingsError, naming
 from runs.text import visible
 from settings import run_command

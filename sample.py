@@ -7,7 +7,6 @@ python sample.py checkpoint=outputs/DATE/TIME-xxxx interactive=true
 
 import sys
 
-import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
 from errors import CheckpointError
 from generation.config import SampleConfig
 from runs.text import visible

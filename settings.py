@@ -66,6 +66,9 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
         pass
     except SystemExit as exiting:
         status = exiting.code if isinstance(exiting.code, int) else 1
+    except KeyboardInterrupt:
+        say("stopped by Ctrl-C")
+        status = 130
     except Exception as error:
         sentence = sentence_for(error) or explain(error)
         if not sentence and rank is None:
@@ -74,7 +77,7 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
             say(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1
     close_console()
-    if rank is not None:
+    if rank is not None or status == 130:
         # At once: an orderly shutdown can hang, for ranks that are gone or for its own threads, and everything worth
         # keeping is on the disk.
         os._exit(status)

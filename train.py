@@ -6,7 +6,6 @@ As in  python train.py model=small data.path=notes.txt max_steps=2000
 import logging
 from typing import TYPE_CHECKING
 
-import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
 from hydra_command import run_train_command
 from runs.text import visible
 from training.config import TrainConfig

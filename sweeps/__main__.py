@@ -1,7 +1,6 @@
 """Write the page of a run, or of a sweep's or any other folder of runs and print its leaderboard, while they go on too:
 python -m sweeps FOLDER"""
 
-import console  # noqa: F401, I001  (first: Ctrl-C from here on ends in one line)
 import sys
 from pathlib import Path
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import console  # noqa: F401  (first: Ctrl-C from here on ends in one line)
 from data.files import replace_text
 from errors import SettingsError, at_least, positive, why
 from runs.text import visible

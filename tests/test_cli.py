@@ -72,24 +72,8 @@ def test_nothing_that_is_printed_or_logged_steers_a_terminal(tmp_path):
 @pytest.mark.parametrize(("script", "settings"), [("sample.py", []), ("eval.py", []), ("export.py", ["to=x"])])
 def test_ctrl_c_outside_the_training_loop_ends_in_one_line(script, settings, tmp_path, monkeypatch):
     monkeypatch.setattr("runs.checkpoint.open_checkpoint", mock.Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):  # which console.py answers
-        run_here(script, *settings, cwd=tmp_path)
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, "-m sweeps ."])
-def test_ctrl_c_while_a_command_is_imported_ends_in_one_line(command, tmp_path):
-    """As it is typed in this folder; sitecustomize.py sends the signal when `errors` is imported, after console."""
-    (tmp_path / "sitecustomize.py").write_text(
-        """import os, signal, sys
-class Watch:
-    def find_spec(self, name, *more):
-        if name == "errors": os.kill(os.getpid(), signal.SIGINT)
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.meta_path.insert(0, Watch())
-"""
-    )
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True, env=environment)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    done = run_here(script, *settings, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C\n")
 
 

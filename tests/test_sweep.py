@@ -182,18 +182,15 @@ def test_a_damaged_file_of_one_job_is_told_in_its_row_and_ends_nothing(tmp_path,
 
 
 @pytest.mark.slow
-def test_the_command_for_a_folder_ends_in_one_line_for_a_mistake_and_for_ctrl_c_while_it_starts(tmp_path):
-    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt")
-    for module, arguments, path, status, said in (
-        ("sweeps", [], "", 1, "usage: "),
-        ("sweeps", [tmp_path], "", 1, f"error: {tmp_path} holds no "),
-        ("sweeps.compare", [tmp_path], "", 1, f"error: {tmp_path} holds no "),
-        ("sweeps", [tmp_path], str(tmp_path), 130, "stopped by Ctrl-C"),
-        ("sweeps.compare", [tmp_path], str(tmp_path), 130, "stopped by Ctrl-C"),
+def test_the_command_for_a_folder_ends_in_one_line_for_a_mistake(tmp_path):
+    for module, arguments, said in (
+        ("sweeps", [], "usage: "),
+        ("sweeps", [tmp_path], f"error: {tmp_path} holds no "),
+        ("sweeps.compare", [tmp_path], f"error: {tmp_path} holds no "),
     ):
-        ask, env = [sys.executable, "-m", module, *arguments], os.environ | {"PYTHONPATH": path}
-        ended = subprocess.run(ask, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-        assert ended.returncode == status and ended.stderr.startswith(said) and ended.stderr.count("\n") == 1, ended
+        ask = [sys.executable, "-m", module, *arguments]
+        ended = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 1 and ended.stderr.startswith(said) and ended.stderr.count("\n") == 1, ended
 
 
 def test_a_failed_jobs_exception_does_not_keep_its_model_alive():
