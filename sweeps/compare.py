@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from data.files import replace_text
-from errors import SettingsError, at_least, positive, why
+from errors import SettingsError, at_least, positive
 from runs.text import visible
+from settings import mistakes_explained
 from sweeps.evidence import Estimate, holm, t_quantile
 from sweeps.law import FAILED, Law, at_best_rate
 from sweeps.leaderboard import MEASURED, Job, csv_text, markdown_lines, read_jobs, swept_settings, values
@@ -255,11 +256,7 @@ def compare(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit("usage: python -m sweeps.compare FOLDER    (a folder that -m made under multirun/)")
-    try:
+    with mistakes_explained():
+        if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+            raise SettingsError("python -m sweeps.compare FOLDER is wanted", "a folder that -m made under multirun/")
         print(visible(compare(Path(sys.argv[1]))))
-    except SettingsError as error:
-        sys.exit(visible(f"error: {error}"))
-    except OSError as error:
-        sys.exit(visible(f"error: {sys.argv[1]} cannot be used ({why(error)}): name a folder that is yours."))

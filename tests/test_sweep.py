@@ -184,7 +184,7 @@ def test_a_damaged_file_of_one_job_is_told_in_its_row_and_ends_nothing(tmp_path,
 @pytest.mark.slow
 def test_the_command_for_a_folder_ends_in_one_line_for_a_mistake(tmp_path):
     for module, arguments, said in (
-        ("sweeps", [], "usage: "),
+        ("sweeps", [], "error: python -m sweeps FOLDER is wanted: "),
         ("sweeps", [tmp_path], f"error: {tmp_path} holds no "),
         ("sweeps.compare", [tmp_path], f"error: {tmp_path} holds no "),
     ):
