@@ -81,18 +81,13 @@ def read_metrics(path: Path) -> list[Row]:
     return rows
 
 
-def scalars(row: Row) -> Iterator[tuple[str, Any]]:
+def scalars(row: Row, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each figure of a row but its step; of a list one for each layer and head."""
-    for name in row.keys() - {"step"}:
-        yield from _items(name, row[name], ("/layer_", "_head_"))
-
-
-def _items(name: str, value: Any, levels: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _items(f"{name}{levels[0]}{number}", item, levels[1:])
-    else:
-        yield name, value
+    for name, value in row.items():
+        if isinstance(value, list):
+            yield from scalars({f"{name}{levels[0]}{number}": item for number, item in enumerate(value)}, levels[1:])
+        elif name != "step":
+            yield name, value
 
 
 def is_number(value: Any) -> bool:
