@@ -67,10 +67,7 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
         return None
     run = user_path("resume", where)
     if not (run / "checkpoints").is_dir():
-        problem, remedy = f"resume={where} holds no run (no folder checkpoints)", "give a run's directory, or auto"
-        if run.parent.name == "checkpoints":
-            problem, remedy = f"resume={where} is a checkpoint", f"write {hydra_quoted('resume', run.parents[1])}"
-        raise SettingsError(problem, remedy)
+        raise SettingsError(f"resume={where} holds no run (no folder checkpoints)", "give a run's directory, or auto")
     return run
 
 

@@ -215,7 +215,6 @@ def test_from_the_command_line_a_run_has_its_own_settings_but_for_what_is_typed(
         f"resume={run_dir} schedule=cosine": "schedule.name=cosine (was warmup_stable_decay), ",  # a whole group
         f"resume={run_dir} tokenizer=bpe": "tokenizer.name=bpe (was byte)",
         f"resume={run_dir} run_dir=b": f"resume={run_dir} and run_dir=b are two folders: leave out run_dir",
-        f"resume={run_dir}/checkpoints/step_2": f"is a checkpoint: write resume={run_dir}",
         f"resume=auto run_dir={run_dir}": f"run_dir={run_dir} already holds a run",  # which is finished
     }
     for typed, said in refusals.items():
