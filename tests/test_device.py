@@ -178,15 +178,6 @@ def test_a_loss_that_stays_at_chance_is_told(train_config, caplog, lr, told):
     assert (sentence in caplog.messages) == told
 
 
-def test_changes_that_are_allowed_are_told_once(train_config, caplog):
-    config = replace(train_config, max_steps=1, sample_tokens=0)
-    train(config)
-    caplog.clear()
-    train(replace(config, resume=config.run_dir, max_steps=2, grad_clip=0.5, allow_changes=True))
-    (said,) = [message for message in caplog.messages if "grad_clip=0.5 (was 1)" in message]
-    assert said.endswith("would not be the same run: grad_clip=0.5 (was 1).")
-
-
 @pytest.mark.parametrize(
     ("kernel", "term", "off"),
     [(False, "xterm", None), (False, "dumb", True), (True, "dumb", False), (True, None, False)],

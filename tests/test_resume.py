@@ -172,7 +172,7 @@ def test_counts_and_seconds_go_on_after_a_save_and_where_a_stopped_run_left_them
 # Only as the same run
 
 
-def test_settings_that_change_the_result_are_named_and_refused_and_others_may_change(config, text_file):
+def test_settings_that_change_the_result_are_named_and_refused_and_others_may_change(config, text_file, caplog):
     train(replace(config, max_steps=7))
     again = replace(config, resume=config.run_dir, max_steps=8)
     changed = dict(seed=2, batch_size=12, optimizer=OptimizerConfig(lr=0.5, embedding_lr=None))
@@ -181,6 +181,8 @@ def test_settings_that_change_the_result_are_named_and_refused_and_others_may_ch
     with pytest.raises(SettingsError, match=named + r".*seed=2 \(was 1\): restore these, or set allow_changes=true"):
         train(replace(again, **changed))
     train(replace(again, **changed, allow_changes=True))
+    (said,) = [message for message in caplog.messages if "would not be the same run" in message]
+    assert said.endswith("seed=2 (was 1).")
     for shaping in (dict(optimizer=OptimizerConfig(name="adamw")), dict(model=replace(config.model, n_layer=1))):
         with pytest.raises(SettingsError, match="cannot change: leave these out, or begin a new run with init_from="):
             train(replace(again, **changed | shaping, allow_changes=True))
