@@ -291,7 +291,6 @@ def test_a_copy_of_a_run_whose_links_have_become_folders_goes_on(config, tmp_pat
 
 
 FORGED = {
-    "progress": {"progress": {"step": "x"}},
     "data": {"config": {"data": []}, "home": "elsewhere"},
     "unknown": {"config": {"data": {"nothing": 3}}},
     "n_layer": {"config": {"model": {"n_layer": 3}}},
