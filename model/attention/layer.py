@@ -238,10 +238,7 @@ class MultiHeadAttention(nn.Module):
             call = modifier.score(call, x, now)
         dropout_p = self.dropout if self.training and not now.weights_only else 0.0
         attend = matmul if now.weights_only and self.attend is sdpa else self.attend  # its kernels take no such values
-        return attend(
-            call.q, call.k, call.v, mask=call.mask, bias=call.bias, is_causal=call.is_causal, dropout_p=dropout_p,
-            scale=call.scale,
-        )  # fmt: skip
+        return attend(**call._asdict(), dropout_p=dropout_p)
 
     def merge(self, y: Output) -> Stream:
         """Return what the heads gathered as a change to the residual stream."""
