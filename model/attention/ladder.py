@@ -1,6 +1,7 @@
 """The rungs below multi-head attention, as layers that train; docs/attention.md climbs them step by step."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,25 +15,27 @@ from model.attention.names import form
 from model.config import AttentionConfig
 from model.layers import Linear
 
-# What rungs with one head of width n_embd make nothing of.
-OF_HEADS = ("n_head", "n_kv_head", "head_size", *MultiHeadAttention.ignores)
 
+class OneHead(MultiHeadAttention):
+    """What the rungs have in common that do not divide the width among heads."""
 
-def one_head(config: AttentionConfig) -> AttentionConfig:
-    return replace(config, n_head=1, n_kv_head=None, head_size=None)
+    ignores: ClassVar[tuple[str, ...]] = ("n_head", "n_kv_head", "head_size", *MultiHeadAttention.ignores)
+
+    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), number, matmul)
 
 
 @form("average")
-class Average(MultiHeadAttention):
+class Average(OneHead):
     """The mean of the values over the past: one head whose scores are all zero.
 
     RoPE has nothing to rotate, and ALiBi's penalty would make the mean uneven.
     """
 
-    takes, ignores = ("window",), ("qk_norm", *OF_ORDER, *OF_HEADS)
+    takes, ignores = ("window",), ("qk_norm", *OF_ORDER, *OneHead.ignores)
 
     def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(replace(one_head(config), position="none"), number, matmul)
+        super().__init__(replace(config, position="none"), number)
 
     def make_projections(self, config: AttentionConfig) -> None:
         self.v_proj = Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
@@ -44,16 +47,13 @@ class Average(MultiHeadAttention):
 
 
 @form("simple")
-class Simple(MultiHeadAttention):
+class Simple(OneHead):
     """Every position gathers from all of the past that resemble it: the inputs are their own queries, keys and values.
 
     There is no weight to train.
     """
 
-    takes, ignores = ("window", "rotation"), ("qk_norm", "qkv_bias", *OF_HEADS)
-
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(one_head(config), number, matmul)
+    takes, ignores = ("window", "rotation"), ("qk_norm", "qkv_bias", *OneHead.ignores)
 
     def make_projections(self, config: AttentionConfig) -> None:
         self.o_proj = nn.Identity()
@@ -64,13 +64,8 @@ class Simple(MultiHeadAttention):
 
 
 @form("single_head")
-class SingleHead(MultiHeadAttention):
+class SingleHead(OneHead):
     """One head as wide as the model, which learns what to ask, what to answer and what to say."""
-
-    ignores = OF_HEADS
-
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(one_head(config), number, matmul)
 
 
 @form("stacked")
