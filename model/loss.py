@@ -76,20 +76,18 @@ class _SummedNats(torch.autograd.Function):
         if missing := -ids % MULTIPLE.get(x.device.type, 1):
             heads = F.pad(heads, (0, 0, 0, missing))
         scored, targets = (targets != UNSCORED)[:, None], targets.clamp(min=0)[:, None]
-        summed, to_x, to_heads = torch.zeros((), device=x.device), torch.empty_like(rows), None
+        summed, to_x = torch.zeros((), device=x.device), torch.empty_like(rows)
+        to_heads = torch.zeros_like(heads, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part in (slice(first, first + chunk) for first in range(0, len(rows), chunk)):
             nats, at_target, slope = nats_and_slope(rows[part], heads, targets[part], ids, softcap)
             slope.scatter_(1, targets[part], at_target)
             summed = summed + (nats * scored[part]).sum()
             torch.mm(slope, heads, out=to_x[part])
             counted = rows[part] * scored[part]
-            if to_heads is None:
-                to_heads = (slope.mT @ counted).to(torch.promote_types(weight.dtype, torch.float32))
-            elif to_heads.dtype == dtype:
+            if to_heads.dtype == dtype:
                 to_heads.addmm_(slope.mT, counted)
             else:
                 to_heads += slope.mT @ counted
-        assert to_heads is not None
         ctx.gradients = (to_x * scored).to(x.dtype), to_heads[:ids].to(weight.dtype)
         return summed
 
