@@ -1,7 +1,7 @@
 """The GPT: token embedding, a stack of blocks (attention, then MLP), final norm, language-model head."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -145,8 +145,8 @@ class GPT(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @torch.no_grad()
-    def initialize(self, draw: Callable[..., object] = nn.init.normal_) -> None:
-        """Draw the weights of embeddings and linear layers from torch's generator, each by draw(weight, std=…).
+    def initialize(self) -> None:
+        """Draw the weights of embeddings and linear layers from torch's generator.
 
         zero_init=false is GPT-2's scheme: N(0, 0.02), and 0.02 / √(2 n_layer) where a layer writes to
         the residual stream. zero_init=true draws weights at unit gain, N(0, 1/fan_in), and starts those
@@ -155,13 +155,13 @@ class GPT(nn.Module):
         for name, module in self.named_modules():
             writes_residual = name.endswith(("o_proj", "down_proj"))
             if isinstance(module, nn.Embedding):
-                draw(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=0.02)
             elif isinstance(module, nn.Linear) and module.weight is not self.token_embedding.weight:
                 if self.config.zero_init:
                     std = 0.0 if writes_residual or module is self.lm_head else module.in_features**-0.5
                 else:
                     std = 0.02 / math.sqrt(2 * self.config.n_layer) if writes_residual else 0.02
-                draw(module.weight, std=std)
+                nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
