@@ -1,4 +1,7 @@
-"""The forms and modifiers beyond multi-head attention, against other people's code and the cases they reduce to."""
+"""The forms and modifiers beyond multi-head attention, against their formulas and the cases they reduce to.
+
+test_families.py has them against other people's code: softcap, mla, delta, kda, sinks, gates, partial rotation.
+"""
 
 import math
 
@@ -12,7 +15,6 @@ from model.attention import FORMS, MODIFIERS, Pass
 from model.attention.check import make_layer
 from model.attention.layer import Call
 from model.attention.masks import causal_mask, padding_mask
-from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.rope import rotate
@@ -30,119 +32,6 @@ def plain_and(attention, **settings):
     return modified, plain
 
 
-def float_mask():
-    return torch.zeros(T, T).masked_fill(~causal_mask(T, T), -torch.inf)
-
-
-def theirs(name):
-    """A model's file in transformers."""
-    pytest.importorskip("transformers")
-    return pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
-
-
-def in_pieces(attention, x, sizes=(5, 3, 1, 1, 1, 1)):
-    """What a layer gives with a cache, in chunks and single tokens."""
-    cache, pieces = KVCache(x.shape[1]), []
-    for piece in x.split(sizes, 1):
-        pieces.append(attention(piece, Pass(cache=cache)))
-        cache.position += piece.size(1)
-    return torch.cat(pieces, 1)
-
-
-class Module(torch.nn.Module):
-    """What eager_attention_forward wants to know of its layer."""
-
-    def __init__(self, **attributes):
-        super().__init__()
-        self.num_key_value_groups, self.head_dim = 1, D
-        vars(self).update(attributes)
-        self.eval()
-
-
-# Against other people's code; test_recurrent.py has qwen3_next's gated delta rule, test_huggingface.py whole models.
-
-
-@torch.no_grad()
-def test_softcap_is_gemma_2s():
-    q, k, v = 9 * torch.randn(3, B, H, T, D)
-    options = dict(scaling=D**-0.5, softcap=5.0)
-    expected, _ = theirs("gemma2").eager_attention_forward(Module(), q, k, v, float_mask(), **options)
-    close(layer("softcap", score_softcap=5.0).attend(q, k, v, is_causal=True), expected.transpose(1, 2))
-
-
-@torch.no_grad()
-def test_a_sink_is_gpt_oss():
-    sink, x = layer("sdpa+sink", position="none"), torch.randn(B, T, C)
-    module = Module(sinks=sink.modifiers["sink"].bias.normal_())
-    attend = theirs("gpt_oss").eager_attention_forward
-    expected, _ = attend(module, *sink.project(x), float_mask(), scaling=D**-0.5)
-    close(sink(x), sink.merge(expected.transpose(1, 2)))
-
-
-@torch.no_grad()
-def test_an_elementwise_gate_is_qwen3_nexts_but_for_the_2_that_begins_it_as_the_identity():
-    modeling = theirs("qwen3_next")
-    from transformers import Qwen3NextConfig
-
-    ours, x = layer("sdpa+gate_element", position="none", n_kv_head=HKV, qk_norm=False), torch.randn(B, T, C)
-    gate = ours.modifiers["gate_element"].gate.weight.normal_()
-    shape = dict(hidden_size=C, num_attention_heads=H, num_key_value_heads=HKV, head_dim=D)
-    module = modeling.Qwen3NextAttention(Qwen3NextConfig(**shape, attn_implementation="eager"), 0).eval()
-    q, k, v = ours.qkv_proj.weight.split(ours.qkv_proj.parts)
-    module.q_proj.weight.copy_(torch.stack((q.view(H, D, C), gate.view(H, D, C)), 1).flatten(0, 2))
-    for name, weight in (("k_proj", k), ("v_proj", v), ("o_proj", ours.o_proj.weight)):
-        getattr(module, name).weight.copy_(weight)
-    module.q_norm = module.k_norm = torch.nn.Identity()
-    unturned = torch.ones(1, T, D), torch.zeros(1, T, D)
-    expected, _ = module(x, unturned, float_mask()[None, None].expand(B, 1, T, T))
-    close(ours(x), 2 * expected)
-
-
-@pytest.mark.parametrize("cached", [False, True])
-@torch.no_grad()
-def test_mla_is_deepseek_v3s(cached):
-    modeling = theirs("deepseek_v3")
-    from transformers import DeepseekV3Config
-
-    ours, x = layer("mla", latent_size=12, head_size=8), torch.randn(B, T, C)
-    D, turned, latent = 8, ours.turned, ours.latent
-    ours.c_norm.weight.uniform_(0.5, 2)
-    config = DeepseekV3Config(
-        hidden_size=C, num_attention_heads=H, num_key_value_heads=H, q_lora_rank=None, kv_lora_rank=latent,
-        qk_rope_head_dim=turned, qk_nope_head_dim=D, v_head_dim=D, head_dim=turned, attn_implementation="eager",
-    )  # fmt: skip
-    module = modeling.DeepseekV3Attention(config, 0).eval()
-    q = ours.q_proj.weight.view(H, turned + D, C)  # ours has the rotated channels in front
-    module.q_proj.weight.copy_(torch.cat((q[:, turned:], q[:, :turned]), 1).flatten(0, 1))
-    module.kv_a_proj_with_mqa.weight.copy_(torch.cat((ours.c_proj.weight, ours.k_proj.weight)))
-    module.kv_a_layernorm.weight.copy_(ours.c_norm.weight)
-    up = torch.stack((ours.k_up.weight.view(H, D, latent), ours.v_up.weight.view(H, D, latent)), 1)
-    module.kv_b_proj.weight.copy_(up.flatten(0, 2))
-    module.o_proj.weight.copy_(ours.o_proj.weight)
-    angles = modeling.DeepseekV3RotaryEmbedding(config)(x, torch.arange(T)[None])
-    expected = module(x, angles, float_mask()[None, None].expand(B, 1, T, T))[0]
-    close(in_pieces(ours, x) if cached else ours(x), expected)
-    assert [layer("mla", n_head=n_head).latent for n_head in (1, 2, 8)] == [16, 16, 8]  # four heads, or all
-
-
-@pytest.mark.parametrize("fraction", [0.25, 0.5])
-def test_partial_rotation_is_gpt_neoxs(fraction):
-    modeling = theirs("gpt_neox")
-    from transformers import GPTNeoXConfig
-
-    q = torch.randn(B, H, T, 16)
-    config = GPTNeoXConfig(hidden_size=H * 16, num_attention_heads=H, rotary_pct=fraction)
-    cos, sin = modeling.GPTNeoXRotaryEmbedding(config)(q, torch.arange(T)[None])
-    n = int(fraction * 16)
-    halves = torch.cat((q[..., :n:2], q[..., 1:n:2], q[..., n:]), -1)  # they turn channel i with channel i + n/2
-    expected, _ = modeling.apply_rotary_pos_emb(halves, halves, cos, sin)
-    got = rotate(q, layer("sdpa", n_embd=H * 16, rope_fraction=fraction).rope.table(q))
-    close(torch.cat((got[..., :n:2], got[..., 1:n:2], got[..., n:]), -1), expected)
-
-
-# What each reduces to.
-
-
 @torch.no_grad()
 def test_a_sink_that_never_wins_is_softmax_one_of_0_is_softmax1_and_any_is_a_gate():
     sink, plain = plain_and("sdpa+sink", n_kv_head=HKV, position="none")
@@ -152,7 +41,7 @@ def test_a_sink_that_never_wins_is_softmax_one_of_0_is_softmax1_and_any_is_a_gat
     bias = sink.modifiers["sink"].bias
     q, k, v = plain.project(x)
     k, v = (t.repeat_interleave(H // HKV, 1) for t in (k, v))
-    total = (q @ k.mT / math.sqrt(D) + float_mask()).logsumexp(-1)
+    total = (q @ k.mT / math.sqrt(D)).masked_fill(~causal_mask(T, T), -torch.inf).logsumexp(-1)
     gate = torch.sigmoid(total - bias.normal_()[:, None])[..., None]
     close(sink(x), plain.merge(gate * loop(q, k, v, is_causal=True)))
     bias.fill_(-1e4)

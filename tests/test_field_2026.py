@@ -13,7 +13,6 @@ from conftest import close, layer, random_gpt
 from errors import SettingsError
 from model.attention import Pass, make_attention
 from model.attention.check import CHECKS, make_layer
-from model.attention.recurrent import in_chunks, token_by_token
 from model.attention.sparse import blockwise
 from model.cache import KVCache
 from model.config import AttentionConfig, GPTConfig
@@ -36,27 +35,6 @@ def random_layer(attention, **settings):
     for parameter in made.parameters():
         parameter.data.copy_(0.5 * torch.randn_like(parameter) + (parameter.ndim == 1))
     return made
-
-
-@torch.no_grad()
-def test_a_decay_for_each_channel_is_the_recurrence_in_chunks_too_however_fast_it_fades():
-    N = 70
-    q, k, v = torch.randn(3, B, H, N, D).double()
-    k, beta, begins = F.normalize(k, dim=-1), torch.rand(B, H, N).double(), torch.rand(B, 1, N) < 0.1
-    decay, empty = -30 * torch.rand(B, H, N, D).double() ** 4, torch.randn(B, H, D, D).double()
-    state, rows = empty, []
-    for t in range(N):
-        state = state * decay[:, :, t, :, None].exp() * ~begins[:, :, t, None, None]
-        old = torch.einsum("bhde,bhd->bhe", state, k[:, :, t])
-        state = state + torch.einsum("bhd,bhe->bhde", k[:, :, t], beta[:, :, t, None] * (v[:, :, t] - old))
-        rows.append(torch.einsum("bhde,bhd->bhe", state, q[:, :, t]))
-    for scan in (token_by_token, in_chunks):
-        y, last = scan(q, k, v, decay, beta, begins, empty)
-        close(y, torch.stack(rows, 2), rtol=1e-9, atol=1e-9)
-        close(last, state, rtol=1e-9, atol=1e-9)
-    same = decay[..., :1]  # one decay for all channels is delta's
-    wanted = in_chunks(q, k, v, same, beta, begins, empty)[0]
-    close(in_chunks(q, k, v, same.expand(-1, -1, -1, D), beta, begins, empty)[0], wanted, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()

@@ -164,6 +164,7 @@ def test_a_cache_takes_for_each_token_what_its_layers_keep():
     for attention, numbers in kept.items():
         gpt = random_gpt(attention=attention, n_kv_head=2, dropout=0.5).train()
         assert cache_bytes_per_token(gpt) == 2 * 4 * numbers and gpt.training
+    assert [layer("mla", n_head=n_head).latent for n_head in (1, 2, 8)] == [16, 16, 8]  # four heads, or all
 
 
 @pytest.mark.parametrize("attention", [*FORMS, "sdpa+" + "+".join(MODIFIERS), "delta+conv+gate_silu"])

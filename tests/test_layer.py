@@ -13,6 +13,7 @@ from model.attention.masks import causal_mask, text_mask
 from model.attention.recurrent import Recurrent
 from model.cache import KVCache
 from model.config import POSITIONS, AttentionConfig
+from model.layers import RMSNorm
 
 C, CPU = 16, torch.device("cpu")
 STATES = [name for name, kind in FORMS.items() if isinstance(kind, type) and issubclass(kind, Recurrent)]
@@ -126,8 +127,10 @@ def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
         close(weights.sum(-1), torch.ones(weights.shape[:-1]))
     values, now.cache = attention.project(x)[2], None
     values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
-    if form not in ("retention", "delta", "kda"):  # which normalise what is gathered: see test_recurrent.py
-        close(attention.merge(weights @ values), attention.eval()(x, now))
+    gathered = weights @ values
+    if form in ("retention", "delta", "kda"):  # which normalise it
+        gathered = getattr(attention, "out_norm", RMSNorm(gathered.shape[-1], eps=1e-6))(gathered)
+    close(attention.merge(gathered), attention.eval()(x, now))
 
 
 # Training, precision, devices.

@@ -1,4 +1,7 @@
-"""Forms with a state: token by token and in chunks they are one function, whose texts may be of any length."""
+"""Forms with a state: token by token and in chunks they are one function, whose texts may be of any length.
+
+test_families.py has the gated delta rule against Qwen3-Next's and Kimi Linear's.
+"""
 
 import math
 from itertools import pairwise
@@ -15,34 +18,21 @@ from model.cache import KVCache
 B, T, C, H, HKV, D = 2, 12, 16, 4, 2, 4
 
 
-@pytest.mark.parametrize("scan", [token_by_token, in_chunks])
-@torch.no_grad()
-def test_the_gated_delta_rule_is_qwen3_nexts(scan):
-    pytest.importorskip("transformers")
-    modeling, T = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next"), 150  # several chunks
-    q, k, v = torch.randn(3, B, H, T, D)
-    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-    decay, beta, state = -torch.rand(B, H, T), torch.rand(B, H, T), torch.randn(B, H, D, D)
-    swapped = [t.transpose(1, 2) for t in (q, k, v, decay, beta)]
-    for reference in (modeling.torch_recurrent_gated_delta_rule, modeling.torch_chunk_gated_delta_rule):
-        expected, last = reference(*swapped, initial_state=state, output_final_state=True)
-        y, ended = scan(q / math.sqrt(D), k, v, decay[..., None], beta, None, state)
-        close(y, expected.transpose(1, 2), atol=1e-4)
-        close(ended, last, atol=1e-4)
-
-
 @pytest.mark.parametrize("written", ["all", "what is new"])
-@pytest.mark.parametrize("N", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5])
-def test_chunks_give_the_values_states_and_gradients_of_one_token_after_the_other(written, N):
+@pytest.mark.parametrize(
+    ("N", "channels"), [(1, 1), (CHUNK - 1, 1), (CHUNK, 1), (CHUNK + 1, 1), (2 * CHUNK + 5, 1), (2 * CHUNK + 5, D)]
+)
+def test_chunks_give_the_values_states_and_gradients_of_one_token_after_the_other(written, N, channels):
+    """Fading as one or each channel by itself, however fast."""
     generator = torch.Generator().manual_seed(N)
     q, k, v, state = (torch.randn(B, H, n, D, generator=generator).double().requires_grad_() for n in (N, N, N, D))
-    decay = (-torch.rand(B, H, N, generator=generator).double()).requires_grad_()
+    decay = (-30 * torch.rand(B, H, N, channels, generator=generator).double() ** 4).requires_grad_()
     beta = torch.rand(B, H, N, generator=generator).double().requires_grad_() if written != "all" else None
     inputs = [t for t in (q, k, v, decay, beta, state) if t is not None]
     for begins in (None, torch.rand(B, 1, N, generator=generator) < 0.1):
         results = []
         for scan in (token_by_token, in_chunks):
-            y, ended = scan(q, F.normalize(k, dim=-1), v, decay[..., None], beta, begins, state)
+            y, ended = scan(q, F.normalize(k, dim=-1), v, decay, beta, begins, state)
             weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
             gradients = torch.autograd.grad((y * weight).sum() + ended.sum(), inputs, allow_unused=True)
             results.append((y, ended, *(torch.zeros(()) if g is None else g for g in gradients)))
@@ -72,25 +62,11 @@ def test_retention_is_its_quadratic_form():
     close(retention(x), retention.merge(F.rms_norm(weights @ v, [D], eps=1e-6)))
 
 
-@torch.no_grad()
-def test_delta_is_the_recurrence_of_its_docstring():
-    delta, x = layer("delta"), torch.randn(B, T, C)
-    delta.beta.weight.normal_(), delta.fade.weight.normal_(), delta.out_norm.weight.uniform_(0.5, 2)
-    rates = delta.log_rate.exp()
-    close(rates, torch.linspace(1, 16, H))
-    close(F.softplus(delta.fade.bias), torch.full((H,), 0.01))
-    q, k, v = delta.project(x)
-    q, k = F.normalize(q, dim=-1) / math.sqrt(D), F.normalize(k, dim=-1)
-    alpha = (-rates * F.softplus(x @ delta.fade.weight.T + delta.fade.bias)).exp()  # (B, T, H)
-    beta, rows = torch.sigmoid(x @ delta.beta.weight.T), []
-    state = torch.zeros(B, H, D, D)
-    for t in range(T):
-        state = alpha[:, t, :, None, None] * state
-        old = torch.einsum("bhde,bhd->bhe", state, k[:, :, t])
-        state = state + torch.einsum("bhd,bhe->bhde", k[:, :, t], beta[:, t, :, None] * (v[:, :, t] - old))
-        rows.append(torch.einsum("bhde,bhd->bhe", state, q[:, :, t]))
-    close(delta.weights(x) @ v, torch.stack(rows, 2))
-    close(delta(x), delta.merge(delta.out_norm(torch.stack(rows, 2))))
+def test_the_gated_delta_rule_begins_with_heads_that_fade_from_slowly_to_fast():
+    for form in ("delta", "kda"):
+        made = layer(form)
+        close(made.log_rate.exp(), torch.linspace(1, 16, H))
+        close(F.softplus(made.fade.bias), torch.full_like(made.fade.bias, 0.01))
 
 
 @pytest.mark.parametrize("attention", ["linear", "retention", "delta", "delta+key_offset+value_residual"])
