@@ -104,44 +104,34 @@ def test_a_cache_is_no_larger_than_what_is_asked_or_may_be_seen():
 # The cache by itself.
 
 
-def filled(n, size=8):
-    """A cache with n positions written in two layers, and what was written: (layers, B, H, n, D)."""
-    cache, rows = KVCache(size), torch.randn(2, 2, 3, n, 4)
+@pytest.fixture
+def filled():
+    """A cache of 8 positions with 3 written in two layers, and what was written: (layers, B, H, 3, D)."""
+    cache, rows = KVCache(8), torch.randn(2, 2, 3, 3, 4)
+    assert cache.nbytes == 0
     for layer in (0, 1):
         cache.append(layer, "k", rows[layer])
-    cache.position = n
+    cache.position = 3
     return cache, rows
 
 
-def test_layers_read_back_what_all_passes_wrote_each_its_own_and_only_the_caller_moves_on():
-    cache, rows = filled(3)
-    new = torch.randn(2, 3, 2, 4)
+def test_layers_read_back_what_all_passes_wrote_each_its_own_without_copies_or_gradients(filled):
+    cache, rows = filled
+    new = torch.randn(2, 3, 2, 4, requires_grad=True)
     for layer in (1, 0, 1):  # however often, at the same positions
-        assert torch.equal(cache.append(layer, "k", new), torch.cat((rows[layer], new), -2))
-    assert cache.position == 3
-    again = cache.append(1, "k", torch.ones(2, 3, 1, 4))
-    assert torch.equal(again, torch.cat((rows[1], torch.ones(2, 3, 1, 4)), -2))
+        got = cache.append(layer, "k", new)
+        assert torch.equal(got, torch.cat((rows[layer], new), -2)) and not got.requires_grad
+        assert got.data_ptr() == cache.layers[layer]["k"].data_ptr()
+    assert cache.position == 3 and cache.nbytes == 2 * 4 * 2 * 3 * 8 * 4
     assert cache.append(1, "v", new).shape == (2, 3, 5, 4) and set(cache.layers[1]) == {"k", "v"}
 
 
-def test_it_allocates_at_first_use_once_and_lets_no_gradient_flow():
-    assert KVCache(8).nbytes == 0
-    cache, _ = filled(3)
-    address = cache.layers[0]["k"].data_ptr()
-    got = cache.append(0, "k", torch.randn(2, 3, 5, 4, requires_grad=True))
-    assert got.data_ptr() == address and not got.requires_grad  # what is read is no copy
-    assert cache.nbytes == 2 * 4 * 2 * 3 * 8 * 4
-    cache.layers[0]["state"] = torch.zeros(2, 5)
-    assert cache.nbytes == 2 * 4 * 2 * 3 * 8 * 4 + 40
-
-
-def test_rows_taken_several_times_or_not_at_all_are_copies():
-    cache, rows = filled(4)
+def test_rows_taken_several_times_or_not_at_all_are_copies(filled):
+    cache, rows = filled
     cache.layers[0]["state"], cache.starts = torch.tensor([1.0, 2.0]), torch.tensor([0, 2])
     taken = cache.take(torch.tensor([1, 1, 0]))
-    assert (taken.position, taken.size, taken.starts.tolist()) == (4, 8, [2, 2, 0])
-    new = torch.randn(3, 3, 1, 4)
-    assert torch.equal(taken.append(0, "k", new)[..., :4, :], rows[0][[1, 1, 0]])
-    assert taken.layers[0]["state"].tolist() == [2, 2, 1] and not cache.layers[0]["k"][:, :, 4:].any()
+    assert (taken.position, taken.size, taken.starts.tolist()) == (3, 8, [2, 2, 0])
+    assert torch.equal(taken.append(0, "k", torch.ones(3, 3, 1, 4))[..., :3, :], rows[0][[1, 1, 0]])
+    assert taken.layers[0]["state"].tolist() == [2, 2, 1] and not cache.layers[0]["k"][:, :, 3:].any()
     cache.starts = None
     assert cache.take(torch.tensor([0])).starts is None
