@@ -199,22 +199,6 @@ def test_mixtures_are_themselves_in_float64_blind_to_the_future_apart_in_documen
         close(got, wanted, rtol=near, atol=near)
 
 
-@pytest.mark.parametrize(
-    ("attention", "sentence"),
-    [
-        ("mla+conv", "mla has no keys for conv to change"),
-        ("gta+conv", "gta has no keys for conv to change"),
-        ("gta+value_embedding", "gta has no values for value_embedding to change"),
-        ("kda+window", "kda has no window for window to change"),
-        ("stick+sink", "what no key takes goes nowhere already under stick"),
-        ("moba+sink", "one more key would shift the blocks under moba"),
-    ],
-)
-def test_what_means_nothing_is_refused_in_one_sentence(attention, sentence):
-    with pytest.raises(SettingsError, match=sentence):
-        layer(attention, attention_window=4)
-
-
 def test_what_each_costs():
     def model(attention, **settings):
         return without_weights(GPTConfig(attention=attention, vocab_size=50, n_layer=1, block_size=64, **settings))

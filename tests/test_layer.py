@@ -7,7 +7,7 @@ import torch
 from conftest import close, layer, leaky_attention
 
 from errors import SettingsError
-from model.attention import FORMS, MODIFIERS, SOFTMAX, Pass, check, check_names, ignored
+from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, Pass, check, check_names, ignored
 from model.attention.functions import causal_blocks, flex, matmul
 from model.attention.masks import causal_mask, text_mask
 from model.attention.recurrent import Recurrent
@@ -198,16 +198,7 @@ def test_windows_and_alibi_of_plain_sdpa_alone_go_through_flex_which_sees_what_d
         ("sdpa+", r"'' is no modifier: choose one of"),
         ("sdpa//sdpa", r"'' is no form: choose one of"),
         ("sdpa+gate+gate", r"has gate twice in one layer: leave one out"),
-        (
-            "sdpa/delta+sink",
-            r"attention=delta\+sink: delta has no scores for sink to change: leave out sink, or choose",
-        ),
-        ("mla+key_offset", r"mla has no keys for key_offset to change"),
-        ("average+gate", r"average has no result for gate to change"),
-        ("average+nope", r"average has no rotation for nope to change"),  # F1
-        ("delta+window", r"delta has no window for window to change: leave out window, or"),  # F1
-        ("linear+nope", r"linear has no rotation for nope to change"),  # F1
-        ("retention+diff", r"retention has no queries for diff to change"),
+        ("sdpa/delta+sink", r"attention=delta\+sink: delta has no scores for sink to change: leave out sink, or"),
         ("sigmoid+sink", r"attention=sigmoid\+sink: no key takes weight from others under sigmoid: leave out sink"),
     ],
 )
@@ -219,15 +210,20 @@ def test_names_that_mean_nothing_together_are_refused_in_a_sentence(attention, w
 
 
 @every_form
+def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
+    lacks = {"average": "rotation queries keys values scores result", "simple": "queries keys values scores result"}
+    lacks |= dict.fromkeys(STATES, "window rotation queries scores") | dict.fromkeys(("mla", "gta"), "keys values")
+    changed = SETTINGS | {name: kind.changes for name, kind in MODIFIERS.items()}
+    refused = {name for name, what in changed.items() if what in lacks.get(form, "").split()}
+    refused |= {"sink"} if form in ("sigmoid", "stick", "moba") else set()
+    taken = {name.split("+")[1] for name in check.combinations() if name.startswith(f"{form}+")}
+    assert form in SOFTMAX or taken == changed.keys() - refused
+
+
+@every_form
 def test_settings_that_change_nothing_are_known_and_change_nothing(form):
     values = {"n_kv_head": 1, "qk_norm": False, "position": "alibi", "latent_size": 6, "attention_window": 2}
-    values |= {
-        "score_softcap": 1.0,
-        "rope_fraction": 0.5,
-        "qkv_bias": True,
-        "head_size": 8,
-        "n_head": 2,
-    }
+    values |= {"score_softcap": 1.0, "rope_fraction": 0.5, "qkv_bias": True, "head_size": 8, "n_head": 2}
     idle, x, plain = ignored(AttentionConfig(attention=form)), torch.randn(1, 6, C), layer(form)
     for name, value in values.items():
         other = layer(form, **{name: value})
