@@ -17,7 +17,7 @@ from runs.metrics import is_number
 from runs.summary import NUMBERS, read_summary, sentence_of
 from runs.text import visible
 from sweeps.evidence import confidence_sequence, e_value
-from sweeps.grid import VARIANTS, Grid, assignments
+from sweeps.grid import VARIANTS, Grid
 from sweeps.leaderboard import csv_text, literal_markdown, markdown_lines
 
 ALPHA = 0.05  # the chance that any variant without an effect ends in better or worse, divided among the variants
@@ -68,14 +68,14 @@ class Decide(Grid):
         if len({*map(tuple, self.variants)}) < max(2, len(self.variants)):
             raise SettingsError("hydra/sweeper=decide compares two or more variants that differ", VARIANTS)
         given = self.read(arguments)
-        if any(override.get_key_element() == "seed" for variant in self.variants for override in self.parse(variant)):
+        if any("seed" in self.parse(variant) for variant in self.variants):
             raise SettingsError("hydra.sweeper.variants give a seed, which a pair has in common", "leave it out")
         if several := [override for override in given.values() if override.is_sweep_override()]:
             raise SettingsError(f"{several[0].input_line} is more than one setting to compare under", "choose one")
         seed = given.pop("seed").value() if "seed" in given else 1
         if type(seed) is not int or seed < 0:
             raise SettingsError(f"seed={seed} must be a whole number from 0, that of the first pair")
-        fixed = [assignment for override in given.values() for assignment in assignments(override)]
+        (fixed,) = self.split_arguments([*given.values()], None)[0]
         self.validate_batch_is_legal([[*fixed, *variant] for variant in self.variants])
         return fixed, seed
 

@@ -1,6 +1,5 @@
 """Sweeps: every combination of the values given is a job; the jobs share a folder, which ends in a leaderboard."""
 
-import itertools
 import os
 import shlex
 import signal
@@ -8,12 +7,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
@@ -39,7 +38,7 @@ def jobs_at_once() -> int:
 OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, replace=True)
 
 
-class Grid(Sweeper):
+class Grid(BasicSweeper):
     """Runs every combination of the values given, with every variant; a job that fails does not end the others."""
 
     config: DictConfig
@@ -47,7 +46,8 @@ class Grid(Sweeper):
     launcher: Launcher
 
     def __init__(self, params: dict[str, str] | None = None, variants: Sequence[str] | None = None) -> None:
-        self.params = [f"{name}={values}" for name, values in (params or {}).items()]
+        # Not by BasicSweeper, whose module Hydra runs anew to find plugins: its super() then fails.
+        self.params = params or {}
         self.given = [""] if variants is None else variants
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -67,8 +67,7 @@ class Grid(Sweeper):
         self.go_on = hydra_quoted("hydra.sweep.dir", self.folder)
         config.hydra.sweep.dir = literal(str(self.folder))
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(self.folder)}")
-        self.hydra_context, self.config = hydra_context, config
-        self.launcher = plugins.instantiate_launcher(hydra_context, task_function, config)
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the jobs that are not finished, once all can be composed; SettingsError when some failed."""
@@ -76,7 +75,7 @@ class Grid(Sweeper):
         for override in given.values():
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 raise SettingsError(f"{override.input_line} needs hydra/sweeper=optuna", "or list values, as in 1,2,3")
-        combinations = itertools.product(*map(assignments, given.values()))
+        combinations = self.split_arguments([*given.values()], None)[0]
         jobs = [[*job, *variant] for job in combinations for variant in self.variants]
         self.validate_batch_is_legal(jobs)
         with self.keeping_folder():
@@ -87,15 +86,15 @@ class Grid(Sweeper):
 
     def read(self, arguments: list[str]) -> dict[str, Override]:
         """Return the overrides by name: an experiment's, and what is typed in place of them or besides."""
-        own = {override.get_key_element() for override in self.parse(self.variants[0])}
-        typed = {override.get_key_element(): override for override in self.parse(arguments)}
-        if both := own & typed.keys():
+        typed = self.parse(arguments)
+        if both := typed.keys() & self.parse(self.variants[0]):
             problem = f"{min(both)} is what hydra.sweeper.variants compares"
             raise SettingsError(problem, f"leave it out, or {VARIANTS}")
-        return {override.get_key_element(): override for override in self.parse(self.params)} | typed
+        return self.parse(self._parse_config()) | typed
 
-    def parse(self, arguments: list[str]) -> list[Override]:
-        return OverridesParser.create(config_loader=self.hydra_context.config_loader).parse_overrides(arguments)
+    def parse(self, arguments: list[str]) -> dict[str, Override]:
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        return {override.get_key_element(): override for override in parser.parse_overrides(arguments)}
 
     def launch(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
         """Run jobs, the first of which is job `number`; SettingsError when a parallel launcher gives up."""
@@ -149,11 +148,3 @@ class Grid(Sweeper):
                 stack.close()
                 with suppress(OSError):  # nobody reads it
                     print(visible(f"\n{self.report()}{end}"), flush=True)
-
-
-def assignments(override: Override) -> list[str]:
-    """Return an override once for each of its values."""
-    name = override.get_key_element()
-    if override.is_sweep_override():
-        return [f"{name}={value}" for value in override.sweep_string_iterator()]
-    return [f"{name}={override.get_value_element_as_str()}"]

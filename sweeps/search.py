@@ -19,7 +19,7 @@ from data.files import replace_text
 from errors import SettingsError, first_line
 from runs.summary import Summary, read_job, read_summary
 from runs.text import visible
-from sweeps.grid import Grid, assignments
+from sweeps.grid import Grid
 
 if TYPE_CHECKING:  # optional, and slow to import
     from optuna import Study, Trial
@@ -84,7 +84,7 @@ class Search(Grid):
         if not space:
             remedy = "give a range, as in 'optimizer.lr=tag(log,interval(0.005,0.05))' or model.n_head=2,4,8"
             raise SettingsError("hydra/sweeper=optuna has nothing to search", remedy)
-        fixed = [text for o in given.values() if not o.is_sweep_override() for text in assignments(o)]
+        (fixed,) = self.split_arguments([o for o in given.values() if not o.is_sweep_override()], None)[0]
         known: dict[str, Any] = dict(space)  # each value, of intervals both ends, is composed once to find mistakes
         ends = {name: getattr(each, "choices", None) or (each.low, each.high) for name, each in known.items()}
         first = {name: f"{name}={values[0]}" for name, values in ends.items()}
