@@ -5,26 +5,20 @@ python train.py -m hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(0.005,0.0
 The official hydra-optuna-sweeper (1.3.0) wants an Optuna below 3, of 2022, and begins a stopped search anew.
 """
 
-from __future__ import annotations
-
+import math
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobStatus
 from omegaconf import OmegaConf
 
 from data.files import replace_text
-from errors import SettingsError, first_line
+from errors import SettingsError, naming
 from runs.summary import Summary, read_job, read_summary
 from runs.text import visible
 from sweeps.grid import Grid
-
-if TYPE_CHECKING:  # optional, and slow to import
-    from optuna import Study, Trial
-    from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial
 
 
 class Search(Grid):
@@ -54,86 +48,67 @@ class Search(Grid):
             while (asked := len(study.trials)) < self.n_trials:
                 study.sampler = optuna.samplers.TPESampler(seed=self.seed + asked, constant_liar=True)
                 trials = [study.ask(space) for _ in range(min(self.n_jobs, self.n_trials - asked))]
-                self.run_trials(study, trials, fixed)
-            self.conclude(study, fixed)
+                jobs = {trial.number: [*fixed, *settings_of(trial.params)] for trial in trials}
+                for number, loss in self.run_trials(jobs).items():
+                    study.tell(number, loss)
+            self.conclude(self.folder / str(study.best_trial.number), [*fixed, *settings_of(study.best_params)])
 
-    def run_trials(self, study: Study, trials: list[Trial], fixed: list[str]) -> None:
-        """Run trials side by side, but for those that have failed before, and tell the study what they reached."""
-        from optuna.trial import TrialState
-
-        jobs = {trial.number: [*fixed, *settings_of(trial)] for trial in trials}
-        left = [number for number, job in jobs.items() if not self.has_failed(number, job)]
-        named = [[*jobs[number], f"hydra.sweep.subdir={number}"] for number in left]
-        for number, result in zip(left, self.launch(named, trials[0].number), strict=True):
-            if result.status == JobStatus.FAILED and not self.has_failed(number, jobs[number]):
-                raise result._return_value  # the job could not begin: its folder is another's, or closed
-        for trial in trials:
-            failed = self.has_failed(trial.number, jobs[trial.number])
-            reached = None if failed else loss_of(self.folder / str(trial.number))[1]
-            # The sampler learns to look elsewhere.
-            study.tell(trial, reached, state=TrialState.PRUNED if reached is None else None)
-
-    def has_failed(self, number: int, job: list[str]) -> bool:
-        record = read_job(self.folder / str(number))
-        return bool(record and record.reason and sorted(record.overrides) == sorted(job))
-
-    def read_space(self, arguments: list[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
-        """Return the settings to search, each with its range, and the overrides that every job has."""
+    def read_space(self, arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+        """Return the distribution of each setting to search, and the overrides that every job has."""
         given = self.read(arguments)
         space = {name: self.distribution(o) for name, o in given.items() if o.is_sweep_override()}
         if not space:
             remedy = "give a range, as in 'optimizer.lr=tag(log,interval(0.005,0.05))' or model.n_head=2,4,8"
             raise SettingsError("hydra/sweeper=optuna has nothing to search", remedy)
-        (fixed,) = self.split_arguments([o for o in given.values() if not o.is_sweep_override()], None)[0]
-        known: dict[str, Any] = dict(space)  # each value, of intervals both ends, is composed once to find mistakes
-        ends = {name: getattr(each, "choices", None) or (each.low, each.high) for name, each in known.items()}
-        first = {name: f"{name}={values[0]}" for name, values in ends.items()}
-        tried = [first | {name: f"{name}={value}"} for name, values in ends.items() for value in values]
-        self.validate_batch_is_legal([[*fixed, *job.values()] for job in tried])
+        (fixed,) = self.split_arguments([o for name, o in given.items() if name not in space], None)[0]
+        values = [f"{name}={value}" for name, each in space.items() for value in getattr(each, "choices", ())]
+        self.validate_batch_is_legal([fixed, *([*fixed, value] for value in values)])
         return space, fixed
 
-    def distribution(self, override: Override) -> BaseDistribution:
-        """Return the values that a setting may take; an interval's are whole numbers where the setting is one."""
+    def distribution(self, override: Override) -> Any:
+        """Return Optuna's distribution of a setting; an interval's has whole numbers where the setting is one."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-        try:
+        with naming(str(override.input_line)):
             if not override.is_interval_sweep():
                 return CategoricalDistribution(list(dict.fromkeys(override.sweep_string_iterator())))
             sweep: Any = override.value()
             if int in (type(sweep.start), type(OmegaConf.select(self.config, override.key_or_group))):
                 return IntDistribution(int(sweep.start), int(sweep.end), log="log" in sweep.tags)
             return FloatDistribution(sweep.start, sweep.end, log="log" in sweep.tags)
-        except ValueError as error:
-            raise SettingsError(f"{override.input_line} cannot be searched ({first_line(error)})") from error
 
-    def conclude(self, study: Study, fixed: list[str]) -> None:
+    def run_trials(self, jobs: dict[int, list[str]]) -> dict[int, float]:
+        """Run trials side by side, but for those that have failed before; return what each reached."""
+        left = {number: job for number, job in jobs.items() if not self.has_failed(number, job)}
+        named = [[*job, f"hydra.sweep.subdir={number}"] for number, job in left.items()]
+        for (number, job), result in zip(left.items(), self.launch(named, min(jobs)), strict=True):
+            if result.status == JobStatus.FAILED and not self.has_failed(number, job):
+                raise result._return_value  # the job could not begin: its folder is another's, or closed
+        return {number: loss_of(self.folder / str(number))[1] for number in jobs}
+
+    def has_failed(self, number: int, job: list[str]) -> bool:
+        record = read_job(self.folder / str(number))
+        return bool(record and record.reason and sorted(record.overrides) == sorted(job))
+
+    def conclude(self, best: Path, settings: list[str]) -> None:
         """Print, and keep in best.txt, the best settings as a command that trains with them."""
-        done = sum(trial.value is not None for trial in study.trials)
-        if not done:
+        name, loss = loss_of(best)
+        if loss == math.inf:
             remedy = "the reasons are above; search settings that fit together"
             raise SettingsError(f"all {self.n_trials} runs of the search failed", remedy)
-        best = study.best_trial
-        command, folder = shlex.join(["python", "train.py", *fixed, *settings_of(best)]), self.folder / str(best.number)
+        command = shlex.join(["python", "train.py", *settings])
         replace_text(self.folder / "best.txt", f"{command}\n")
-        failed = f", {self.n_trials - done} failed" if done < self.n_trials else ""
-        print(f"\nsearch    {done} finished{failed}")
-        print(visible(f"best      {loss_of(folder)[0]} {best.value:.4f}, run {best.number}: {folder}"))
-        print(visible(f"again     {command}"), flush=True)
+        print(visible(f"\nbest      {name} {loss:.4f}, run {best.name}: {best}\nagain     {command}"), flush=True)
 
 
-def loss_of(folder: Path) -> tuple[str, float | None]:
-    """Return what the search makes small, of a run: its bits per byte, or the loss of a task that has none."""
-    summary = read_summary(folder) or Summary()
+def loss_of(run: Path) -> tuple[str, float]:
+    """Return what the search makes small: bits per byte, or a task's loss, infinite where there is none."""
+    summary = read_summary(run) or Summary()
     name = "val_bpb" if summary.val_accuracy is None else "val_loss"
-    return name, getattr(summary, name)
+    reached = getattr(summary, name) if summary.status == "finished" else None
+    return name, math.inf if reached is None else reached
 
 
-def settings_of(trial: Trial | FrozenTrial) -> list[str]:
-    """Return the overrides that a trial stands for; numbers have four digits, which a person can copy."""
-    settings = []
-    for name, value in trial.params.items():
-        if isinstance(value, float):
-            known: Any = trial.distributions[name]
-            value = min(max(float(f"{value:.4g}"), known.low), known.high)
-        settings.append(f"{name}={value}")
-    return settings
+def settings_of(params: dict[str, Any]) -> list[str]:
+    """Return the overrides that a trial stands for; numbers have six digits, which a person can copy."""
+    return [f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in params.items()]

@@ -13,7 +13,7 @@ from sweeping import cells, command, in_memory, put_job, refusal, run, swept, ti
 
 from errors import SettingsError
 from runs.summary import read_job, read_summary
-from sweeps.search import Search, settings_of
+from sweeps.search import Search
 
 optuna = pytest.importorskip("optuna")
 LR = "optimizer.lr=tag(log,interval(0.0001,0.1))"
@@ -34,15 +34,13 @@ def bowl(settings: dict[str, str]) -> float:
 def test_the_best_is_found_and_named_as_a_command_and_what_failed_is_avoided(tmp_path, capsys):
     jobs = swept(search(n_trials=40), tmp_path, bowl, SPACE)
     assert len(jobs) == 40 and len({job["optimizer.lr"] for job in jobs}) == 40
+    assert all(job["optimizer.lr"] == f"{float(job['optimizer.lr']):.6g}" for job in jobs)  # which a person can copy
     best = min((job for job in jobs if job["model.n_head"] != "3"), key=bowl)
     failed = [number for number, job in enumerate(jobs) if job["model.n_head"] == "3"]
     assert bowl(best) < 1.95 and len(failed) < 10 and failed[-1] < 35
     said = capsys.readouterr().out
-    settings = ["max_steps=5", f"optimizer.lr={best['optimizer.lr']}", f"model.n_head={best['model.n_head']}"]
-    again = shlex.join(["python", "train.py", *settings])
-    assert (
-        f"search    {40 - len(failed)} finished, {len(failed)} failed\nbest      val_bpb {bowl(best):.4f}, run " in said
-    )
+    again = f"python train.py max_steps=5 optimizer.lr={best['optimizer.lr']} model.n_head={best['model.n_head']}"
+    assert f"best      val_bpb {bowl(best):.4f}, run {jobs.index(best)}: " in said
     assert f"again     {again}\n" in said and (tmp_path / "best.txt").read_text() == f"{again}\n"
 
 
@@ -94,20 +92,13 @@ def test_a_setting_of_whole_numbers_is_searched_in_whole_numbers(tmp_path, range
     assert known.log == ("log" in range_)
 
 
-@pytest.mark.parametrize(("value", "shown"), [(0.00512345, "0.005123"), (0.0123456, "0.0123456"), (0.001, "0.001")])
-def test_a_number_is_shown_with_four_digits_where_these_are_within_its_range(value, shown):
-    space = {"optimizer.lr": optuna.distributions.FloatDistribution(0.001, 0.0123456)}
-    trial = optuna.trial.create_trial(value=1.0, params={"optimizer.lr": value}, distributions=space)
-    assert settings_of(trial) == [f"optimizer.lr={shown}"]
-
-
 MISTAKES = {
     "": "hydra/sweeper=optuna has nothing to search: give a range",
-    "optimizer.lr=interval(0.1,0.01)": "optimizer.lr=interval(0.1,0.01) cannot be searched (",
-    "optimizer.lr=tag(log,interval(0,1))": "optimizer.lr=tag(log,interval(0,1)) cannot be searched (",
+    "optimizer.lr=interval(0.1,0.01)": "optimizer.lr=interval(0.1,0.01): ",
+    "optimizer.lr=tag(log,interval(0,1))": "optimizer.lr=tag(log,interval(0,1)): ",
     "optimizer.lr=interval(0.1)": "cannot read the override 'optimizer.lr=interval(0.1)': ",
     "model=tiny,huge": "model=huge does not exist",
-    "seed=range(2,1)": "seed=range(2,1) cannot be searched (",
+    "seed=range(2,1)": "seed=range(2,1): ",
     "seed=1,2 dry_run=yes": "dry_run=true trains nothing to compare: leave out hydra/sweeper=optuna",
     "+experiment=attention": "hydra.sweeper.variants are compared, all of them, not searched",
     "seed=1,2 hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0 must be a whole number from 1",
