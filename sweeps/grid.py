@@ -81,8 +81,7 @@ class Grid(BasicSweeper):
         with self.keeping_folder():
             results = self.launch(jobs, 0)
         if failed := sum(result.status == JobStatus.FAILED for result in results):
-            written = "" if self.config.dry_run else f" and at the end of {self.folder / 'leaderboard.md'}"
-            raise SettingsError(f"{failed} of {len(jobs)} jobs failed", f"the reasons are above{written}")
+            raise SettingsError(f"{failed} of {len(jobs)} jobs failed", "the reasons are above")
 
     def read(self, arguments: list[str]) -> dict[str, Override]:
         """Return the overrides by name: an experiment's, and what is typed in place of them or besides."""
@@ -132,9 +131,8 @@ class Grid(BasicSweeper):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 lock_run(self.folder, stack)
             except (OSError, SettingsError) as error:
-                is_used = isinstance(error, SettingsError)
-                reason = "is in use by another sweep" if is_used else f"cannot be written ({why(error)})"
-                raise SettingsError(f"hydra.sweep.dir={self.folder} {reason}", "name another folder") from error
+                problem = f"hydra.sweep.dir={self.folder} cannot be used ({why(error)})"
+                raise SettingsError(problem, "name another folder") from error
             for kind in set(ending_signals()) - {signal.SIGINT}:
                 stack.callback(signal.signal, kind, signal.signal(kind, lambda number, _: sys.exit(128 + number)))
             end = ""

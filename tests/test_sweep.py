@@ -239,7 +239,7 @@ def test_every_combination_runs_with_every_variant_and_a_job_that_fails_does_not
 
     sweeper = Grid({"seed": "1,2", "max_steps": "7,8"}, ["attention=sdpa", "attention=mla max_steps=6"])
     jobs = in_memory(sweeper, tmp_path, result)
-    with pytest.raises(SettingsError, match=f"^1 of 4 jobs failed: the reasons are above and at .*{tmp_path}"):
+    with pytest.raises(SettingsError, match="^1 of 4 jobs failed: the reasons are above"):
         sweeper.sweep(["max_steps=5"])
     assert [list(job.values()) for job in jobs] == [
         ["1", "5", "sdpa"],
@@ -271,7 +271,7 @@ def test_a_sweep_that_is_stopped_frees_its_folder_and_the_signal_and_says_how_to
     with ExitStack() as stack:
         lock_run(tmp_path, stack)
         with pytest.raises(
-            SettingsError, match=f"^hydra.sweep.dir={tmp_path} is in use by another sweep: name another"
+            SettingsError, match=f"^hydra.sweep.dir={tmp_path} cannot be used .*is in use.*: name another"
         ):
             sweeper.sweep(["seed=1,2"])
 
@@ -281,11 +281,10 @@ MISTAKES = {
     "model=tiny,huge": "model=huge does not exist",
     "hydra.sweeper.variants=3": "hydra.sweeper.variants=3 is no list of overrides: write 'hydra.sweeper.variants=[",
     "hydra.sweeper.variants=seed": "hydra.sweeper.variants=seed is no list of overrides",
-    "hydra.sweeper.variants=[1,2]": "cannot read the override '1'",
     "hydra.sweeper.variants=['seed=1'] seed=2": "seed is what hydra.sweeper.variants compares: leave it out",
     "hydra.sweeper.variants=['seed']": "cannot read the override 'seed'",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
-    "hydra.sweep.dir=/proc/x seed=1,2": "hydra.sweep.dir=/proc/x cannot be written",
+    "hydra.sweep.dir=/proc/x seed=1,2": "hydra.sweep.dir=/proc/x cannot be used",
     "hydra/sweeper=grid2 seed=1,2": "hydra/sweeper=grid2 does not exist: choose hydra/sweeper from",
     "hydra/launcher=jobs seed=1,2": "hydra/launcher=jobs does not exist: choose hydra/launcher from basic, joblib",
     "hydra.launcher.n_jobs=2 seed=1,2": "there is no setting hydra.launcher.n_jobs",
@@ -321,7 +320,7 @@ def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderbo
     overrides = ["-m", "optimizer=muon,adamw", "model.n_head=2,3", *tiny(tmp_path, max_steps=100, eval_interval=20)]
     overrides += ["model.dropout=0.1", "checkpoint_interval=10"]
     whole = run(*overrides, "hydra.sweep.dir=whole", cwd=tmp_path)
-    said = "error: 2 of 4 jobs failed: the reasons are above and at the end of whole/leaderboard.md.\n"
+    said = "error: 2 of 4 jobs failed: the reasons are above.\n"
     assert whole.returncode == 1 and whole.stderr == said
     assert (tmp_path / "whole/leaderboard.md").read_text() in whole.stdout
     assert "n_head=3 does not divide model.n_embd=32" in cells(whole.stdout)[-1][-1]
@@ -341,7 +340,7 @@ def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderbo
         assert script.endswith("train.py") and typed == [*overrides, "hydra.sweep.dir=cut"]
 
     resumed = run(*typed, cwd=tmp_path)
-    assert resumed.stderr == said.replace("whole", "cut") and "resuming at step" in resumed.stdout
+    assert resumed.stderr == said and "resuming at step" in resumed.stdout
     again = run_here(*typed, cwd=tmp_path)
     assert again.stdout.count("is finished already") == 2 and again.stdout.count(" failed: ") == 4, again.stdout
     for name in "02":
