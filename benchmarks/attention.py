@@ -31,7 +31,7 @@ MEMORY_LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 
 
 def main() -> None:
-    arguments = paired.Parser(__doc__).parse_args()
+    arguments = paired.parser(__doc__).parse_args()
     paired.header()
     with fast_products(paired.device()):
         for precision in dict.fromkeys((torch.float32, choose_precision("auto", paired.device()))):

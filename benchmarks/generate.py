@@ -39,10 +39,10 @@ PARAMS = SamplingParams(temperature=0.8)
 
 
 def main() -> None:
-    parser = paired.Parser(__doc__)
+    parser = paired.parser(__doc__)
     parser.add_argument("nanogpt", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
     parser.add_argument("--shape", type=int, choices=range(len(SHAPES)), help="only this one of the shapes")
-    parser.add_argument("--batch", type=paired.count, default=1, help="samples at a time (1)")
+    parser.add_argument("--batch", type=int, default=1, help="samples at a time (1)")
     arguments = parser.parse_args()
     paired.header("transformers")
     for number, shape in enumerate(SHAPES):

@@ -37,10 +37,10 @@ SECONDS = 540  # of a call
 
 
 def main() -> None:
-    parser = paired.Parser(__doc__)
+    parser = paired.parser(__doc__)
     parser.add_argument("call", choices=(*CALLS, "steps", "memory"))
     parser.add_argument("nanogpt", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
-    parser.add_argument("text", nargs="?", type=paired.file, help="tiny Shakespeare")
+    parser.add_argument("text", nargs="?", type=Path, help="tiny Shakespeare")
     arguments = parser.parse_args()
     if arguments.call == "steps":
         return steps()

@@ -29,7 +29,7 @@ FORMS = {"sdpa": "TBC", "matmul": "T"}  # what is doubled; `matmul` differs from
 
 
 def main() -> None:
-    arguments = paired.Parser(__doc__).parse_args()
+    arguments = paired.parser(__doc__).parse_args()
     if not Path("/proc/self/clear_refs").exists():
         sys.exit("error: peak memory is read from Linux's /proc, which is not here")
     paired.header()

@@ -9,6 +9,7 @@ import argparse
 import multiprocessing
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -16,9 +17,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -29,33 +30,14 @@ import torch
 
 T = TypeVar("T")
 ROUNDS = 5
-QUIET = 0.2  # cores that may be busy before the start
 WIDEST = 0.25  # of a median: how far apart its least and its most may be
 
 
-class Parser(argparse.ArgumentParser):
-    """A command line with --rounds; --help prints the script's docstring, a mistake ends in one sentence."""
-
-    def __init__(self, description: str | None) -> None:
-        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.add_argument("--rounds", type=count, default=ROUNDS, help=f"rounds of measurement ({ROUNDS})")
-
-    def error(self, message: str) -> NoReturn:
-        sys.exit(f"error: {message}")
-
-
-def count(text: str) -> int:
-    """A number of at least 1, from the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
-    return int(text)
-
-
-def file(text: str) -> Path:
-    """A file that can be read, from the command line."""
-    if not Path(text).is_file() or not os.access(text, os.R_OK):
-        raise argparse.ArgumentTypeError(f"{text} is not a file that can be read")
-    return Path(text)
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A command line with --rounds, whose --help prints the script's docstring."""
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of measurement ({ROUNDS})")
+    return found
 
 
 def device() -> torch.device:
@@ -64,50 +46,18 @@ def device() -> torch.device:
 
 
 def header(*packages: str) -> None:
-    """Print the command line and what the figures depend on beside it: machine, versions, commit, load."""
-    busy = busy_cores()
+    """Print the command line and what the figures depend on beside it: processor, GPU, threads, versions, commit."""
     print(f"`python benchmarks/{shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}`\n")
-    noisy = f", NOT A QUIET MACHINE: {busy:.1f} cores were busy before the start" if busy >= QUIET else ""
-    print(machine(*packages) + noisy + "\n", flush=True)
-
-
-def busy_cores(seconds: float = 5) -> float:
-    """Cores that were busy in the next seconds. Not the system's load average, which still counts our last table."""
-    if not (stat := Path("/proc/stat")).exists():
-        return os.getloadavg()[0]
-
-    def idle() -> int:
-        return sum(map(int, stat.read_text().split()[4:6]))  # of all cores; and waiting for a disk
-
-    before = idle()
-    time.sleep(seconds)
-    return (os.cpu_count() or 1) - (idle() - before) / os.sysconf("SC_CLK_TCK") / seconds
-
-
-def machine(*packages: str) -> str:
-    """Processor, GPU, threads, versions and the commit."""
-    parts = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
-    parts += [processor(), f"torch threads {torch.get_num_threads()}"]
-    parts += [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
-    try:
-        parts += [f"{package} {version(package)}" for package in packages]
-    except PackageNotFoundError as error:
-        sys.exit(f"error: {error.name} is not installed: run  pip install -e '.[dev]'")
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    if commit.returncode == 0:
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode
-        parts.append(f"commit {commit.stdout.strip()}{' + changes' if changed else ''}")
-    return ", ".join(parts)
-
-
-def processor() -> str:
-    """The processor's name, its widest instructions, and how many of its cores this machine has."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
-    widest = torch.backends.cpu.get_cpu_capability()
-    return f"{names[0]} ({widest}) × {len(names)}" if names else platform.processor()
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    processor = names[0] if names else platform.processor()
+    parts = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    parts += [f"{processor} ({torch.backends.cpu.get_cpu_capability()}) × {os.cpu_count()}"]
+    parts += [f"torch threads {torch.get_num_threads()}", f"Python {platform.python_version()}"]
+    parts += [f"{package} {version(package)}" for package in ("torch", *packages)]
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    print(", ".join(parts) + (f", commit {commit}" if commit else "") + "\n", flush=True)
 
 
 def interleave(programs: dict[str, Callable[[], T]], rounds: int, *, warm_ups: int = 1) -> dict[str, list[T]]:

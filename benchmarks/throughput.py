@@ -68,7 +68,7 @@ Measured = tuple[float, float]
 
 
 def main() -> None:
-    parser = paired.Parser(__doc__)
+    parser = paired.parser(__doc__)
     parser.add_argument("nanogpt", nargs="?", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
     parser.add_argument("--shape", type=int, choices=range(len(ON_A_CPU)), help="only this one of the shapes")
     parser.add_argument("--corpus", action="store_true", help="batches of the default corpus, not of random tokens")

@@ -56,10 +56,10 @@ class Run:
 
 
 def main() -> None:
-    parser = paired.Parser(__doc__)
+    parser = paired.parser(__doc__)
     parser.add_argument("nanogpt", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
-    parser.add_argument("text", type=paired.file, help="tiny Shakespeare, or another ASCII text")
-    parser.add_argument("--seeds", type=paired.count, default=3, help="how many seeds ours takes in turn (3)")
+    parser.add_argument("text", type=Path, help="tiny Shakespeare, or another ASCII text")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds ours takes in turn (3)")
     arguments = parser.parse_args()
     content = arguments.text.read_bytes()
     if len(content) < ENOUGH:
