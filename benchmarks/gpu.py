@@ -38,14 +38,12 @@ SECONDS = 540  # of a call
 
 def main() -> None:
     parser = paired.parser(__doc__)
-    parser.add_argument("call", choices=(*CALLS, "steps", "memory"))
+    parser.add_argument("call", choices=(*CALLS, "steps"))
     parser.add_argument("nanogpt", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
     parser.add_argument("text", nargs="?", type=Path, help="tiny Shakespeare")
     arguments = parser.parse_args()
     if arguments.call == "steps":
         return steps()
-    if arguments.call == "memory":
-        return memory_of_steps()
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here: throughput.py and the other benchmarks run on a CPU")
     end = time.monotonic() + SECONDS
@@ -63,7 +61,7 @@ def parts(arguments: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     theirs, here = str(arguments.nanogpt), Path(__file__).parent
     if arguments.call == "training":
         corpus = [str(here / "throughput.py"), theirs, "--corpus", "--rounds", "20"]
-        return {"throughput": corpus, "memory": [__file__, "memory", theirs]}
+        return {"throughput": corpus, "memory": [str(here / "memory.py"), "--rounds", "1"]}
     if arguments.call == "forms":
         decoding = [str(here / "generate.py"), theirs, "--shape", "2"]
         return {
@@ -123,20 +121,6 @@ def steps() -> None:
     print(f"Training steps of {shape}, {precision}; a loss after three steps:\n")
     heads = [f"{way} {what}" for way in ("eager", "compiled") for what in ("step, ms", "peak, GB", "loss")]
     paired.table(["attention", *heads], map(row, names))
-
-
-def memory_of_steps() -> None:
-    """Print the peak of steps of GPT-2 124M at 16 × 1,024, eager and compiled, beside what dry_run predicts."""
-    shape = throughput.GPT2_124M._replace(batch_size=16)
-    configs = {
-        "GPT-2's shape": throughput.make_config(shape, throughput.GPT2_SHAPE, throughput.ADAMW),
-        "default": throughput.make_config(shape, {}, {}),
-    }
-    rows = []
-    for name, config in configs.items():
-        measured = [memory.peak(config, compiled=compiled) / 1e9 for compiled in (False, True)]
-        rows.append([name, *(f"{one:.2f}" for one in (*measured, memory.predicted_bytes(config) / 1e9))])
-    paired.table([f"{shape}, GB", "eager", "compiled", "predicted"], rows)
 
 
 if __name__ == "__main__":

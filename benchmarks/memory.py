@@ -4,23 +4,21 @@
 
 Each figure is a process's peak (Linux's VmHWM; on a GPU what torch allocated, in one process) above what it held
 before the model was built, over three of train.py's steps. Beside it is what training/plan.py predicts without
-allocating anything. Every row differs from the first of its form in one number.
+allocating anything. On a CPU every row differs from the first of its form in one number; on a GPU it is GPT-2 124M,
+eager and compiled.
 """
 
 from __future__ import annotations
 
 import gc
 import statistics
-import sys
 from functools import partial
-from pathlib import Path
 
 import paired
-import throughput
 import torch
+from throughput import ADAMW, GPT2_124M, GPT2_SHAPE, Shape, make_config, make_run
 
-from model.config import GPTConfig
-from training.config import OptimizerConfig, TrainConfig
+from training.config import TrainConfig
 from training.device import choose_precision, fast_products, peak_memory, reset_peak_memory
 from training.plan import predict_memory, trial_run
 from training.step import train_step
@@ -29,57 +27,52 @@ FORMS = {"sdpa": "TBC", "matmul": "T"}  # what is doubled; `matmul` differs from
 
 
 def main() -> None:
-    arguments = paired.parser(__doc__).parse_args()
-    if not Path("/proc/self/clear_refs").exists():
-        sys.exit("error: peak memory is read from Linux's /proc, which is not here")
+    rounds = paired.parser(__doc__).parse_args().rounds
     paired.header()
-    compare(arguments.rounds)
-
-
-def compare(rounds: int) -> None:
-    """Print measured and predicted memory of every form and size."""
-    on_gpu = paired.device().type == "cuda"
-    base = dict(T=512, B=8, C=512) if on_gpu else dict(T=256, B=8, C=128)
-    sizes = {
-        (form, *(base | {name: factor * base[name]}).values()): None
-        for form, names in FORMS.items()
-        for name in names
-        for factor in (1, 2, 4)
-    }
-    measure = peak if on_gpu else partial(paired.alone, peak)
-    programs = {row: partial(measure, make_config(*row)) for row in sizes}
+    on_gpu, precision = paired.device().type == "cuda", choose_precision("auto", paired.device())
+    configs = on_a_gpu() if on_gpu else on_a_cpu()
+    measure, ways = (peak, (False, True)) if on_gpu else (partial(paired.alone, peak), (False,))
+    programs = {(name, way): partial(measure, config, way) for name, config in configs.items() for way in ways}
     rows = []
-    for (form, *numbers), found in paired.interleave(programs, rounds, warm_ups=0).items():
-        predicted = predicted_bytes(make_config(form, *numbers)) / 1e6
-        megabytes = [one / 1e6 for one in found]
+    for (name, compiled), found in paired.interleave(programs, rounds, warm_ups=0).items():
+        config, megabytes = configs[name], [one / 1e6 for one in found]
+        predicted = predict_memory(config, config.batch_size, precision, on_gpu=on_gpu).peak / 1e6
         ratio = f"{statistics.median(megabytes) / predicted:.2f}"
-        rows.append([f"`{form}`", *map(str, numbers), paired.spread(megabytes, ",.0f"), f"{predicted:,.0f}", ratio])
-    paired.table(["attention", "T", "B", "C", "measured, MB", "predicted, MB", "measured / predicted"], rows)
+        title = name + (", compiled" if compiled else "")
+        rows.append([title, paired.spread(megabytes, ",.0f"), f"{predicted:,.0f}", ratio])
+    paired.table(["", "measured, MB", "predicted, MB", "measured / predicted"], rows)
 
 
-def make_config(form: str, T: int, B: int, C: int) -> TrainConfig:
-    model = GPTConfig(attention=form, n_layer=4, n_head=max(4, C // 64), n_embd=C, block_size=T, vocab_size=2048)
-    return TrainConfig(model=model, optimizer=OptimizerConfig(), batch_size=B)
+def on_a_cpu() -> dict[str, TrainConfig]:
+    """Small models, each form's first one with one of its sizes doubled, twice."""
+    base, configs = dict(T=256, B=8, C=128), {}
+    for form, names in FORMS.items():
+        for changed in (base | {name: factor * base[name]} for name in names for factor in (1, 2, 4)):
+            T, B, C = changed.values()
+            shape = Shape(4, max(4, C // 64), C, T, B, 2048, steps=3)
+            configs[f"`{form}`, {shape}"] = make_config(shape, {"attention": form}, {})
+    return configs
 
 
-def predicted_bytes(config: TrainConfig) -> int:
-    device = paired.device()
-    precision = choose_precision("auto", device)
-    return predict_memory(config, config.batch_size, precision, on_gpu=device.type == "cuda").peak
+def on_a_gpu() -> dict[str, TrainConfig]:
+    shape = GPT2_124M._replace(batch_size=16)
+    recipes = {"GPT-2's shape": (GPT2_SHAPE, ADAMW), "default": ({}, {})}
+    return {f"{name}, {shape}": make_config(shape, *recipe) for name, recipe in recipes.items()}
 
 
-def peak(config: TrainConfig, *, compiled: bool = False) -> float:
+def peak(config: TrainConfig, compiled: bool = False) -> float:
     """Bytes of three steps above what this process held before it made the model."""
     device = paired.device()
     precision = choose_precision("auto", device)
     with fast_products(device):
         if device.type == "cpu":
-            train_step(trial_run(make_config("sdpa", 16, 2, 64), device, precision), 0)  # threads and code pages
+            tiny = make_config(Shape(1, 1, 64, 16, 2, 2048, steps=1), {}, {})
+            train_step(trial_run(tiny, device, precision), 0)  # threads and code pages
         gc.collect()
         torch.compiler.reset()
         reset_peak_memory(device)
         before = peak_memory(device)
-        run = throughput.make_run(config, precision, device, compiled=compiled)
+        run = make_run(config, precision, device, compiled=compiled)
         for step in range(3):
             train_step(run, step)
         return peak_memory(device) - before
