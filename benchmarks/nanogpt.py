@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -32,9 +31,7 @@ def checkout(text: str) -> Path:
     """The folder of a checkout, from the command line."""
     path = Path(text)
     if not all((path / name).is_file() for name in ("model.py", "train.py", "data/shakespeare_char/prepare.py")):
-        raise argparse.ArgumentTypeError(
-            f"{text} is not a checkout of github.com/karpathy/nanoGPT: clone it and give its folder"
-        )
+        raise argparse.ArgumentTypeError(f"{text} is not a checkout of github.com/karpathy/nanoGPT: give its folder")
     return path.resolve()
 
 
@@ -55,13 +52,3 @@ def copy_with_data(path: Path, folder: Path, text: Path) -> Path:
     shutil.copyfile(text, data / "input.txt")
     paired.run([sys.executable, "prepare.py"], cwd=data)
     return copy
-
-
-def command(out_dir: Path) -> list[str]:
-    """What to type in a copy to train by RECIPE; -u so that its log comes line by line into a pipe too."""
-    return [sys.executable, "-u", "train.py", *RECIPE, f"--out_dir={out_dir}"]
-
-
-def environment() -> dict[str, str]:
-    """Ours, without a GPU: its recipe is for the CPU."""
-    return os.environ | {"CUDA_VISIBLE_DEVICES": ""}

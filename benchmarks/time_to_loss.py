@@ -7,7 +7,7 @@ experiments `shakespeare_cpu`, with nanoGPT's four layers, and `shakespeare_fast
 apart: nanoGPT's code with an AdamW tuned for a short run (benchmarks/README.md has the trials), and our code in
 nanoGPT's shape and float32 with either AdamW (of bytes, where nanoGPT has the text's 65 characters).
 Whole process: from starting Python to its end; nanoGPT's prepare.py ran before and does not count, ours prepares the
-text anew. Training alone: without evaluations; an iteration before which nanoGPT evaluates counts as its median one.
+text anew. Training alone: without evaluations; nanoGPT's is its median iteration, times their number.
 Loss: nats per byte over the whole validation split, the last 10% of the text (ours begins at a line), in windows of
 block_size, of the best checkpoint; nanoGPT's is scored with its own model. nanoGPT's seed is fixed, ours takes --seeds
 in turn.
@@ -16,6 +16,7 @@ in turn.
 from __future__ import annotations
 
 import math
+import os
 import re
 import statistics
 import sys
@@ -114,29 +115,15 @@ def theirs(copy: Path, module, adamw: dict[str, float]) -> Callable[[], Run]:
 
     def program() -> Run:
         started = time.perf_counter()
-        command = [*nanogpt.command(copy / "out"), *overrides]
-        output = paired.run(command, cwd=copy, env=nanogpt.environment())
+        command = [sys.executable, "train.py", *nanogpt.RECIPE, f"--out_dir={copy / 'out'}", *overrides]
+        output = paired.run(command, cwd=copy, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
         whole = time.perf_counter() - started
-        steps = len(re.findall(r"^iter \d+:", output, re.M))
+        times = [float(one) / 1000 for one in re.findall(r"^iter \d+: loss .*, time ([\d.]+)ms", output, re.M)]
+        steps = len(times)
         each = re.search(r"tokens per iteration will be: ([\d,]+)", output)[1].replace(",", "")
-        return Run(whole, iterations_seconds(output), steps, steps * int(each), score(copy, module))
+        return Run(whole, steps * statistics.median(times), steps, steps * int(each), score(copy, module))
 
     return program
-
-
-def iterations_seconds(log: str) -> float:
-    """The seconds of all iterations in nanoGPT's log, without the evaluations before some of them."""
-    plain, others, evaluated = [], 0, False
-    for line in log.splitlines():
-        if re.match(r"step \d+: train loss", line):
-            evaluated = True
-        elif found := re.match(r"iter \d+: loss .*, time ([\d.]+)ms", line):
-            if evaluated:
-                others += 1
-            else:
-                plain.append(float(found[1]) / 1000)
-            evaluated = False
-    return sum(plain) + others * statistics.median(plain)
 
 
 @torch.no_grad()

@@ -130,19 +130,9 @@ def test_a_command_that_fails_ends_in_a_sentence_with_its_last_words():
     assert "\n" not in left.value.code
 
 
-def test_iterations_are_added_up_without_the_evaluations_between_them():
-    from time_to_loss import iterations_seconds, training_seconds
+def test_seconds_of_training_are_added_up_without_the_evaluations_between_them():
+    from time_to_loss import training_seconds
 
-    log = """
-step 0: train loss 4.2, val loss 4.2
-iter 0: loss 4.1, time 9000.00ms, mfu -100.00%
-iter 1: loss 4.0, time 20.00ms, mfu -100.00%
-iter 2: loss 4.0, time 30.00ms, mfu -100.00%
-step 3: train loss 3.9, val loss 3.9
-iter 3: loss 3.9, time 8000.00ms, mfu 0.10%
-iter 4: loss 3.9, time 40.00ms, mfu 0.10%
-"""
-    assert iterations_seconds(log) == pytest.approx(0.020 + 0.030 + 0.040 + 2 * 0.030)
     rows = [
         {"seconds": 1.0, "loss": 4.0},
         {"seconds": 3.0, "loss": 3.0},
