@@ -25,7 +25,7 @@ CHANGEABLE = [*(field.name for field in fields(SamplingParams)), "seed", "num_sa
 
 
 def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
-    """Print the prompt and each sample behind it, the first one as it comes, later ones in their turn.
+    """Print the prompt and each sample behind it, the first of batch_size as it comes, the others when all are there.
 
     Control characters are made visible, and a terminal's prompt is dimmed. Returns the first sample's text. Ctrl-C ends
     an interactive one where it is.
@@ -34,23 +34,19 @@ def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig
     begun, count, texts = visible(prompt), config.num_samples, [""] * config.num_samples
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         begun = f"\x1b[2m{begun}\x1b[0m"
+    headings = [f"--- sample {number + 1} of {count}\n{begun}" if count > 1 else begun for number in range(count)]
     try:
         for first in range(0, count, config.batch_size):
             numbers = range(count)[first : first + config.batch_size]
+            print(headings[first], end="", flush=True)
             seeds = [config.seed + number for number in numbers]
-            parts = complete(model, tokenizer, [tokens] * len(seeds), seeds=seeds, params=config)
-            ended: set[int] = set()
-            for number in numbers:
-                heading = f"--- sample {number + 1} of {count}\n" if count > 1 else ""
-                print(heading + begun + visible(texts[number]), end="", flush=True)
-                while number not in ended:
-                    part = next(parts)
-                    texts[first + part.sample] += part.text
-                    if part.finish:
-                        ended.add(first + part.sample)
-                    if first + part.sample == number:
-                        print(visible(part.text), end="", flush=True)
-                print()
+            for part in complete(model, tokenizer, [tokens] * len(seeds), seeds=seeds, params=config):
+                texts[first + part.sample] += part.text
+                if part.sample == 0:
+                    print(visible(part.text), end="", flush=True)
+            print()
+            for number in numbers[1:]:
+                print(headings[number] + visible(texts[number]))
     except KeyboardInterrupt:
         print()
         if not config.interactive:
