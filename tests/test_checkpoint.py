@@ -253,3 +253,6 @@ def test_a_damaged_checkpoint_of_a_run_is_passed_over_saying_so_but_not_one_that
     assert "model.safetensors is missing, or not what was written); trying step_6." in caplog.text
     with pytest.raises(CheckpointError, match="step_5 is damaged"):
         open_checkpoint(str(saved))
+    (saved.with_name("step_6") / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"is damaged .*: use another one"):
+        open_checkpoint(str(saved.parent.parent))

@@ -3,11 +3,9 @@
 import io
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from functools import partial
 from math import inf, nan
 from pathlib import Path
@@ -271,19 +269,3 @@ def test_a_checkpoint_whose_logits_are_not_finite_is_refused_and_so_is_a_batch_t
     monkeypatch.setattr(Decoder, "_forward", out_of_memory)
     with pytest.raises(SettingsError, match=r"batch_size=16 needs more memory than there is \(too much\): lower it"):
         sample(SampleConfig(checkpoint=str(run_directory)))
-
-
-def test_of_a_run_whose_best_checkpoint_is_damaged_the_newest_intact_speaks(run_directory, tmp_path, capsys, caplog):
-    folder = tmp_path / "run" / "checkpoints"
-    for step in (1, 2, 3):
-        shutil.copytree(run_directory / "checkpoints" / "step_1", folder / f"step_{step}")
-    (folder / "best").symlink_to("step_1")
-    for step, instead in ((1, "step_3"), (3, "step_2"), (2, None)):
-        (folder / f"step_{step}" / "model.safetensors").write_bytes(b"damaged")
-        with nullcontext() if instead else pytest.raises(SettingsError, match=r"is damaged .*: use another one"):
-            sample(SampleConfig(checkpoint=str(folder.parent), device="cpu", max_new_tokens=5))
-        if instead:
-            assert capsys.readouterr().out and f"step_{step} is damaged" in caplog.messages[-1]
-            assert caplog.messages[-1].endswith(f"trying {instead}.")
-    with pytest.raises(SettingsError, match="step_1 is damaged"):  # asked for by its name
-        sample(SampleConfig(checkpoint=str(folder / "step_1")))
