@@ -40,11 +40,12 @@ def main(folder: Path) -> None:
 
 
 def measured(directory: Path, settings: dict[str, str]) -> list[object]:
-    """Return a run's rate, seed, bytes of cache and shares of right answers."""
+    """Return a run's rate, seed, bytes kept of the tokens that the last one sees, and shares of right answers."""
     checkpoint = open_checkpoint(str(directory))
     model, task = checkpoint.model, learned_task(checkpoint)
     right = [share_right(model, replace(task, task=replace(task.task, items=pairs))) for pairs in PAIRS]
-    return [settings[RATE], settings["seed"], cache_bytes_per_token(model) * model.config.block_size, *right]
+    seen = max(attention.window or model.config.block_size for attention in model.attentions)
+    return [settings[RATE], settings["seed"], cache_bytes_per_token(model) * seen, *right]
 
 
 @torch.inference_mode()
