@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -122,15 +123,19 @@ training.step.train_step = stopping
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-3)])
+@pytest.mark.parametrize(
+    ("optimizer", "tolerance", "model"),
+    [("adamw", 1e-5, {"ngrams": [2, 3], "ngram_rows": 51}), ("muon", 1e-3, {})],
+)
 def test_several_learn_what_one_process_does_from_the_same_batches_and_resume_to_the_same_bits(
-    text_file, tmp_path, optimizer, tolerance
+    text_file, tmp_path, optimizer, tolerance, model
 ):
-    alone, jobs, ways = tmp_path / "alone", [job("alone", "ddp", 0, optimizer)], {"ddp": 2, "fsdp": 2, "hsdp": 4}
+    made = partial(job, optimizer=optimizer, model=model)
+    alone, jobs, ways = tmp_path / "alone", [made("alone", "ddp", 0)], {"ddp": 2, "fsdp": 2, "hsdp": 4}
     for how, ranks in ways.items():
-        stopped = job(f"{how}_resumed", how, ranks, optimizer)
+        stopped = made(f"{how}_resumed", how, ranks)
         resumed = stopped | {"more": {"resume": str(tmp_path / f"{how}_resumed")}}
-        jobs += [job(how, how, ranks, optimizer), stopped | {"patch": STOP}, resumed]
+        jobs += [made(how, how, ranks), stopped | {"patch": STOP}, resumed]
     run_ranks(tmp_path, *jobs)
     expected, kept = figures(alone), alone / "checkpoints/last"
     assert len(expected) == 20 and expected[-1] < expected[0] - 0.5

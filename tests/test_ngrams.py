@@ -2,15 +2,12 @@
 
 import itertools
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import close, random_gpt, settings_of
-from safetensors.torch import load_file
 
 from errors import HuggingFaceError, SettingsError
 from interop.huggingface import to_huggingface
@@ -88,21 +85,6 @@ def test_a_run_says_what_a_token_reads_and_keeps_the_sizes(train_config, tmp_pat
     train(config)
     assert "read by a token)" in caplog.text
     assert load_checkpoint(tmp_path / "run" / "checkpoints" / "step_1").model.config.ngrams == [2, 4]
-
-
-@pytest.mark.slow
-def test_processes_that_share_the_tables_learn_what_one_does(text_file, tmp_path):
-    settings = "model.n_layer=1 model.n_embd=32 model.block_size=16 model.ngrams=[2,3] model.ngram_rows=51 max_steps=4"
-    settings += " optimizer=adamw tokenizer=byte batch_size=4 device=cpu precision=fp32 distributed=fsdp"
-    paths = [f"data.path={text_file}", f"data.cache_dir={tmp_path}/cache"]
-    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for name, begin in (("one", []), ("two", several)):
-        command = [sys.executable, *begin, str(ROOT / "train.py"), *settings.split(), *paths]
-        subprocess.run([*command, f"run_dir={tmp_path / name}"], check=True, capture_output=True, timeout=120)
-    one, two = (load_file(tmp_path / name / "checkpoints/last/model.safetensors") for name in ("one", "two"))
-    assert one.keys() == two.keys() >= {"ngrams.tables.1.weight"}
-    for name, weight in one.items():
-        close(two[name], weight, rtol=1e-4, atol=1e-5)
 
 
 def test_hugging_face_has_none_which_is_said_in_a_sentence(tmp_path):

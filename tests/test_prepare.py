@@ -327,7 +327,7 @@ def test_300_megabytes_are_prepared_in_bounded_memory(tmp_path, source):
     file, lines = tmp_path / "large", "".join(f"{n * n} words in a line of text, and more\n" for n in range(5_000))
     block = lines
     if source == "jsonl":
-        parts = (lines[start : start + 300] for start in range(0, len(lines), 300))
+        parts = (lines[start : start + 1000] for start in range(0, len(lines), 1000))
         block = "".join(json.dumps({"text": part}) + "\n" for part in parts)
     with file.open("w") as out:
         for _ in range(300_000_000 // len(block) + 1):
