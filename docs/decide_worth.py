@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from sweeps.decide import ALPHA, judge
-from sweeps.evidence import Estimate
+from sweeps.decide import ALPHA
+from sweeps.evidence import Estimate, judge
 
 COMPARISONS, PAIRS, SOON, EFFECT = 1000, 20, 8, 0.005
 

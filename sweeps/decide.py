@@ -6,7 +6,6 @@ The test of sweeps/evidence.py may be looked at after every pair. docs/sweeps.md
 """
 
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
@@ -16,23 +15,13 @@ from errors import SettingsError, one_of
 from runs.metrics import is_number
 from runs.summary import NUMBERS, read_summary, sentence_of
 from runs.text import visible
-from sweeps.evidence import confidence_sequence, e_value
+from sweeps.evidence import confidence_sequence, e_value, judge
 from sweeps.grid import VARIANTS, Grid
 from sweeps.leaderboard import csv_text, literal_markdown, markdown_lines
 
 ALPHA = 0.05  # the chance that any variant without an effect ends in better or worse, divided among the variants
 FAILED = "undecided, because "
 LARGER = ("val_accuracy", "tokens_per_s", "decode_tokens_per_s")  # are better
-
-
-def judge(differences: Sequence[float], alpha: float, delta: float | None = None, larger: bool = False) -> str:
-    """Return better, worse or no difference, as the confidence sequence of the differences says; "" for undecided."""
-    low, high = confidence_sequence(differences, alpha)
-    if delta is not None and -delta <= low and high <= delta:
-        return f"no difference beyond {delta:g}"
-    if low <= 0 <= high:
-        return ""
-    return "better" if (low > 0) == larger else "worse"
 
 
 class Decide(Grid):

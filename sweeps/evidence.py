@@ -86,3 +86,13 @@ def confidence_sequence(differences: Sequence[float], alpha: float) -> tuple[flo
     squares = sum((x - mean) ** 2 for x in differences)
     half = math.sqrt(most * squares / (n * (n - most)))
     return mean - half, mean + half
+
+
+def judge(differences: Sequence[float], alpha: float, delta: float | None = None, larger: bool = False) -> str:
+    """Return better, worse or no difference, as the confidence sequence of the differences says; "" for undecided."""
+    low, high = confidence_sequence(differences, alpha)
+    if delta is not None and -delta <= low and high <= delta:
+        return f"no difference beyond {delta:g}"
+    if low <= 0 <= high:
+        return ""
+    return "better" if (low > 0) == larger else "worse"

@@ -19,8 +19,8 @@ from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_
 
 from errors import SettingsError
 from runs.summary import read_job
-from sweeps.decide import ALPHA, Decide, judge
-from sweeps.evidence import WIDTH, Estimate, confidence_sequence, e_value, holm, p_value, t_quantile
+from sweeps.decide import ALPHA, Decide
+from sweeps.evidence import WIDTH, Estimate, confidence_sequence, e_value, holm, judge, p_value, t_quantile
 
 VARIANTS = ["attention=sdpa", "attention=mla", "attention=delta"]
 
