@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import run_here
 from safetensors.torch import load_file
-from test_resume import ROOT, assert_same_run, before_step, rows, steps_of
+from test_resume import ROOT, assert_same_run, before_step, rows, steps_of, stop_at
 
 import data.files
 import train as train_module
@@ -180,6 +180,13 @@ def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, 
         assert steps_of(run) == [1, 2, 3, 4, 5, 6] and not list(run.glob("checkpoints/.*"))
     else:
         assert "none yet" in told and "start a new run" in str(ended.value)
+
+
+def test_a_stop_that_cannot_be_saved_is_an_error_and_not_a_stop(short, monkeypatch):
+    stop_at(monkeypatch, 3)
+    with failing(0, 10**6), pytest.raises(CheckpointError, match=r"step \d .*start a new run"):
+        train(short)
+    assert read_summary(Path(short.run_dir)).status == "failed"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
