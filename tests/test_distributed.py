@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from conftest import close
 from safetensors.torch import load_file
 from test_resume import ROOT, assert_same_run, rows, wait_for
 
@@ -149,7 +150,9 @@ def test_several_learn_what_one_process_does_from_the_same_batches_and_resume_to
         assert "resuming at step 13" in (tmp_path / f"{how}_resumed/train.log").read_text()
         # A checkpoint is the same for all: whole, under plain names.
         saved = load_file(found / "checkpoints/last/model.safetensors")
-        assert {name: w.shape for name, w in saved.items()} == {name: w.shape for name, w in weights.items()}
+        assert saved.keys() == weights.keys() and ("ngrams.tables.1.weight" in saved) == ("ngrams" in model)
+        for name, weight in weights.items():
+            close(saved[name], weight, rtol=10 * tolerance, atol=tolerance)
         assert read_meta(found / "checkpoints/last").files.keys() == read_meta(kept).files.keys()
 
 

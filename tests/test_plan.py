@@ -175,10 +175,10 @@ def test_a_plan_for_gpus_says_what_each_way_to_share_takes(train_config):
     lines = {line.split()[0]: line for line in plan_run(large).splitlines()}
     assert lines["ddp"].endswith("does NOT fit 80 GB") and lines["fsdp"].endswith("fits")
     weights = count_parameters(without_weights(replace(large.model, vocab_size=257))).total() / 1e9
-    # 12 bytes a weight, Muon's mostly, in shards; two blocks gathered, of one a gradient and what it is reduced in
-    fsdp = 12 * weights / 16 + 16 * weights / 16 + float(lines["memory"].split("activations ")[1].split()[0])
-    assert float(lines["fsdp"].split()[1]) == pytest.approx(fsdp, rel=0.005)
-    assert float(lines["hsdp"].split()[1]) == pytest.approx(fsdp + 12 * weights / 16, rel=0.005)
+    fsdp, activations = float(lines["fsdp"].split()[1]), float(lines["memory"].split("activations ")[1].split()[0])
+    # of 16 blocks two gathered, of one a gradient and what it is reduced in; 12 bytes a weight in shards, Muon's mostly
+    assert fsdp == pytest.approx(activations + 16 * weights / 16 + 12 * weights / 16, rel=0.005)
+    assert float(lines["hsdp"].split()[1]) - fsdp == pytest.approx(12 * weights / 16, rel=0.01)
 
 
 @pytest.mark.parametrize(
