@@ -9,7 +9,10 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 def say(line: str) -> None:
@@ -23,15 +26,22 @@ def in_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
-def bar_off() -> bool | None:
-    """Return tqdm's `disable`: a notebook has bars, a dumb terminal has none, and else (None) a terminal alone."""
-    return False if in_notebook() else os.environ.get("TERM") == "dumb" or None
+def progress_bar(is_shown: bool = True, **options: Any) -> "tqdm[NoReturn]":
+    """Return a tqdm bar as wide as the terminal is at the time; none in a sweep's worker or on a dumb terminal."""
+    from multiprocessing import parent_process
+
+    from tqdm import tqdm  # imports take a while: --help does without them
+
+    is_hidden = not is_shown or parent_process() is not None
+    disable = False if in_notebook() else os.environ.get("TERM") == "dumb" or None  # None: if stderr is no terminal
+    return tqdm(disable=is_hidden or disable, dynamic_ncols=True, **options)
 
 
 def ending_signals() -> list[int]:
-    """Return the signals that ask for an orderly end; nohup's wish to ignore SIGHUP is kept."""
-    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *hangup]
+    """Return this system's signals that ask for an orderly end; nohup's wish to ignore SIGHUP is kept."""
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in names]
+    return [n for n in numbers if n in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(n) != signal.SIG_IGN]
 
 
 class Signals:
@@ -55,6 +65,8 @@ class Signals:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and not self.passed_on:
+            if self.received and in_notebook():
+                raise KeyboardInterrupt  # the kernel, with all that the notebook holds, goes on
             if self.received:
                 os._exit(128 + number)  # a checkpoint that is being written then counts as absent
             say("\nfinishing this step, then saving; Ctrl-C again leaves at once")

@@ -21,12 +21,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from tqdm import tqdm
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch
+
+from console import progress_bar
 
 T = TypeVar("T")
 ROUNDS = 5
@@ -67,7 +67,7 @@ def interleave(programs: dict[str, Callable[[], T]], rounds: int, *, warm_ups: i
     program that leaves it hot, harms all alike. Rounds that warm up come first and are not returned.
     """
     names, results = list(programs), {name: list[T]() for name in programs}
-    with tqdm(total=(warm_ups + rounds) * len(names), unit="run", disable=None, leave=False) as bar:
+    with progress_bar(total=(warm_ups + rounds) * len(names), unit="run", leave=False) as bar:
         for number in range(-warm_ups, rounds):
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:

@@ -1,6 +1,5 @@
 """Files and folders that are replaced in one step: whole or absent, whatever ends the process."""
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -8,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from errors import SettingsError, why
 
@@ -79,37 +78,66 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def lock(file: Path, wait: float = 0.2) -> TextIO:
-    """Return an open file whose lock this process holds until it is closed.
+def lock(file: Path, wait: float = 0.2, mode: str = "a") -> IO[str]:
+    """Return an open file whose lock this process holds until it is closed, or the process ends.
 
-    wait: seconds for those that only ask, which share the lock for an instant. Raises BlockingIOError where another
-    process still has it then.
+    wait: seconds for those that only ask, which hold the lock for an instant. mode: of opening the file. Raises
+    BlockingIOError if another process still holds the lock then.
     """
-    held, until = file.open("a"), time.monotonic() + wait
-    while True:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return held
-        except BlockingIOError:
-            if time.monotonic() > until:
-                held.close()
-                raise
-            time.sleep(0.01)
+    from filelock import lock_descriptor  # flock, or LockFileEx on Windows; --help does not wait for it
+
+    held, until = file.open(mode), time.monotonic() + wait
+    while not lock_descriptor(held.fileno(), blocking=False):
+        if time.monotonic() > until:
+            held.close()
+            raise BlockingIOError(f"{file} is locked")
+        time.sleep(0.01)
+    return held
 
 
 def is_locked(file: Path) -> bool:
-    """Return whether a living process holds the lock of a file; any number may ask at once."""
-    with suppress(OSError), os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK)) as asked:  # a fifo is not waited for
-        try:
-            fcntl.flock(asked, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    """Return whether a living process holds the lock of a file, which may belong to somebody else."""
+    with suppress(OSError):
+        if file.is_file():  # opening a fifo would wait
+            try:
+                lock(file, 0.05, "a" if os.access(file, os.W_OK) else "r").close()
+            except BlockingIOError:
+                return True
     return False
+
+
+def point(link: Path, target: str) -> None:
+    """Make `link` name its neighbour `target`: a symbolic link, or a small text file where there can be none.
+
+    Windows demands a privilege for links, and cannot replace one to a folder in one step.
+    """
+    if link.is_dir() and not link.is_symlink():  # a tool that follows links has copied the run
+        remove(link)
+    with replacing(link) as unfinished:
+        with suppress(OSError):
+            if os.name != "nt":
+                return unfinished.symlink_to(target)
+        unfinished.write_text(target, encoding="utf-8")
+
+
+def pointed(link: Path) -> Path:
+    """Return the folder that `link` names, whichever way point() made it; `link` itself if it names none."""
+    with suppress(OSError, ValueError):  # the text is not UTF-8, or no file name
+        if link.is_file():
+            with link.open(encoding="utf-8") as file:
+                target = link.with_name(file.read(255).strip())
+                return (target if target.is_dir() else link).resolve()
+    return link.resolve()
 
 
 def flush_to_disk(path: Path) -> None:
     """Make a file or folder outlast a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows flushes open files to write
+    except PermissionError:
+        if path.is_dir():  # Windows opens no folders, and needs no flush of them
+            return
+        raise
     try:
         os.fsync(descriptor)
     finally:

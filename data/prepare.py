@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 from tiktoken import Encoding
-from tqdm import tqdm
 
+from console import progress_bar
 from data.batches import PreparedData
 from data.config import DataConfig, TokenizerConfig
 from data.files import UNFINISHED, is_locked, lock, remove, replacing, user_path
@@ -206,7 +206,7 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> No
     with ExitStack() as stack:
         files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS}
         pool = stack.enter_context(ThreadPoolExecutor())
-        bar = stack.enter_context(tqdm(desc="preparing tokens", unit=" characters", unit_scale=True, disable=None))
+        bar = stack.enter_context(progress_bar(desc="preparing tokens", unit=" characters", unit_scale=True))
         while batch := list(islice(pieces, AT_ONCE)):
             for (name, begins, text), ids in zip(batch, pool.map(encode, (text for *_, text in batch)), strict=True):
                 files[name].write(mark * begins + ids.astype(dtype).tobytes())

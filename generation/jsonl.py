@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TextIO
 
-from tqdm import tqdm
-
-from console import bar_off
+from console import progress_bar
 from data.files import user_path, writing
 from data.texts import json_records
 from errors import SettingsError, why
@@ -46,7 +44,7 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, records: list[di
     """Write each record, in order, with its text, why that ended, and if asked for its log-probabilities."""
     model, tokenizer, block_size = checkpoint.model, checkpoint.tokenizer, checkpoint.model.config.block_size
     jobs = ((record, number) for record in records for number in range(config.num_samples))
-    bar = tqdm(total=len(records) * config.num_samples, unit="text", disable=bar_off())
+    bar = progress_bar(total=len(records) * config.num_samples, unit="text")
     with results_file(config.results) as file, bar:
         while batch := list(islice(jobs, config.batch_size)):
             prompts = [encode_prompt(tokenizer, job["prompt"], config.special_tokens, block_size) for job, _ in batch]

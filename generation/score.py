@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm import tqdm
 
-from console import bar_off
+from console import progress_bar
 from data.batches import document_starts
 from data.config import DataConfig, TaskConfig, TokenizerConfig
 from data.prepare import prepare
@@ -64,7 +63,7 @@ def score(model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"
     """
     length = min(model.config.block_size, len(tokens) - 1)
     nats = np.empty(len(tokens) - 1, dtype=np.float32)
-    with tqdm(total=len(nats), desc="scoring", unit="token", unit_scale=True, disable=bar_off()) as bar:
+    with progress_bar(total=len(nats), desc="scoring", unit="token", unit_scale=True) as bar:
         for starts, scored in passes(len(nats), length, how.stride, max(1, PASS_TOKENS // length)):
             windows = np.stack([tokens[start : start + length + 1] for start in starts])
             for start, row in zip(starts, nats_of(model, windows, scored, how), strict=True):

@@ -49,7 +49,11 @@ def memory_of(device: torch.device) -> int:
     """Return the bytes of memory that a device has in all, used or not; for a CPU those of the RAM."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import psutil  # on Windows
+
+    return psutil.virtual_memory().total
 
 
 def count_parameters(model: GPT) -> Counter[str]:

@@ -7,8 +7,8 @@ A checkpoint is a directory, complete or absent:
     meta.json               format version, settings, progress, and a checksum of every file
     tokenizer.json          all that is needed to encode and decode; absent where a synthetic task was learned
 
-Reading one runs no code from it: safetensors and JSON hold data only. A run keeps `checkpoints/step_N` and the links
-`last` and `best` to them.
+Reading one runs no code from it: safetensors and JSON hold data only. A run keeps `checkpoints/step_N`, and `last` and
+`best`: links to two of them, or small files with their names on systems without links.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 from torch import Tensor
 
-from data.files import replace_text, replacing, user_path
+from data.files import pointed, replace_text, replacing, user_path
 from data.tokenizer import read_tokenizer, save_tokenizer
 from errors import CheckpointError, SettingsError, first_line
 from model.config import GPTConfig
@@ -251,9 +251,9 @@ def find_checkpoints(where: str | None) -> list[Path]:
     if not where or not path.exists():
         raise CheckpointError(f"checkpoint={where} does not exist", "give a run directory or a checkpoint in it")
     folder = path / "checkpoints"
-    linked = [folder / name for name in ("best", "last") if (folder / name).exists()]
-    found = [checkpoint.resolve() for checkpoint in (*linked, *checkpoints_by_step(folder))]
-    return list(dict.fromkeys(found)) or [path.resolve()]
+    linked = [pointed(folder / name) for name in ("best", "last") if (folder / name).exists()]
+    found = [*linked, *(checkpoint.resolve() for checkpoint in checkpoints_by_step(folder))]
+    return list(dict.fromkeys(found)) or [pointed(path)]
 
 
 def checkpoints_by_step(checkpoints: Path) -> list[Path]:

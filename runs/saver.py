@@ -7,7 +7,7 @@ from pathlib import Path
 from tiktoken import Encoding
 from torch import Tensor
 
-from data.files import remove, replacing
+from data.files import point, pointed, remove
 from errors import CheckpointError, why
 from runs.checkpoint import Meta, checkpoints_by_step, write_checkpoint
 from runs.text import hydra_quoted
@@ -55,12 +55,8 @@ class Saver:
     def link(self, step: int, best_step: int) -> None:
         """Point last at a step's checkpoint, and best at the best one's if it is there."""
         for name, number in (("last", step), ("best", best_step)):
-            directory, link = self.checkpoints / f"step_{number}", self.checkpoints / name
-            if directory.exists():
-                if not link.is_symlink():  # a tool that follows links has copied the run
-                    remove(link)
-                with replacing(link) as unfinished:
-                    unfinished.symlink_to(directory.name)
+            if (self.checkpoints / f"step_{number}").exists():
+                point(self.checkpoints / name, f"step_{number}")
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -76,13 +72,13 @@ class Saver:
             raise CheckpointError(self.failure, f"make room, then {remedy}")
 
     def _last(self) -> Path | None:
-        last = self.checkpoints / "last"
-        return self.checkpoints / last.readlink() if last.is_symlink() else None
+        last = pointed(self.checkpoints / "last")
+        return self.checkpoints / last.name if last.is_dir() else None
 
 
 def remove_old(checkpoints: Path, keep: int) -> None:
     """Delete all checkpoints but the latest `keep`, and those that `last` and `best` point to."""
-    kept = {(checkpoints / name).resolve() for name in ("last", "best")}
+    kept = {pointed(checkpoints / name) for name in ("last", "best")}
     for directory in checkpoints_by_step(checkpoints)[keep:]:
         if directory.resolve() not in kept:
             remove(directory)

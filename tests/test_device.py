@@ -1,8 +1,14 @@
 """Which device a process takes, how its model runs there, and what is shown; torch's answers about it replaced."""
 
+import contextlib
+import io
 import logging
+import multiprocessing
+import os
+import struct
 import sys
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -14,12 +20,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import training.distributed
 import training.sharding
-from console import bar_off
+from console import progress_bar
 from errors import SettingsError
 from model.config import GPTConfig
+from model.size import memory_of
 from train import train
 from training.config import OptimizerConfig, TrainConfig
-from training.device import choose_device
+from training.device import choose_device, peak_memory
 from training.distributed import Ranks, parallelize
 from training.plan import trial_run
 from training.start import choose_compile
@@ -179,10 +186,54 @@ def test_a_loss_that_stays_at_chance_is_told(train_config, caplog, lr, told):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "term", "off"),
-    [(False, "xterm", None), (False, "dumb", True), (True, "dumb", False), (True, None, False)],
+    ("terminal", "term", "kernel", "shown"),
+    [
+        (True, "xterm", False, True),
+        (True, "dumb", False, False),
+        (False, "xterm", False, False),
+        (False, "dumb", True, True),
+    ],
 )
-def test_bars_are_for_terminals_that_can_go_back_and_for_notebooks(monkeypatch, kernel, term, off):
+def test_bars_are_for_terminals_that_can_go_back_and_for_notebooks(monkeypatch, terminal, term, kernel, shown):
     monkeypatch.setitem(sys.modules, "ipykernel", mock.Mock()) if kernel else None
-    monkeypatch.setenv("TERM", term or "")
-    assert bar_off() is off
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with progress_bar(total=2) as bar:
+        assert bar.disable is not shown
+    with progress_bar(False, total=2) as bar:
+        assert bar.disable
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: "a sweep")
+    with progress_bar(total=2) as bar:
+        assert bar.disable
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals of this kind")
+def test_a_bar_follows_the_width_of_the_terminal(monkeypatch):
+    import fcntl
+    import termios
+
+    ours, theirs = os.openpty()
+    with open(ours, "rb", 0) as seen, open(theirs, "w") as terminal, contextlib.ExitStack() as stack:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", terminal)
+        for width in (90, 30, 60):
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+            if width == 90:
+                bar = stack.enter_context(progress_bar(total=9, desc="evaluating"))
+            for _ in range(2):  # the first erases what was wider
+                bar.refresh()
+            drawn = seen.read(4096).decode().split("\r")[-1]
+            assert width - 2 <= len(drawn) <= width
+
+
+def test_without_sysconf_and_resource_psutil_knows_the_memory(monkeypatch):
+    """As on Windows."""
+    psutil = mock.Mock()
+    psutil.virtual_memory().total = 16_000_000_000
+    psutil.Process().memory_info().peak_wset = 700_000_000
+    monkeypatch.setitem(sys.modules, "psutil", psutil)
+    monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.delattr(os, "sysconf")
+    monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=FileNotFoundError))
+    cpu = torch.device("cpu")
+    assert (memory_of(cpu), peak_memory(cpu)) == (16_000_000_000, 700_000_000)

@@ -156,8 +156,8 @@ def short(train_config: TrainConfig) -> TrainConfig:
     return replace(train_config, max_steps=6, checkpoint_interval=2, eval_interval=100, sample_tokens=0)
 
 
-MOMENTS = [3, 14, 35, 70]  # of three saves' 76 operations: in the first, at its link, in the second, in the last
-SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in range(0, 76, 2) if n not in MOMENTS]
+MOMENTS = [3, 15, 35, 70]  # of three saves' 75 operations: in the first, at its link, in the second, in the last
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in range(0, 75, 2) if n not in MOMENTS]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
@@ -193,14 +193,14 @@ def test_a_stop_that_cannot_be_saved_is_an_error_and_not_a_stop(short, monkeypat
 def test_an_operation_that_fails_once_keeps_the_old_checkpoint_and_training_goes_on(short, tmp_path, caplog, moment):
     train(short)
     again = replace(short, run_dir=str(tmp_path / "failing"))
-    with failing(moment, moment) as done:
+    with failing(moment, moment):
         try:
             train(again)
         except CheckpointError as error:
             assert "step 6" in str(error)
             train(replace(again, resume=again.run_dir))
     told = [one for one in caplog.messages if os.strerror(errno.ENOSPC) in one]
-    assert len(told) == 1 or done[moment] == "unlink"  # of what is removed before it is written anew
+    assert len(told) == 1
     assert_same_run(short.run_dir, again.run_dir)
     assert not list((tmp_path / "failing/checkpoints").glob(".*"))
 

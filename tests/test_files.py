@@ -1,12 +1,14 @@
 """The rules of data/files.py: what is replaced is whole or as it was, a power cut included; one process has a lock."""
 
-import fcntl
 import os
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from filelock import lock_descriptor
 
-from data.files import is_locked, lock, remove, replace_text, replacing
+from data.files import is_locked, lock, point, pointed, remove, replace_text, replacing
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
@@ -52,8 +54,75 @@ def test_a_lock_is_held_by_one_and_asking_for_it_takes_it_from_nobody(tmp_path):
         assert is_locked(file)
         with pytest.raises(BlockingIOError):
             lock(file, wait=0.05)
-    with file.open() as asking:  # as another process that asks at the same time
-        fcntl.flock(asking, fcntl.LOCK_SH)
-        assert not is_locked(file)
     with lock(file, wait=0):
         assert is_locked(file)
+    file.chmod(0o444)  # somebody else's, which may be read
+    with file.open() as held:
+        assert not is_locked(file)
+        lock_descriptor(held.fileno())
+        assert is_locked(file)
+
+
+def test_one_that_asks_for_a_lock_is_not_taken_for_one_that_holds_it(tmp_path, monkeypatch):
+    (file := tmp_path / ".lock").touch()
+    for ask in (is_locked, lambda file: lock(file).close()):
+        asking = lock(file)
+        monkeypatch.setattr(time, "sleep", lambda seconds, asking=asking: asking.close())  # it has asked meanwhile
+        assert not ask(file)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no flock")
+def test_a_lock_excludes_versions_that_call_flock_themselves(tmp_path):
+    import fcntl
+
+    with (tmp_path / ".lock").open("a") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        assert is_locked(tmp_path / ".lock")
+        with pytest.raises(BlockingIOError):
+            lock(tmp_path / ".lock", wait=0)
+    with lock(tmp_path / ".lock"), (tmp_path / ".lock").open() as theirs, pytest.raises(BlockingIOError):
+        fcntl.flock(theirs, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def refuse(*arguments, **options):
+    raise OSError(22, "A required privilege is not held by the client")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_link_or_a_small_file_in_place_of_it_names_a_neighbour(tmp_path, monkeypatch, links):
+    for name in ("one", "two", "copied"):
+        (tmp_path / name).mkdir()
+    if not links:
+        monkeypatch.setattr(Path, "symlink_to", refuse)
+    for name in ("one", "two"):
+        point(tmp_path / "last", name)
+        assert pointed(tmp_path / "last") == tmp_path / name
+    point(tmp_path / "copied", "one")
+    assert [(tmp_path / name).is_symlink() for name in ("last", "copied")] == [links, links]
+    monkeypatch.undo()
+    point(tmp_path / "last", "one")  # a link again, as on a disk that was moved
+    assert (tmp_path / "last").is_symlink() and pointed(tmp_path / "last") == tmp_path / "one"
+
+
+@pytest.mark.parametrize("text", ["", "nothing", "../one", "a\0b", "x" * 999, "one/../two"])
+def test_a_file_that_names_no_neighbour_stands_for_itself(tmp_path, text):
+    (tmp_path / "one").mkdir()
+    (link := tmp_path / "last").write_text(text)
+    assert pointed(link) == link
+
+
+def test_a_system_that_opens_no_folder_flushes_the_files(tmp_path, monkeypatch):
+    original, fsync, written = os.open, os.fsync, []
+
+    def as_on_windows(path, flags, *rest):
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied", str(path))
+        assert flags & os.O_RDWR  # else fsync is refused there
+        return original(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", as_on_windows)
+    monkeypatch.setattr(os, "fsync", lambda number: (written.append(os.fstat(number).st_ino), fsync(number)))
+    with replacing(tmp_path / "new") as unfinished:
+        unfinished.mkdir()
+        (unfinished / "file").write_text("content")
+    assert written == [(tmp_path / "new/file").stat().st_ino]

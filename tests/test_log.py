@@ -135,8 +135,8 @@ def test_a_task_is_described_and_ends_in_nats_an_answer(train_config, caplog):
 
 
 def test_a_terminal_shows_a_bar_that_moves_with_every_step_and_says_where_the_run_is(train_config, monkeypatch):
-    seen, shown, on_step = [], partial(tqdm, file=io.StringIO()), Terminal.on_step
-    monkeypatch.setattr(training.terminal, "tqdm", lambda disable, **given: shown(disable=False, **given))
+    seen, on_step = [], Terminal.on_step
+    monkeypatch.setattr(training.terminal, "progress_bar", partial(tqdm, file=io.StringIO()))
     see = lambda self: (on_step(self), seen.append((self.bar.n, self.bar.postfix, len(self.run.data.train))))  # noqa: E731
     monkeypatch.setattr(Terminal, "on_step", see)
     train(replace(train_config, log_interval=5, sample_tokens=0))

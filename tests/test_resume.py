@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import pytest
@@ -24,7 +25,7 @@ from test_checkpoint import forge, forge_file
 import train as train_module
 import training.start
 import training.step
-from console import Signals
+from console import Signals, ending_signals
 from data.files import is_locked
 from errors import SettingsError
 from model.size import flops_per_token, without_weights
@@ -381,6 +382,22 @@ def test_a_signal_is_remembered_and_a_second_ctrl_c_ends_at_once(monkeypatch, ca
     with pytest.raises(RuntimeError), Signals():  # its own error is what ends it
         os.kill(os.getpid(), signal.SIGTERM)
         raise RuntimeError
+
+
+def test_a_second_stop_in_a_notebook_interrupts_the_cell_and_keeps_the_kernel(monkeypatch):
+    monkeypatch.setattr("os._exit", lambda status: pytest.fail("the kernel is gone"))
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    with pytest.raises(KeyboardInterrupt), Signals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_only_signals_that_the_system_has_ask_for_an_end(monkeypatch):
+    monkeypatch.delattr(signal, "SIGHUP")
+    assert ending_signals() == [signal.SIGINT, signal.SIGTERM]
+    monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR1, raising=False)  # of a window that is closed on Windows
+    assert ending_signals() == [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
 
 
 def test_nohup_is_kept_and_other_threads_set_no_handlers(monkeypatch):

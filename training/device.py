@@ -1,7 +1,6 @@
 """Where and in which precision a run computes: `auto` resolved, and what this machine lacks refused."""
 
 import ctypes
-import resource
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
@@ -147,4 +146,10 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
         return int(Path("/proc/self/status").read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) * 1024
+    try:
+        import resource
+    except ImportError:
+        import psutil  # on Windows
+
+        return psutil.Process().memory_info().peak_wset
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS, in bytes

@@ -1,16 +1,14 @@
 """How well a model predicts a text: nats per token, perplexity, bits per byte."""
 
 import itertools
-from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from console import bar_off
+from console import progress_bar
 from data.prepare import PreparedData
 from model.gpt import GPT
 from model.loss import UNSCORED
@@ -41,9 +39,10 @@ def evaluate(
     lengths = torch.from_numpy(data.token_bytes())
     figures, sizes = [], []  # of each target: its nats and, in a task, whether it is the likeliest; its bytes
     batches = data.held_out(block_size, batch_size, SCORED_TOKENS)
-    off = not ranks.is_first or parent_process() is not None or bar_off()
     total = data.held_out_tokens(block_size, SCORED_TOKENS)
-    bar = tqdm(total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False, disable=off)
+    bar = progress_bar(
+        ranks.is_first, total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False
+    )
     while turn := list(itertools.islice(batches, ranks.size)):
         # A rank without a batch runs another's: FSDP gathers weights from all ranks, so none may sit out.
         own = turn[min(ranks.rank, len(turn) - 1)]

@@ -7,13 +7,11 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from console import bar_off, in_notebook
+from console import in_notebook, progress_bar
 from data.prepare import PreparedData
 from model.gpt import GPT
 from model.size import count_parameters, parameters_read
@@ -43,9 +41,8 @@ class Terminal(Logger):
             log.info("%s, on %s%s in %s\noutput    %s", about, run.device, processes, run.precision, run.directory)
         bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
         form = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]"
-        off = parent_process() is not None or bar_off()
         self.shown = ExitStack()
-        self.bar = tqdm(total=run.max_steps, initial=progress.step, unit="step", disable=off, bar_format=form)
+        self.bar = progress_bar(total=run.max_steps, initial=progress.step, unit="step", bar_format=form)
         self.shown.callback(self.bar.close)
         loggers = [one for one in (logging.root, log) if any(type(h) is logging.StreamHandler for h in one.handlers)]
         if not self.bar.disable:  # lines go above the bar instead of through it
