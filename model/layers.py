@@ -31,15 +31,16 @@ class Linear(nn.Linear):
         return y if self.bias is None else y + self.bias
 
 
-# Norms compute in the input's type: FSDP may gather the weights in another, autocast leaves them in float32, and
-# torch's fused kernels want all alike.
+# Norms take and return the input's dtype. FSDP may gather the weights in another, autocast leaves them in float32, and
+# torch's fused kernels want one dtype for all. CUDA's autocast makes the result float32: queries and keys would then
+# reach attention in float32 beside bf16 values, which costs its fast kernel.
 
 
 class RMSNorm(nn.RMSNorm):
     """x w / √(mean(x²) + ε) (Zhang & Sennrich 2019)."""
 
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -47,4 +48,4 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps).to(x.dtype)

@@ -125,6 +125,41 @@ def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
+class OnAMac(torch.Tensor):
+    """A tensor that says it lies on Apple's GPU."""
+
+    device = property(lambda self: torch.device("mps"))
+
+
+@pytest.mark.parametrize("gradient", [1.0, torch.nan])
+def test_on_a_mac_adamw_honours_the_divisor_and_the_skip_that_its_fused_kernel_ignores(gradient, monkeypatch):
+    models = [random_gpt(), random_gpt()]
+    fused, on_mac = (make_optimizers(model, OptimizerConfig(name="adamw", weight_decay=0.1))[0] for model in models)
+    for step in range(3):
+        for model in models:
+            torch.manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter) * (gradient if step == 2 else 1)
+        skip = torch.tensor(step == 2 and gradient != gradient)
+        fused.step(skip, torch.tensor(4.0))
+        with monkeypatch.context() as patch:
+            patch.delattr(torch, "_fused_adamw_")
+            on_mac.step(skip.as_subclass(OnAMac), torch.tensor(4.0))
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_fp16_orthogonalizes_gradients_too_small_for_it(monkeypatch):
+    torch.manual_seed(0)
+    matrices = torch.randn(2, 32, 64)
+    monkeypatch.setattr("training.optimizer.choose_precision", lambda name, device: torch.float32)
+    exact = orthogonalize(matrices, 16)
+    monkeypatch.setattr("training.optimizer.choose_precision", lambda name, device: torch.float16)
+    for scale in (1e-9, 1e-4, 1e5):  # fp16 ends at 6e-8 and at 65,504
+        update = orthogonalize(matrices * scale, 16).float()
+        assert torch.cosine_similarity(update.flatten(), exact.flatten(), 0) > 0.999
+
+
 @pytest.mark.parametrize("name", ["muon", "adamw"])
 def test_gradients_are_divided_as_the_step_is_told(name):
     models = []

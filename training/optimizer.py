@@ -79,11 +79,13 @@ def zeros(groups: list[Group], *kinds: str) -> State:
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), on torch's fused kernel."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), on torch's fused kernel.
+
+    On Apple's GPUs the kernel ignores `grad_scale` and `found_inf`, so adamw_step() takes its place there.
+    """
 
     def __init__(self, groups: list[Group], beta1: float, beta2: float) -> None:
-        fixed = {"beta1": beta1, "beta2": beta2, "eps": 1e-10, "amsgrad": False, "maximize": False}
-        self._move = partial(torch._fused_adamw_, **fixed)
+        self.betas = {"beta1": beta1, "beta2": beta2}
         self.param_groups = groups
         self.state = zeros(groups, "exp_avg", "exp_avg_sq")
         for parameter, kinds in self.state.items():
@@ -103,9 +105,33 @@ class AdamW:
             means, squares = ([local(state[kind]) for state in states] for kind in ("exp_avg", "exp_avg_sq"))
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
-            rates = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
-            self._move(weights, gradients, means, squares, [], steps, **rates, grad_scale=divisor, found_inf=found_inf)
+            rates = {"lr": group["lr"], "weight_decay": group["weight_decay"], "eps": 1e-10, **self.betas}
+            if skip.device.type == "mps":
+                adamw_step(weights, gradients, means, squares, steps, **rates, grad_scale=divisor, found_inf=found_inf)
+            else:
+                torch._fused_adamw_(
+                    weights, gradients, means, squares, [], steps, **rates, amsgrad=False, maximize=False,
+                    grad_scale=divisor, found_inf=found_inf,
+                )  # fmt: skip
             torch._foreach_sub_(steps, [found_inf] * len(steps))
+
+
+def adamw_step(
+    weights: list[Tensor], gradients: list[Tensor], means: list[Tensor], squares: list[Tensor], steps: list[Tensor], *,
+    lr: float, weight_decay: float, beta1: float, beta2: float, eps: float, grad_scale: Tensor, found_inf: Tensor,
+) -> None:  # fmt: skip
+    """Move weights and moments in place as torch._fused_adamw_ does; nothing moves if found_inf is 1.
+
+    steps: the number of each weight's update, from 1. grad_scale: divides the gradients.
+    """
+    moves = 1 - found_inf
+    for weight, gradient, mean, square, step in zip(weights, gradients, means, squares, steps, strict=True):
+        gradient = torch.where(found_inf > 0, 0, gradient / grad_scale)  # a product with 0 would keep a NaN
+        mean.lerp_(gradient, moves * (1 - beta1))
+        square.lerp_(gradient.square(), moves * (1 - beta2))
+        size = (square / (1 - beta2**step)).sqrt_().add_(eps)
+        weight.mul_(1 - moves * lr * weight_decay)
+        weight.sub_(mean / size * (moves * lr / (1 - beta1**step)))
 
 
 class Muon:
@@ -193,6 +219,9 @@ def orthogonalize(matrices: Tensor, width: int, columns: bool = False) -> Tensor
     within 0.8…1.2.
     """
     dtype = choose_precision("auto", matrices.device)
+    if dtype == torch.float16:  # which ends at 6e-8: small gradients vanish in it before the norm can scale them
+        mean_square = matrices.square().mean((-2, -1), keepdim=True)
+        matrices = matrices * mean_square.clamp(min=1e-30).rsqrt()
     whole = matrices if dtype == torch.float32 else matrices.to(dtype)
     if columns:
         whole = whole.mT
