@@ -129,13 +129,29 @@ def fused(
     if mask is not None or bias is not None or (is_causal and T not in (1, k.shape[-2])):
         return fused_with_matrix(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     scale = D**-0.5 if scale is None else scale
-    if not q.is_cpu and q.element_size() > 2:  # of a GPU's kernels FlashAttention alone shares heads
+    if not shares_heads(q):
         k, v = repeat_heads(k, H), repeat_heads(v, H)
     if q.is_cpu and Dv != D:  # a CPU's has one width for all; zero channels change no product
         q, k, v = (F.pad(t, (0, max(D, Dv) - t.shape[-1])) for t in (q, k, v))
     is_causal, shared = is_causal and T > 1, k.shape[-3] != H
     y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=shared)
     return y if y.shape[-1] == Dv else y[..., :Dv]
+
+
+def shares_heads(q: Query) -> bool:
+    """Return whether torch's kernel for these queries reads a key head for several query heads.
+
+    On CUDA only FlashAttention does, in half precision from compute capability 8.0 on. Another kernel would be replaced
+    by the plain formula, which keeps the (T, T) weights of every head.
+    """
+    if q.is_cpu:
+        return True
+    return q.is_cuda and q.element_size() == 2 and compute_capability(q.device) >= (8, 0)
+
+
+@torch.compiler.assume_constant_result
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @obeys_contract
