@@ -29,7 +29,7 @@ def train(config: TrainConfig) -> float:
     from training.start import open_run
     from training.step import memory_named, train_step
 
-    with open_run(config) as run, Loggers(run) as loggers, fast_products(run.device):
+    with open_run(config) as run, Loggers(run) as loggers, fast_products(run.device, run.dtype):
         progress = run.progress
         while True:
             if stop := int(run.ranks.max(run.signals.received)):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ from model.config import GPTConfig
 from model.size import memory_of
 from train import train
 from training.config import OptimizerConfig, TrainConfig
-from training.device import choose_device, peak_memory
+from training.device import choose_device, fast_products, multiplies_bf16, peak_memory, to_device
 from training.distributed import Ranks, parallelize
 from training.plan import trial_run
 from training.start import choose_compile
@@ -39,6 +40,7 @@ def chosen(monkeypatch) -> list[torch.device]:
     found: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(*size))  # no card computes here
     return found
 
 
@@ -70,6 +72,52 @@ def test_a_gpu_that_is_not_there_or_not_for_all_is_refused_on_every_rank(chosen,
         with pytest.raises(SettingsError, match=sentence):
             choose_device(name, process, processes)
     assert not chosen
+
+
+OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040).\nPlease update your GPU driver."
+
+
+@pytest.mark.parametrize("broken", ["set_device", "ones"])  # by an old driver; by a card that torch has no kernels for
+def test_a_gpu_that_cannot_compute_is_left_to_auto_and_an_error_where_it_is_asked_for(
+    chosen, monkeypatch, caplog, broken
+):
+    monkeypatch.setattr(
+        torch.cuda if broken == "set_device" else torch, broken, mock.Mock(side_effect=RuntimeError(OLD_DRIVER))
+    )
+    assert choose_device("auto") == torch.device("cpu")
+    assert "cuda:0 cannot compute (The NVIDIA driver on your system is too old (found version 11040))" in caplog.text
+    for name, processes in (("cuda", 1), ("cuda:1", 1), ("auto", 2)):  # ranks cannot mix devices
+        with pytest.raises(SettingsError, match=f"device={name} cannot compute .* update its driver"):
+            choose_device(name, 0, processes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [("gfx90a:sramecc+:xnack-", True), ("gfx942", True), ("gfx1100", True), ("gfx1030", False), ("gfx906", False)],
+)
+def test_an_amd_card_computes_in_bf16_if_its_architecture_does(monkeypatch, architecture, expected):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: mock.Mock(gcnArchName=architecture))
+    assert multiplies_bf16(torch.device("cuda")) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_float32_products_on_cuda_round_to_tf32_unless_the_run_is_in_float32(dtype):
+    before = torch.backends.cuda.matmul.fp32_precision
+    with fast_products(torch.device("cuda"), dtype):
+        assert torch.backends.cuda.matmul.fp32_precision == (before if dtype == torch.float32 else "tf32") != ""
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def test_a_batch_is_moved_to_any_device_and_pinned_for_cuda_in_one_piece(monkeypatch):
+    windows = np.arange(12).reshape(3, 4)
+    assert to_device(windows[:, :-1], torch.device("meta")).device.type == "meta"
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device, non_blocking: (tensor, device, non_blocking))
+    tensor, *how = to_device(windows[:, :-1], torch.device("cuda"))
+    assert tensor.tolist() == windows[:, :-1].tolist() and how == [torch.device("cuda"), True]
+    assert pinned[0].is_contiguous()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Where and in which precision a run computes: `auto` resolved, and what this machine lacks refused."""
 
 import ctypes
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
@@ -12,7 +13,11 @@ from torch import Tensor
 
 from errors import SettingsError, first_line
 
+log = logging.getLogger("tinygpt")
+
 MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
+# Architectures with matrix instructions for bf16: MI100 to MI355, and Radeons from RDNA 3 on.
+AMD_WITH_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
 
 def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.device:
@@ -33,8 +38,29 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
         raise SettingsError(f"device={name} is not on this machine", "choose device=auto to use what is there")
     if device.type == "cuda":
         device = torch.device("cuda", process if device.index is None else device.index)
-        torch.cuda.set_device(device)  # FSDP, CUDA graphs and whatever names no device take the current one
+    problem = start_problem(device)
+    if problem and name == "auto" and processes == 1:
+        log.warning("%s cannot compute (%s), so the CPU does.", device, problem)
+        return torch.device("cpu")
+    if problem:
+        remedy = "update its driver, install a torch that supports the card, or set device=cpu"
+        raise SettingsError(f"device={name} cannot compute ({problem})", remedy)
     return device
+
+
+def start_problem(device: torch.device) -> str | None:
+    """Make a GPU the current device and add two numbers there; return the error's first line, or None.
+
+    A GPU counts as present even if its driver is too old for this torch, or torch has no kernels for its architecture.
+    """
+    try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # FSDP, CUDA graphs and whatever names no device take the current one
+        if device.type != "cpu":
+            torch.ones(1, device=device).add(1).item()
+    except RuntimeError as error:
+        return first_line(error)
+    return None
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
@@ -56,6 +82,9 @@ def decoding_precision(name: str, device: torch.device) -> torch.dtype:
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether bf16 products are faster than float32 ones; emulated ones are far slower."""
+    if device.type == "cuda" and torch.version.hip:  # torch says yes for every AMD card
+        architecture = torch.cuda.get_device_properties(device).gcnArchName
+        return architecture.startswith(AMD_WITH_BF16)
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
@@ -66,19 +95,24 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 @contextmanager
-def fast_products(device: torch.device) -> Iterator[None]:
-    """Multiply float32 matrices with oneDNN where that is as exact as torch's usual library.
+def fast_products(device: torch.device, dtype: torch.dtype = torch.float32) -> Iterator[None]:
+    """Multiply float32 matrices as fast as a forward pass of `dtype` allows.
 
-    The usual one (MKL) wastes half the speed of an AMD processor with AVX-512. torch takes oneDNN when bf16 is
-    allowed; on processors with AMX that rounds to bf16, on others it does not.
+    On a CPU oneDNN does it if it is as exact as torch's usual library (MKL), which wastes half the speed of an AMD
+    processor with AVX-512. torch takes oneDNN when bf16 is allowed; on processors with AMX that rounds to bf16, on
+    others it does not. On CUDA, products that autocast leaves in float32 round to TF32, which is finer than bf16;
+    precision=fp32 keeps them exact.
     """
-    before = MATMUL.fp32_precision
+    exact_on_cpu, exact_on_cuda = MATMUL.fp32_precision, torch.backends.cuda.matmul.fp32_precision
     if device.type == "cpu" and multiplies_bf16(device) and onednn_keeps_float32():
         MATMUL.fp32_precision = "bf16"
+    if device.type == "cuda" and dtype != torch.float32:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
         yield
     finally:
-        MATMUL.fp32_precision = before
+        MATMUL.fp32_precision = exact_on_cpu
+        torch.backends.cuda.matmul.fp32_precision = exact_on_cuda
 
 
 @cache
@@ -115,9 +149,14 @@ def uncompiled(compiled: bool) -> AbstractContextManager[object]:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device; to a GPU it is copied from pinned memory while the program goes on."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    """Return an array as a tensor on a device; a copy to CUDA runs beside the program.
+
+    Pinned memory allows that, but only for a contiguous tensor: the CPU prepares the next batch while the GPU computes.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def here(config: TrainConfig, device: torch.device, flops: float, scored: int) -
     if memory.peak > free:
         needed = f"          too much for the {si(free)}B free on {device}: lower micro_batch_size or the model"
         return [*lines, needed]
-    with fast_products(device):
+    with fast_products(device, precision):
         seconds, windows = seconds_per_step(config, micro, device, precision)
     rate = config.tokens_per_step / seconds
     speed = f"{si(rate)}tokens/s, {si(rate * flops)}FLOP/s, measured on {plural(windows, 'window')} on {device}"
