@@ -155,7 +155,9 @@ def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch, ho
     monkeypatch.setattr(training.distributed, "DistributedDataParallel", Wrapped)
     monkeypatch.setattr(training.sharding, "shard", lambda *given: happened.append("wrapped") or given[0])
     ranks = Ranks(0, 2, 0, 2, launched=True)
-    forward = parallelize(model, ranks, how, torch.device("cpu"), torch.float32, compiled=True)
+    with torch._dynamo.config.patch(optimize_ddp=True):
+        forward = parallelize(model, ranks, how, torch.device("cpu"), torch.float32, compiled=True)
+        assert torch._dynamo.config.optimize_ddp == (how != "ddp")
     assert happened == ["compiled", "compiled", "wrapped"]
     assert model.nats_and_slope is not plain_loss
     assert getattr(forward, "module", forward) is model and isinstance(forward, Wrapped) == (how == "ddp")
@@ -170,14 +172,15 @@ def test_machines_of_unlike_size_do_not_share_copies(monkeypatch, processes, mos
 
 
 def test_long_runs_compile_on_a_gpu_others_when_asked_and_where_torch_cannot_it_says_so_once(monkeypatch, caplog):
-    def chosen(device, compile="auto", steps=2000):
-        return choose_compile(TrainConfig(compile=compile, max_steps=steps), torch.device(device))
+    def chosen(device, compile="auto", steps=2000, minutes=None):
+        return choose_compile(TrainConfig(compile=compile, max_minutes=minutes), torch.device(device), steps)
 
     monkeypatch.setattr(torch, "compile", lambda function: lambda x: x)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     monkeypatch.setattr("sys.platform", "linux")
     assert chosen("cuda") and chosen("cpu", "on") and not chosen("cpu") and not chosen("cuda", "off")
-    assert not chosen("cuda", steps=1999) and not chosen("cuda", steps=None)
+    assert not chosen("cuda", steps=1999) and chosen("cuda", steps=None, minutes=10)
+    assert not chosen("cuda", steps=None, minutes=9) and not chosen("cuda", steps=2000, minutes=9)
     monkeypatch.setattr(torch, "compile", mock.Mock(side_effect=RuntimeError("no C compiler\nin many lines")))
     with caplog.at_level(logging.WARNING):
         assert not chosen("cuda")

@@ -38,13 +38,13 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
         raise SettingsError(f"device={name} is not on this machine", "choose device=auto to use what is there")
     if device.type == "cuda":
         device = torch.device("cuda", process if device.index is None else device.index)
-    problem = start_problem(device)
-    if problem and name == "auto" and processes == 1:
-        log.warning("%s cannot compute (%s), so the CPU does.", device, problem)
+    failure = start_problem(device)
+    if failure and name == "auto" and processes == 1:
+        log.warning("%s cannot compute (%s), so the CPU does.", device, failure)
         return torch.device("cpu")
-    if problem:
+    if failure:
         remedy = "update its driver, install a torch that supports the card, or set device=cpu"
-        raise SettingsError(f"device={name} cannot compute ({problem})", remedy)
+        raise SettingsError(f"device={name} cannot compute ({failure})", remedy)
     return device
 
 

@@ -101,6 +101,8 @@ def parallelize(
     if not ranks.launched:
         return model
     if how == "ddp":  # as views, the gradients exist once, in the buckets that are sent
+        if compiled:  # DDP would split each block's graph at the 25 MB of its buckets; blocks are short enough
+            torch._dynamo.config.optimize_ddp = False
         devices = [device.index] if device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
     mesh: tuple[int, ...] = (ranks.size,)

@@ -1,6 +1,7 @@
 """How a run begins: settings checked against the machine and the text, then data, model, optimizers and directory."""
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ from training.config import TrainConfig
 from training.device import choose_device, choose_precision, keep_freed_memory, memory_errors
 from training.distributed import Ranks, new_model, parallelize
 from training.optimizer import load_optimizer_state
-from training.run import Run, windows_each
+from training.run import Run, steps_to_take, windows_each
 from training.terminal import show_log
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def build_run(
         if checkpoint and ranks.is_first:
             with readable(checkpoint):
                 load_weights(model, load_file(checkpoint / WEIGHTS))
-        compiled = choose_compile(config, device)
+        compiled = choose_compile(config, device, steps_to_take(config, model))
         forward = parallelize(model, ranks, config.distributed, device, precision, compiled)
     own, signals = encoding is not None and not config.data.is_task, Signals(passed_on=ranks.launched)
     run = Run(config, device, precision, data, model, forward, ranks, compiled, own, signals)
@@ -196,12 +197,14 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
     raise SettingsError(f"{needs}, and {device.type} has {memory / 1e9:,.1f} GB", remedy)
 
 
-def choose_compile(config: TrainConfig, device: torch.device) -> bool:
+def choose_compile(config: TrainConfig, device: torch.device, steps: int | None) -> bool:
     """Return whether torch compiles; auto does on CUDA on Linux, unless the run is too short to gain by it.
 
-    Raises SettingsError for compile=on where torch cannot; auto then warns.
+    steps: those of the run; None if only max_minutes ends it. Raises SettingsError for compile=on if torch cannot
+    compile; auto then warns.
     """
-    long = config.max_minutes is not None or (config.max_steps or 0) >= 2000  # a cold compilation takes a minute
+    # A cold compilation takes about a minute.
+    long = (config.max_minutes or math.inf) >= 10 and (steps is None or steps >= 2000)
     gains = device.type == "cuda" and sys.platform == "linux" and long
     if config.compile == "off" or (config.compile == "auto" and not gains):
         return False
