@@ -39,9 +39,8 @@ def progress_bar(is_shown: bool = True, **options: Any) -> "tqdm[NoReturn]":
 
 def ending_signals() -> list[int]:
     """Return this system's signals that ask for an orderly end; nohup's wish to ignore SIGHUP is kept."""
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
-    numbers = [getattr(signal, name) for name in names]
-    return [n for n in numbers if n in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(n) != signal.SIG_IGN]
+    closing = [getattr(signal, name) for name in ("SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+    return [signal.SIGINT, signal.SIGTERM, *(one for one in closing if signal.getsignal(one) != signal.SIG_IGN)]
 
 
 class Signals:

@@ -6,7 +6,6 @@ python eval.py probes=true                     # induction, long contexts, sinks
 """
 
 import json
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from errors import CheckpointError, SettingsError, at_least, naming, one_of
 from generation.config import check_page
 from runs.metrics import finite
-from runs.text import visible
+from runs.text import seen_from_here, visible
 from settings import run_command
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
@@ -147,7 +146,7 @@ def probe_checkpoint(config: EvalConfig, checkpoint: "Checkpoint") -> None:
     found = probe(checkpoint, how_to_read(checkpoint, config), config.data.path)
     replace_text(file, json.dumps(finite(found), indent=1) + "\n")
     print_columns([checkpoint], [], {})
-    print(visible("\n".join([*summary(found), f"figures     {os.path.relpath(file)}"])))
+    print(visible("\n".join([*summary(found), f"figures     {seen_from_here(file)}"])))
 
 
 def how_to_read(checkpoint: "Checkpoint", config: EvalConfig) -> "How":
@@ -173,7 +172,7 @@ def print_columns(
     checkpoints: "list[Checkpoint]", results: "list[Evaluation]", figures: dict[str, tuple[str, str]]
 ) -> None:
     """Print a column for each checkpoint and a row for each of the figures that is known."""
-    rows = {"checkpoint": [visible(os.path.relpath(checkpoint.path)) for checkpoint in checkpoints]}
+    rows = {"checkpoint": [visible(seen_from_here(checkpoint.path)) for checkpoint in checkpoints]}
     for title, (name, form) in figures.items():
         rows[title] = [format(value, form) for result in results if (value := getattr(result, name)) is not None]
     width = max(len(cell) for cells in rows.values() for cell in cells) + 2

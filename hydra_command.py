@@ -19,6 +19,7 @@ from runs.text import LogFormatter, flat, literal, quote
 from settings import (
     build,
     by_name,
+    help_entry,
     help_text,
     mistakes_explained,
     sentence_for,
@@ -265,7 +266,7 @@ def explain(error: BaseException) -> str | None:
 def groups_help() -> str:
     """Return what --help says of the groups of conf/ and of sweeps."""
     options = {group: sorted(path.stem for path in (CONF / group).iterdir()) for group in GROUPS}
-    groups = "\n".join(f"  {group:<13}{' '.join(names)}" for group, names in options.items())
+    groups = "\n".join(help_entry(group, " ".join(names), 15) for group, names in options.items())
     sweep = "Sweeps: -m tries every combination of values separated by commas, as in  "
     about = f"Choose a group's option with GROUP=OPTION; conf/GROUP/OPTION.yaml is what it sets:\n\n{groups}\n\n"
     return f"{about}{sweep}python train.py -m model.n_head=2,4 seed=1,2\n\n"

@@ -202,13 +202,21 @@ def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
 
 def help_text(schema: type, about: str, groups: str = "") -> str:
     """Return what --help shows: about the command, its groups, and each setting with its default and meaning."""
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
-    lines = [f"{about.strip()}\n\n{groups}Settings and their defaults:\n"]
-    for name, default, meaning in described(schema):
-        left = f"  {name}={default}"
-        filled = textwrap.fill(meaning, width, initial_indent=" " * 36, subsequent_indent=" " * 36)
-        lines.append(f"{left:<35} {filled[36:]}" if len(left) < 36 else f"{left}\n{filled}")
-    return "\n".join(lines)
+    lines = f"{about.strip()}\n\n{groups}Settings and their defaults:\n".split("\n")
+    settings = [help_entry(f"{name}={default}", meaning, 36) for name, default, meaning in described(schema)]
+    return "\n".join([*(textwrap.fill(line, help_width()) for line in lines), *settings])
+
+
+def help_width() -> int:
+    """Return how many columns --help may use."""
+    return max(20, min(shutil.get_terminal_size((120, 24)).columns, 120))
+
+
+def help_entry(name: str, meaning: str, column: int) -> str:
+    """Return a name with its meaning from `column` on, or below it where it is too long or the terminal is narrow."""
+    indent = " " * (column if help_width() >= 80 else 4)
+    filled = textwrap.fill(meaning, help_width(), initial_indent=indent, subsequent_indent=indent)
+    return f"  {name:<{column - 2}}{filled[column:]}" if len(name) + 2 < len(indent) else f"  {name}\n{filled}"
 
 
 def described(schema: type) -> Iterator[tuple[str, str, str]]:

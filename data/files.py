@@ -34,7 +34,14 @@ def replacing(path: Path) -> Iterator[Path]:
         yield unfinished
         for written in [*unfinished.rglob("*"), unfinished]:
             flush_to_disk(written)
-        unfinished.replace(path)
+        for wait in (0.01, 0.1, 1, 0):  # Windows renames nothing that a virus scanner has open
+            try:
+                unfinished.replace(path)
+                break
+            except PermissionError:
+                if not wait:
+                    raise
+                time.sleep(wait)
         flush_to_disk(path.parent)
     except BaseException:
         remove(unfinished)
@@ -97,12 +104,11 @@ def lock(file: Path, wait: float = 0.2, mode: str = "a") -> IO[str]:
 
 def is_locked(file: Path) -> bool:
     """Return whether a living process holds the lock of a file, which may belong to somebody else."""
-    with suppress(OSError):
+    try:
         if file.is_file():  # opening a fifo would wait
-            try:
-                lock(file, 0.05, "a" if os.access(file, os.W_OK) else "r").close()
-            except BlockingIOError:
-                return True
+            lock(file, 0.05, "a" if os.access(file, os.W_OK) else "r").close()
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -122,11 +128,10 @@ def point(link: Path, target: str) -> None:
 
 def pointed(link: Path) -> Path:
     """Return the folder that `link` names, whichever way point() made it; `link` itself if it names none."""
-    with suppress(OSError, ValueError):  # the text is not UTF-8, or no file name
-        if link.is_file():
-            with link.open(encoding="utf-8") as file:
-                target = link.with_name(file.read(255).strip())
-                return (target if target.is_dir() else link).resolve()
+    if link.is_file():
+        with suppress(OSError, ValueError), link.open(encoding="utf-8") as file:  # it is not UTF-8, or no file name
+            target = link.with_name(file.read(255).strip())
+            link = target if target.is_dir() else link
     return link.resolve()
 
 

@@ -1,6 +1,5 @@
 """How a model reads a text, token by token, for the page of a text."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from model.heads import Weights, for_each_layer
 from pages.kit import shape
 from pages.text import Reading, byte_ends, text_page
 from runs.checkpoint import Checkpoint
+from runs.text import seen_from_here
 
 LONGEST = 4000  # tokens: more makes a page slow
 ALTERNATIVES = 10
@@ -38,7 +38,7 @@ def write_page(file: Path, checkpoints: list[Checkpoint], texts: list[np.ndarray
     """Write the page of how checkpoints read a text, or its beginning; told: what to say of it."""
     begun = beginnings([checkpoint.tokenizer for checkpoint in checkpoints], texts)
     readings = [
-        read(c.model, c.tokenizer, tokens, how, name=os.path.relpath(c.path), models=len(checkpoints))
+        read(c.model, c.tokenizer, tokens, how, name=seen_from_here(c.path), models=len(checkpoints))
         for c, tokens, how in zip(checkpoints, begun, hows, strict=True)
     ]
     kept = "" if len(begun[0]) == len(texts[0]) else f" Shown here are the first {len(begun[0]):,} tokens."

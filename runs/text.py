@@ -1,8 +1,10 @@
 """Settings and numbers as text: quoted for Hydra, to be pasted into a shell, or as people read them."""
 
 import logging
+import os
 import re
 import shlex
+from pathlib import Path, PurePath
 from typing import Any
 
 PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
@@ -24,8 +26,17 @@ class LogFormatter(logging.Formatter):
         return visible(super().format(record))
 
 
+def seen_from_here(path: Path) -> str:
+    """Return a path relative to the current folder; as it is if that lies on another drive of Windows."""
+    try:
+        return os.path.relpath(path)
+    except ValueError:
+        return str(path)
+
+
 def hydra_quoted(setting: str, path: object) -> str:
     """Return SETTING=PATH for train.py, ready to be pasted into a shell; Hydra's own settings are quoted for it too."""
+    path = path.as_posix() if isinstance(path, PurePath) else path  # cmd.exe has other quotes, and reads slashes
     is_plain = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", str(path), re.ASCII) or not setting.startswith("hydra")
     return shlex.quote(f"{setting}={path if is_plain else quote(path)}")
 

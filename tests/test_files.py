@@ -37,6 +37,23 @@ def test_what_fails_or_is_interrupted_leaves_the_old_and_nothing_else(tmp_path):
     assert path.read_bytes() == "é?".encode()
 
 
+def test_a_rename_waits_for_a_file_that_something_else_has_open(tmp_path, monkeypatch):
+    def busy(path, to):
+        asked.append(path)
+        if len(asked) < 3 or "never" in path.name:
+            raise PermissionError(13, "used by another process", str(path))
+        return rename(path, to)
+
+    asked, rename = [], Path.replace
+    monkeypatch.setattr(Path, "replace", busy)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    replace_text(tmp_path / "a.txt", "new")
+    assert (tmp_path / "a.txt").read_text() == "new" and len(asked) == 3
+    with pytest.raises(PermissionError):
+        replace_text(tmp_path / "never.txt", "new")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+
+
 def test_removing_a_link_leaves_what_it_points_to(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")

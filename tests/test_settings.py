@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from dataclasses import asdict
+from pathlib import Path, PureWindowsPath
+from unittest import mock
 
 import pytest
 from conftest import settings_of
@@ -14,15 +17,26 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import train as train_module
 from errors import SettingsError, shown
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
-from hydra_command import CONF, PLACES, SWEEP, brought_by, check_typed, compose_settings, explain, to_settings
+from hydra_command import (
+    CONF,
+    PLACES,
+    SWEEP,
+    brought_by,
+    check_typed,
+    compose_settings,
+    explain,
+    groups_help,
+    to_settings,
+)
 from hydra_command import register_schema as register
 from model.attention.names import FORMS, MODIFIERS, completions
 from model.config import GPTConfig
-from runs.text import flat, hydra_quoted
+from runs.text import flat, hydra_quoted, seen_from_here
 from settings import ALIASES, by_name, described, from_arguments, help_text, sentence_for, setting_docs
 from training.config import OptimizerConfig, PlanConfig, ScheduleConfig, TrainConfig, WandbConfig
 
@@ -91,6 +105,20 @@ def test_a_text_is_what_was_typed(text):
     assert composed(f"sample_prompt={text}", f"data.path=x{text}").sample_prompt == text
     (word,) = shlex.split(hydra_quoted("sample_prompt", text))  # what is printed to be pasted
     assert word == f"sample_prompt={text}"
+
+
+@pytest.mark.parametrize("path", [r"C:\texts\a.txt", r"C:\new\my texts\b.txt", "D:\\texts\\"])
+def test_a_path_of_windows_is_what_was_typed_and_is_told_with_slashes(path):
+    assert composed(f"data.path={path}").data.path == path
+    assert composed("-m", f"data.path={path}").data.path == path
+    (word,) = shlex.split(hydra_quoted("resume", PureWindowsPath(path)))
+    assert word == f"resume={PureWindowsPath(path).as_posix()}"
+
+
+def test_a_path_on_another_drive_is_told_whole(monkeypatch):
+    assert seen_from_here(Path.cwd() / "a" / "b") == str(Path("a/b"))
+    monkeypatch.setattr(os.path, "relpath", mock.Mock(side_effect=ValueError("path is on mount 'C:'")))
+    assert seen_from_here(Path("/a/b")) == str(Path("/a/b"))
 
 
 @given(text=st.text())
@@ -265,6 +293,17 @@ def test_help_lists_every_setting_with_its_default_and_what_its_docstring_says(s
     assert max(map(len, told.splitlines())) <= 120
     for default in ("max_steps=null", "dry_run=false", 'sample_prompt=""', "optimizer.lr=0.02"):
         assert f"  {default} " in told or script != "train.py"
+
+
+@pytest.mark.parametrize("width", [30, 40, 79])
+def test_help_fits_a_narrow_terminal_with_each_meaning_below_its_name(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    told = help_text(TrainConfig, train_module.__doc__, groups_help()).splitlines()
+    names = {f"  {name}={default}" for name, default, _ in described(TrainConfig)}
+    assert all(len(line) <= width or line in names for line in told) and names <= set(told)
+    assert len(told) < 6 * len(names)  # at 36 columns from the left a line had one character
+    below = told[told.index("  data") + 1 :]
+    assert below[0].startswith("    copy hf induction")
 
 
 def test_an_attention_that_is_said_twice_alike_is_one():

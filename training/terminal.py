@@ -2,7 +2,6 @@
 
 import logging
 import math
-import shlex
 import sys
 import time
 from contextlib import ExitStack
@@ -89,7 +88,7 @@ class Terminal(Logger):
             self.tell_result()
             log.info("curves    %s", run.directory / "report.html")
             if run.data.tokenizer:
-                log.info("sample    python sample.py %s", shlex.quote(f"checkpoint={run.directory}"))
+                log.info("sample    python sample.py %s", hydra_quoted("checkpoint", run.directory))
         elif isinstance(error, SystemExit):
             again = f"python train.py {hydra_quoted('resume', run.directory)}"
             log.info("stopped after step %d; to continue:  %s", run.progress.step, again)
