@@ -4,6 +4,7 @@ from itertools import chain
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import random_gpt
 
 from training.config import OptimizerConfig, ScheduleConfig
@@ -73,7 +74,10 @@ def test_muon_moves_each_part_of_a_weight_by_the_polar_factor_of_each_slices_mom
     weights = {axis: [torch.nn.Parameter(torch.randn(sum(r), n)) for r, n in 2 * kind] for axis, kind in KINDS.items()}
     parts = {w: r for axis, kind in KINDS.items() for w, (r, _) in zip(weights[axis], 2 * kind, strict=True)}
     groups = [{"params": group, "peak_lr": 0.02, "lr": 0.02, "weight_decay": 0.1} for group in weights.values()]
-    muon, axes = Muon(groups, parts, momentum=0.9, width=16), {w: axis for axis in weights for w in weights[axis]}
+    muon, axes = (
+        Muon(groups, parts, momentum=0.9, width=16, ranks=Ranks()),
+        {w: axis for axis in weights for w in weights[axis]},
+    )
     start = {weight: weight.detach().clone() for weight in parts}
     expected, momenta = dict(start), {weight: torch.zeros_like(weight) for weight in parts}
     for _ in range(5):
@@ -123,6 +127,16 @@ def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
         adamw.step(GO, ONE)
         oracle.step()
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_ranks_divide_the_matrices_of_a_step_among_them(monkeypatch):
+    rows, shares = torch.randn(4, 2, 3), []
+    monkeypatch.setattr(dist, "all_gather_into_tensor", lambda whole, own: shares.append(own) or whole.zero_())
+    for rank in range(3):
+        result = Ranks(rank, 3, launched=True).divide(torch.neg, rows)
+        assert result.shape == rows.shape
+    assert [len(share) for share in shares] == [2, 2, 2]
+    assert torch.equal(torch.cat(shares)[:4], -rows)
 
 
 class OnAMac(torch.Tensor):

@@ -5,6 +5,7 @@ travels between CPUs (gloo), so that no device waits for it.
 """
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -68,6 +69,17 @@ class Ranks:
         if self.launched:
             dist.all_reduce(tensor)
         return tensor
+
+    def divide(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        """Return function(rows); each rank computes a share of the rows. All must call with the same (N, …)."""
+        if self.size == 1:
+            return function(rows)
+        share = -(-len(rows) // self.size)
+        padded = torch.cat((rows, rows.new_zeros(share * self.size - len(rows), *rows.shape[1:])))
+        own = function(padded[self.rank * share : (self.rank + 1) * share]).contiguous()
+        whole = own.new_empty(share * self.size, *own.shape[1:])
+        dist.all_gather_into_tensor(whole, own)
+        return whole[: len(rows)]
 
     def from_first(self, value: Value) -> Value:
         """Return rank 0's value on every rank."""

@@ -30,9 +30,10 @@ class Group(TypedDict):
 CHANNEL_ROWS = ("qkv_proj", "q_proj", "k_proj", "v_proj", "gate_up_proj", "up_proj")
 
 State = dict[nn.Parameter, dict[str, Tensor]]
+ALONE = Ranks()
 
 
-def make_optimizers(model: GPT, config: OptimizerConfig) -> "list[Muon | AdamW]":
+def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -> "list[Muon | AdamW]":
     """Return one AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest."""
     embedding_lr, lm_head_lr = config.embedding_lr or config.lr, config.lm_head_lr or config.lr
     rates = {"rows": config.lr, "columns": config.lr, "whole": config.lr}
@@ -45,7 +46,7 @@ def make_optimizers(model: GPT, config: OptimizerConfig) -> "list[Muon | AdamW]"
     if config.name == "adamw":
         return [AdamW(matrices + others, config.beta1, config.beta2)]
     parts = {cast(nn.Parameter, layer.weight): layer.parts for layer in model.modules() if isinstance(layer, Linear)}
-    muon = Muon(matrices, parts, config.momentum, model.config.head_channels)
+    muon = Muon(matrices, parts, config.momentum, model.config.head_channels, ranks)
     return [muon, AdamW(others, config.beta1, config.beta2)]
 
 
@@ -140,15 +141,17 @@ class Muon:
     A matrix with a row or a column for each channel of the heads or the MLP is many narrow maps, slices of `width`
     channels. Each is orthogonalised by itself, at a fraction of the cost of the whole. An (m, n) matrix moves by
     √max(1, m/n) times its orthogonalised momentum; one in slices, by √min(1, C/channels), so that the update's norm is
-    √C. Matrices of one shape are one batch. The momentum of a sharded model is sharded too.
+    √C. Matrices of one shape are one batch, which the ranks divide among them. The momentum of a sharded model is
+    sharded too.
     """
 
     def __init__(
-        self, groups: list[Group], parts: dict[nn.Parameter, tuple[int, ...]], momentum: float, width: int
+        self, groups: list[Group], parts: dict[nn.Parameter, tuple[int, ...]], momentum: float, width: int, ranks: Ranks
     ) -> None:
         """groups: matrices with channels in rows, with channels in columns, and others. parts: the rows of the
         matrices that each weight holds."""
         self.param_groups, self.parts, self.momentum, self.width = groups, parts, momentum, width
+        self.ranks = ranks
         self.state = zeros(groups, "momentum_buffer")
 
     @torch.no_grad()
@@ -176,7 +179,7 @@ class Muon:
 
                     updates = on_whole_matrices(update, nesterov, cast(Any, like))
                 else:
-                    updates = update(nesterov)
+                    updates = self.ranks.divide(update, nesterov)
                 weights = [local(parameter) for parameter, _ in pairs]
                 rate = moves * group["lr"]
                 if group["weight_decay"]:

@@ -65,7 +65,7 @@ class Run:
         self.scaler = GradScaler(kind, enabled=self.dtype == torch.float16)  # elsewhere it does nothing
         for block in self.model.blocks:
             block.recompute = config.recompute == "block"
-        self.optimizers = make_optimizers(self.model, config.optimizer)
+        self.optimizers = make_optimizers(self.model, config.optimizer, self.ranks)
         # On the device: how many steps changed nothing, in total and in a row.
         self.skipped = torch.zeros(2, dtype=torch.int64, device=self.device)
 
