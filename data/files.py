@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,8 @@ from typing import IO
 from errors import SettingsError, why
 
 UNFINISHED = ".unfinished"  # the ending of a name that something is being written under
+LARGEST = 1 << 28
+"""Bytes of the largest foreign file that is read whole; published tokenizer.json files take up to 35 MB."""
 
 
 def user_path(setting: str, path: str) -> Path:
@@ -20,6 +23,22 @@ def user_path(setting: str, path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise SettingsError(f"{setting}={path} names no user of this machine", "write the folder out") from None
+
+
+def regular(path: Path) -> Path:
+    """Return `path`; raises OSError unless it is a regular file, for a FIFO or a device could be read forever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("not a regular file")
+    return path
+
+
+def read_foreign(path: Path) -> bytes:
+    """Return the content of a file that others wrote; raises OSError if it is not regular or over LARGEST bytes."""
+    with regular(path).open("rb") as file:
+        content = file.read(LARGEST + 1)  # the size of a file in /proc is said to be 0
+    if len(content) > LARGEST:
+        raise OSError(f"larger than {LARGEST >> 20} MB")
+    return content
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tiktoken
 
+from data.files import read_foreign
 from errors import DataError, first_line
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def read_tokenizer(path: Path) -> tiktoken.Encoding:
     Raises DataError when the file is missing or damaged, or the encoding loses text.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_foreign(path))
         tokens = enumerate(content.pop("mergeable_ranks"))
         ranks = {a2b_base64(token, strict_mode=True): rank for rank, token in tokens if token is not None}
         if not content["pat_str"] or content["special_tokens"][END_OF_TEXT] in ranks.values():

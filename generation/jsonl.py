@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, TextIO
 
 from console import progress_bar
-from data.files import user_path, writing
+from data.files import read_foreign, user_path, writing
 from data.texts import json_records
 from errors import SettingsError, why
 from generation.config import SampleConfig
@@ -22,9 +22,10 @@ ESCAPES = {code: f"\\u{code:04x}" for code in PICTURES if code > 0x1F}  # what J
 def read_input(setting: str, where: str) -> str:
     """Return the text of the file that a setting names; - is standard input."""
     try:
-        content = sys.stdin.buffer.read() if where == "-" else user_path(setting, where).read_bytes()
+        content = sys.stdin.buffer.read() if where == "-" else read_foreign(user_path(setting, where))
     except OSError as error:
-        raise SettingsError(f"{setting}={where} cannot be read ({why(error)})") from None
+        remedy = "give a text file that you may read, or - for standard input"
+        raise SettingsError(f"{setting}={where} cannot be read ({why(error)})", remedy) from None
     return content.decode("utf-8-sig", "replace")
 
 
@@ -33,7 +34,7 @@ def read_prompts(where: str) -> list[dict[str, Any]]:
     records = []
     for place, record in json_records(read_input("prompts", where).split("\n"), f"prompts={where}"):
         if not isinstance(record.get("prompt"), str):
-            raise SettingsError(f'{place} must look like {{"prompt": "some text"}}')
+            raise SettingsError(f"{place} has no text under prompt", 'write it as {"prompt": "some text"}')
         records.append(record)
     if not records:
         raise SettingsError(f"prompts={where} has no prompts", 'write one {"prompt": "some text"} a line')

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from filelock import lock_descriptor
 
-from data.files import is_locked, lock, point, pointed, remove, replace_text, replacing
+from data import files
+from data.files import is_locked, lock, point, pointed, read_foreign, remove, replace_text, replacing
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
@@ -52,6 +53,21 @@ def test_a_rename_waits_for_a_file_that_something_else_has_open(tmp_path, monkey
     with pytest.raises(PermissionError):
         replace_text(tmp_path / "never.txt", "new")
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs")
+def test_a_foreign_file_is_read_if_it_is_regular_and_of_a_bounded_size(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    monkeypatch.setattr(files, "LARGEST", 5)
+    assert read_foreign(tmp_path / "link") == b"12345"
+    for odd in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_foreign(odd)
+    monkeypatch.setattr(files, "LARGEST", 4)
+    with pytest.raises(OSError, match="larger than"):
+        read_foreign(tmp_path / "file")
 
 
 def test_removing_a_link_leaves_what_it_points_to(tmp_path):
