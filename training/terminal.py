@@ -38,7 +38,7 @@ class Terminal(Logger):
             processes = f" × {run.ranks.size} ({run.config.distributed})" if run.ranks.size > 1 else ""
             about = "\n".join(describe(replace(run.config, max_steps=run.max_steps), run.data, run.model))
             log.info("%s, on %s%s in %s\noutput    %s", about, run.device, processes, run.precision, run.directory)
-        bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
+        bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
         form = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]"
         self.shown = ExitStack()
         self.bar = progress_bar(total=run.max_steps, initial=progress.step, unit="step", bar_format=form)
