@@ -147,10 +147,9 @@ def point(link: Path, target: str) -> None:
 
 def pointed(link: Path) -> Path:
     """Return the folder that `link` names, whichever way point() made it; `link` itself if it names none."""
-    if link.is_file():
-        with suppress(OSError, ValueError), link.open(encoding="utf-8") as file:  # it is not UTF-8, or no file name
-            target = link.with_name(file.read(255).strip())
-            link = target if target.is_dir() else link
+    with suppress(OSError, ValueError):  # it is no regular file, or its text no UTF-8 or no name
+        target = link.with_name(read_foreign(link).decode().strip())
+        link = target if target.is_dir() else link
     return link.resolve()
 
 
