@@ -78,7 +78,7 @@ class Decoder:
 
     def _forward(self, tokens: Int[Tensor, "B T"], starts: Int[Tensor, "B T"] | None = None) -> Logits:
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
-            x = self.model.hidden(tokens.to(self.device), starts=starts, cache=self.cache)
+            x = self.model.hidden(sent(tokens, self.device), starts=starts, cache=self.cache)
             return self.model.logits(x[:, -1]).float()
 
 
@@ -119,8 +119,13 @@ def draw(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     """
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     summed = logits.softmax(-1).cumsum(-1, dtype=wide)
-    threshold = uniform.to(summed)[:, None] * summed[:, -1:]
+    threshold = sent(uniform, logits.device).to(wide)[:, None] * summed[:, -1:]
     return torch.searchsorted(summed, threshold, right=True)[:, 0]
+
+
+def sent(few: Tensor, device: torch.device) -> Tensor:
+    """Copy a few numbers to a device. CUDA stages them first, so that neither side waits for the other."""
+    return few.to(device, non_blocking=device.type == "cuda")
 
 
 @torch.inference_mode()
@@ -149,16 +154,21 @@ def complete(
             for row, prompt in enumerate(prompts):
                 seen[row, prompt] = True
         for left in reversed(range(params.max_new_tokens)):
-            if not logits.isfinite().all():
-                raise FloatingPointError("its logits are not finite")
+            # Draw on the device. The tokens are read back together with a flag: the only wait of a step.
+            finite = logits.isfinite().all()
             logits = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
             changed = filtered(logits, params, seen)
             if params.temperature == 0:
                 drawn = changed.argmax(-1)
             else:
                 drawn = draw(changed, torch.cat([torch.rand(1, generator=generators[sample]) for sample in samples]))
+            *tokens, is_finite = torch.cat((drawn, finite[None])).tolist()
+            if not is_finite:
+                raise FloatingPointError("its logits are not finite")
             nats = logits.log_softmax(-1).gather(-1, drawn[:, None])[:, 0].tolist() if logprobs else []
-            tokens, rows = drawn.tolist(), []
+
+            # Yield the text that is certain now, and go on with the samples that have not ended.
+            rows = []
             for row, (sample, token) in enumerate(zip(samples, tokens, strict=True)):
                 text, finish = texts[sample].feed(token, last=not left)
                 if text or finish or logprobs:
@@ -168,9 +178,11 @@ def complete(
             if not rows:
                 return
             if seen is not None:
-                seen = seen.scatter(-1, drawn[:, None], True)[rows]
-            samples = [samples[row] for row in rows]
-            decoder.take(rows)
+                seen = seen.scatter(-1, drawn[:, None], True)
+            if len(rows) < len(samples):
+                samples = [samples[row] for row in rows]
+                seen = seen if seen is None else seen[rows]
+                decoder.take(rows)
             logits = decoder.step([tokens[row] for row in rows])
 
 
