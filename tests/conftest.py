@@ -40,8 +40,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 
+def gpu() -> str | None:
+    """The device of the tests that need one: CUDA's, Apple's, or what TINYGPT_GPU_TESTS names."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return os.environ.get("TINYGPT_GPU_TESTS") or next((kind for kind, is_there in there.items() if is_there), None)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+    if item.get_closest_marker("gpu") and not gpu():
         pytest.skip("needs a GPU")
 
 
