@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from errors import CheckpointError, SettingsError, at_least, naming, one_of
+from errors import CheckpointError, SettingsError, at_least, naming, one_of, why
 from generation.config import check_page
 from runs.metrics import finite
 from runs.text import seen_from_here, visible
@@ -144,9 +144,13 @@ def probe_checkpoint(config: EvalConfig, checkpoint: "Checkpoint") -> None:
 
     file = checkpoint.path.with_name(f"{checkpoint.path.name}.probes.json")
     found = probe(checkpoint, how_to_read(checkpoint, config), config.data.path)
-    replace_text(file, json.dumps(finite(found), indent=1) + "\n")
     print_columns([checkpoint], [], {})
-    print(visible("\n".join([*summary(found), f"figures     {seen_from_here(file)}"])))
+    print(visible("\n".join(summary(found))), flush=True)
+    try:
+        replace_text(file, json.dumps(finite(found), indent=1) + "\n")
+    except OSError as error:
+        raise SettingsError(f"probes=true: {file} cannot be written ({why(error)})", "copy the run elsewhere") from None
+    print(visible(f"figures     {seen_from_here(file)}"))
 
 
 def how_to_read(checkpoint: "Checkpoint", config: EvalConfig) -> "How":
@@ -182,7 +186,7 @@ def print_columns(
 
 
 def main() -> None:
-    run_command(EvalConfig, __doc__, evaluate)
+    run_command(EvalConfig, evaluate)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def export(config: ExportConfig) -> None:
 
 
 def main() -> None:
-    run_command(ExportConfig, __doc__, export)
+    run_command(ExportConfig, export)
 
 
 if __name__ == "__main__":

@@ -41,16 +41,15 @@ GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.n
 SWEEP = ("-m", "--multirun")
 SHOWN = (["job"], ["hydra"], ["all"])  # what --cfg shows of the settings
 NUMBERS = (int, int | None, float, float | None, bool)
-PLACES = ("run_dir", "resume", "init_from")
 RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
 
 
-def run_train_command(about: str | None, function: Function) -> None:
+def run_train_command(function: Function) -> None:
     """As settings.run_command(), with Hydra's groups and sweeps."""
     with mistakes_explained(explain):
         arguments = sys.argv[1:]
         if {"--help", "-h"} & set(arguments):
-            print(help_text(TrainConfig, about or "", groups_help()), flush=True)
+            print(help_text(TrainConfig, function, groups_help()), flush=True)
         elif arguments[:1] == ["-sc"] or (arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN):
             ask_hydra(arguments, function)
         else:
@@ -129,8 +128,6 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         if "," in value and is_one and not is_sweep:
             raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")
-        if name in PLACES and not value:
-            raise SettingsError(f"{name}= is empty", "give a folder, or leave it out")
         if is_sweep and name in ("run_dir", "resume") and value != "null":
             remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
             raise SettingsError(f"{name}={value} is for a single run", remedy)
@@ -139,7 +136,8 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
 def brought_by(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return what resume's run or init_from's model brings, which counts where nothing is typed, and what is typed with
     the run's directory in place of what was typed for it."""
-    run_dir, resume, init_from = (None if typed.get(name) == "null" else typed.get(name) for name in PLACES)
+    places = ("run_dir", "resume", "init_from")
+    run_dir, resume, init_from = (None if typed.get(name) == "null" else typed.get(name) for name in places)
     if resume not in (None, "auto", run_dir) and run_dir:
         remedy = "leave out run_dir: a run goes on in its own"
         raise SettingsError(f"{resume=!s} and {run_dir=!s} are two folders", remedy)
@@ -148,7 +146,7 @@ def brought_by(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
         from runs.directory import find_run, settings_to_go_on
 
         if run := find_run(resume, run_dir):
-            brought = settings_to_go_on(run)
+            brought = settings_to_go_on(run, typed)
             typed = typed | {"resume": str(run), "run_dir": str(run)}
             if resume == "auto":  # the same command again, which may have begun with init_from
                 typed.pop("init_from", None)
@@ -248,7 +246,7 @@ def explain(error: BaseException) -> str | None:
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
     if isinstance(error, MissingConfigException) and error.options:
-        group, _, option = (error.missing_cfg_file or "").rpartition("/")
+        group, option = re.findall(r"((?:hydra/)?[^/]*)/(.*)", error.missing_cfg_file or "/")[0]
         return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
     if isinstance(error, OverrideParseException):
         quoted = "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes"

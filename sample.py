@@ -47,7 +47,7 @@ def sample(config: SampleConfig) -> None:
 
 
 def main() -> None:
-    run_command(SampleConfig, __doc__, sample)
+    run_command(SampleConfig, sample)
 
 
 if __name__ == "__main__":

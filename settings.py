@@ -25,26 +25,30 @@ from typing import Any, TypeVar, get_args
 import yaml
 
 from console import close_console, open_console, say
-from errors import SettingsError, shown
+from errors import SettingsError, first_line, shown
 from runs.text import flat, visible
 
 Schema = TypeVar("Schema")
-# Why the system refuses a file or folder that a person has named.
-CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR)
+# The system's errors that a mistake of ours would give: all others are a person's. user_path(), reading() and writing()
+# of data/files.py name the setting that led there, where a path was given.
+OURS = (None, errno.ENOENT, errno.EEXIST, errno.EBADF, errno.EINVAL)
+# What libraries say where the machine, or a limit, gives them too little.
+TOO_LITTLE = ("out of memory", "can't allocate memory", "bad_alloc", "failed to map segment", "can't start new thread")
+MAY_BE_EMPTY = ("prompt", "sample_prompt")  # settings for which an empty text means something
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # What other trainers call a setting.
 ALIASES = {"learning_rate": "optimizer.lr", "max_iters": "max_steps", "out_dir": "run_dir", "d_model": "model.n_embd"}
 
 
-def run_command(schema: type[Schema], about: str | None, function: Callable[[Schema], object]) -> None:
+def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> None:
     """Call `function` with the settings that were typed, a checked `schema` object, or show --help.
 
-    about: the script's docstring. A person's mistake ends in one sentence on stderr and exit status 1.
+    A person's mistake ends in one sentence on stderr and exit status 1.
     """
     with mistakes_explained():
         arguments = sys.argv[1:]
         if {"--help", "-h"} & set(arguments):
-            print(help_text(schema, about or ""), flush=True)
+            print(help_text(schema, function), flush=True)
         elif arguments[:1] == ["-sc"]:  # what train.py's tab completion asks of every command
             print(*(f"{name}=" for name in setting_hints(schema)))
         else:
@@ -73,7 +77,7 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
         sentence = sentence_for(error) or explain(error)
         if not sentence and rank is None:
             raise
-        if rank in (None, "0") or not sentence:  # a mistake is made by all of torchrun's processes
+        if not (rank or "").strip("0").isdecimal() or not sentence:  # a mistake is made by all of torchrun's processes
             say(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1
     close_console()
@@ -89,16 +93,19 @@ def sentence_for(error: BaseException) -> str | None:
     """Return one sentence for a person's mistake, None for an error that is ours."""
     if isinstance(error, SettingsError):
         return str(error)
-    if isinstance(error, OSError) and error.errno in CLOSED:
+    if isinstance(error, OSError) and error.errno not in OURS:
         place = error.filename or "standard output or a file"
-        return f"{place} cannot be used ({error.strerror}): name a place with room that is yours to write to."
+        return f"{place} cannot be used ({error.strerror}): check its name, its permissions and the room on its disk."
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in TOO_LITTLE):
+        remedy = "choose a smaller model or batch, or raise the limits that ulimit -a shows"
+        return f"there is not enough memory, or too few threads ({first_line(error)}): {remedy}."
     return None
 
 
 def by_name(arguments: Iterable[str]) -> dict[str, str]:
     """Return what is typed as NAME=VALUE by its names, without the + that Hydra wants before some.
 
-    Raises SettingsError for what is typed otherwise.
+    Raises SettingsError for what is typed otherwise, and for an empty value, as of a variable that the shell has not.
     """
     values = {}
     for argument in arguments:
@@ -106,6 +113,8 @@ def by_name(arguments: Iterable[str]) -> dict[str, str]:
         if name.startswith("-") or not name or not equals:
             remedy = "settings are typed NAME=VALUE, without dashes; --help lists them"
             raise SettingsError(f"cannot read {argument!r}", remedy)
+        if not value and name not in MAY_BE_EMPTY:
+            raise SettingsError(f"{name}= is empty", "give it a value, or leave it out")
         values[name] = value
     return values
 
@@ -200,9 +209,10 @@ def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
     return SettingsError(f"there is no setting {name}", remedy)
 
 
-def help_text(schema: type, about: str, groups: str = "") -> str:
-    """Return what --help shows: about the command, its groups, and each setting with its default and meaning."""
-    lines = f"{about.strip()}\n\n{groups}Settings and their defaults:\n".split("\n")
+def help_text(schema: type, function: Callable, groups: str = "") -> str:
+    """Return the text of --help: the docstring of the function's script, its groups, and each setting."""
+    script = ast.parse(inspect.getsource(sys.modules[function.__module__]))  # python -OO drops __doc__
+    lines = f"{ast.get_docstring(script)}\n\n{groups}Settings and their defaults:\n".split("\n")
     settings = [help_entry(f"{name}={default}", meaning, 36) for name, default, meaning in described(schema)]
     return "\n".join([*(textwrap.fill(line, help_width()) for line in lines), *settings])
 

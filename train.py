@@ -4,10 +4,12 @@ As in  python train.py model=small data.path=notes.txt max_steps=2000
 """
 
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hydra_command import run_train_command
-from runs.text import visible
+from runs.text import flat, visible
+from settings import build
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def train(config: TrainConfig) -> float:
     from training.start import open_run
     from training.step import memory_named, train_step
 
+    config = build(TrainConfig, flat(asdict(config)))  # a Path is a text now, np.int64 an int, a dict a group
     with open_run(config) as run, Loggers(run) as loggers, fast_products(run.device, run.dtype):
         progress = run.progress
         while True:
@@ -99,7 +102,7 @@ def train_or_plan(config: TrainConfig) -> float | None:
 
 
 def main() -> None:
-    run_train_command(__doc__, train_or_plan)
+    run_train_command(train_or_plan)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.path is not None and self.source in ("stdlib", "shakespeare"):
-            self.source = "hf" if self.path.endswith(".parquet") else "text"
+            self.source = "hf" if str(self.path).endswith(".parquet") else "text"
         one_of("data.source", self.source, SOURCES)
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
         needs_path = self.source in ("text", "jsonl", "nanogpt") or (self.source == "hf" and not self.name)

@@ -18,11 +18,30 @@ LARGEST = 1 << 28
 
 
 def user_path(setting: str, path: str) -> Path:
-    """Return the path that a setting gives, with ~ expanded. Raises SettingsError where ~NAME is no user."""
+    """Return the path that a setting gives, with ~ expanded; it need not exist.
+
+    Raises SettingsError where ~NAME is no user, and where the system cannot look: for a name that is too long, links
+    in a loop, a closed folder on the way.
+    """
     try:
-        return Path(path).expanduser()
+        place = Path(path).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            place.stat()
+        return place
     except RuntimeError:
         raise SettingsError(f"{setting}={path} names no user of this machine", "write the folder out") from None
+    except OSError as error:
+        raise SettingsError(f"{setting}={path} cannot be used ({why(error)})", "name another place") from None
+
+
+@contextmanager
+def reading(setting: str, path: str) -> Iterator[None]:
+    """Turn an OSError while SETTING=PATH is read into a SettingsError."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "give one that exists and that you may read"
+        raise SettingsError(f"{setting}={path} cannot be read ({why(error)})", remedy) from None
 
 
 def regular(path: Path) -> Path:

@@ -21,7 +21,7 @@ from tiktoken import Encoding
 from console import progress_bar
 from data.batches import PreparedData
 from data.config import DataConfig, TokenizerConfig
-from data.files import UNFINISHED, is_locked, lock, remove, replacing, user_path
+from data.files import UNFINISHED, is_locked, lock, reading, remove, replacing, user_path
 from data.texts import Source, fingerprint, sizes_of
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 from errors import DataError, why
@@ -48,7 +48,8 @@ def prepare(
     cannot be used, and when the text changes meanwhile.
     """
     if data.source == "nanogpt":
-        return open_nanogpt(data, tokenizer, encoding)
+        with reading("data.path", str(data.path)):
+            return open_nanogpt(data, tokenizer, encoding)
     root = user_path("data.cache_dir", data.cache_dir) / "tokens"
     source, wanted = Source(data), tokenizer_content(encoding) if encoding else asdict(tokenizer)
     key = json.dumps([FORMAT, source.fingerprint, data.held_out, wanted], sort_keys=True)
@@ -105,7 +106,8 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         if not (sizes["train.bin"] and sizes["val.bin"]):
             problem = f"data={source.config.source} has no text, or too little to hold some out ({source.description})"
-            raise DataError(problem, "choose another data.path or data source")
+            held_out = f"raise data.val_fraction={source.config.held_out:g}"
+            raise DataError(problem, f"choose another data.path or data source, or {held_out}")
         meta = {"text": source.description, "sizes": sizes}
         (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from data.config import DataConfig
 from data.files import replacing, user_path
 from data.tokenizer import LONGEST, pieces, replace_surrogates
-from errors import DataError, first_line
+from errors import DataError, first_line, why
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -121,7 +121,7 @@ def _reading(file: str) -> Iterator[TextIO]:
         with opened(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as stream:
             yield stream
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"data.path: {file} cannot be read ({error})", "fix it or leave it out") from error
+        raise DataError(f"data.path: {file} cannot be read ({why(error)})", "fix it or leave it out") from error
 
 
 def json_records(lines: Iterable[str], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -180,7 +180,7 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
             found = [*map(Path, glob.glob(str(root), recursive=True))]  # noqa: PTH207 (Path.glob wants a relative one)
         files = sizes_of(found)
     except OSError as error:  # a closed folder
-        files, problem = {}, f"cannot be read ({error})"
+        files, problem = {}, f"cannot be read ({why(error)})"
     if not files:
         problem = f"{setting}={path} {problem} (seen from {Path.cwd()})"
         raise DataError(problem, "give a file, a folder or a quoted glob that holds text")

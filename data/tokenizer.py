@@ -64,7 +64,13 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
     # In the calling thread: another would not end with the process, and a process of its own would outlive one that is
     # killed. Ctrl-C waits for the merging: 0.3 s for 2,048 tokens of 4 MB, 2.7 s for 32,000 of 62 MB.
     trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(iter(training_text), vocab_size - 1, pattern=pattern)
+    try:
+        trainer.train_from_iterator(iter(training_text), vocab_size - 1, pattern=pattern)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # Rust's, which is no Exception and cannot be imported
+            raise
+        problem = f"tokenizer=bpe cannot be trained ({first_line(error)})"
+        raise DataError(problem, "raise the limits that ulimit -a shows, or choose tokenizer=byte") from None
     return _encoding("bpe", {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}, pattern)
 
 

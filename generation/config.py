@@ -1,5 +1,6 @@
 """The settings of sample.py; generation/generate.py applies those of drawing."""
 
+import math
 from dataclasses import dataclass, field
 
 from errors import SettingsError, at_least, fraction, one_of, positive, shown
@@ -25,8 +26,8 @@ class SamplingParams:
     """End a sample before the first of these strings, as in stop=["\\n\\n"]."""
 
     def __post_init__(self) -> None:
-        if self.temperature != 0:  # a quotient outside float32's range would not be finite
-            at_least("temperature", self.temperature, 1e-6)
+        if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:  # float32 holds no larger quotient
+            raise SettingsError(f"temperature={shown(self.temperature)} must be 0, or finite and at least 1e-06")
         at_least("top_k", self.top_k, 1)
         fraction("top_p", self.top_p, above=0)
         fraction("min_p", self.min_p)

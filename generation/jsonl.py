@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Any, TextIO
 
 from console import progress_bar
-from data.files import read_foreign, user_path, writing
+from data.files import read_foreign, reading, user_path, writing
 from data.texts import json_records
-from errors import SettingsError, why
+from errors import SettingsError
 from generation.config import SampleConfig
 from generation.generate import Part, complete, encode_prompt
 from runs.checkpoint import Checkpoint
@@ -21,11 +21,8 @@ ESCAPES = {code: f"\\u{code:04x}" for code in PICTURES if code > 0x1F}  # what J
 
 def read_input(setting: str, where: str) -> str:
     """Return the text of the file that a setting names; - is standard input."""
-    try:
+    with reading(setting, where):
         content = sys.stdin.buffer.read() if where == "-" else read_foreign(user_path(setting, where))
-    except OSError as error:
-        remedy = "give a text file that you may read, or - for standard input"
-        raise SettingsError(f"{setting}={where} cannot be read ({why(error)})", remedy) from None
     return content.decode("utf-8-sig", "replace")
 
 

@@ -16,7 +16,7 @@ from model.heads import Weights, for_each_layer
 from pages.kit import shape
 from pages.text import Reading, byte_ends, text_page
 from runs.checkpoint import Checkpoint
-from runs.text import seen_from_here
+from runs.text import plural, seen_from_here
 
 LONGEST = 4000  # tokens: more makes a page slow
 ALTERNATIVES = 10
@@ -27,7 +27,7 @@ ATTENTION_BYTES = 7_500_000  # of a page, before base64 makes four of three
 def read_prompt(checkpoint: Checkpoint, prompt: str, special_tokens: bool, page: str) -> str:
     """Write the page of a prompt, or of its end where it is longer than LONGEST, and return what to say of it."""
     tokens = np.array(encode_prompt(checkpoint.tokenizer, prompt, special_tokens))
-    size = f"{len(tokens):,} tokens" if len(tokens) <= LONGEST else f"the last {LONGEST:,} of {len(tokens):,} tokens"
+    size = plural(len(tokens), "token") if len(tokens) <= LONGEST else f"the last {LONGEST:,} of {len(tokens):,} tokens"
     plain = How(torch.autocast(checkpoint.model.token_embedding.weight.device.type, enabled=False))
     with writing("page", page) as file:
         write_page(file, [checkpoint], [tokens[-LONGEST:]], [plain], f"A prompt: {size}.")

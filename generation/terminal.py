@@ -31,27 +31,32 @@ def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig
     an interactive one where it is.
     """
     tokens = encode_prompt(tokenizer, prompt, config.special_tokens, model.config.block_size)
-    begun, count, texts = visible(prompt), config.num_samples, [""] * config.num_samples
+    begun, count, written = visible(prompt), config.num_samples, ""
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         begun = f"\x1b[2m{begun}\x1b[0m"
-    headings = [f"--- sample {number + 1} of {count}\n{begun}" if count > 1 else begun for number in range(count)]
+
+    def heading(number: int) -> str:
+        return f"--- sample {number + 1} of {count}\n{begun}" if count > 1 else begun
+
     try:
         for first in range(0, count, config.batch_size):
             numbers = range(count)[first : first + config.batch_size]
-            print(headings[first], end="", flush=True)
+            print(heading(first), end="", flush=True)
             seeds = [config.seed + number for number in numbers]
+            texts = [""] * len(seeds)
             for part in complete(model, tokenizer, [tokens] * len(seeds), seeds=seeds, params=config):
-                texts[first + part.sample] += part.text
+                texts[part.sample] += part.text
                 if part.sample == 0:
+                    written += part.text * (first == 0)
                     print(visible(part.text), end="", flush=True)
             print()
-            for number in numbers[1:]:
-                print(headings[number] + visible(texts[number]))
+            for number, text in zip(numbers[1:], texts[1:], strict=True):
+                print(heading(number) + visible(text))
     except KeyboardInterrupt:
         print()
         if not config.interactive:
             raise
-    return texts[0]
+    return written
 
 
 def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:

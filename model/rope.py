@@ -45,12 +45,15 @@ class Rope(NamedTuple):
     @classmethod
     def of(cls, config: AttentionConfig, head_size: int) -> "Rope":
         """Return what the settings ask for; SettingsError where they would rotate half a pair of channels."""
-        channels, given = config.rope_fraction * head_size, f"a head size of {head_size}"
+        channels = config.rope_fraction * head_size
         if channels != int(channels) or channels % 2:
+            given = f"model.n_embd={config.n_embd} / model.n_head={config.n_head}"
+            if head_size != config.n_embd / config.n_head:
+                given = f"model.head_size={config.head_size} of attention={config.attention}"
             if config.rope_fraction < 1:
                 given = f"model.rope_fraction={config.rope_fraction} of {given}"
-            problem = f"model.position=rope rotates pairs of channels, but {given} is {channels:g}"
-            raise SettingsError(problem, "choose an even one, or another model.position")
+            problem = f"model.position=rope rotates pairs of channels, but {given} makes {channels:g} channels"
+            raise SettingsError(problem, "choose an even number, or another model.position")
         if config.rope_scaling == "none":
             return cls(int(channels), config.rope_theta)
         factor = config.rope_scaling_factor

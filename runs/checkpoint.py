@@ -27,12 +27,13 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 from torch import Tensor
 
-from data.files import pointed, replace_text, replacing, user_path
+from data.files import pointed, reading, replace_text, replacing, user_path
 from data.tokenizer import read_tokenizer, save_tokenizer
 from errors import CheckpointError, SettingsError, first_line
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights, save_file
 from model.size import count_weights
+from runs.text import command
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
@@ -108,7 +109,7 @@ class Checkpoint:
             with readable(self.path):
                 learned = self.meta.config["data"]["source"]
             problem = f"checkpoint={self.path} has learned data={learned}, not text"
-            raise CheckpointError(problem, f"python eval.py checkpoint={self.path} scores it")
+            raise CheckpointError(problem, f"{command('eval.py')} checkpoint={self.path} scores it")
         return self.encoding
 
 
@@ -246,13 +247,14 @@ def find_checkpoints(where: str | None) -> list[Path]:
     if where is None:
         where = next((str(run) for run in runs_by_age() if checkpoints_by_step(run / "checkpoints")), None)
         if where is None:
-            raise CheckpointError("there is no run under outputs/ yet", "train one with `python train.py`")
+            raise CheckpointError("there is no run under outputs/ yet", f"train one with `{command('train.py')}`")
     path = user_path("checkpoint", where)
     if not where or not path.exists():
         raise CheckpointError(f"checkpoint={where} does not exist", "give a run directory or a checkpoint in it")
     folder = path / "checkpoints"
-    linked = [pointed(folder / name) for name in ("best", "last") if (folder / name).exists()]
-    found = [*linked, *(checkpoint.resolve() for checkpoint in checkpoints_by_step(folder))]
+    with reading("checkpoint", where):
+        linked = [pointed(folder / name) for name in ("best", "last") if (folder / name).exists()]
+        found = [*linked, *(checkpoint.resolve() for checkpoint in checkpoints_by_step(folder))]
     return list(dict.fromkeys(found)) or [pointed(path)]
 
 

@@ -2,8 +2,9 @@
 
 import logging
 import math
+import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import IO, Any, TypeVar
 
 import yaml
 
-from data.files import UNFINISHED, is_locked, lock, remove, user_path
+from data.files import UNFINISHED, is_locked, lock, reading, remove, user_path
 from errors import CheckpointError, SettingsError, naming, shown
 from runs.checkpoint import Meta, checkpoints_by_step, first_intact, read_meta, readable, runs_by_age, verify_checkpoint
 from runs.text import LogFormatter, flat, hydra_quoted
@@ -66,8 +67,12 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
                     return run
         return None
     run = user_path("resume", where)
-    if not (run / "checkpoints").is_dir():
-        raise SettingsError(f"resume={where} holds no run (no folder checkpoints)", "give a run's directory, or auto")
+    with reading("resume", where):
+        if not (run / "checkpoints").is_dir():
+            problem = f"resume={where} holds no run (no folder checkpoints)"
+            raise SettingsError(problem, "give a run's directory, or auto")
+    if not checkpoints_by_step(run / "checkpoints") and is_locked(run / ".lock"):
+        raise SettingsError(f"resume={where} is still running, and has no checkpoint yet", "wait until it ends")
     return run
 
 
@@ -82,15 +87,23 @@ def newest_intact(run: Path) -> tuple[Path, Meta]:
     return newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
 
 
-def settings_to_go_on(run: Path) -> dict[str, Any]:
-    """Return the settings of a run that is resumed, nested, but for places and services that another run chose."""
+def settings_to_go_on(run: Path, typed: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings of a run that is resumed, nested, but for places and services that another run chose.
+
+    typed: names of the settings that are given. Raises SettingsError where a moved run needs data.path among them.
+    """
     meta = newest(run, read_meta)
     settings = {name: value for name, value in meta.config.items() if name not in OF_THIS_INVOCATION}
     if meta.home != str(run.resolve()):  # somebody else's, or moved
         with readable(run):
+            path = settings["data"].get("path")
             data = settings["data"].items()
             settings |= {"data": {name: value for name, value in data if name not in ("path", "cache_dir")}}
         settings.pop("wandb", None)
+        if path and not {"data", "data.path"} & {*typed}:
+            gone = "may be another text now" if os.path.exists(str(path)) else "is gone"  # noqa: PTH110 (never raises)
+            problem = f"resume={run} was moved here from {meta.home}, and its data.path={path} {gone}"
+            raise SettingsError(problem, "give data.path=, where its text is now")
     return settings
 
 
@@ -177,9 +190,11 @@ def log_to(directory: Path, stack: ExitStack) -> None:
         log.setLevel(logging.INFO)
 
 
-def lock_run(run: Path, stack: ExitStack) -> None:
+def lock_run(run: Path, stack: ExitStack, setting: str = "run_dir") -> None:
     """Keep other processes from training in this directory until the stack is closed; SettingsError if one does."""
     try:
         stack.enter_context(lock(plain_file(run / ".lock")))
     except BlockingIOError:
-        raise SettingsError(f"run_dir={run} is in use by a run that is still going on", "stop that one first") from None
+        raise SettingsError(
+            f"{setting}={run} is in use by a run that is still going on", "stop that one first"
+        ) from None

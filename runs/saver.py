@@ -50,7 +50,9 @@ class Saver:
 
     def _fail(self, step: int, error: BaseException) -> None:
         self.failure = f"the checkpoint of step {step} could not be saved in {self.checkpoints} ({why(error)})"
-        log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self._last() or "none yet")
+        last = self.last()
+        kept = f"the last good checkpoint is {last}" if last else "there is no good checkpoint yet"
+        log.error("%s; training goes on, and %s.", self.failure, kept)
 
     def link(self, step: int, best_step: int) -> None:
         """Point last at a step's checkpoint, and best at the best one's if it is there."""
@@ -67,11 +69,12 @@ class Saver:
         """Wait for the run's final checkpoint; CheckpointError when it could not be written."""
         self.wait()
         if self.failure:
-            last, again = self._last(), hydra_quoted("resume", self.checkpoints.parent)
+            last, again = self.last(), hydra_quoted("resume", self.checkpoints.parent)
             remedy = f"go on from {last} with {again}" if last else "start a new run, for this one has no other"
             raise CheckpointError(self.failure, f"make room, then {remedy}")
 
-    def _last(self) -> Path | None:
+    def last(self) -> Path | None:
+        """Return the latest checkpoint; None before there is one."""
         last = pointed(self.checkpoints / "last")
         return self.checkpoints / last.name if last.is_dir() else None
 

@@ -47,6 +47,11 @@ def quote(text: object) -> str:
     return '"' + re.sub(r'(\\*)("|\Z)', lambda end: 2 * end[1] + ('\\"' if end[2] else ""), literal(str(text))) + '"'
 
 
+def command(script: str) -> str:
+    """Return how a person here starts a script of this checkout: python sample.py, elsewhere with its path."""
+    return f"python {shlex.quote(seen_from_here(Path(__file__).resolve().parents[1] / script))}"
+
+
 def literal(value: Any) -> Any:
     """Return a value as OmegaConf has to be given it, so that ${x} in its text stands for itself."""
     if isinstance(value, dict):

@@ -4,7 +4,7 @@ python -m sweeps FOLDER"""
 import sys
 from pathlib import Path
 
-from data.files import replace_text
+from data.files import reading, replace_text
 from errors import SettingsError
 from pages.runs import run_page
 from runs.summary import read_summary
@@ -13,9 +13,11 @@ from settings import mistakes_explained
 from sweeps.leaderboard import PAGE, write_leaderboard
 
 with mistakes_explained():
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    if len(sys.argv) != 2 or sys.argv[1][:1] in ("", "-"):
         raise SettingsError("python -m sweeps FOLDER is wanted", "a run's, or one with runs in it, as under multirun/")
     folder = Path(sys.argv[1])
+    with reading("FOLDER", sys.argv[1]):
+        next(folder.iterdir(), None)
     if read_summary(folder):
         replace_text(folder / PAGE, run_page(folder))
         print(visible(f"page      {folder / PAGE}"))

@@ -143,12 +143,16 @@ def test_the_newest_run_is_found_and_what_is_no_checkpoint_named(tmp_path, monke
     assert find_checkpoints(None) == [tmp_path / "multirun/day/2/checkpoints/step_1"]
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_checkpoints("~/multirun/day/2") == find_checkpoints(None)
-    nothings = {"": "does not exist", "nowhere": "does not exist", str(tmp_path): "is not a checkpoint"}
+    nothings = {
+        "": "does not exist",
+        "nowhere": "does not exist",
+        str(tmp_path): "is not a checkpoint",
+    }
     for where, said in nothings.items():
         with pytest.raises(CheckpointError, match=f"checkpoint={where} {said}"):
             open_checkpoint(where)
     monkeypatch.chdir(tmp_path / "outputs")
-    with pytest.raises(CheckpointError, match=r"no run under outputs/ yet: train one with `python train\.py`"):
+    with pytest.raises(CheckpointError, match=r"no run under outputs/ yet: train one with `python .*train\.py`"):
         find_checkpoints(None)
 
 

@@ -1,5 +1,6 @@
 """The commands as processes: streams that are gone, Ctrl-C, what a terminal is shown, help and tab completion."""
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,15 @@ import pytest
 from conftest import run_here
 
 import train
+from data.config import TokenizerConfig
+from data.files import reading, writing
+from data.tokenizer import make_tokenizer
+from errors import SettingsError, naming
+from model.config import GPTConfig
+from model.gpt import GPT
+from runs.checkpoint import open_checkpoint, save_checkpoint
+from runs.text import command as started_by
+from training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train.__file__).parent
@@ -66,6 +76,45 @@ def test_nothing_that_is_printed_or_logged_steers_a_terminal(tmp_path):
     assert "␛]0;title␇␊b" in refused.stderr and len(refused.stderr.splitlines()) == 1
 
 
+# Paths
+
+LONG = "x" * 300
+NAMED = {
+    "train.py": ["resume", "run_dir", "init_from", "data.cache_dir", "data.path", "data=nanogpt data.path"],
+    "sample.py": ["checkpoint", "checkpoint=run results", "checkpoint=run prompts", "prompt_file"],
+    "eval.py": ["checkpoint", "checkpoint=run against", "checkpoint=run data.path", "checkpoint=run page"],
+    "export.py": ["checkpoint", "to"],
+}
+
+
+def test_a_name_that_is_too_long_is_refused_with_its_setting(text_file, tmp_path):
+    model = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=8, vocab_size=257)
+    tokenizer, config = make_tokenizer(TokenizerConfig(name="byte"), ""), TrainConfig(model=model)
+    save_checkpoint(tmp_path / "run/checkpoints/step_1", model=GPT(model), tokenizer=tokenizer, config=config)
+    path = f"{LONG}.html"  # which is what page= asks for
+    for script, settings in NAMED.items():
+        for setting in settings:
+            more = [*TINY, f"data.path={text_file}"] if setting in ("run_dir", "data.cache_dir") else []
+            more += ["to=new"] * (script == "export.py" and setting != "to")
+            done = run_here(script, *more, *f"{setting}={path}".split(), cwd=tmp_path)
+            name = setting.split()[-1]
+            assert done.stderr == f"error: {name}={path} cannot be used (File name too long): name another place.\n"
+
+
+@pytest.mark.parametrize(("opened", "said"), [(reading, "read"), (writing, "written")])
+def test_a_path_that_is_read_has_another_remedy_than_one_that_is_written(opened, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sentence = rf"^to=a cannot be {said} \(Permission denied\)"
+    with pytest.raises(SettingsError, match=sentence) as refused, opened("to", "a"):
+        raise PermissionError(errno.EACCES, "Permission denied", "x")
+    assert ("that you may read" in str(refused.value)) == (opened is reading)
+
+
+def test_a_mistake_is_blamed_on_the_setting_that_was_typed():
+    with pytest.raises(SettingsError, match="^against=no does not exist: give a run"), naming("against=no"):
+        open_checkpoint("no")
+
+
 # Ctrl-C
 
 
@@ -86,8 +135,13 @@ def test_help_answers_without_waiting_for_torch_numpy_or_hydra(script):
 print(json.dumps([name for name in ('torch', 'numpy', 'hydra', 'omegaconf') if name in sys.modules]))"""
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     lines = result.stdout.splitlines()
-    assert json.loads(lines[-1]) == [] and f":  python {script} " in lines[0]
+    assert json.loads(lines[-1]) == [] and f":  python {script}" in lines[0]
     assert ("gpt2_xl" in result.stdout and "-m" in result.stdout) == (script == "train.py")
+
+
+def test_help_begins_with_what_the_command_does_under_python_oo_too():
+    done = subprocess.run([sys.executable, "-OO", ROOT / "eval.py", "--help"], capture_output=True, text=True)
+    assert done.stdout.startswith("Measure how well a checkpoint predicts text:  python eval.py")
 
 
 def test_hydras_own_flag_shows_the_settings_of_a_run_and_nothing_is_written(tmp_path):
@@ -118,8 +172,9 @@ def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
     settings = [*TINY, f"data.path={text_file}", "tokenizer=bpe", "tokenizer.vocab_size=300", "max_steps=12"]
     trained = shell(f"{typed('train.py')} {shlex.join(settings)}", tmp_path)
     assert trained.returncode == 0, trained.stderr
-    advice = trained.stdout.strip().splitlines()[-1].split("python ")[1].split()
-    by_advice, newest = run_here(*advice, cwd=tmp_path), run_here("sample.py", cwd=tmp_path)
+    advice = trained.stdout.strip().splitlines()[-1].split("python ")[1]
+    by_advice = shell(f"{shlex.quote(sys.executable)} {advice}", tmp_path)  # from a folder without sample.py
+    newest = run_here("sample.py", cwd=tmp_path)
     assert by_advice.returncode == 0 and by_advice.stdout == newest.stdout and len(newest.stdout) > 1
     asked = ["prompt_file=-", "num_samples=2", "max_new_tokens=5"]
     prompted = run_here("sample.py", *asked, cwd=tmp_path, stdin="Ünïcode, = '")
@@ -147,3 +202,10 @@ def test_a_mistake_ends_in_one_sentence_and_status_1_a_jobs_with_its_number(text
     result = run_here("train.py", "-m", f"data.path={text_file}", *TINY, "model.n_head=3,4", cwd=tmp_path)
     assert "job 0: model.n_head=3" in result.stdout
     assert "job 0 failed: model.n_head=3 does not divide model.n_embd=32" in result.stdout
+
+
+def test_a_script_is_named_as_it_is_started_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert started_by("sample.py") == "python sample.py"
+    monkeypatch.chdir(tmp_path)
+    assert started_by("sample.py") == f"python {os.path.relpath(ROOT / 'sample.py')}"

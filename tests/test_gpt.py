@@ -304,7 +304,7 @@ def test_the_logits_of_a_batch_are_never_held_at_once(monkeypatch):
         ({"vocab_size": None}, "vocab_size=null: a GPT needs the tokenizer's number of token ids"),
         ({"n_head": 3}, "model.n_head=3 does not divide model.n_embd=128: choose model.n_head from 1, 2, 4, 8, 16,"),
         ({"n_head": 4, "n_kv_head": 3}, "n_kv_head=3 does not divide model.n_head=4: choose model.n_kv_head from"),
-        ({"n_embd": 12, "n_head": 4}, "rotates pairs of channels, but a head size of 3 is 3"),
+        ({"n_embd": 12, "n_head": 4}, "rotates pairs of channels, but model.n_embd=12 / model.n_head=4 makes 3"),
         ({"attention": "fast"}, "attention=fast: 'fast' is no form"),
         ({"attention": "sdpa+window"}, r"attention=sdpa\+window needs a window: set model.attention_window=POSITIONS"),
         ({"attention": "sdpa/sdpa+nope", "position": "alibi"}, "nope leaves out the rotation of model.position=rope"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import PRESETS, preset_settings, run_here
-from test_resume import ROOT
+from test_resume import ROOT, before_step
 from torch.utils.flop_counter import FlopCounterMode
 
 import training.start
@@ -220,9 +220,9 @@ def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
 @pytest.mark.parametrize(
     ("error", "size", "remedy"),
     [
-        (torch.OutOfMemoryError, 8, "set micro_batch_size=4;"),
-        (RuntimeError, 9, "set micro_batch_size=3;"),
-        (MemoryError, 1, "choose a smaller model or model.block_size;"),
+        (torch.OutOfMemoryError, 8, "set micro_batch_size=4; the result stays the same."),
+        (RuntimeError, 9, "set micro_batch_size=3; the result stays the same."),
+        (MemoryError, 1, "choose a smaller model or model.block_size."),
     ],
 )
 def test_running_out_of_memory_names_a_smaller_micro_batch(train_config, monkeypatch, error, size, remedy):
@@ -232,6 +232,17 @@ def test_running_out_of_memory_names_a_smaller_micro_batch(train_config, monkeyp
     monkeypatch.setattr("training.step.train_step", full)
     with pytest.raises(SettingsError, match=rf"micro_batch_size={size} needs .* \(.* allocate 99 bytes\): {remedy}"):
         train(replace(train_config, batch_size=size))
+
+
+def test_memory_that_runs_out_later_names_the_checkpoint_to_go_on_from(train_config, monkeypatch):
+    def full(run):
+        raise MemoryError
+
+    before_step(monkeypatch, 11, lambda run: run.saver.wait())
+    before_step(monkeypatch, 12, full)
+    goes_on = f"stays the same, and resume={train_config.run_dir} goes on from step_10"
+    with pytest.raises(SettingsError, match=goes_on):
+        train(train_config)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -134,3 +136,15 @@ def test_a_model_of_a_task_is_probed_on_its_windows(tmp_path):
     save_checkpoint(tmp_path / "saved", model=GPT(config.model), tokenizer=None, config=config)
     found = probe(open_checkpoint(str(tmp_path / "saved")), OFF)
     assert found.keys() == {"induction", "heads"}
+
+
+def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch):
+    model = random_gpt(vocab_size=257)
+    encoding = make_tokenizer(TokenizerConfig(name="byte"), ())
+    save_checkpoint(tmp_path / "step_1", model=model, tokenizer=encoding, config=TrainConfig(model=model.config))
+    monkeypatch.setattr("generation.probes.probe", lambda *_: {})
+    monkeypatch.setattr("generation.probes.summary", lambda found: ["all figures"])
+    monkeypatch.setattr("data.files.replace_text", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
+    done = run_here("eval.py", "checkpoint=step_1", "probes=true", cwd=tmp_path)
+    assert "all figures" in done.stdout and done.returncode == 1
+    assert re.search(r"probes=true: .*step_1\.probes\.json cannot be written \(Permission denied\): copy", done.stderr)

@@ -10,6 +10,7 @@ import math
 import random
 import re
 import runpy
+import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
@@ -30,7 +31,7 @@ from runs.summary import JobRecord, Summary, write_job, write_summary
 from sweeps.leaderboard import write_leaderboard
 from train import train
 from training import report
-from training.report import MAP_BYTES, MAPPED, Report, is_mapped
+from training.report import MAP_BYTES, MAPPED, Report, commit, is_mapped
 
 PRESS = 'const press = (where, key) => where.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));'
 
@@ -163,11 +164,13 @@ def test_the_shortest_runs_page_is_written_again_and_one_without_runs_is_refused
     assert data_of(page_of(train_config)) == before and before["runs"][0]["status"] == "finished"
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    for name in ("empty", "file", "no"):
+    read = "cannot be read \\(N.*\\): give one that exists and that you may read"
+    refused = {"empty": r"holds no run \(.*\): give a folder with one", "file": read, "no": read}
+    for name, said in refused.items():
         monkeypatch.setattr(sys, "argv", ["sweeps", str(tmp_path / name)])
         with pytest.raises(SystemExit, match="1"):
             runpy.run_module("sweeps", run_name="__main__")
-        assert re.search(rf"error: .*{name} holds no run \(.*\): give a folder with one", capsys.readouterr().err)
+        assert re.search(rf"error: .*{name} {said}", capsys.readouterr().err)
 
 
 @needs_browser
@@ -286,3 +289,14 @@ def test_on_paper_every_page_is_light_whatever_the_theme(every_page):
     for page in every_page:
         light, dark = drawn_on_paper(page), drawn_on_paper(page, dark=True)
         assert len(light) > 1 and light == dark
+
+
+def test_a_copy_without_git_does_not_take_the_commit_of_a_repository_around_it(tmp_path, monkeypatch):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    (tmp_path / "copy/training").mkdir(parents=True)
+    monkeypatch.setattr("training.report.__file__", str(tmp_path / "copy/training/report.py"))
+    assert commit() is None
+    monkeypatch.setattr("training.report.__file__", str(tmp_path / "training/report.py"))
+    assert commit()

@@ -27,7 +27,7 @@ import training.start
 import training.step
 from console import Signals, ending_signals
 from data.files import is_locked
-from errors import SettingsError
+from errors import SettingsError, shown
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, open_checkpoint, read_meta
 from runs.directory import check_settings, find_run, lock_run, written_settings
@@ -235,12 +235,42 @@ def test_a_checkpoint_of_another_place_chooses_no_places_and_no_services(config,
         forge(step, config={"wandb": {"mode": "online"}, "data": read_meta(step).config["data"] | {"path": "/etc"}})
     again = run_here("train.py", f"resume={run}", "max_steps=8", "dry_run=true", cwd=tmp_path)
     if moved:  # the text's path is to be typed
-        assert "data=text has nothing to read" in again.stderr
+        before = (
+            f"was moved here from {config.run_dir}, and its data.path=/etc may be another text now: give data.path="
+        )
+        assert before in again.stderr
         typed = [f"data.path={config.data.path}", f"data.cache_dir={config.data.cache_dir}", "data=text"]
         assert run_here("train.py", f"resume={run}", "max_steps=8", *typed, cwd=tmp_path).returncode == 0
         assert steps_of(run) == list(range(1, 9))
     else:
         assert "wandb.mode=online finds no API key" in again.stderr
+
+
+def test_a_moved_run_whose_text_is_gone_says_which_path_it_had(config, tmp_path):
+    stopped(replace(config, run_dir=str(tmp_path / "old/outputs/run")), 3)
+    (tmp_path / "old").rename(tmp_path / "new")
+    Path(config.data.path).unlink()
+    done = run_here("train.py", "resume=auto", cwd=tmp_path / "new")
+    assert f"its data.path={config.data.path} is gone: give data.path=, where its text is now" in done.stderr
+
+
+@pytest.mark.parametrize("shorter", [{"max_steps": 2}, {"max_minutes": 1e-9}, {"max_steps": None, "max_flops": 1.0}])
+def test_a_run_is_not_finished_by_an_end_that_it_has_passed(config, shorter):
+    stopped(config, 4)
+    last = Path(config.run_dir) / "checkpoints/last/meta.json"
+    before = last.read_bytes()
+    name, value = list(shorter.items())[-1]
+    with pytest.raises(SettingsError, match=rf"{name}={shown(value)} ends before step 5, where resume=.* is: raise it"):
+        train(replace(config, resume=config.run_dir, **shorter))
+    assert last.read_bytes() == before
+
+
+def test_a_run_that_is_going_on_without_a_checkpoint_says_so(tmp_path):
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    with ExitStack() as stack:
+        lock_run(tmp_path / "run", stack)
+        done = run_here("train.py", "resume=run", cwd=tmp_path)
+    assert done.stderr == "error: resume=run is still running, and has no checkpoint yet: wait until it ends.\n"
 
 
 def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config, tmp_path, monkeypatch):
@@ -317,7 +347,7 @@ def test_a_run_whose_only_checkpoint_is_unusable_is_refused_in_a_sentence_and_st
         typed = [f"resume={run}", "max_steps=2", f"data.path={train_config.data.path}"]
         refused = run_here("train.py", *typed, cwd=tmp_path)
         assert refused.returncode == 1 and len(refused.stderr.splitlines()) == 1, (forgery, refused.stderr)
-        named = f"resume={run}: checkpoint=" if forgery in ("newer", "emptied") else ""
+        named = f"resume={run}: {run}/checkpoints/step_1 " if forgery in ("newer", "emptied") else ""
         assert refused.stderr.startswith(f"error: {named}"), refused.stderr
         assert {path: path.stat().st_size for path in run.rglob("*")} == before
 

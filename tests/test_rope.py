@@ -105,9 +105,18 @@ def test_any_memory_layout_gives_the_same_compiled_or_not_with_exact_gradients_i
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"head_size": 7}, "rotates pairs of channels, but a head size of 7 is 7: choose an even one, or another"),
-        ({"head_size": 8, "rope_fraction": 0.3}, "but model.rope_fraction=0.3 of a head size of 8 is 2.4"),
-        ({"head_size": 6, "rope_fraction": 0.5}, "but model.rope_fraction=0.5 of a head size of 6 is 3"),
+        (
+            {"head_size": 7},
+            "but model.head_size=7 of attention=sdpa makes 7 channels: choose an even number",
+        ),
+        (
+            {"head_size": 8, "rope_fraction": 0.3},
+            "rope_fraction=0.3 of model.head_size=8 of attention=sdpa makes 2.4",
+        ),
+        (
+            {"head_size": 6, "rope_fraction": 0.5},
+            "rope_fraction=0.5 of model.head_size=6 of attention=sdpa makes 3",
+        ),
     ],
     ids=str,
 )

@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from math import inf, nan
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -206,6 +207,12 @@ def test_an_empty_line_continues_the_first_sample_a_prompt_may_have_lines_and_qu
     assert shown.endswith("> ") and sys.stdin.read() == "never read"
 
 
+def test_any_number_of_samples_takes_the_memory_of_one_batch(run_directory, monkeypatch):
+    monkeypatch.setattr("generation.terminal.complete", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):  # it had begun
+        sample(SampleConfig(checkpoint=str(run_directory), num_samples=10**15))
+
+
 # What is refused.
 
 FILES = {"empty": "\n", "broken": '{"prompt": "a"}\n{"prompt": ', "number": '{"prompt": 5}\n', "list": '["a"]\n'}
@@ -226,7 +233,7 @@ REFUSED = [
     ({"page": "{tmp}/folder.html"}, "folder.html cannot be written (Is a directory)"),
     ({"prompt_file": "{tmp}/no"}, "cannot be read (No such file"),
     ({"prompt_file": "~nobody-here/a"}, "prompt_file=~nobody-here/a names no user of this machine"),
-    ({"prompts": "/dev/zero"}, "cannot be read (not a regular file): give a text file that you may read, or -"),
+    ({"prompts": "/dev/zero"}, "cannot be read (not a regular file): give one that"),
     ({"prompts": "{tmp}/no"}, "cannot be read (No such file"),
     ({"prompts": "{tmp}/empty"}, "has no prompts"),
     ({"prompts": "{tmp}/broken"}, "line 2 is not JSON"),

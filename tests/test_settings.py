@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -22,17 +23,7 @@ from errors import SettingsError, shown
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
-from hydra_command import (
-    CONF,
-    PLACES,
-    SWEEP,
-    brought_by,
-    check_typed,
-    compose_settings,
-    explain,
-    groups_help,
-    to_settings,
-)
+from hydra_command import CONF, SWEEP, brought_by, check_typed, compose_settings, explain, groups_help, to_settings
 from hydra_command import register_schema as register
 from model.attention.names import FORMS, MODIFIERS, completions
 from model.config import GPTConfig
@@ -208,6 +199,8 @@ def test_a_value_that_cannot_be_is_named_with_its_setting(schema, values, said):
         schema(**values)
 
 
+# Settings for which an empty text, as of a variable that the shell has not, means nothing.
+MEANINGLESS = ("run_dir", "resume", "init_from", "data.path", "data.cache_dir", "wandb.name", "model", "max_steps")
 TYPED = {  # what is typed behind train.py, and what is answered
     "model.n_heads=8": "there is no setting model.n_heads: did you mean model.n_head",
     "optimiser=adamw": "there is no setting optimiser: did you mean optimizer",
@@ -223,6 +216,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "model.qk_norm=maybe": "model.qk_norm=maybe is not true or false",
     "seed=true": "seed=true is not a whole number",
     "seed=null": "seed=null is not a whole number",
+    "model=/etc/passwd": "model=/etc/passwd does not exist: choose model from gpt2",
+    "-m hydra/launcher=x": "hydra/launcher=x does not exist: choose hydra/launcher from",
     "model=huge": "model=huge does not exist: choose model from gpt2",
     "+experiment=nope": "experiment=nope does not exist: choose experiment from",
     "-m optimizer=sgd": "optimizer=sgd does not exist: choose optimizer from adamw, muon",
@@ -241,7 +236,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "resume=a run_dir=b": "resume=a and run_dir=b are two folders: leave out run_dir",
     "seed=1,2 -m run_dir=a": "run_dir=a is for a single run: leave it out of -m; hydra.sweep.dir=",
     "-m resume=auto": "resume=auto is for a single run",
-    **{f"{name}=": f"{name}= is empty: give a folder, or leave it out" for name in PLACES},
+    **{f"{name}=": f"{name}= is empty: give it a value, or leave it out" for name in MEANINGLESS},
+    "-m seed=1,2 hydra.sweep.dir=": "hydra.sweep.dir= is empty",
     **{f"{name}=~no_user/x": f"{name}=~no_user/x names no user" for name in ("resume", "init_from")},
     "resume=/nowhere": "resume=/nowhere holds no run (no folder checkpoints): give a run's directory, or auto",
     "init_from=hf:": "init_from=hf:: it names nothing: give a run directory, a checkpoint, or hf:NAME_OR_FOLDER",
@@ -265,6 +261,9 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
     [
         ("sample.py", "temprature=1", "there is no setting temprature: did you mean temperature?"),
         ("sample.py", "seed=many", "seed=many is not a whole number"),
+        *(("sample.py", f"{name}=", f"{name}= is empty") for name in ("prompts", "prompt_file", "results", "page")),
+        *(("eval.py", f"{name}=", f"{name}= is empty") for name in ("checkpoint", "against", "page", "data.path")),
+        ("export.py", "to=x import_from=", "import_from= is empty: give it a value, or leave it out"),
         ("sample.py", "stop=[a", "stop=[a is not a list of texts, as in '[a,b]'"),
         ("sample.py", "stop=[[a]]", "stop=[[a]] is not a list of texts"),
         ("sample.py", "interactive=true prompt=a", "prompt=a and interactive=true are given: choose one"),
@@ -278,12 +277,29 @@ def test_what_the_other_commands_cannot_read_is_answered_likewise(script, typed,
         from_arguments(SCHEMAS[script], typed.split())
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "there is not enough memory, or too few threads (MemoryError): choose a smaller model"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "raise the limits that ulimit -a"),
+        (ImportError("libtorch.so: failed to map segment from shared object"), "there is not enough memory"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x"), "x cannot be used (File name too long): check"),
+        (OSError(errno.EMFILE, "Too many open files"), "standard output or a file cannot be used (Too many open"),
+        (OSError(errno.EBADF, "Bad file descriptor"), None),
+        (RuntimeError("shapes do not match"), None),
+    ],
+)
+def test_what_the_machine_refuses_is_a_sentence_and_a_mistake_of_ours_is_not(error, said):
+    sentence = sentence_for(error)
+    assert sentence == said if said is None else said in sentence
+
+
 # Help
 
 
 @pytest.mark.parametrize("script", SCHEMAS)
 def test_help_lists_every_setting_with_its_default_and_what_its_docstring_says(script):
-    schema, told = SCHEMAS[script], help_text(SCHEMAS[script], "about")
+    schema, told = SCHEMAS[script], help_text(SCHEMAS[script], by_name, "about")
     listed = {name: (default, meaning) for name, default, meaning in described(schema)}
     assert listed.keys() == flat(asdict(schema(to="x") if script == "export.py" else schema())).keys()
     for name, (default, meaning) in listed.items():
@@ -298,7 +314,7 @@ def test_help_lists_every_setting_with_its_default_and_what_its_docstring_says(s
 @pytest.mark.parametrize("width", [30, 40, 79])
 def test_help_fits_a_narrow_terminal_with_each_meaning_below_its_name(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
-    told = help_text(TrainConfig, train_module.__doc__, groups_help()).splitlines()
+    told = help_text(TrainConfig, train_module.train, groups_help()).splitlines()
     names = {f"  {name}={default}" for name, default, _ in described(TrainConfig)}
     assert all(len(line) <= width or line in names for line in told) and names <= set(told)
     assert len(told) < 6 * len(names)  # at 36 columns from the left a line had one character

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import run_here
@@ -15,11 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import training.run
 import training.start as start_module
 import training.terminal
+from data.config import DataConfig
 from errors import SettingsError
 from generation.generate import complete_text
 from model.config import GPTConfig
 from model.size import without_weights
 from runs.checkpoint import open_checkpoint, read_meta
+from runs.directory import written_settings
 from runs.metrics import read_metrics
 from runs.summary import read_summary
 from train import train
@@ -290,3 +293,22 @@ def test_a_run_is_described_with_the_heads_of_its_form_and_those_that_it_ignores
     assert f"{sum(matrices):,} of them in 2 blocks" in text
     sentence = f"attention={attention} has one head, of width n_embd: model.n_head=2 is ignored."
     assert (sentence in caplog.messages) == (heads == 1)
+
+
+def test_a_python_program_may_give_paths_numpys_integers_and_dicts(train_config, text_file, tmp_path):
+    data = DataConfig(path=text_file, cache_dir=tmp_path / "cache")
+    model = {"n_layer": np.int64(1), "n_head": 2, "n_embd": 32, "block_size": np.int32(16)}
+    config = replace(train_config, model=model, data=data, run_dir=tmp_path / "own", max_steps=np.int64(1))
+    train(config)
+    assert written_settings(tmp_path / "own")["model.n_layer"] == 1
+    with pytest.raises(SettingsError, match="batch_size=1.5 is not a whole number"):
+        train(replace(config, batch_size=1.5))
+
+
+@pytest.mark.parametrize("given", [{"RANK": "x"}, {"WORLD_SIZE": "0"}, {"RANK": "2"}, {"LOCAL_WORLD_SIZE": "-1"}])
+def test_variables_of_torchrun_that_cannot_be_are_named(given, monkeypatch):
+    for name, value in ({"RANK": "0", "WORLD_SIZE": "2"} | given).items():
+        monkeypatch.setenv(name, value)
+    ((name, value),) = given.items()
+    with pytest.raises(SettingsError, match=rf"{name}={value}.* cannot be: start with torchrun"):
+        Ranks.of_torchrun()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from errors import SettingsError
+from errors import SettingsError, naming
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import without_weights
@@ -40,8 +40,12 @@ class Ranks:
     def of_torchrun(cls) -> "Ranks":
         if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
             return cls()
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local_rank, local_size = (int(os.environ.get(f"LOCAL_{name}", 0)) for name in ("RANK", "WORLD_SIZE"))
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        given = {name: os.environ.get(name, "0") for name in names}
+        if not all(map(str.isdecimal, given.values())) or int(given["RANK"]) >= int(given["WORLD_SIZE"]):
+            problem = f"{' '.join(f'{name}={value}' for name, value in given.items())} cannot be"
+            raise SettingsError(problem, "start with torchrun, which sets these variables, or unset them")
+        rank, size, local_rank, local_size = map(int, given.values())
         return cls(rank, size, local_rank, local_size or size, launched=True)
 
     def join(self, device: torch.device) -> None:
@@ -49,7 +53,8 @@ class Ranks:
         if self.launched and not dist.is_initialized():
             cuda = device.type == "cuda"
             backend = "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo"
-            dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=device if cuda else None)
+            with naming(f"RANK={self.rank}"):
+                dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=device if cuda else None)
 
     @property
     def is_first(self) -> bool:

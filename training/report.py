@@ -94,7 +94,9 @@ def repeated_maps(run: Run) -> dict[str, Any]:
 
 def commit() -> str | None:
     """Return the commit of this checkout, "-dirty" after it when files have changed; None where git knows none."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10"]
+    root = Path(__file__).parents[1]  # a copy without .git may lie in another repository
+    command = ["git", f"--git-dir={root / '.git'}", f"--work-tree={root}", "describe"]
+    command += ["--always", "--dirty", "--abbrev=10"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.amp import GradScaler
 
 from console import Signals
-from errors import SettingsError
+from errors import SettingsError, shown
 from model.gpt import GPT, plain_weights
 from model.size import flops_per_token
 from runs.checkpoint import Meta, Progress
@@ -146,9 +146,14 @@ class Run:
             what = "a weight is not finite at the end"
         else:
             return
-        others = f"set grad_clip=1.0 (it is {config.grad_clip}) or precision=fp32 (it is {config.precision})"
-        kept = f"the weights of the steps before are in {self.directory / 'checkpoints'}"
-        raise SettingsError(what, f"lower optimizer.lr={config.optimizer.lr}, {others}; {kept}")
+        remedies = [f"lower optimizer.lr={config.optimizer.lr}"]
+        if not 0 < config.grad_clip <= 1:
+            remedies.append(f"set grad_clip=1 (it is {shown(config.grad_clip)})")
+        if self.dtype != torch.float32:
+            remedies.append(f"set precision=fp32 (it is {self.precision})")
+        if last := self.saver.last():
+            remedies[-1] += f"; the weights of step {last.name.removeprefix('step_')} are in {last}"
+        raise SettingsError(what, " or ".join(remedies))
 
     def weights_are_finite(self) -> bool:
         """Return whether no rank has a weight that is infinite or not a number; all ranks must call."""

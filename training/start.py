@@ -21,7 +21,7 @@ from console import Signals
 from data.files import replace_text, user_path
 from data.prepare import prepare
 from data.tokenizer import read_tokenizer
-from errors import SettingsError, first_line, why
+from errors import SettingsError, first_line, shown, why
 from model.attention import ignored
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights
@@ -106,6 +106,7 @@ def build_run(
     if checkpoint and meta:
         with readable(checkpoint):
             restore(run, checkpoint, meta)
+        refuse_past(run, meta)
     return run
 
 
@@ -127,6 +128,17 @@ def restore(run: Run, checkpoint: Path, meta: Meta) -> None:
         run.scaler.load_state_dict(meta.scaler)
     run.progress = replace(meta.progress, finished=False)  # max_steps may have grown
     run.skipped = torch.tensor([run.progress.skipped, run.progress.skipped_in_a_row], device=run.device)
+
+
+def refuse_past(run: Run, saved: Meta) -> None:
+    """Raise SettingsError where a resumed run is past the end that its new settings give it."""
+    config, step, minutes = run.config, run.progress.step, run.progress.seconds / 60
+    lowered = config.max_minutes if config.max_minutes != saved.config.get("max_minutes") else None
+    if step > (run.max_steps or math.inf) or minutes > (lowered or math.inf):
+        names = ("max_steps", "max_minutes", "max_flops")
+        given = " and ".join(f"{name}={shown(value)}" for name in names if (value := getattr(config, name)))
+        problem = f"{given or f'max_steps={run.max_steps}'} ends before step {step}, where resume={config.resume} is"
+        raise SettingsError(problem, "raise it, or leave it out")
 
 
 def open_data(config: TrainConfig, encoding: Encoding | None) -> "Data":
@@ -227,11 +239,12 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, M
     another run is at work there, or a run has left checkpoints in a new run's directory.
     """
     if run := find_run(config.resume, config.run_dir) if config.resume else None:
-        with writable(run):
-            lock_run(run, stack)
+        with writable("resume", run):
+            lock_run(run, stack, "resume")
             return newest_intact(run)
     if config.run_dir:
-        refuse_used(user_path("run_dir", config.run_dir))
+        with writable("run_dir", Path(config.run_dir)):
+            refuse_used(user_path("run_dir", config.run_dir))
     return None, None
 
 
@@ -239,7 +252,7 @@ def enter_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stack:
     """Give the run its directory, locked until the stack is closed, with its settings and log in it: a new one, or
     that of the checkpoint, without what came after it."""
     directory = checkpoint.parent.parent if checkpoint else Path(run.config.run_dir or "outputs")
-    with writable(directory):
+    with writable("resume" if checkpoint else "run_dir", directory):
         if not checkpoint:
             directory = make_run_directory(run.config.run_dir)
             lock_run(directory, stack)
@@ -259,13 +272,13 @@ def enter_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stack:
 
 
 @contextmanager
-def writable(directory: Path) -> Iterator[None]:
+def writable(setting: str, directory: Path) -> Iterator[None]:
     """Turn what the system refuses in a run's directory into a SettingsError."""
     try:
         yield
     except OSError as error:
         remedy = "choose a folder on a disk with room that you may write to"
-        raise SettingsError(f"run_dir={directory} cannot be written ({why(error)})", remedy) from error
+        raise SettingsError(f"{setting}={directory} cannot be written ({why(error)})", remedy) from error
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from runs.text import hydra_quoted
 from training.device import memory_errors, to_device
 from training.distributed import gradients_of
 from training.run import Run
@@ -65,5 +66,8 @@ def memory_named(run: Run) -> AbstractContextManager[None]:
     size = run.micro_batch_size
     smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
     remedy = f"set micro_batch_size={smaller}" if smaller else "choose a smaller model or model.block_size"
-    kept = f"the result stays the same, and what is in {run.directory / 'checkpoints'} can be resumed"
-    return memory_errors(f"micro_batch_size={size} needs more memory than there is", f"{remedy}; {kept}")
+    if smaller:
+        remedy += "; the result stays the same"
+    if last := run.saver.last():
+        remedy += f", and {hydra_quoted('resume', run.directory)} goes on from {last.name}"
+    return memory_errors(f"micro_batch_size={size} needs more memory than there is", remedy)

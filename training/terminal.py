@@ -15,7 +15,7 @@ from data.prepare import PreparedData
 from model.gpt import GPT
 from model.size import count_parameters, parameters_read
 from runs.metrics import Row
-from runs.text import LogFormatter, hydra_quoted, plural
+from runs.text import LogFormatter, command, hydra_quoted, plural
 from training.config import TrainConfig
 from training.device import peak_memory
 from training.evaluation import SCORED_TOKENS
@@ -88,9 +88,9 @@ class Terminal(Logger):
             self.tell_result()
             log.info("curves    %s", run.directory / "report.html")
             if run.data.tokenizer:
-                log.info("sample    python sample.py %s", hydra_quoted("checkpoint", run.directory))
+                log.info("sample    %s %s", command("sample.py"), hydra_quoted("checkpoint", run.directory))
         elif isinstance(error, SystemExit):
-            again = f"python train.py {hydra_quoted('resume', run.directory)}"
+            again = f"{command('train.py')} {hydra_quoted('resume', run.directory)}"
             log.info("stopped after step %d; to continue:  %s", run.progress.step, again)
 
     def tell_result(self) -> None:
