@@ -141,17 +141,10 @@ def fused(
 def shares_heads(q: Query) -> bool:
     """Return whether torch's kernel for these queries reads a key head for several query heads.
 
-    On CUDA only FlashAttention does, in half precision from compute capability 8.0 on. Another kernel would be replaced
-    by the plain formula, which keeps the (T, T) weights of every head.
+    On CUDA only FlashAttention does, which needs half precision and compute capability 8.0. bf16 tells of both: older
+    cards train in fp16. For another kernel torch would take the plain formula, with (T, T) weights of every head.
     """
-    if q.is_cpu:
-        return True
-    return q.is_cuda and q.element_size() == 2 and compute_capability(q.device) >= (8, 0)
-
-
-@torch.compiler.assume_constant_result
-def compute_capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    return q.is_cpu or (q.is_cuda and q.dtype == torch.bfloat16)
 
 
 @obeys_contract
