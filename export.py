@@ -35,11 +35,11 @@ class ExportConfig:
 def export(config: ExportConfig) -> None:
     """Write `to`, completely or not at all."""
     from data.files import user_path, writing
-    from interop.huggingface import find_folder, from_huggingface, to_huggingface
+    from interop.huggingface import find_folder, from_huggingface, llama_cpp_losses, to_huggingface
     from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
     from runs.checkpoint import open_checkpoint, save_checkpoint
 
-    folder, kind = user_path("to", config.to), "checkpoint"
+    folder, kind, losses = user_path("to", config.to), "checkpoint", list[str]()
     if folder.exists() or folder.is_symlink():
         raise SettingsError(f"to={config.to} is there already", "choose another folder, or remove it first")
     with writing("to", config.to) as unfinished:
@@ -53,7 +53,10 @@ def export(config: ExportConfig) -> None:
             source = str(checkpoint.path)
             kind = to_huggingface(checkpoint.model, unfinished, checkpoint.tokenizer.eot_token)
             save_tokenizer_json(checkpoint.tokenizer, unfinished, checkpoint.model.config.block_size)
+            losses = llama_cpp_losses(checkpoint.model, checkpoint.tokenizer.name)
     print(visible(f"{source} is now {folder}, a {kind}."))
+    for loss in losses:
+        print(visible(f"In llama.cpp {loss}."))
 
 
 def main() -> None:

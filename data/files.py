@@ -107,7 +107,8 @@ def writing(setting: str, path: str) -> Iterator[Path]:
     except BrokenPipeError:  # of what is printed meanwhile
         raise
     except OSError as error:
-        raise SettingsError(f"{setting}={path} cannot be written ({why(error)})", "name another place") from None
+        remedy = "make its folder first" if isinstance(error, FileNotFoundError) else "name another place"
+        raise SettingsError(f"{setting}={path} cannot be written ({why(error)})", remedy) from None
 
 
 def replace_text(path: Path, text: str) -> None:

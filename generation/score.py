@@ -165,7 +165,9 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
         source = DataConfig(**meta.config["data"] | {"task": TaskConfig(**meta.config["data"]["task"])})
         tokenizer = TokenizerConfig(**meta.config["tokenizer"])
     try:
-        data = prepare(source, tokenizer, encoding=checkpoint.tokenizer if meta.own_tokenizer else None)
+        # The ids of a nanoGPT folder are the checkpoint's, for which no published tokenizer need be downloaded.
+        given = meta.own_tokenizer or source.source == "nanogpt"
+        data = prepare(source, tokenizer, encoding=checkpoint.tokenizer if given else None)
     except DataError as error:
         raise DataError(f"the validation split of {path} cannot be read ({error.problem})", remedy) from error
     if not same_tokens(data.tokenizer, checkpoint.tokenizer):

@@ -13,10 +13,11 @@ def readable(where: object) -> Iterator[None]:
     """Turn whatever a damaged file raises into a HuggingFaceError."""
     try:
         yield
-    except HuggingFaceError:
+    except (HuggingFaceError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
-        raise HuggingFaceError(f"{where} cannot be read ({type(error).__name__}: {first_line(error)}).") from error
+    except BaseException as error:  # a panic in tiktoken or tokenizers is no Exception
+        problem = f"{where} cannot be read ({type(error).__name__}: {first_line(error)})"
+        raise HuggingFaceError(problem, "copy or download it again, or choose another model") from error
 
 
 @lru_cache  # settings, weights and tokenizer are in one folder, for which the hub is asked once

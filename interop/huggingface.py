@@ -17,14 +17,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from data.files import read_foreign, regular
 from errors import HuggingFaceError
 from interop import find_folder, readable
+from interop.tokenizer import GGML_PRE
 from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights, save_file
 from model.layers import Linear
-from model.size import without_weights
+from model.size import count_weights, without_weights
 
 
 class Target(NamedTuple):
@@ -73,8 +75,10 @@ GPT2 = Target(
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # in ours
 TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}  # by their model_type
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
+SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 # What else they say of a rotation, with the only values that ours computes.
 ROPE_TYPES = {"linear": {}, "yarn": {}, "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}
+ROPE_DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True}  # yarn's, which ours has too
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")  # may be missing from their config.json
 # What _obstacles() looks at by itself, or what changes no logit.
 CHECKED = {"attention", "attention_window", "n_head", "tie_embeddings", "zero_init", "dropout", "score_softcap"}
@@ -116,7 +120,7 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     kind = min(obstacles, key=lambda kind: len(obstacles[kind]))
     if missing := ", ".join(obstacles[kind]):
         problem = f"Hugging Face's {TARGETS[kind].name} comes nearest, but has no {missing}"
-        raise HuggingFaceError(f"{problem}: a model trained with model={TARGETS[kind].preset} can be exported.")
+        raise HuggingFaceError(problem, f"a model trained with model={TARGETS[kind].preset} can be exported")
     dtype = str(model.token_embedding.weight.dtype).removeprefix("torch.")
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}  # what ends a document begins the next
     config = {"model_type": kind, "architectures": [TARGETS[kind].name], "torch_dtype": dtype}
@@ -132,6 +136,20 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     for file, content in (("config.json", config), ("generation_config.json", ends | {"pad_token_id": end_of_text})):
         (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return TARGETS[kind].name
+
+
+def llama_cpp_losses(model: GPT, tokenizer: str) -> list[str]:
+    """Return the settings that a GGUF file of the exported model cannot carry, as NAME=VALUE and the effect."""
+    config, is_gpt2, losses = model.config, model.config.position == "learned", list[str]()
+    if any(attention.window is not None for attention in model.attentions):
+        losses.append(f"attention_window={config.attention_window} is ignored, so it computes other logits")
+    if is_gpt2 and config.inner != 4 * config.n_embd:
+        losses.append(f"n_inner={config.inner} is taken for {4 * config.n_embd}, so it cannot load the file")
+    if is_gpt2 and config.mlp == "gelu":
+        losses.append("mlp=gelu is approximated by gelu_tanh")
+    if tokenizer not in GGML_PRE:
+        losses.append(f"tokenizer={tokenizer} has no counterpart")
+    return losses
 
 
 def from_huggingface(where: str) -> GPT:
@@ -151,10 +169,13 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
     folder, config = find_folder(where), read_config(where)
     index = folder / "model.safetensors.index.json"  # of the several files that a large one is in
     with readable(where):
-        files = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ["model.safetensors"]
+        files = json.loads(read_foreign(index))["weight_map"].values() if index.exists() else ["model.safetensors"]
         weights: dict[str, Tensor] = {}  # mapped from the files
         for file in sorted(set(files)):
-            weights |= load_file(folder / file)
+            weights |= load_file(regular(folder / file))
+        held, needed = sum(tensor.numel() for tensor in weights.values()), count_weights(config)[1]
+        if held < needed:  # before its shapes are built, which a billion layers would take forever
+            raise ValueError(f"it has {held:,} weights, where its config.json asks for {needed:,}")
         model, ours = without_weights(config), dict[str, list[Tensor]]()
         for name, tensor in plain_weights(model).items():
             for theirs, rows in _parts(name, model).items():
@@ -170,11 +191,15 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
 
 def read_config(where: str) -> GPTConfig:
     """Return the settings of a GPT-2, Llama or Qwen3 in our words, without its weights; HuggingFaceError as above."""
+    file = find_folder(where) / "config.json"
     with readable(where):
-        settings = json.loads((find_folder(where) / "config.json").read_bytes())
+        if not file.exists() and file.with_name("adapter_config.json").exists():
+            remedy = "merge it into its model, with peft's merge_and_unload() and save_pretrained()"
+            raise HuggingFaceError(f"{where} is an adapter, such as LoRA's, not a model", remedy)
+        settings = json.loads(read_foreign(file))
         kind = settings["model_type"]
         if kind not in TARGETS:
-            raise HuggingFaceError(f"{where} is a {kind}: only gpt2, llama and qwen3 models can be read.")
+            raise HuggingFaceError(f"{where} is a {kind}", "choose a gpt2, llama or qwen3 model")
         target = TARGETS[kind]
         fixed, ours = dict(target.fixed), dict(target.settings)
         if kind == "gpt2":
@@ -189,8 +214,9 @@ def read_config(where: str) -> GPTConfig:
             fixed["rms_norm_eps"] = NORM_EPS  # that of QK-norm
             ours |= _our_windows(settings)
         for name, value in fixed.items():
-            if settings.get(name, value) != value:
-                raise HuggingFaceError(f"{name}={settings[name]} is not known here: only {name}={value} is.")
+            given = settings.get(name, value)
+            if SYNONYMS.get(given, given) != value:
+                raise HuggingFaceError(f"{where} has {name}={given}", f"choose a model with {name}={value}")
         for name, theirs in target.names.items():
             if name not in OPTIONAL or settings.get(theirs) is not None:
                 ours[name] = settings[theirs]
@@ -204,13 +230,14 @@ def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     if scaling == "default":
         return ours
     if scaling not in ROPE_TYPES:
-        raise HuggingFaceError(
-            f"rope_type={scaling} is not known here", f"only {', '.join(ROPE_TYPES)} and default are"
-        )
+        known = f"choose a model with {', '.join(ROPE_TYPES)} or default"
+        raise HuggingFaceError(f"rope_type={scaling} is not known here", known)
     ours |= {"rope_scaling": scaling, "rope_scaling_factor": rope.pop("factor")}
     trained = rope.pop("original_max_position_embeddings", settings["max_position_embeddings"])
+    rope = {name: value for name, value in rope.items() if ROPE_DEFAULTS.get(name) != value}
     if rope != ROPE_TYPES[scaling]:
-        raise HuggingFaceError(f"rope_type={scaling} with {rope} is not known here", f"only {ROPE_TYPES[scaling]} is")
+        remedy = f"choose a model with {ROPE_TYPES[scaling] or 'no more than factor'}"
+        raise HuggingFaceError(f"rope_type={scaling} with {rope} is not known here", remedy)
     return ours if scaling == "linear" else ours | {"rope_trained_length": trained}
 
 
@@ -258,6 +285,7 @@ def _their_config(model: GPT, kind: str) -> dict[str, Any]:
     theirs["tie_word_embeddings"] = config.tie_embeddings
     if kind == "gpt2":
         dropout = {"attn_pdrop": config.attention_dropout, "embd_pdrop": config.dropout, "resid_pdrop": config.dropout}
+        theirs["n_ctx"] = config.block_size  # an old name of n_positions, which llama.cpp's converter reads
         return theirs | dropout | {"activation_function": GPT2_ACTIVATIONS[config.mlp]}
     types = [SLIDING if each.window is not None else "full_attention" for each in model.attentions]
     if SLIDING in types:

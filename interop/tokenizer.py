@@ -1,6 +1,7 @@
 """A tiktoken Encoding as Hugging Face's tokenizer.json, and back."""
 
 import json
+from collections import Counter
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import tiktoken
 
+from data.files import read_foreign
 from data.tokenizer import END_OF_TEXT
 from errors import HuggingFaceError
 from interop import readable
@@ -18,6 +20,10 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
+# How llama.cpp calls the patterns that cut text, by the names of our encodings.
+GGML_PRE = {"bpe": "llama-bpe", "gpt2": "gpt-2", "cl100k_base": "dbrx", "o200k_base": "gpt-4o"}
+MOST_IDS = 1 << 24  # published tokenizers have less than a million
+KNOWN = "choose a model with a byte-level BPE tokenizer, such as GPT-2's, Llama 3's or Qwen3's"
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 # Texts whose ids are compared where the tokenizers library is there to encode them.
 SAMPLES = (
@@ -69,7 +75,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size}
     # Texts of a batch are padded on the left, where they do not part a prompt from what is written after it.
     settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT) | {"padding_side": "left"}
-    settings |= {"clean_up_tokenization_spaces": False}
+    settings |= {"clean_up_tokenization_spaces": False, "ggml_pre": GGML_PRE.get(encoding.name)}
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
@@ -83,23 +89,45 @@ def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
     """
     file = folder / "tokenizer.json"
     with readable(file):
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_foreign(file))
         pattern = _pattern(content, file)
         model = content["model"]
         byte_of = {letter: byte for byte, letter in enumerate(_byte_letters())}
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
         vocabulary = {word: rank for word, rank in model["vocab"].items() if word not in special}
         ranks = {bytes(byte_of[letter] for letter in word): rank for word, rank in vocabulary.items()}
+        if END_OF_TEXT not in special:
+            special[END_OF_TEXT] = _end_of_text(folder, [*special.values()])
+        _check_ids([*ranks.values()], [*special.values()])
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         order = [vocabulary[left + right] for left, right in pairs]
-        if END_OF_TEXT not in special:
-            ends = json.loads((folder / "config.json").read_bytes())["eos_token_id"]
-            special[END_OF_TEXT] = ends[0] if isinstance(ends, list) else int(ends)
-    if order != sorted(order) or any(bytes([byte]) not in ranks for byte in range(256)):
-        raise HuggingFaceError(f"{file} merges in another order than its ids, which tiktoken cannot.")
-    encoding = tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-    _compare(encoding, file)
+        if order != sorted(order) or any(bytes([byte]) not in ranks for byte in range(256)):
+            raise HuggingFaceError(f"{file} merges in another order than its ids, which tiktoken cannot", KNOWN)
+        encoding = tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+        _compare(encoding, file)
     return encoding
+
+
+def _end_of_text(folder: Path, special: list[Any]) -> Any:
+    """Return the id that ends a text according to config.json; HuggingFaceError if no special token has it."""
+    file = folder / "config.json"
+    with readable(file):
+        ends = json.loads(read_foreign(file))["eos_token_id"]
+        end = ends[0] if isinstance(ends, list) else ends
+    if end not in special:
+        problem = f"{file} has eos_token_id={ends}, which is no special token of tokenizer.json"
+        raise HuggingFaceError(problem, "set it to the id of the token that ends a text")
+    return end
+
+
+def _check_ids(ordinary: list[Any], special: list[Any]) -> None:
+    """Raise ValueError unless ids are whole numbers in range and no ordinary token shares one; specials may."""
+    for token in (*ordinary, *special):
+        if type(token) is not int or not 0 <= token < MOST_IDS:
+            raise ValueError(f"the id {token!r} is not a whole number from 0 to {MOST_IDS - 1:,}")
+    ((token, times),) = Counter([*ordinary, *set(special)]).most_common(1)
+    if times > 1:
+        raise ValueError(f"two tokens have the id {token}")
 
 
 def _pattern(content: dict[str, Any], file: Path) -> str:
@@ -118,7 +146,7 @@ def _pattern(content: dict[str, Any], file: Path) -> str:
     if not is_plain or not pattern:
         has = json.dumps({"model": [model["type"], *marks], "normalizer": normalizer, "pre_tokenizer": steps})
         ours = "byte-level BPE alone, after one Split by a regular expression, individual Digits or nothing"
-        raise HuggingFaceError(f"{file} has {has}", f"tiktoken can express {ours}")
+        raise HuggingFaceError(f"{file} has {has}", f"choose a model whose tokenizer tiktoken can express: {ours}")
     return pattern
 
 
@@ -128,14 +156,14 @@ def _compare(encoding: tiktoken.Encoding, file: Path) -> None:
     with suppress(ImportError):
         from tokenizers import Tokenizer
 
-        with readable(file):
-            theirs = Tokenizer.from_file(str(file))
+        theirs = Tokenizer.from_file(str(file))
     for text in SAMPLES:
         ids = encoding.encode_ordinary(text)
         if encoding.decode(ids) != text:
-            raise HuggingFaceError(f"{file} loses some of {text!r}.")
+            raise HuggingFaceError(f"{file} loses some of {text!r}", KNOWN)
         if theirs and theirs.encode(text, add_special_tokens=False).ids != ids:
-            raise HuggingFaceError(f"{file} gives {text!r} other ids than tiktoken does with its pattern and merges.")
+            problem = f"{file} gives {text!r} other ids than tiktoken does with its pattern and merges"
+            raise HuggingFaceError(problem, KNOWN)
 
 
 def _byte_letters() -> list[str]:

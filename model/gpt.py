@@ -1,6 +1,8 @@
 """The GPT: token embedding, a stack of blocks (attention, then MLP), final norm, language-model head."""
 
 import math
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -252,6 +254,11 @@ def save_file(weights: dict[str, Tensor], file: Path) -> None:
     """Write a safetensors file, readable as the umask says; the library would make it the owner's alone."""
     file.touch()
     mode = file.stat().st_mode
-    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    try:
+        safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:  # which is no OSError, though the disk may be full
+        if not (system := re.search(r"\(os error (\d+)\)", str(error))):
+            raise
+        raise OSError(int(system[1]), os.strerror(int(system[1])), str(file)) from error
     if file.stat().st_mode != mode:  # some file systems have one mode for all, and refuse to change it
         file.chmod(mode)

@@ -196,6 +196,14 @@ def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
     assert commands
 
 
+def test_the_first_cell_of_the_tour_says_what_to_do_outside_a_clone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "docs" / "tour.ipynb").read_text(encoding="utf-8"))["cells"]
+    first = next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    with pytest.raises(SystemExit, match="clone it as above, %cd into it"):
+        exec(first, {})
+
+
 @pytest.mark.slow
 def test_the_tour_runs_from_top_to_bottom(tmp_path, text_file, monkeypatch, capsys):
     """Its commands with a few steps for its minutes; a kernel has what `!` and a cell's last value do."""
@@ -206,8 +214,10 @@ def test_the_tour_runs_from_top_to_bottom(tmp_path, text_file, monkeypatch, caps
     names: dict[str, object] = {}
     for cell in json.loads((ROOT / "docs" / "tour.ipynb").read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
-        if source.startswith("!python"):
-            script, *words = shlex.split(source.removeprefix("!python").replace("max_minutes=1", "max_steps=2"))
+        if source.startswith("!"):
+            script, *words = shlex.split(
+                source.removeprefix("!{sys.executable}").replace("max_minutes=1", "max_steps=2")
+            )
             small = (
                 [*TINY[:4], f"data.path={text_file}", f"data.cache_dir={tmp_path}/c"] if script == "train.py" else []
             )

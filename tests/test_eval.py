@@ -6,6 +6,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -264,3 +265,19 @@ def test_the_page_tints_a_token_by_its_own_surprise_and_says_what_it_leaves_out(
     apart = scores[1].total.bpb - scores[0].total.bpb
     both = f"Bits per byte: {scores[0].total.bpb:.4f} and {scores[1].total.bpb:.4f}."
     assert f"{both} The second's less the first's: {apart:+.4f} ± " in data["summary"]
+
+
+def test_the_tokens_of_a_nanogpt_folder_are_those_of_the_checkpoints_tokenizer(
+    train_config, text_file, tmp_path, monkeypatch
+):
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    ids = BYTE.encode_ordinary(text_file.read_text(encoding="utf-8"))
+    for split in ("train", "val"):
+        np.array(ids[:2000], np.uint16).tofile(folder / f"{split}.bin")
+    config = replace(train_config, max_steps=1, data=DataConfig(source="nanogpt", path=str(folder)), sample_tokens=0)
+    train(replace(config, tokenizer=TokenizerConfig(name="byte")))
+    made = mock.Mock(side_effect=AssertionError("a published tokenizer would be downloaded"))
+    monkeypatch.setattr("data.prepare.make_tokenizer", made)
+    (found,) = evaluate(EvalConfig(checkpoint=config.run_dir, device="cpu"))
+    assert len(found.nats) == 1999

@@ -1,6 +1,8 @@
 """To Hugging Face and back, from Python and as a person types it: the same bits, the same logits, the same texts."""
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,13 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import PRESETS, close, preset_settings, random_gpt
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from data.config import TokenizerConfig
+from data.files import writing
 from data.tokenizer import make_tokenizer
 from errors import HuggingFaceError, SettingsError
 from export import ExportConfig, export
-from interop.huggingface import find_folder, from_huggingface, to_huggingface
+from interop.huggingface import find_folder, from_huggingface, read_config, to_huggingface
+from interop.tokenizer import read_tokenizer_json
 from runs.checkpoint import load_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
@@ -143,17 +148,19 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function=relu is not known"),
-        ({"model_type": "mamba"}, "is a mamba: only gpt2, llama and qwen3"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function=relu: choose a model with"),
+        ({"model_type": "mamba"}, "is a mamba: choose a gpt2, llama or qwen3 model"),
         ({"hidden_act": "gelu"}, "hidden_act=gelu"),
         ({"attention_bias": True}, "attention_bias=True"),
-        ({"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05 is not known here: only rms_norm_eps=1e-06 is"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05: choose a model with rms_norm_eps=1e-06"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type=dynamic is not known"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "yarn with {'truncate': False}"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 2.0}}, "llama3 with {'low_freq"),
         ({"head_dim": 16}, "cannot be read"),
-        ({"vocab_size": 62}, "does not have the size"),
-        ({"num_hidden_layers": 3}, "KeyError"),
+        ({"vocab_size": 62}, r"asks for .*\): copy or download it again, or"),
+        ({"vocab_size": 60}, "does not have the size"),
+        ({"num_hidden_layers": 3}, "where its config.json asks for"),
+        ({"num_hidden_layers": 10**9}, "where its config.json asks for"),
         ({"hidden_size": None}, "Type.*Error"),
     ],
     ids=str,
@@ -164,7 +171,42 @@ def test_a_model_that_ours_cannot_express_or_that_is_damaged_is_refused_in_a_sen
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(HuggingFaceError, match=message) as refused:
         from_huggingface(str(tmp_path))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value) and refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("settings", "other"),
+    [
+        ({}, {"hidden_act": "swish"}),
+        (GPT2, {"activation_function": "gelu_pytorch_tanh"}),
+        (SHAPES["llama-yarn"], {"beta_fast": 32.0, "beta_slow": 1, "truncate": True}),
+    ],
+    ids=str,
+)
+def test_other_spellings_of_the_same_model_come_in(settings, other, tmp_path):
+    to_huggingface(random_gpt(**settings), tmp_path)
+    before, config = read_config(str(tmp_path)), json.loads((tmp_path / "config.json").read_text())
+    (config["rope_scaling"] if "beta_fast" in other else config).update(other)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(str(tmp_path)) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"])
+@pytest.mark.parametrize("odd", ["fifo", "/dev/zero"])
+def test_a_pipe_or_device_in_the_place_of_a_file_is_refused(name, odd, tmp_path):
+    to_huggingface(random_gpt(), tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name) if odd == "fifo" else (tmp_path / name).symlink_to(odd)
+    with pytest.raises(HuggingFaceError, match="cannot be read .*not a regular file"):
+        from_huggingface(str(tmp_path))
+        read_tokenizer_json(tmp_path)
+
+
+def test_a_folder_of_lora_weights_is_told_to_merge_them(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(HuggingFaceError, match=r"is an adapter, such as LoRA's, not a model: merge it into its model"):
+        from_huggingface(str(tmp_path))
 
 
 def test_the_hub_is_asked_once_for_a_model_and_what_it_does_not_have_is_refused_in_a_sentence(tmp_path, monkeypatch):
@@ -179,6 +221,19 @@ def test_the_hub_is_asked_once_for_a_model_and_what_it_does_not_have_is_refused_
         find_folder("~nobody-here/a")
     with pytest.raises(HuggingFaceError, match=r"not a local folder.*pip install huggingface_hub"):
         from_huggingface("no/such-model")
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_system(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as refused:
+        to_huggingface(random_gpt(), tmp_path)
+    assert refused.value.errno == errno.ENOSPC
+    named = "to=.*out cannot be written .No space left on device.: name another place"
+    with pytest.raises(SettingsError, match=named), writing("to", str(tmp_path / "out")) as unfinished:
+        to_huggingface(random_gpt(), unfinished)
 
 
 # python export.py
@@ -234,6 +289,7 @@ REFUSED = [
     ({"checkpoint": "{tmp}/nan", "to": "{tmp}/out"}, "is not finite"),
     ({"import_from": "{tmp}/infinite", "to": "{tmp}/out"}, "its lm_head.weight is not finite"),
     ({"checkpoint": "{tmp}/step_1", "to": "/proc/no/out"}, "cannot be written"),
+    ({"checkpoint": "{tmp}/step_1", "to": "{tmp}/a/b"}, "No such file or directory.: make its folder first"),
     ({"import_from": "{tmp}/step_1", "to": "{tmp}/out"}, "config.json"),
     ({"import_from": "{tmp}/half", "to": "{tmp}/out"}, "cannot be read"),
     ({"import_from": "{tmp}/untokenized", "to": "{tmp}/out"}, "tokenizer.json"),

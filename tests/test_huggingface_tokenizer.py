@@ -107,6 +107,14 @@ def test_byte_level_after_digits_or_alone_gives_their_ids(before, bpe, tmp_path)
         (lambda t: t["model"]["merges"].reverse(), "another order"),
         (lambda t: t["model"]["vocab"].pop("\u0100"), "another order"),  # the byte 0, which no merge has
         (lambda t: t.pop("model"), "cannot be read"),
+        (lambda t: t["model"]["vocab"].update({"the": 300}), "two tokens have the id 300"),
+        (lambda t: t["model"]["vocab"].update({"the": -5}), "the id -5 is not a whole number"),
+        (lambda t: t["model"]["vocab"].update({"the": 10**12}), "the id 1000000000000 is not a whole number"),
+        (lambda t: t["model"]["vocab"].update({"the": "x"}), "the id 'x' is not a whole number"),
+        (lambda t: t["added_tokens"][0].update(id=5), "two tokens have the id 5"),
+        (lambda t: t["added_tokens"][0].update(id=[5]), r"the id \[5\] is not a whole number"),
+        (lambda t: steps(t)[0].update(pattern={"Regex": 5}), "cannot be read .TypeError"),
+        (lambda t: steps(t)[0].update(pattern={"Regex": "("}), "cannot be read"),
     ],
 )
 def test_a_tokenizer_that_tiktoken_cannot_stand_for_is_refused(change, message, bpe, tmp_path):
@@ -114,5 +122,17 @@ def test_a_tokenizer_that_tiktoken_cannot_stand_for_is_refused(change, message, 
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     change(content)
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(HuggingFaceError, match=message):
+    with pytest.raises(HuggingFaceError, match=message) as refused:
         read_tokenizer_json(tmp_path)
+    assert refused.value.remedy and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("ends", [-1, [], [[]], "x", None, 5, [5, 6]], ids=str)
+def test_the_token_that_ends_a_text_must_be_a_special_one(ends, bpe, tmp_path):
+    save_tokenizer_json(bpe, tmp_path, 16)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace(END_OF_TEXT, "</s>"))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ends}))
+    with pytest.raises(HuggingFaceError, match="config.json (has eos_token_id=|cannot be read)") as refused:
+        read_tokenizer_json(tmp_path)
+    assert refused.value.remedy and "\n" not in str(refused.value)

@@ -1,0 +1,80 @@
+"""llama.cpp reads what export.py writes: the command of docs/interop.md, the same ids, the same log-probabilities.
+
+LLAMA_CPP=FOLDER names llama.cpp's folder, for its converter; the package llama-cpp-python runs the file.
+"""
+
+import os
+import re
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_gpt
+from test_huggingface import GPT2, LLAMA
+
+from data.config import TokenizerConfig
+from data.tokenizer import make_tokenizer
+from errors import DataError
+from export import ExportConfig, export
+from interop.huggingface import llama_cpp_losses
+from runs.checkpoint import save_checkpoint
+from training.config import TrainConfig
+
+ROOT = Path(__file__).parent.parent
+CLASSES = {"gpt2": GPT2, "llama": LLAMA | {"n_kv_head": 2}, "qwen3": {"tie_embeddings": True}}
+FOLDER = Path(os.environ.get("LLAMA_CPP", "/nowhere"))
+TEXTS = (
+    "The quick  brown fox,\n\njumps over\t12345 lazy dogs. ", "naïve café: 北京 2024 😀👍🏽", " leading 1 22 1234",
+    "I've we've don't", "def f(x):\n    return x[1:-1] != 3.14e10  # no\n", "a\n\nb \n c",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (FOLDER / "convert_hf_to_gguf.py").is_file(), reason="LLAMA_CPP names no folder of llama.cpp")
+@pytest.mark.parametrize("tokenizer", ["bpe", "gpt2", "cl100k_base", "o200k_base"])
+@pytest.mark.parametrize("kind", CLASSES)
+@torch.inference_mode()
+def test_llama_cpp_gives_our_ids_and_log_probabilities(kind, tokenizer, tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    try:
+        text = Path(string.__file__).read_text(encoding="utf-8") + "".join(TEXTS) * 9
+        encoding = make_tokenizer(TokenizerConfig(name=tokenizer, vocab_size=600), [text])
+    except DataError as error:
+        pytest.skip(str(error))
+    model = random_gpt(vocab_size=encoding.n_vocab, block_size=128, **CLASSES[kind])
+    save_checkpoint(tmp_path / "step_1", model=model, tokenizer=encoding, config=TrainConfig(model=model.config))
+    export(ExportConfig(checkpoint=str(tmp_path / "step_1"), to=str(tmp_path / "theirs")))
+    page = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"--outfile mymodel.gguf <<'EOF'\n(.*?)\nEOF", page, re.DOTALL)
+    asked = [sys.executable, "-", tmp_path / "theirs", "--outfile", tmp_path / "a.gguf", "--outtype", "f32"]
+    done = subprocess.run(asked, input=command, cwd=FOLDER, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    theirs = llama_cpp.Llama(str(tmp_path / "a.gguf"), n_ctx=128, logits_all=True, verbose=False)
+    for text in TEXTS:
+        ids = [encoding.eot_token, *encoding.encode_ordinary(text)]
+        assert theirs.tokenize(text.encode(), add_bos=True) == ids
+        theirs.reset()
+        theirs.eval(ids)
+        got = torch.tensor(theirs.scores[: len(ids)]).log_softmax(-1)
+        difference = (got - model(torch.tensor([ids]))[0].log_softmax(-1)).abs().max()
+        assert difference < (2e-2 if kind == "gpt2" else 1e-3), difference  # its GELU is a table in half precision
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokenizer", "loss"),
+    [
+        ({"attention": "sdpa+window/sdpa", "attention_window": 4}, "bpe", "attention_window=4 is ignored"),
+        (GPT2 | {"n_inner": 48}, "gpt2", "n_inner=48 is taken for 128"),
+        (GPT2 | {"mlp": "gelu"}, "gpt2", "mlp=gelu is approximated by gelu_tanh"),
+        ({}, "byte", "tokenizer=byte has no counterpart"),
+        (GPT2, "o200k_base", None),
+        (LLAMA | {"n_inner": 48}, "bpe", None),
+    ],
+    ids=str,
+)
+def test_settings_that_a_gguf_file_cannot_carry_are_named(settings, tokenizer, loss):
+    losses = llama_cpp_losses(random_gpt(**settings), tokenizer)
+    assert len(losses) == (loss is not None) and all(each.startswith(loss) for each in losses)
