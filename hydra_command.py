@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from errors import SettingsError, first_line, shown
-from model.config import GPTConfig
 from runs.summary import begin_job, fail_job, has_checkpoints
 from runs.text import LogFormatter, flat, literal, quote
 from settings import (
@@ -182,20 +181,24 @@ def register_schema(brought: dict[str, Any]) -> None:
 
 
 def to_settings(cfg: "DictConfig", typed: Iterable[str] = ()) -> TrainConfig:
-    """Return what Hydra has composed as TrainConfig; SettingsError for `typed` settings that the attention ignores."""
+    """Return what Hydra has composed as TrainConfig; SettingsError for a `typed` setting that has no effect."""
     from omegaconf import OmegaConf
 
     ours = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
     config = build(TrainConfig, flat(OmegaConf.to_container(ours, resolve=True)))  # type: ignore[arg-type]
-    if asked := {name.removeprefix("model.") for name in typed if name.startswith("model.")}:
+    asked, idle = set(typed), config.idle()
+    if any(name.startswith("model.") for name in asked):
         from model.attention import ignored  # with torch, which a mistake above does not wait for
 
         # A choice of model= may bring heads, and learned positions are the GPT's.
         model, kept = config.model, {"n_head"} | ({"position"} if config.model.position != "alibi" else set())
-        for name in sorted(asked & ignored(model) - kept):
-            if getattr(model, name) != getattr(GPTConfig, name):
-                problem = f"model.{name}={shown(getattr(model, name))} has no effect with attention={model.attention}"
-                raise SettingsError(problem, "leave it out, or change the attention")
+        idle |= {f"model.{name}": f"attention={model.attention}" for name in ignored(model) - kept}
+    now, default = (flat(asdict(settings)) for settings in (config, TrainConfig()))
+    for name in sorted(asked & idle.keys()):
+        full = "tokenizer.name" if name == "tokenizer" else name
+        if now[full] != default[full]:  # a default that is typed claims nothing
+            problem = f"{name}={shown(now[full])} has no effect with {idle[name]}"
+            raise SettingsError(problem, f"leave it out, or change {idle[name].partition('=')[0]}")
     return config
 
 

@@ -12,6 +12,8 @@ VAL_FRACTIONS = {"stdlib": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01,
 # The synthetic tasks, each with its number of ids when data.task.vocab_size is null.
 VOCABULARIES = {"recall": 1024, "copy": 32, "selective_copy": 16, "induction": 16}
 SOURCES = (*VAL_FRACTIONS, "nanogpt", *VOCABULARIES)
+DIVISIBLE = ("text", "jsonl", "hf")
+"""The sources whose texts data.separator divides."""
 
 
 @dataclass(kw_only=True)
@@ -46,6 +48,9 @@ class DataConfig:
     """For text, jsonl and hf: a file, a folder (searched at any depth) or a quoted glob; .gz files are unpacked. For
     nanogpt: the folder of train.bin and val.bin. With source=stdlib or shakespeare a path means source=text, or hf
     where it ends in .parquet."""
+    separator: str | None = "<|endoftext|>"
+    """For text, jsonl and hf: the text that ends a document, wherever it is; line ends right after it are dropped. With
+    null a file or a record is one document."""
     text_field: str = "text"
     """For jsonl and hf: the field that holds a document's text."""
     name: str | None = None
@@ -67,6 +72,8 @@ class DataConfig:
         if self.path is not None and self.source in ("stdlib", "shakespeare"):
             self.source = "hf" if str(self.path).endswith(".parquet") else "text"
         one_of("data.source", self.source, SOURCES)
+        if self.separator == "":
+            raise SettingsError("data.separator= is empty", "give the text between two documents, or null for none")
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
         needs_path = self.source in ("text", "jsonl", "nanogpt") or (self.source == "hf" and not self.name)
         if needs_path and not self.path:

@@ -7,11 +7,14 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import IO
+from types import UnionType
+from typing import IO, Any, TypeVar, get_args, get_origin
 
 from errors import SettingsError, why
 
+Schema = TypeVar("Schema")
 UNFINISHED = ".unfinished"  # the ending of a name that something is being written under
 LARGEST = 1 << 28
 """Bytes of the largest foreign file that is read whole; published tokenizer.json files take up to 35 MB."""
@@ -171,6 +174,36 @@ def pointed(link: Path) -> Path:
         target = link.with_name(read_foreign(link).decode().strip())
         link = target if target.is_dir() else link
     return link.resolve()
+
+
+def from_json(kind: type[Schema], content: Any) -> Schema:
+    """Return the dataclass `kind` made of decoded JSON; ValueError for a value of another type than its field's.
+
+    TypeError for a field that is missing or unknown.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"{kind.__name__} is not a JSON object")
+    given = dict(content)
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name not in given:
+            continue
+        value = given[field.name]
+        if is_dataclass(field.type):
+            given[field.name] = from_json(field.type, value)  # type: ignore[arg-type]
+        elif not is_of(value, field.type):
+            raise ValueError(f"{field.name} is {value!r:.40}, not {getattr(field.type, '__name__', field.type)}")
+    return kind(**given)
+
+
+def is_of(value: Any, hint: Any) -> bool:
+    """Return whether a decoded JSON value has the type that a field is annotated with; a float may be 1."""
+    kind, parameters = get_origin(hint), get_args(hint)
+    if kind is UnionType:
+        return any(is_of(value, one) for one in parameters)
+    if kind in (list, dict):
+        items = value.values() if isinstance(value, dict) else value
+        return type(value) is kind and all(is_of(item, parameters[-1]) for item in items)
+    return hint is Any or type(value) is hint or (hint is float and type(value) is int)
 
 
 def flush_to_disk(path: Path) -> None:

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
 from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tiktoken import Encoding
 from console import progress_bar
 from data.batches import PreparedData
 from data.config import DataConfig, TokenizerConfig
-from data.files import UNFINISHED, is_locked, lock, reading, remove, replacing, user_path
+from data.files import UNFINISHED, from_json, is_locked, lock, read_foreign, reading, remove, replacing, user_path
 from data.texts import Source, fingerprint, sizes_of
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 from errors import DataError, why
@@ -29,21 +28,39 @@ from errors import DataError, why
 FORMAT = 6
 # bpe learns from so many characters for each token: the default text has 0.03% fewer tokens when it learns from all.
 BPE_CHARACTERS = 2_000
-AT_ONCE = 100  # pieces of text that are encoded together, 26 million characters at most
+AT_ONCE = 100  # jobs of encoding that are under way, 33 million characters at most
+JOB = 1 << 16  # characters of the pieces that a thread encodes in one job, which handing it over costs little of
 SPLITS = ("train", "val")
+NEEDED = {"tokenizer.json", "train.bin", "val.bin"}
 HEAD = 32_000_000  # characters of a large text that decide what is held out, and of a small one that stay in memory
 LONGEST_SHARE = 1 / 30  # of the validation text that a document, with its copies, may be
-LOOKED_AT = 1 << 24  # ids of nanoGPT's files that are compared with the vocabulary
 
 Log = Callable[[str], None]
+Piece = tuple[str, bool, str]
+"""A piece of text after its split and whether it begins a document of that split."""
+
+
+@dataclass
+class Prepared:
+    """What meta.json says of a folder of the cache."""
+
+    text: str
+    sizes: dict[str, int]
+    """Bytes of the other files."""
 
 
 def prepare(
-    data: DataConfig, tokenizer: TokenizerConfig, *, encoding: Encoding | None = None, log: Log = print
+    data: DataConfig,
+    tokenizer: TokenizerConfig,
+    *,
+    encoding: Encoding | None = None,
+    log: Log = print,
+    prepares: bool = True,
 ) -> PreparedData:
     """Return the tokens of a text from the cache, or make them now on all cores and in bounded memory.
 
     encoding: replaces the one that `tokenizer` names, e.g. by that of the model to fine-tune.
+    prepares: False waits for another process to make the tokens, e.g. the one with the terminal.
     Of two runs that start at once one does the work. Raises DataError when the text, the tokenizer or the cache folder
     cannot be used, and when the text changes meanwhile.
     """
@@ -55,12 +72,16 @@ def prepare(
     key = json.dumps([FORMAT, source.fingerprint, data.held_out, wanted], sort_keys=True)
     folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
+        while not prepares and not is_whole(folder):
+            time.sleep(0.1)
         if not is_whole(folder):
             with alone(root, log):
                 if not is_whole(folder):
                     make_folder(folder, source, encoding or tokenizer, log)
         found = encoding or read_tokenizer(folder / "tokenizer.json")
-        return open_folder(folder, found, folder.name, source.description, data.document_mask)
+        prepared = open_folder(folder, found, folder.name, source.description, data.document_mask)
+        check_ids(prepared, str(folder), "delete this folder; the next run makes it again")
+        return prepared
     except OSError as error:
         problem = f"data.cache_dir={data.cache_dir} cannot be used ({why(error)})"
         raise DataError(problem, "give a writable folder on a disk with room") from error
@@ -69,9 +90,9 @@ def prepare(
 def is_whole(folder: Path) -> bool:
     """Tell whether a folder of the cache has its files, in the sizes that its meta.json says."""
     try:
-        sizes = json.loads((folder / "meta.json").read_bytes())["sizes"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        sizes = from_json(Prepared, json.loads(read_foreign(folder / "meta.json"))).sizes
+        return sizes.keys() >= NEEDED and all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
@@ -108,8 +129,8 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
             problem = f"data={source.config.source} has no text, or too little to hold some out ({source.description})"
             held_out = f"raise data.val_fraction={source.config.held_out:g}"
             raise DataError(problem, f"choose another data.path or data source, or {held_out}")
-        meta = {"text": source.description, "sizes": sizes}
-        (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        meta = Prepared(source.description, sizes)
+        (unfinished / "meta.json").write_text(json.dumps(asdict(meta), indent=1), encoding="utf-8")
 
 
 class Split:
@@ -144,11 +165,8 @@ class Split:
         """Return the documents of the whole text; a small one is not read again."""
         return self.head if self.size < HEAD else self.source.documents()
 
-    def pieces(self, documents: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool, str]]:
-        """Yield all text of the first documents or of all, each character once, in pieces.
-
-        Each comes after its split and whether it begins a document of that split.
-        """
+    def pieces(self, documents: Iterable[Iterable[str]]) -> Iterator[Piece]:
+        """Yield all text of the first documents or of all, each character once, in pieces."""
         for document, kept in zip(documents, self.kept or repeat(sys.maxsize), strict=False):
             texts = iter(document)
             begun = list(islice(texts, 2))
@@ -199,20 +217,42 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
+def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Yield pieces in groups of JOB characters or more, but for the last."""
+    job: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        job.append(piece)
+        size += len(piece[2])
+        if size >= JOB:
+            yield job
+            job, size = [], 0
+    if job:
+        yield job
+
+
 def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> None:
     """Encode text on all cores and write train.bin and val.bin, each in the order of the text."""
     dtype, told = token_dtype(encoding.n_vocab), time.monotonic()
     mark = np.array([encoding.eot_token], dtype).tobytes()
-    encode = partial(encoding.encode_to_numpy, disallowed_special=())  # a literal <|endoftext|> is text
-    pieces = split.pieces(split.documents())
+
+    def encode(job: list[Piece]) -> dict[str, bytes]:
+        tokens = dict.fromkeys(SPLITS, b"")
+        for name, begins, text in job:
+            ids = encoding.encode_to_numpy(text, disallowed_special=())  # a literal <|endoftext|> is text
+            tokens[name] += mark * begins + ids.astype(dtype).tobytes()
+        return tokens
+
+    waiting = jobs(split.pieces(split.documents()))
     with ExitStack() as stack:
         files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS}
         pool = stack.enter_context(ThreadPoolExecutor())
         bar = stack.enter_context(progress_bar(desc="preparing tokens", unit=" characters", unit_scale=True))
-        while batch := list(islice(pieces, AT_ONCE)):
-            for (name, begins, text), ids in zip(batch, pool.map(encode, (text for *_, text in batch)), strict=True):
-                files[name].write(mark * begins + ids.astype(dtype).tobytes())
-                bar.update(len(text))
+        while batch := list(islice(waiting, AT_ONCE)):
+            for job, tokens in zip(batch, pool.map(encode, batch), strict=True):
+                for name in SPLITS:
+                    files[name].write(tokens[name])
+                bar.update(sum(len(text) for *_, text in job))
             if bar.disable and time.monotonic() > told + 30:  # without a terminal
                 log(f"{files['train'].tell():,} bytes of tokens are written.")
                 told = time.monotonic()
@@ -241,10 +281,16 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
         prepared = open_folder(folder, encoding, name, f"tokens of {data.path}", data.document_mask)
     except (OSError, ValueError) as error:
         raise DataError(f"data.path={data.path} cannot be used ({why(error)})", remedy) from error
-    if (most := max(int(ids[:LOOKED_AT].max()) for ids in (prepared.train, prepared.val))) >= encoding.n_vocab:
-        problem = f"data.path={data.path} has the id {most}, and tokenizer={encoding.name} ids below {encoding.n_vocab}"
-        raise DataError(problem, "set the tokenizer that made the folder, e.g. tokenizer=gpt2")
+    check_ids(prepared, f"data.path={data.path}", "set the tokenizer that made the folder, e.g. tokenizer=gpt2")
     return prepared
+
+
+def check_ids(prepared: PreparedData, folder: str, remedy: str) -> None:
+    """Raise DataError if an id is beyond the vocabulary. Reads all ids: 0.1 s for 300 MB that are in memory."""
+    most, encoding = max(int(ids.max()) for ids in (prepared.train, prepared.val)), prepared.tokenizer
+    if most >= encoding.n_vocab:
+        problem = f"{folder} has the id {most}, and tokenizer={encoding.name} ids below {encoding.n_vocab}"
+        raise DataError(problem, remedy)
 
 
 def open_folder(folder: Path, encoding: Encoding, name: str, description: str, document_mask: bool) -> PreparedData:

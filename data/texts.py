@@ -14,10 +14,11 @@ import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from data.config import DataConfig
+from data.config import DIVISIBLE, DataConfig
 from data.files import replacing, user_path
 from data.tokenizer import LONGEST, pieces, replace_surrogates
 from errors import DataError, first_line, why
@@ -57,7 +58,8 @@ class Source:
         """The text in words: "stdlib of CPython 3.11: 532 files, 10.4 MB"."""
         known = {} if config.source == "shakespeare" else self.files  # which is the same wherever it lies
         asked = (config.source, config.text_field, config.name, config.subset, config.split)
-        self.fingerprint = fingerprint(known, *asked)
+        self.separator = config.separator if config.source in DIVISIBLE else None
+        self.fingerprint = fingerprint(known, *asked, *filter(None, [self.separator]))
         """Short hex string that changes when the text may have changed."""
         self.losses: dict[str, tuple[int, str]] = {}
         """What the last reading has replaced or left out: to each sort how often, and where first."""
@@ -72,7 +74,8 @@ class Source:
                 with _reading(file) as lines:
                     yield from self._texts_of(json_records(lines, file))
         else:
-            yield from (pieces(self._blocks(file)) for file in self.files)
+            for file in self.files:
+                yield from divided(self._blocks(file), self.separator)
 
     def _texts_of(self, records: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Iterable[str]]:
         """Yield the text of records that come with where they are; null is left out."""
@@ -83,7 +86,7 @@ class Source:
             if record[field] is None:
                 self._note(f"Records left out whose {field} is null", 1, where)
             elif isinstance(record[field], str):
-                yield pieces([self._in_unicode(record[field], where)])
+                yield from divided([self._in_unicode(record[field], where)], self.separator)
             else:
                 problem = f"{where}: data.text_field={field} is not text ({record[field]!r:.40})"
                 raise DataError(problem, "choose another field")
@@ -111,6 +114,42 @@ class Source:
     def _note(self, what: str, count: int, where: str) -> None:
         before, first = self.losses.get(what, (0, where))
         self.losses[what] = before + count, first
+
+
+def divided(blocks: Iterable[str], separator: str | None) -> Iterator[Iterable[str]]:
+    """Yield the documents between the separators in a text that comes in blocks of any size, in pieces.
+
+    Each must be read to its end before the next. Line ends right after a separator belong to it, and white space alone
+    is no document. Without a separator the text is one document, as it is.
+    """
+    if separator is None:
+        yield pieces(blocks)
+        return
+    parts = _parts(blocks, separator)
+    is_first = True
+    for part in parts:
+        document = pieces(chain([part or ""], iter(parts.__next__, None)))  # up to the next separator
+        begun = list(islice(document, 2))
+        if begun and not is_first:
+            begun[0] = begun[0].lstrip("\r\n")
+        if len(begun) > 1 or "".join(begun).strip():
+            yield chain(begun, document)
+        is_first = False
+
+
+def _parts(blocks: Iterable[str], separator: str) -> Iterator[str | None]:
+    """Yield a text in parts of any size, "" among them, and None for each separator. A part precedes and follows it."""
+    straddling = len(separator) - 1  # characters of a separator whose end may be in the next block
+    pending = ""
+    for block in blocks:
+        *ended, pending = (pending + block).split(separator)
+        for part in ended:
+            yield part
+            yield None
+        certain = max(0, len(pending) - straddling)
+        yield pending[:certain]
+        pending = pending[certain:]
+    yield pending
 
 
 @contextmanager

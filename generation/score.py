@@ -14,7 +14,8 @@ from torch import Tensor
 
 from console import progress_bar
 from data.batches import document_starts
-from data.config import DataConfig, TaskConfig, TokenizerConfig
+from data.config import DataConfig, TokenizerConfig
+from data.files import from_json
 from data.prepare import prepare
 from data.tasks import TaskData
 from data.texts import Source
@@ -162,8 +163,8 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
     if not meta.data or meta.home != str(run.resolve()):  # its settings choose no places on this machine
         raise DataError(f"{path} was not trained here and has no validation split", remedy)
     with readable(path):
-        source = DataConfig(**meta.config["data"] | {"task": TaskConfig(**meta.config["data"]["task"])})
-        tokenizer = TokenizerConfig(**meta.config["tokenizer"])
+        source = from_json(DataConfig, meta.config["data"])
+        tokenizer = from_json(TokenizerConfig, meta.config["tokenizer"])
     try:
         # The ids of a nanoGPT folder are the checkpoint's, for which no published tokenizer need be downloaded.
         given = meta.own_tokenizer or source.source == "nanogpt"
@@ -180,7 +181,8 @@ def learned_task(checkpoint: Checkpoint) -> TaskData:
     """Return the synthetic task that a checkpoint has learned."""
     with readable(checkpoint.path):
         settings = checkpoint.meta.config
-        return TaskData(settings["data"]["source"], TaskConfig(**settings["data"]["task"]), settings["seed"])
+        data = from_json(DataConfig, settings["data"])
+        return TaskData(data.source, data.task, settings["seed"])
 
 
 def encode_documents(tokenizer: tiktoken.Encoding, documents: list[str]) -> np.ndarray:

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 from torch import Tensor
 
-from data.files import pointed, reading, replace_text, replacing, user_path
+from data.files import from_json, pointed, reading, replace_text, replacing, user_path
 from data.tokenizer import read_tokenizer, save_tokenizer
 from errors import CheckpointError, SettingsError, first_line
 from model.config import GPTConfig
@@ -89,7 +89,7 @@ class Meta:
     """The state of fp16's gradient scaler."""
     logs: dict[str, int] = field(default_factory=dict)
     """How long the run's logs were, in bytes."""
-    files: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Size and checksum of the other files."""
 
 
@@ -167,14 +167,17 @@ def read_meta(path: Path) -> Meta:
         if content.pop("checksum") != meta_checksum(content):
             raise ValueError("meta.json is not what was written")
         del content["format_version"]
-        return Meta(**content | {"progress": Progress(**content["progress"])})
+        meta = from_json(Meta, content)
+        if isinstance(data := meta.config.get("data"), dict):
+            data.setdefault("separator", None)  # a run that is older than this setting had none
+        return meta
 
 
 def read_settings(path: Path) -> GPTConfig:
     """Return the settings of a checkpoint's model; CheckpointError when they cannot be read."""
     meta = read_meta(path)
     with readable(path):
-        return GPTConfig(**meta.config["model"])
+        return from_json(GPTConfig, meta.config["model"])
 
 
 def verify_checkpoint(path: Path, *names: str) -> Meta:
@@ -191,7 +194,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     """Read a checkpoint, but for what only resuming needs; CheckpointError when it is unusable."""
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     with readable(path):
-        config, weights = GPTConfig(**meta.config["model"]), load_file(path / WEIGHTS)
+        config, weights = from_json(GPTConfig, meta.config["model"]), load_file(path / WEIGHTS)
         found = len(weights), sum(tensor.numel() for tensor in weights.values())
         if found != (asked := count_weights(config)):  # before a model is built, which may not fit the memory
             has, wants = (f"{count:,} tensors of {numbers:,} numbers" for count, numbers in (found, asked))

@@ -224,6 +224,14 @@ FORGED = [  # a part of meta.json, and what is said of it
     *(({"config": {"model": {name: 10**9}}}, "numbers, where its settings ask") for name in ("n_layer", "vocab_size")),
     ({"config": {"model": {"n_embd": 10**30}}}, "more than 2^63 numbers"),
     ({"progress": []}, "damaged"),
+    ({"progress": {"step": "5"}}, r"damaged or incomplete \(step is '5', not int"),
+    ({"progress": {"metrics": {"val_loss": None}}}, r"\(metrics is .*not dict"),
+    ({"config": []}, r"\(config is \[\], not dict"),
+    ({"files": {"tokenizer.json": 7}}, r"\(files is .*not dict"),
+    *(
+        ({name: 7}, rf"\({name} is 7, not")
+        for name in ("home", "data", "own_tokenizer", "computed_on", "scaler", "logs")
+    ),
     ({"progress": {"nothing": 1}}, "nothing"),
     *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "is missing, or not what") for name in ("/etc/passwd", "..")),
 ]
@@ -240,6 +248,13 @@ def test_a_meta_json_that_says_what_cannot_be_is_refused_before_a_model_is_built
     with pytest.raises(CheckpointError, match=said.replace("^", r"\^")) as refused:
         (verify_checkpoint if "files" in changes else load_checkpoint)(saved)
     assert "\n" not in str(refused.value)
+
+
+def test_the_text_of_a_run_from_before_there_were_separators_is_not_divided(saved):
+    assert read_meta(saved).config["data"]["separator"] == "<|endoftext|>"
+    data = {name: value for name, value in read_meta(saved).config["data"].items() if name != "separator"}
+    forge(saved, config={"data": data})
+    assert read_meta(saved).config["data"]["separator"] is None
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(saved):

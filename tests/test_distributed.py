@@ -237,6 +237,28 @@ def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
     assert messages(process) == ["error: batch_size=7 is not a multiple of the 2 processes: choose one that is."]
 
 
+LATE_FIRST = """
+import os, time, train
+from training import start
+original = start.open_data
+def late(*args, **settings):
+    time.sleep(2 * (os.environ["RANK"] == "0"))
+    return original(*args, **settings)
+start.open_data = late
+train.main()
+"""
+
+
+@pytest.mark.slow
+def test_the_first_rank_prepares_the_text_and_says_so_however_late_it_is(text_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (script := tmp_path / "late.py").write_text(LATE_FIRST)
+    process = start_torchrun(tmp_path, text_file, "max_steps=2", script=script)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert output.count("Preparing") == 1 and "waiting" not in output and "preparing tokens" not in errors
+
+
 SLOW_SAVES = """
 import time, train
 from runs import checkpoint

@@ -72,7 +72,7 @@ def text_file(tmp_path) -> Path:
 def test_nasty_documents_become_the_tokens_of_each_after_its_mark_in_order(tmp_path, tokenizer):
     texts = [*NASTY, *essays(2000)]
     path = write_jsonl(tmp_path / "a.jsonl", [*texts[:5], "", *texts[5:]])
-    data = prepared(tmp_path, path, name=tokenizer, val_fraction=0.1)
+    data = prepared(tmp_path, path, name=tokenizer, val_fraction=0.1, separator=None)
     held_out = set(documents(data, data.val))
     assert 300 < len(held_out) < 500 and not any(len(text) > 10_000 for text in held_out)
     mark = [data.tokenizer.eot_token]
@@ -250,7 +250,11 @@ def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("train.bin", None), ("val.bin", b"00"), ("tokenizer.json", b""), *(("meta.json", c) for c in (None, b"", b"[]"))],
+    [
+        *(("train.bin", None), ("val.bin", b"00"), ("tokenizer.json", b"")),
+        *(("meta.json", content) for content in (None, b"", b"[]", b'{"text": "a", "sizes": {}}')),
+        *(("meta.json", b'{"text": "a", "sizes": ' + sizes + b"}") for sizes in (b"7", b'{"train.bin": "7"}')),
+    ],
 )
 def test_a_file_of_another_size_or_an_unreadable_meta_prepares_again(tmp_path, text_file, name, content):
     whole = prepared(tmp_path, text_file)
@@ -266,6 +270,33 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text_file, mo
     with pytest.raises(DataError, match=r"data=text changes while it is read .*a\.txt.*: wait"):
         prepared(tmp_path, text_file)
     assert cache_names(tmp_path) == []
+
+
+def test_ids_of_the_cache_beyond_the_vocabulary_are_refused_with_their_folder(tmp_path, text_file):
+    folder = tmp_path / "cache" / "tokens" / prepared(tmp_path, text_file).name
+    tokens = np.fromfile(folder / "train.bin", "<u2")
+    tokens[-1] = 257
+    tokens.tofile(folder / "train.bin")
+    with pytest.raises(DataError, match=f"{folder} has the id 257, and tokenizer=byte ids below 257: delete"):
+        prepared(tmp_path, text_file)
+
+
+def test_one_that_does_not_prepare_waits_for_the_tokens_of_another(tmp_path, text_file, monkeypatch):
+    data = DataConfig(source="text", path=str(text_file), cache_dir=str(tmp_path / "cache"))
+    waited = []
+    monkeypatch.setattr(prepare.time, "sleep", lambda _: waited.append(prepared(tmp_path, text_file)))
+    log: list[str] = []
+    found = prepare.prepare(data, TokenizerConfig(name="byte", vocab_size=300), log=log.append, prepares=False)
+    assert log == [] and [found.name] == [one.name for one in waited]
+
+
+def test_stories_of_one_file_are_documents_held_out_whole_and_null_makes_it_one(tmp_path):
+    (tmp_path / "a.txt").write_text(f"{END_OF_TEXT}\n".join(essays(1000)))
+    data = prepared(tmp_path, tmp_path / "a.txt")
+    found = documents(data, data.train), documents(data, data.val)
+    assert sorted(found[0] + found[1]) == sorted(essays(1000)) and 80 < len(found[1]) < 130
+    whole = prepared(tmp_path, tmp_path / "a.txt", separator=None)
+    assert whole.name != data.name and len(documents(whole, whole.train)) == len(documents(whole, whole.val)) == 1
 
 
 def start(tmp_path: Path, file: Path, *, before: str = "") -> subprocess.Popen:
@@ -409,6 +440,7 @@ def test_nanogpts_tokens_are_mapped_where_they_lie(folder):
         ("val.bin", b"odd", r"cannot be used \(.*multiple"),
         ("train.bin", b"", r"cannot be used \(.*empty"),
         ("train.bin", np.array([1, 50_257], "<u2").tobytes(), "has the id 50257, and tokenizer=gpt2 ids below 50257"),
+        ("val.bin", np.array([0] * (1 << 24) + [50_257], "<u2").tobytes(), "has the id 50257, and tokenizer=gpt2"),
         ("val.bin", None, r"cannot be used \(No such file.*: give a folder with train\.bin"),
         ("meta.pkl", b"", r"meta\.pkl says.*data=text data\.path=.*input\.txt"),
     ],

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import train as train_module
+from data.config import VOCABULARIES
 from errors import SettingsError, shown
 from eval import EvalConfig
 from export import ExportConfig
@@ -72,7 +73,7 @@ def test_the_commands_defaults_are_the_dataclasses():
 def test_every_option_of_every_group_is_a_valid_configuration(group):
     for path in (CONF / group).glob("*.yaml"):
         needs = "data.name=x" if path.stem == "hf" else "data.path=x"
-        is_whole = group != "data" or path.stem in ("stdlib", "shakespeare")
+        is_whole = group != "data" or path.stem in ("stdlib", "shakespeare", *VOCABULARIES)
         composed("dry_run=true", f"{group}={path.stem}", *[] if is_whole else [needs])
 
 
@@ -230,7 +231,19 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "seed=${foo}": "seed=${foo} is not a whole number",
     "data.path=${HOME}/x +experiment=ladder": "many runs are asked for, and one would be made: add -m",
     "attention=matmul model.attention=loop": "attention=matmul and model.attention=loop are both given",
-    "attention=mla model.qk_norm=false": "model.qk_norm=false has no effect with attention=mla: leave it out",
+    "attention=mla model.qk_norm=false": "model.qk_norm=false has no effect with attention=mla: leave it",
+    "data=recall data.path=x": "data.path=x has no effect with data=recall: leave it",
+    "data=recall tokenizer=byte": "tokenizer=byte has no effect with data=recall: leave it",
+    "data=copy data.task.items=9": "data.task.items=9 has no effect with data=copy: leave it",
+    "data=copy data.separator=null": "data.separator=null has no effect with data=copy: leave it",
+    "data=text data.path=x data.text_field=body": "data.text_field=body has no effect with data=text: leave it",
+    "data.separator=---": "data.separator=--- has no effect with data=stdlib: leave it",
+    "data.task.vocab_size=64": "data.task.vocab_size=64 has no effect with data=stdlib: leave it",
+    "data.name=a/b": "data.name=a/b has no effect with data=stdlib: leave it",
+    "plan.device=h100": "plan.device=h100 has no effect with dry_run=false: leave it",
+    "model.rope_scaling_factor=2": "model.rope_scaling_factor=2 has no effect with model.rope_scaling=none: leave it",
+    "tokenizer=byte tokenizer.vocab_size=300": "tokenizer.vocab_size=300 has no effect with tokenizer=byte: leave it",
+    "model.position=alibi model.rope_theta=5": "model.rope_theta=5 has no effect with model.position=alibi: leave it",
     "wandb=true": "there is no setting wandb: did you mean wandb.mode or wandb.project or ",
     "wandb.tags=[{a:1}]": "is not a list of texts, as in '[a,b]', or null",
     "resume=a run_dir=b": "resume=a and run_dir=b are two folders: leave out run_dir",

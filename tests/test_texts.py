@@ -15,12 +15,14 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from data import texts
 from data.config import SOURCES, TOKENIZERS, DataConfig, TaskConfig, TokenizerConfig
-from data.texts import Source
-from data.tokenizer import LONGEST
+from data.texts import Source, divided
+from data.tokenizer import END_OF_TEXT, LONGEST
 from errors import DataError, SettingsError
 from hydra_command import CONF
 
@@ -30,7 +32,7 @@ def read(source: Source) -> list[str]:
     return [text for document in source.documents() if (text := "".join(document))]
 
 
-def of_path(path: Path | str, source: str = "text", **settings: str) -> Source:
+def of_path(path: Path | str, source: str = "text", **settings: str | None) -> Source:
     return Source(DataConfig(source=source, path=str(path), **settings))
 
 
@@ -52,6 +54,7 @@ def test_a_path_alone_chooses_text_or_parquet_and_each_source_has_its_own_share(
         ({"source": "books"}, "data.source=books"),
         ({"val_fraction": 0.0}, "data.val_fraction=0 "),
         ({"val_fraction": 0.6}, "data.val_fraction=0.6"),
+        ({"separator": ""}, "data.separator= is empty: give the text between two documents, or null"),
         ({"path": ""}, "data=text has nothing to read: give data.path"),
         *(
             ({"source": name}, f"data={name} has nothing to read: give data")
@@ -185,12 +188,53 @@ def test_jsonl_gives_one_document_a_line_and_passes_over_null(tmp_path):
     (tmp_path / "a.jsonl").write_text("\ufeff" + "\n\n".join(lines) + "\n")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"body": "packed \\ud800 half \xff"}'))
     (tmp_path / "README.md").write_text("not JSON")
-    source = of_path(tmp_path, "jsonl", text_field="body")
+    source = of_path(tmp_path, "jsonl", text_field="body", separator=None)
     assert read(source) == ["one", "two\nlines\u2028", "<|endoftext|>", "packed \ufffd half \ufffd"]
     assert source.losses == {
         "Records left out whose body is null": (2, f"{tmp_path}/a.jsonl line 7"),
         "Characters that are not UTF-8 and became U+FFFD": (2, f"{tmp_path}/b.jsonl.gz line 1"),
     }
+
+
+@pytest.mark.parametrize("source", ["text", "jsonl"])
+@pytest.mark.parametrize("separator", [END_OF_TEXT, "---", "\n\n\n"])
+def test_a_separator_ends_a_document_and_takes_the_line_ends_after_it(tmp_path, source, separator):
+    end = "" if separator[0] == "\n" else "\n"  # which is the separator's there
+    stories = [f"\n one{end}", f"two\n\nwith a gap {end}", " three, the last"]
+    text = separator.join([stories[0], "\r\n" + stories[1], " \t" + end, "", "\n\n" + stories[2], "\n"])
+    content = json.dumps({"text": text}) if source == "jsonl" else text
+    (tmp_path / "a").write_bytes(content.encode())
+    file = (tmp_path / "a").rename(tmp_path / f"a.{source}")
+    assert read(of_path(file, source, separator=separator)) == stories
+    assert read(of_path(file, source, separator=None)) == [text]
+
+
+@given(
+    text=st.text("ab- \n", max_size=60),
+    separator=st.sampled_from(["-", "--", "-a-", "---", "\n\n"]),
+    size=st.integers(1, 8),
+)
+def test_a_separator_is_found_wherever_the_blocks_end(text, separator, size):
+    first, *others = text.split(separator)
+    expected = [one for one in (first, *(other.lstrip("\r\n") for other in others)) if one.strip()]
+    blocks = (text[start : start + size] for start in range(0, len(text), size))
+    assert ["".join(document) for document in divided(blocks, separator)] == expected
+
+
+def test_a_document_between_separators_is_read_in_bounded_pieces_whatever_its_size():
+    block = "a line of text, then another\n" * 1000
+    text = (part for part in [*[block] * 50, END_OF_TEXT, *[block] * 50])
+    assert [[len(piece) <= LONGEST for piece in document] for document in divided(text, END_OF_TEXT)] == [
+        [True] * 6
+    ] * 2
+
+
+def test_the_library_and_shakespeare_are_not_divided_and_keep_their_fingerprints(monkeypatch, tmp_path):
+    assert DataConfig().separator == END_OF_TEXT and Source(DataConfig()).separator is None
+    plain, file = DataConfig(separator=None), tmp_path / "a.txt"
+    assert Source(DataConfig()).fingerprint == Source(plain).fingerprint
+    file.write_text("one")
+    assert len({of_path(file, separator=separator).fingerprint for separator in (END_OF_TEXT, "---", None)}) == 3
 
 
 FINE = b'{"text": "fine"}\n\n'

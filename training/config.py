@@ -3,11 +3,12 @@
 import os
 from dataclasses import dataclass, field, replace
 
-from data.config import DataConfig, TokenizerConfig
+from data.config import DIVISIBLE, DataConfig, TokenizerConfig
 from errors import SettingsError, at_least, fraction, one_of, positive, shown
 from model.config import GPTConfig
 
 IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # whose agent has called this command
+ROPE = "model.rope_theta model.rope_fraction model.rope_scaling model.rope_scaling_factor model.rope_trained_length"
 WANDB_MODES = ("disabled", "offline", "online")
 
 
@@ -208,6 +209,35 @@ class TrainConfig:
             raise SettingsError(f"seed={self.seed} must be from 0 to 2^63 - 1")
         if self.resume and self.init_from:
             raise SettingsError(f"resume={self.resume} and init_from={self.init_from} are both given", "choose one")
+
+    def idle(self) -> dict[str, str]:
+        """Return the settings that have no effect, each with the one that makes it idle, as in data=recall.
+
+        A form of attention ignores others besides: see model.attention.ignored().
+        """
+        data, model = self.data, self.model
+        source, tokenizer = f"data={data.source}", f"tokenizer={self.tokenizer.name}"
+        table = [
+            ("plan.devices plan.device", "dry_run=false", not self.dry_run),
+            ("data.path data.val_fraction data.document_mask", source, data.is_task),
+            ("tokenizer tokenizer.name tokenizer.vocab_size", source, data.is_task),
+            ("data.val_fraction", source, data.source == "nanogpt"),
+            ("data.name data.subset data.split", f"data.path={data.path}", bool(data.path)),
+            ("data.name data.subset data.split", source, data.source != "hf"),
+            ("data.text_field", source, data.source not in ("jsonl", "hf")),
+            ("data.separator", source, data.source not in DIVISIBLE),
+            ("data.task.vocab_size", source, not data.is_task),
+            ("data.task.items", source, data.source not in ("recall", "selective_copy")),
+            ("data.task.random_non_queries", source, data.source != "recall"),
+            ("tokenizer.vocab_size", tokenizer, self.tokenizer.name != "bpe"),
+            (
+                "model.rope_scaling_factor model.rope_trained_length",
+                "model.rope_scaling=none",
+                model.rope_scaling == "none",
+            ),
+            (ROPE, f"model.position={model.position}", model.position != "rope"),
+        ]
+        return {name: because for names, because, is_idle in table if is_idle for name in names.split()}
 
     @property
     def tokens_per_step(self) -> int:

@@ -85,7 +85,7 @@ def build_run(
     pretrained, encoding = begin_with(config)
     if checkpoint and meta and meta.own_tokenizer:
         encoding = read_tokenizer(checkpoint / TOKENIZER)
-    data = open_data(config, encoding)
+    data = open_data(config, encoding, prepares=ranks.local_rank == 0)
     refuse_too_large(config, device, ranks)  # now that the vocabulary is known
     if meta and meta.data != data.name:
         check_settings(asdict(config), meta, data.name)
@@ -141,10 +141,11 @@ def refuse_past(run: Run, saved: Meta) -> None:
         raise SettingsError(problem, "raise it, or leave it out")
 
 
-def open_data(config: TrainConfig, encoding: Encoding | None) -> "Data":
+def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool = True) -> "Data":
     """Return the text, in tokens, or the task; sets config.model.vocab_size where it is null.
 
-    encoding: that of the model to begin with. Raises SettingsError when the model does not fit the data.
+    encoding: that of the model to begin with. prepares: whether this process may make the tokens; else it waits for
+    them. Raises SettingsError when the model does not fit the data.
     """
     data: Data
     if config.data.is_task:
@@ -155,7 +156,7 @@ def open_data(config: TrainConfig, encoding: Encoding | None) -> "Data":
         problem = f"init_from={config.init_from} has no tokenizer for data={config.data.source}"
         raise SettingsError(problem, "choose the data of a synthetic task, or another init_from")
     else:
-        data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info)
+        data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info, prepares=prepares)
     data.check(config.model.block_size)
     asked, known = config.model.vocab_size, data.vocab_size
     if asked and asked < known:
