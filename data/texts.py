@@ -219,7 +219,7 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
             found = [*map(Path, glob.glob(str(root), recursive=True))]  # noqa: PTH207 (Path.glob wants a relative one)
         files = sizes_of(found)
     except OSError as error:  # a closed folder
-        files, problem = {}, f"cannot be read ({why(error)})"
+        files, problem = {}, f"cannot be read ({why(error)}: {error.filename})"
     if not files:
         problem = f"{setting}={path} {problem} (seen from {Path.cwd()})"
         raise DataError(problem, "give a file, a folder or a quoted glob that holds text")
