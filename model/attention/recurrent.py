@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from model.attention.contract import Key, Output, Query, Scores, Value, repeat_heads, upcast
@@ -31,13 +31,18 @@ from model.attention.names import form
 from model.config import AttentionConfig
 from model.layers import RMSNorm
 
-CHUNK = 64
+CHUNK = 32
+"""Tokens whose writes one triangular system gives: a power of two."""
+NOTHING = -1000.0
+"""ln α of a token that finds an empty state: exp of it is 0 in every precision, and 0 times it is 0."""
 FADE = math.log(math.expm1(0.01))
 LogDecay = Float[Tensor, "*#lead #H T _"]
 """ln α of each token, (…, H, T, 1), or of each channel of its key, (…, H, T, D), so that rows fade by themselves."""
 Beta = Float[Tensor, "*lead H T"] | None
 Begins = Bool[Tensor, "*#lead #H T"] | None
 State = Float[Tensor, "*lead H D Dv"]
+Chunks = Float[Tensor, "n N C D"]
+Fading = Float[Tensor, "n N C _"]
 
 
 def token_by_token(
@@ -45,11 +50,9 @@ def token_by_token(
 ) -> tuple[Output, State]:
     """Return y and the last state, one token after the other; `begins` marks tokens that find an empty state."""
     outputs = []
+    decay = emptied(log_decay, begins).exp()
     for t in range(q.shape[-2]):
-        decay = log_decay[..., t, :].exp()
-        if begins is not None:
-            decay = decay.masked_fill(begins[..., t, None], 0)
-        state = decay[..., None] * state
+        state = decay[..., t, :, None] * state
         key, written = k[..., t, :, None], v[..., t, None, :]  # (…, H, D, 1), (…, H, 1, Dv)
         if beta is not None:
             written = beta[..., t, None, None] * (written - key.mT @ state)
@@ -61,38 +64,94 @@ def token_by_token(
 def in_chunks(
     q: Query, k: Key, v: Value, log_decay: LogDecay, beta: Beta, begins: Begins, state: State
 ) -> tuple[Output, State]:
-    """Return the same as token_by_token, CHUNK tokens at a time (Yang et al. 2024 and 2025).
+    """Return the same as token_by_token, by matrix products in chunks of CHUNK tokens (Yang et al. 2024 and 2025).
 
-    In a chunk the state before it is read once. What its tokens write, U, follows from each other's: of the rows of
-    (I + A) U = β (V - K S), A strictly lower triangular, the first is known, and each gives the next.
+    A token reads the state S before its chunk and the writes U of the chunk's tokens up to itself. By the delta rule
+    these follow from each other: (I + A) U = β (V - K S), A strictly lower triangular. The solution, U = fresh - erased
+    S, has two factors that need no state, and so all chunks compute them at once. Only S goes from chunk to chunk.
     """
-    outputs, size = [], CHUNK if log_decay.shape[-1] == 1 else CHUNK // 4  # as each pair of tokens takes D numbers
-    for start in range(0, q.shape[-2], size):
-        chunk = slice(start, start + size)
-        query, key, written = (t[..., chunk, :] for t in (q, k, v))
-        faded = log_decay[..., chunk, :].cumsum(-2)  # (…, H, T, 1 or D): ln of what is left at t of the state before
-        between = faded[..., :, None, :] - faded[..., None, :, :]  # (…, H, T, T, 1 or D): and of what s wrote
-        before = faded.exp()
-        T = between.shape[-2]
-        seen = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
-        if begins is not None:
-            text = begins[..., chunk].cumsum(-1)  # the number of the token's text in this chunk
-            seen = seen & (text[..., :, None] == text[..., None, :])
-            before = before * (text == 0)[..., None]
-        left = between.masked_fill(~seen[..., None], -torch.inf).exp()
-        if beta is not None:
-            scale = beta[..., chunk, None]
-            system = scale * faded_products(key, key, left)  # its diagonal is taken for 1
-            written = scale * (written - (before * key) @ state)
-            written = torch.linalg.solve_triangular(system, written, upper=False, unitriangular=True)
-        outputs.append((before * query) @ state + faded_products(query, key, left) @ written)
-        state = before[..., -1, :, None] * state + (key * left[..., -1, :, :]).mT @ written
-    return torch.cat(outputs, -2), state
+    # Everything that reads no state; n is all heads of all texts.
+    lead, T = q.shape[:-2], q.shape[-2]
+    log_decay = emptied(log_decay, begins).expand(*lead, T, -1)
+    q, k, v, log_decay = (chunked(t) for t in (q, k, v, log_decay))  # (…, H, T, D) -> (n, N, C, D)
+    before = left_between(log_decay, -1)  # at t, of the state before the chunk: (n, N, C, 1 or D)
+    ends = (left_between(log_decay, CHUNK - 1) * k).mT  # (…, D, C): keys as the chunk's end finds them
+    rests = before[..., -1, :, None]  # (…, 1 or D, 1): at the chunk's end, of the state before it
+    inside, *overlaps = faded_products([q] if beta is None else [q, k], k, log_decay)  # (…, C, C)
+    if beta is None:
+        fresh, erased = v, None
+    else:
+        scale = chunked(beta[..., None])  # (…, C, 1)
+        identity = torch.eye(CHUNK, dtype=q.dtype, device=q.device)
+        # The diagonal of the system is taken for 1.
+        solved = torch.linalg.solve_triangular(scale * overlaps[0], identity, upper=False, unitriangular=True)
+        solved = solved * scale.mT  # (…, C, C)
+        fresh = solved @ v  # (…, C, C) @ (…, C, Dv) -> (…, C, Dv)
+        erased = solved @ (before * k)  # (…, C, C) @ (…, C, D) -> (…, C, D)
+
+    # The state, from chunk to chunk.
+    state = state.flatten(0, -3)  # (…, H, D, Dv) -> (n, D, Dv)
+    states, writes = [], []
+    steps = (fresh, rests, ends) if erased is None else (fresh, rests, ends, erased)
+    for written, rest, end, *reads in zip(*(t.unbind(1) for t in steps), strict=True):
+        states.append(state)
+        for read in reads:
+            written = torch.baddbmm(written, read, state, alpha=-1)  # (n, C, D) @ (n, D, Dv) -> (n, C, Dv)
+        writes.append(written)
+        state = torch.baddbmm(rest * state, end, written)  # (n, D, C) @ (n, C, Dv) -> (n, D, Dv)
+
+    # All chunks at once again: (n, N, C, D) @ (n, N, D, Dv) + (n, N, C, C) @ (n, N, C, Dv)
+    y = (before * q) @ torch.stack(states, 1) + inside @ (fresh if erased is None else torch.stack(writes, 1))
+    return y.view(*lead, -1, y.shape[-1])[..., :T, :], state.view(*lead, *state.shape[-2:])
 
 
-def faded_products(a: Query, b: Key, left: Float[Tensor, "*#lead #H T T _"]) -> Scores:
-    """Return the products of all pairs, each channel times what is left of it."""
-    return left[..., 0] * (a @ b.mT) if left.shape[-1] == 1 else torch.einsum("...td,...sd,...tsd->...ts", a, b, left)
+def emptied(log_decay: LogDecay, begins: Begins) -> LogDecay:
+    """Return the decays, of which those that begin a text leave nothing."""
+    return log_decay if begins is None else log_decay.masked_fill(begins[..., None], NOTHING)
+
+
+def chunked(x: Float[Tensor, "*lead T D"]) -> Chunks:
+    """Cut the text into chunks, the last one filled up with zeros: such tokens fade and write nothing."""
+    missing = -x.shape[-2] % CHUNK
+    whole = F.pad(x, (0, 0, 0, missing)) if missing else x
+    return whole.flatten(0, -3).unflatten(-2, (-1, CHUNK))
+
+
+def left_between(log_decay: Fading, landmark: int | Int[Tensor, "C 1"]) -> Fading:
+    """Return what is left at the later of token t and its landmark of what stood at the earlier: Π α in between.
+
+    ln of it is a sum of ln α, not a difference of two sums: no factor exceeds 1, and strong decays cost no precision.
+    """
+    token = torch.arange(CHUNK, device=log_decay.device)
+    t = token[:, None]
+    between = (token > t.clamp(max=landmark)) & (token <= t.clamp(min=landmark))  # (C, C)
+    return (between.to(log_decay.dtype) @ log_decay).exp()
+
+
+def faded_products(queries: list[Chunks], k: Chunks, log_decay: Fading) -> list[Float[Tensor, "n N C C"]]:
+    """Return the products of each of `queries` with its own and earlier keys, each channel times what is left of it."""
+    if log_decay.shape[-1] == 1:
+        lower = torch.ones(CHUNK, CHUNK, dtype=k.dtype, device=k.device).tril()
+        between = lower @ (log_decay * lower.tril(-1))  # (C, C) @ (…, C, C): the sum of ln α after s up to t
+        left = lower * between.exp()
+        return [left * (q @ k.mT) for q in queries]
+    # By halves. In a block of 2m tokens the late half meets the keys of the early half as they are in the middle.
+    token = torch.arange(CHUNK, device=k.device)[:, None]
+    products = [(q * k).sum(-1)[..., None, None] for q in queries]  # (…, C, 1, 1): of each token with itself
+    for m in (2**i for i in range(CHUNK.bit_length() - 1)):
+        middle = token // (2 * m) * 2 * m + m - 1
+        early, late = halves(left_between(log_decay, middle), m)  # (…, C/2m, m, D)
+        keys = (early * halves(k, m)[0]).mT  # (…, C/2m, D, m)
+        for i, q in enumerate(queries):
+            across = (late * halves(q, m)[1]) @ keys  # (…, m, D) @ (…, D, m) -> (…, C/2m, m, m)
+            first, second = products[i].unflatten(-3, (-1, 2)).unbind(-3)
+            products[i] = torch.cat((F.pad(first, (0, m)), torch.cat((across, second), -1)), -2)  # (…, C/2m, 2m, 2m)
+    return [product.squeeze(-3) for product in products]
+
+
+def halves(x: Float[Tensor, "*lead C D"], m: int) -> tuple[Float[Tensor, "*lead _ m D"], ...]:
+    """Return the early and the late half of every 2m tokens: (…, C, D) -> twice (…, C/2m, m, D)."""
+    return x.unflatten(-2, (-1, 2, m)).unbind(-3)
 
 
 class Recurrent(MultiHeadAttention):
