@@ -21,6 +21,7 @@ from data.tokenizer import encode_text
 from generation.config import SamplingParams
 from model.cache import KVCache
 from model.gpt import GPT
+from model.layers import cumulative_sum
 
 Logits = Float[Tensor, "B V"]
 
@@ -103,7 +104,7 @@ def filtered(logits: Logits, params: SamplingParams, seen: Bool[Tensor, "B V"] |
     if params.top_p < 1:
         descending, order = logits.sort(descending=True)
         probabilities = descending.softmax(-1)
-        beyond = probabilities.cumsum(-1) - probabilities >= params.top_p  # what came before already reaches p
+        beyond = cumulative_sum(probabilities, -1) - probabilities >= params.top_p  # what came before already reaches p
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
     if params.min_p > 0:
         probabilities = logits.softmax(-1)
@@ -118,9 +119,10 @@ def draw(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     One number a token, whatever the vocabulary. A token of probability 0 is never drawn.
     """
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    summed = logits.softmax(-1).cumsum(-1, dtype=wide)
-    threshold = sent(uniform, logits.device).to(wide)[:, None] * summed[:, -1:]
-    return torch.searchsorted(summed, threshold, right=True)[:, 0]
+    summed = (logits.softmax(-1) * 2.0**52).long().cumsum(-1)  # of integers, which CUDA adds deterministically
+    total = summed[:, -1:]
+    threshold = (sent(uniform, logits.device).to(wide)[:, None] * total).long()
+    return torch.searchsorted(summed, torch.minimum(threshold, total - 1), right=True)[:, 0]  # a float32 rounds up
 
 
 def sent(few: Tensor, device: torch.device) -> Tensor:

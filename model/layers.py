@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+SIDE = 64  # of the triangle that sums
 LARGE = 100_000  # weights from which a product of one row is worth sharing between threads
 
 
@@ -49,3 +50,16 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps).to(x.dtype)
+
+
+def cumulative_sum(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
+    """Return x.cumsum(dim) of finite x, also where torch has no deterministic one, as on CUDA: by products."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return x.cumsum(dim)
+    n = x.shape[dim]
+    rows = F.pad(x.movedim(dim, -1), (0, -n % SIDE)).unflatten(-1, (-1, SIDE))  # (…, n) -> (…, N, SIDE)
+    sums = rows @ torch.ones(SIDE, SIDE, dtype=x.dtype, device=x.device).triu()  # within each row
+    if n > SIDE:
+        before = F.pad(cumulative_sum(sums[..., :-1, -1], -1), (1, 0))  # (…, N): of all rows before
+        sums = sums + before[..., None]
+    return sums.flatten(-2)[..., :n].movedim(-1, dim)

@@ -20,7 +20,8 @@ B, T, C, H, HKV, D = 2, 12, 16, 4, 2, 4
 
 @pytest.mark.parametrize("written", ["all", "what is new"])
 @pytest.mark.parametrize(
-    ("N", "channels"), [(1, 1), (CHUNK - 1, 1), (CHUNK, 1), (CHUNK + 1, 1), (2 * CHUNK + 5, 1), (2 * CHUNK + 5, D)]
+    ("N", "channels"),
+    [(n, channels) for n in (1, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK + 5) for channels in (1, D)],
 )
 def test_chunks_give_the_values_states_and_gradients_of_one_token_after_the_other(written, N, channels):
     """Fading as one or each channel by itself, however fast."""
@@ -38,6 +39,41 @@ def test_chunks_give_the_values_states_and_gradients_of_one_token_after_the_othe
             results.append((y, ended, *(torch.zeros(()) if g is None else g for g in gradients)))
         for a, b in zip(*results, strict=True):
             close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("channels", [1, D])
+@pytest.mark.parametrize("rate", [0.1, 10, 1000])
+def test_strong_decays_cost_no_precision(rate, channels):
+    """Also beside weak ones, in float32; values and gradients."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, state = (torch.randn(B, H, n, D, generator=generator) for n in (70, 70, 70, D))
+    log_decay = -rate * torch.rand(B, H, 70, channels, generator=generator) ** 3
+    inputs = [q, F.normalize(k, dim=-1), v, log_decay, torch.rand(B, H, 70, generator=generator), state]
+    results = []
+    for scan, dtype in ((token_by_token, torch.float64), (in_chunks, torch.float32)):
+        leaves = [t.to(dtype).requires_grad_() for t in inputs]
+        y, ended = scan(*leaves[:5], None, leaves[5])
+        results.append((y, ended, *torch.autograd.grad(y.square().sum() + ended.sum(), leaves)))
+    for a, b in zip(*results, strict=True):
+        close(b.double(), a, rtol=2e-5, atol=2e-5 * a.abs().max().item())
+
+
+@pytest.mark.parametrize("channels", [1, D])
+def test_a_long_text_is_one_graph_in_which_the_state_alone_is_unrolled(channels, unchecked):
+    sizes = []
+
+    def backend(graph, inputs):
+        sizes.append(len(graph.graph.nodes))
+        return graph
+
+    for chunks in (4, 8):
+        torch._dynamo.reset()
+        N = chunks * CHUNK
+        q, log_decay, beta, state = (
+            torch.rand(1, *shape) for shape in ((H, N, D), (H, N, channels), (H, N), (H, D, D))
+        )
+        torch.compile(in_chunks, backend=backend, fullgraph=True)(q, q, q, -log_decay, beta, None, state)
+    assert (sizes[1] - sizes[0]) / 4 < 10
 
 
 @torch.no_grad()

@@ -31,6 +31,7 @@ from model.attention.contract import (
 )
 from model.attention.masks import causal_mask
 from model.attention.names import form
+from model.layers import cumulative_sum
 
 SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that are one function
 SHORT = 256  # queries and keys up to which `bmm` beats the fused kernels of a CPU: see benchmarks/attention.py
@@ -202,7 +203,8 @@ def sparsemax(scores: Scores, allowed: Allowed) -> Scores:
     """
     ordered = scores.sort(-1, descending=True).values
     number = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    above = ordered * number + 1 > ordered.masked_fill(ordered.isinf(), 0).cumsum(-1)  # the first of each row
+    summed = cumulative_sum(ordered.masked_fill(ordered.isinf(), 0), -1)
+    above = ordered * number + 1 > summed  # the first of each row
     tau = (ordered.masked_fill(~above, 0).sum(-1, keepdim=True) - 1) / above.sum(-1, keepdim=True)
     return (scores - tau).clamp(min=0)
 
@@ -218,7 +220,7 @@ def stick(scores: Scores, allowed: Allowed) -> Scores:
     T, S = scores.shape[-2:]
     scores = scores.masked_fill(~causal_mask(T, S, scores.device).tril(S - T - 1), -torch.inf)
     left = F.logsigmoid(-scores)  # ln of what a key leaves, 0 where it may not take
-    after = left.flip(-1).cumsum(-1).flip(-1) - left
+    after = cumulative_sum(left.flip(-1), -1).flip(-1) - left
     return (F.logsigmoid(scores) + after).exp()
 
 

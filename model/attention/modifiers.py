@@ -18,7 +18,7 @@ from model.attention.layer import Call, Keys, MultiHeadAttention, Pass, Stream
 from model.attention.masks import alibi_slopes
 from model.attention.names import modifier
 from model.config import AttentionConfig
-from model.layers import Linear
+from model.layers import Linear, cumulative_sum
 
 
 class Modifier(nn.Module):
@@ -144,7 +144,7 @@ class Forget(Modifier):
         T, reach, log_f = call.q.shape[-2], call.k.shape[-2], F.logsigmoid(upcast(self.logits(x)))[..., None]
         if now.cache is not None:
             log_f = now.cache.append(self.layer_number, type(self).__name__, log_f)  # (B, H, T, 1) -> (B, H, S, 1)
-        total = log_f[:, :, -reach:].cumsum(2)
+        total = cumulative_sum(log_f[:, :, -reach:], 2)
         bias = total[:, :, -T:] - total.mT
         return call._replace(bias=bias if call.bias is None else call.bias + bias)
 

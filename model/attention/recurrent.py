@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from model.attention.contract import Key, Output, Query, Scores, Value, repeat_heads, upcast
+from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
 from model.attention.functions import matmul
 from model.attention.layer import NORM_EPS, OF_ORDER, MultiHeadAttention, Pass, Stream
 from model.attention.modifiers import PerHead
