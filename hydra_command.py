@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +97,12 @@ def call_hydra(arguments: list[str], function: Function) -> None:
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
     def job(cfg: "DictConfig") -> Any:  # pickled for other processes, with what it names that is not imported there
+        from hydra.core.hydra_config import HydraConfig
+
+        from sweeps.stop import is_stoppable, run_stoppable
+
+        if is_stoppable(HydraConfig.get().runtime.choices["hydra/launcher"]):
+            return run_stoppable(functools.partial(run_job, cfg, function))
         return run_job(cfg, function)
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
@@ -127,6 +133,8 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         if "," in value and is_one and not is_sweep:
             raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")
+        if name == "hydra.sweep.dir" and value == "null":
+            raise SettingsError(f"{name}=null is no folder", "name one, or leave it out for a new one")
         if is_sweep and name in ("run_dir", "resume") and value != "null":
             remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
             raise SettingsError(f"{name}={value} is for a single run", remedy)
@@ -200,6 +208,14 @@ def to_settings(cfg: "DictConfig", typed: Iterable[str] = ()) -> TrainConfig:
             problem = f"{name}={shown(now[full])} has no effect with {idle[name]}"
             raise SettingsError(problem, f"leave it out, or change {idle[name].partition('=')[0]}")
     return config
+
+
+def check_job(cfg: "DictConfig", overrides: Sequence[str], *, is_here: bool) -> None:
+    """Raise SettingsError if a job cannot run, as training.start.check_start says."""
+    config = to_settings(cfg, by_name(overrides))
+    from training.start import check_start  # with torch, which a mistake above does not wait for
+
+    check_start(config, is_here=is_here)
 
 
 def run_job(cfg: "DictConfig", function: Function) -> Any:

@@ -63,6 +63,7 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
     explain: returns a sentence for exceptions of a library that stand for a mistake.
     """
     status, rank = 0, os.environ.get("RANK")
+    at_once = rank is not None
     open_console()
     try:
         yield
@@ -73,6 +74,7 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
     except KeyboardInterrupt:
         say("stopped by Ctrl-C")
         status = 130
+        at_once = True
     except Exception as error:
         sentence = sentence_for(error) or explain(error)
         if not sentence and rank is None:
@@ -81,8 +83,8 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
             say(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1
     close_console()
-    if rank is not None or status == 130:
-        # At once: an orderly shutdown can hang, for ranks that are gone or for its own threads, and everything worth
+    if at_once:
+        # An orderly shutdown can hang, for ranks that are gone or for its own threads, and everything worth
         # keeping is on the disk.
         os._exit(status)
     if status:

@@ -1,27 +1,30 @@
 """Sweeps: every combination of the values given is a job; the jobs share a folder, which ends in a leaderboard."""
 
+import math
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from console import ending_signals
+from console import Signals, ending_signals
 from data.files import user_path
 from errors import SettingsError, first_line, why
 from runs.directory import lock_run
 from runs.text import hydra_quoted, literal, quote, visible
+from sweeps.check import Checker
 from sweeps.leaderboard import write_leaderboard
+from sweeps.stop import UntilStopped, is_stoppable, signals_passed_on
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 VARIANTS = """write 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
@@ -56,18 +59,24 @@ class Grid(BasicSweeper):
         if launcher in EXTRAS and config.hydra.launcher._target_ not in plugins.class_name_to_class:
             remedy = f'pip install -e ".[{EXTRAS[launcher]}]"'
             raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
-        if isinstance(self.given, str) or not isinstance(self.given, Sequence):
+        if isinstance(self.given, str) or not isinstance(self.given, Sequence) or not self.given:
             raise SettingsError(f"hydra.sweeper.variants={self.given} is no list of overrides", VARIANTS)
+        if not isinstance(self.params, Mapping):
+            remedy = "leave it out, or write an experiment's ranges as {seed: '1,2,3'}"
+            raise SettingsError(f"hydra.sweeper.params={self.params} is no mapping", remedy)
         self.variants = [str(variant).split() for variant in self.given]
         if config.dry_run:  # it leaves nothing behind
             config.hydra.sweep.dir = "."
             config.hydra.overrides.hydra.append("hydra.sweep.subdir=.")
         # Each parallel job composes its settings anew, and would make up another default folder.
         self.folder = user_path("hydra.sweep.dir", config.hydra.sweep.dir)
+        if (self.folder / "checkpoints").is_dir() and not config.dry_run:
+            raise SettingsError(f"hydra.sweep.dir={self.folder} is a run's folder", "name a sweep's, or a new one")
         self.go_on = hydra_quoted("hydra.sweep.dir", self.folder)
         config.hydra.sweep.dir = literal(str(self.folder))
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(self.folder)}")
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        self.checker = Checker(hydra_context.config_loader, config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the jobs that are not finished, once all can be composed; SettingsError when some failed."""
@@ -76,10 +85,10 @@ class Grid(BasicSweeper):
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 raise SettingsError(f"{override.input_line} needs hydra/sweeper=optuna", "or list values, as in 1,2,3")
         combinations = self.split_arguments([*given.values()], None)[0]
-        jobs = [[*job, *variant] for job in combinations for variant in self.variants]
-        self.validate_batch_is_legal(jobs)
+        jobs = [(job, variant) for job in combinations for variant in self.variants]
+        self.checker.check_jobs(jobs)
         with self.keeping_folder():
-            results = self.launch(jobs, 0)
+            results = self.launch([[*job, *variant] for job, variant in jobs], 0)
         if failed := sum(result.status == JobStatus.FAILED for result in results):
             raise SettingsError(f"{failed} of {len(jobs)} jobs failed", "the reasons are above")
 
@@ -89,7 +98,11 @@ class Grid(BasicSweeper):
         if both := typed.keys() & self.parse(self.variants[0]):
             problem = f"{min(both)} is what hydra.sweeper.variants compares"
             raise SettingsError(problem, f"leave it out, or {VARIANTS}")
-        return self.parse(self._parse_config()) | typed
+        given = self.parse(self._parse_config()) | typed
+        for override in given.values():
+            if override.is_sweep_override():
+                check_values(override)
+        return given
 
     def parse(self, arguments: list[str]) -> dict[str, Override]:
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
@@ -97,13 +110,19 @@ class Grid(BasicSweeper):
 
     def launch(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
         """Run jobs, the first of which is job `number`; SettingsError when a parallel launcher gives up."""
+        launcher = self.config.hydra.runtime.choices["hydra/launcher"]
         try:
-            return self.launcher.launch(jobs, initial_job_idx=number)
+            with signals_passed_on() if is_stoppable(launcher) else nullcontext(Signals()) as stop:
+                results = self.launcher.launch(UntilStopped(jobs, stop), initial_job_idx=number)
         except Exception as error:
-            if (launcher := self.config.hydra.runtime.choices["hydra/launcher"]) == "basic":
+            if launcher == "basic":
                 raise
             remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"
             raise SettingsError(f"hydra/launcher={launcher} gave up ({first_line(error)})", remedy) from error
+        for result in results:
+            if isinstance(result._return_value, SystemExit):
+                raise result._return_value
+        return results
 
     def check_adaptive(self, **least: int) -> None:
         """Raise SettingsError where jobs cannot follow from the results of others, or a setting of how is no number."""
@@ -146,3 +165,15 @@ class Grid(BasicSweeper):
                 stack.close()
                 with suppress(OSError):  # nobody reads it
                     print(visible(f"\n{self.report()}{end}"), flush=True)
+
+
+def check_values(override: Override) -> None:
+    """Raise SettingsError for a range without values, or of a number that is not finite, or without a step."""
+    sweep = override.value()
+    if isinstance(sweep, RangeSweep | IntervalSweep):
+        numbers = [getattr(sweep, name, None) for name in ("start", "stop", "step", "end")]
+        if not all(math.isfinite(number) for number in numbers if number is not None) or numbers[2] == 0:
+            problem = f"{override.input_line} must have finite numbers, and no step of 0"
+            raise SettingsError(problem, "write it as interval(0.005,0.05) or range(1,5)")
+    if override.is_discrete_sweep() and next(override.sweep_string_iterator(), None) is None:
+        raise SettingsError(f"{override.input_line} has no value", "write it as 1,2,3 or range(1,5)")

@@ -35,6 +35,8 @@ class Search(Grid):
     def sweep(self, arguments: list[str]) -> None:
         """Run the trials that are left, once all can be composed, then print the best settings."""
         self.check_adaptive(n_trials=1, n_jobs=1, seed=0)
+        if self.seed > (most := 2**32 - 1 - self.n_trials):  # each trial has a seed of its own, of 32 bits
+            raise SettingsError(f"hydra.sweeper.seed={self.seed} is too large", f"choose one from 0 to {most}")
         if self.variants != [[]]:
             remedy = "leave out hydra/sweeper=optuna, or name what may be chosen as attention=sdpa,mla"
             raise SettingsError("hydra.sweeper.variants are compared, all of them, not searched", remedy)
@@ -61,8 +63,12 @@ class Search(Grid):
             remedy = "give a range, as in 'optimizer.lr=tag(log,interval(0.005,0.05))' or model.n_head=2,4,8"
             raise SettingsError("hydra/sweeper=optuna has nothing to search", remedy)
         (fixed,) = self.split_arguments([o for name, o in given.items() if name not in space], None)[0]
-        values = [f"{name}={value}" for name, each in space.items() for value in getattr(each, "choices", ())]
-        self.validate_batch_is_legal([fixed, *([*fixed, value] for value in values)])
+        # Of an interval its ends are tried.
+        values = [
+            [settings_of({name: value})[0] for value in getattr(each, "choices", None) or (each.low, each.high)]
+            for name, each in space.items()
+        ]
+        self.checker.check_space(fixed, values)
         return space, fixed
 
     def distribution(self, override: Override) -> Any:

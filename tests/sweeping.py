@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -70,7 +71,7 @@ def in_memory(sweeper: Grid, folder: Path, result: Result) -> list[dict[str, str
     with mock.patch("hydra.core.plugins.Plugins.instance"):
         sweeper.setup(config=config, hydra_context=SimpleNamespace(config_loader=None), task_function=None)
     sweeper.launcher.launch = launch
-    sweeper.validate_batch_is_legal = lambda batch: None
+    sweeper.checker.mistake_in = lambda job: None
     return launched
 
 
@@ -111,3 +112,10 @@ def refusal(*arguments: str, cwd: Path) -> str:
     assert result.returncode == 1 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     assert list(cwd.iterdir()) == before
     return result.stderr
+
+
+def wait_for(file: Path, text: str) -> None:
+    until = time.monotonic() + 120
+    while not (file.exists() and text in file.read_text()):
+        assert time.monotonic() < until, f"{file} did not appear"
+        time.sleep(0.01)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from importlib.util import find_spec
+from subprocess import PIPE
 
 import pytest
 import torch
 import yaml
-from sweeping import run, run_here, tiny
+from sweeping import ROOT, command, run, run_here, tiny, wait_for
 
 from hydra_command import device_of_job
 from runs.summary import read_job, read_summary
@@ -27,7 +32,13 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
     # The default folder's name is made up anew wherever it is resolved: workers must not make up their own.
     text = tiny(tmp_path, max_steps=20, eval_interval=10)
     result = run(
-        "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "model.n_head=2,3", "seed=1,2", *text, cwd=tmp_path
+        "-m",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "model.vocab_size=300,100",
+        "seed=1,2",
+        *text,
+        cwd=tmp_path,
     )
     assert result.returncode == 1 and not re.search("Traceback|Warning", result.stderr), result.stderr
     (sweep,) = tmp_path.glob("multirun/*/*")
@@ -36,13 +47,55 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
         meta = json.loads((sweep / str(job) / "checkpoints/last/meta.json").read_text())
         assert meta["config"]["seed"] == job + 1 and f"/{job}\n" in (sweep / str(job) / "train.log").read_text()
     for job in (2, 3):
-        assert f"job {job} failed: model.n_head=3 does not divide model.n_embd=32" in result.stdout
+        assert f"job {job} failed: model.vocab_size=100 is less than the tokenizer's 257" in result.stdout
         assert not (sweep / str(job) / "checkpoints").exists()
     assert result.stdout.count("Preparing ") == 1
-    alone = run("seed=2", "model.n_head=2", "run_dir=alone", *text, cwd=tmp_path)
+    alone = run("seed=2", "model.vocab_size=300", "run_dir=alone", *text, cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     both = [read_summary(folder).val_bpb for folder in (tmp_path / "alone", sweep / "1")]
     assert both[0] == pytest.approx(both[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [pytest.param("joblib", marks=needs_joblib), "basic"])
+def test_a_stopped_sweep_saves_its_jobs_and_goes_on_with_them(tmp_path, launcher):
+    jobs = {"joblib": 2, "basic": 1}[launcher]
+    asked = ["-m", f"hydra/launcher={launcher}", "seed=1,2,3,4,5,6,7", "hydra.sweep.dir=here", "log_interval=1"]
+    asked += ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    asked += tiny(tmp_path, max_steps=10**6, checkpoint_interval=10**6, eval_interval=10**6)
+    stopped_at = [0] * jobs
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        process = subprocess.Popen(command(*asked), cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True, process_group=0)
+        for job in range(jobs):
+            wait_for(tmp_path / f"here/{job}/metrics.jsonl", f'"step": {stopped_at[job] + 20},')
+        # A terminal sends Ctrl-C to all processes; the others come from whoever knows this one.
+        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 128 + number and "to go on:" in output, output + errors
+        assert not errors.replace("finishing this step, then saving; Ctrl-C again leaves at once", "").strip()
+        assert output.count("(stopped, step ") == jobs and "(running" not in output
+        for job in range(jobs):
+            assert ("resuming at step" in output) == (number != signal.SIGINT)
+            summary = read_summary(tmp_path / f"here/{job}")
+            saved = json.loads((tmp_path / f"here/{job}/checkpoints/last/meta.json").read_text())
+            assert summary.status == "stopped" and saved["progress"]["step"] == summary.step > stopped_at[job]
+            stopped_at[job] = int(summary.step)
+        assert not list(tmp_path.rglob("*.unfinished")) and not (tmp_path / "here/6").exists()
+
+
+@needs_joblib
+def test_a_worker_returns_the_signal_that_ends_its_job_and_begins_no_other():
+    code = """if True:
+        import os, signal
+        from sweeps.stop import run_stoppable
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+        assert run_stoppable(lambda: 3) == 3
+        print(repr(run_stoppable(lambda: os.kill(os.getpid(), signal.SIGTERM))))
+        os.kill(os.getpid(), signal.SIGINT)  # between two jobs
+        print(repr(run_stoppable(lambda: print("begun"))))
+    """
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("SystemExit(143)\n" * 2, "")
 
 
 @pytest.mark.slow
@@ -51,12 +104,12 @@ def test_a_failing_job_does_not_end_the_others(tmp_path):
     sweep = [
         "-m",
         "hydra/launcher=submitit_local",
-        "model.n_head=3,2",
+        "model.vocab_size=100,300",
         "hydra.sweep.dir=here",
         *tiny(tmp_path, max_steps=2),
     ]
     result = run(*sweep, cwd=tmp_path)
-    assert result.returncode == 1 and "model.n_head=3 does not divide model.n_embd=32" in result.stdout
+    assert result.returncode == 1 and "model.vocab_size=100 is less than the tokenizer's 257" in result.stdout
     assert result.stderr.count("Traceback") == 0
     assert len(list(tmp_path.glob("here/*/checkpoints/best"))) == 1
 

@@ -13,6 +13,7 @@ from sweeping import cells, command, in_memory, put_job, refusal, run, swept, ti
 
 from errors import SettingsError
 from runs.summary import read_job, read_summary
+from sweeps.check import TRIED
 from sweeps.search import Search
 
 optuna = pytest.importorskip("optuna")
@@ -96,9 +97,15 @@ MISTAKES = {
     "": "hydra/sweeper=optuna has nothing to search: give a range",
     "optimizer.lr=interval(0.1,0.01)": "optimizer.lr=interval(0.1,0.01): ",
     "optimizer.lr=tag(log,interval(0,1))": "optimizer.lr=tag(log,interval(0,1)): ",
+    "optimizer.lr=interval(0,inf)": "optimizer.lr=interval(0,inf) must have finite numbers",
+    "optimizer.lr=interval(nan,1)": "optimizer.lr=interval(nan,1) must have finite numbers",
+    "seed=1,2 hydra.sweeper.seed=4294967296": "hydra.sweeper.seed=4294967296 is too large: choose",
+    "attention=sdpa,nope model.n_head=2,4": "attention=nope works in no job (attention=nope: 'nope' is no form)",
+    "model.n_head=2,3": "model.n_head=3 works in no job (model.n_head=3 does not divide model.n_embd=128): choose",
+    "model.dropout=interval(0,2)": "model.dropout=2 works in no job (model.dropout=2 must be",
     "optimizer.lr=interval(0.1)": "cannot read the override 'optimizer.lr=interval(0.1)': ",
     "model=tiny,huge": "model=huge does not exist",
-    "seed=range(2,1)": "seed=range(2,1): ",
+    "seed=range(2,1)": "seed=range(2,1) has no value",
     "seed=1,2 dry_run=yes": "dry_run=true trains nothing to compare: leave out hydra/sweeper=optuna",
     "+experiment=attention": "hydra.sweeper.variants are compared, all of them, not searched",
     "seed=1,2 hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0 must be a whole number from 1",
@@ -111,6 +118,24 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
     assert MISTAKES[mistake] in refusal("hydra/sweeper=optuna", *mistake.split(), cwd=tmp_path)
 
 
+def test_a_value_is_refused_only_if_none_of_the_others_goes_with_it(tmp_path):
+    asked = []
+
+    def mistake_in(job: list[str]) -> SettingsError | None:
+        asked.append(job)
+        a, b = (int(value.partition("=")[2]) for value in job[1:])
+        return SettingsError("a is too large", "lower it") if a > b else None
+
+    in_memory(sweeper := search(), tmp_path, bowl)
+    sweeper.checker.mistake_in = mistake_in
+    sweeper.checker.check_space(["c=0"], [["a=1", "a=2"], ["b=1", "b=2"]])
+    assert asked == [["c=0", "a=1", "b=1"], ["c=0", "a=2", "b=1"], ["c=0", "a=2", "b=2"]]
+    with pytest.raises(SettingsError, match=r"^a=3 works in no job \(a is too large\): lower it"):
+        sweeper.checker.check_space(["c=0"], [["a=1", "a=3"], ["b=1", "b=2"]])
+    many = [f"b={number}" for number in range(TRIED + 1)]
+    sweeper.checker.check_space(["c=0"], [["a=0", f"a={TRIED}"], many])  # too many to know
+
+
 def test_without_optuna_one_sentence_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     said = refusal("hydra/sweeper=optuna", "seed=1,2", cwd=tmp_path)
@@ -120,7 +145,13 @@ def test_without_optuna_one_sentence_says_how_to_install_it(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_runs_side_by_side_that_were_killed_search_on_to_a_best_that_its_command_trains_again(tmp_path):
     pytest.importorskip("joblib")
-    asked = ["-m", "hydra/sweeper=optuna", LR, "model.n_head=2,3", *tiny(tmp_path, max_steps=20, eval_interval=10)]
+    asked = [
+        "-m",
+        "hydra/sweeper=optuna",
+        LR,
+        "model.vocab_size=300,100",
+        *tiny(tmp_path, max_steps=20, eval_interval=10),
+    ]
     asked += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=6", "hydra.sweep.dir=here"]
     with subprocess.Popen(command(*asked), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         next(line for line in process.stdout if "job 2: " in line)
@@ -131,7 +162,7 @@ def test_runs_side_by_side_that_were_killed_search_on_to_a_best_that_its_command
     here = tmp_path / "here"
     reached = {number: read_summary(here / str(number)) for number in range(6)}
     failed = [number for number, summary in reached.items() if summary is None]
-    assert all("model.n_head=3" in read_job(here / str(number)).overrides for number in failed)
+    assert all("model.vocab_size=100" in read_job(here / str(number)).overrides for number in failed)
     best = min(set(reached) - set(failed), key=lambda number: reached[number].val_bpb)
     assert f"run {best}: here/{best}" in result.stdout and len(cells(result.stdout)) == 7
     again = run(*shlex.split((here / "best.txt").read_text())[2:], "run_dir=again", cwd=tmp_path)

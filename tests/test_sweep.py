@@ -12,23 +12,26 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 import weakref
 from contextlib import ExitStack
 from itertools import pairwise
-from pathlib import Path
+from unittest import mock
 
 import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
-from sweeping import ROOT, cells, command, in_memory, put_job, put_summary, refusal, run, run_here, tiny
+from sweeping import ROOT, cells, command, in_memory, put_job, put_summary, refusal, run, run_here, tiny, wait_for
 
 from data.files import is_locked
 from errors import SettingsError
+from hydra_command import CONF
 from runs.directory import lock_run
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, begin_job, fail_job, read_job
+from sweeps.check import Checker
 from sweeps.grid import Grid
 from sweeps.hooks import AfterJob
 from sweeps.leaderboard import (
@@ -283,6 +286,24 @@ MISTAKES = {
     "hydra.sweeper.variants=seed": "hydra.sweeper.variants=seed is no list of overrides",
     "hydra.sweeper.variants=['seed=1'] seed=2": "seed is what hydra.sweeper.variants compares: leave it out",
     "hydra.sweeper.variants=['seed']": "cannot read the override 'seed'",
+    "attention=sdpa,nope": "attention=nope works in no job (attention=nope: 'nope' is no form)",
+    "model.n_head=2,3 seed=1,2": "model.n_head=3 works in no job (model.n_head=3 does not divide model.n_embd=128): ",
+    "max_steps=1,0": "max_steps=0 works in no job (max_steps=0 must be at least 1)",
+    "max_steps=0 seed=1,2": "error: max_steps=0 must be at least 1.",
+    "seed=1,two": "seed=two works in no job (seed=two is not a whole number)",
+    "device=cpu,tpu": "device=tpu works in no job (device=tpu is not a device): choose auto, cpu",
+    "device=cpu,cuda:99": "device=cuda:99 works in no job (device=cuda:99 is not on this machine): choose",
+    "data.path=nowhere,/no/where": "error: data.path=nowhere names no regular file",
+    "data=recall data.task.items=8,8000": "data.task.items=8000 works in no job (",
+    "schedule.warmup_steps=5,9 max_steps=7": "schedule.warmup_steps=9 works in no job (",
+    "batch_size=8,9 micro_batch_size=4": "batch_size=9 works in no job (batch_size=9 is not a multiple",
+    "model.n_embd=128,99999999": "model.n_embd=99999999 works in no job (",
+    "hydra.sweeper.variants=[]": "hydra.sweeper.variants=[] is no list of overrides: write 'hydra.sweeper.variants=[",
+    "hydra.sweeper.params=x": "hydra.sweeper.params=x is no mapping: leave it out",
+    "hydra.sweep.dir=null seed=1,2": "hydra.sweep.dir=null is no folder: name one",
+    "seed=range(1,5,0)": "seed=range(1,5,0) must have finite numbers, and no step of 0: write it as ",
+    "optimizer.lr=range(0.1,inf)": "optimizer.lr=range(0.1,inf) must have finite numbers",
+    "seed=range(2,1)": "seed=range(2,1) has no value: write it as 1,2,3 or range(1,5)",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
     "hydra.sweep.dir=/proc/x seed=1,2": "hydra.sweep.dir=/proc/x cannot be used",
     "hydra/sweeper=grid2 seed=1,2": "hydra/sweeper=grid2 does not exist: choose hydra/sweeper from",
@@ -296,12 +317,87 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
     assert MISTAKES[mistake] in refusal(*mistake.split(), cwd=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        ('"","max_steps=2 model.foo=1"', "max_steps=2 model.foo=1 works in no job (there is no setting model.foo): "),
+        (
+            '"","attention=mla model.latent_size=0"',
+            "latent_size=0 works in no job (model.latent_size=0 must",
+        ),
+        ('"attention=sdpa","model.n_head=3"', "model.n_head=3 works in no job (model.n_head=3 does not divide"),
+    ],
+)
+def test_a_variant_that_cannot_run_is_told_before_any_run(variants, said, tmp_path):
+    for sweeper in ("grid", "decide"):
+        asked = (f"hydra/sweeper={sweeper}", f"hydra.sweeper.variants=[{variants}]")
+        assert said in refusal(*asked, cwd=tmp_path)
+
+
+def test_a_runs_folder_is_refused_as_a_sweeps(tmp_path):
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    said = refusal("seed=1,2", "hydra.sweep.dir=run", cwd=tmp_path)
+    assert said == "error: hydra.sweep.dir=run is a run's folder: name a sweep's, or a new one.\n"
+
+
+def test_a_combination_that_cannot_run_is_named_first_and_the_others_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.plan.plan_run", lambda config: f"n_embd={config.model.n_embd}")
+    asked = ("dry_run=true", "model.n_embd=32,36", "model.n_head=2,8", "seed=1,2")
+    result = run_here("-m", *asked, cwd=tmp_path)
+    reason = "model.n_head=8 does not divide model.n_embd=36: choose "
+    assert result.stdout.startswith(f"jobs 6, 7 cannot run: {reason}") and result.stdout.count("\nn_embd=") == 6
+    assert (
+        result.stderr == "error: 2 of 8 jobs failed: the reasons are above.\n"
+        and f"job 7 failed: {reason}" in result.stdout
+    )
+    said = run_here("-m", *asked[:3], 'hydra.sweeper.variants=["seed=1","model.n_layer=0"]', cwd=tmp_path).stderr
+    assert said == "error: model.n_layer=0 works in no job (model.n_layer=0 must be at least 1).\n"
+
+
+@pytest.fixture
+def checker():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        config = loader.load_configuration("train", [], RunMode.MULTIRUN)
+        with mock.patch.object(loader, "load_sweep_config", wraps=loader.load_sweep_config):
+            yield Checker(loader, config)
+
+
+JOBS = [
+    ["seed=3", "model=small", "model.n_head=2"],
+    ["model.n_head=4", "model=small", "max_steps=10", "schedule.warmup_steps=${max_steps}"],
+    ["sample_prompt='a, \\'b\\' c'", "wandb.tags=[a,'b c']", "model.ngrams=null", "tokenizer.name=byte"],
+    ["experiment=positions", "optimizer.lr=1e-3", "hydra.sweep.subdir=x"],
+    ["experiment=positions", "++optimizer.lr=0.5", "optimizer=adamw"],
+    ["++optimizer.lr=0.25", "experiment=positions", "optimizer=adamw"],
+    ["data=recall", "data.task.items=2"],
+]
+
+
+def test_jobs_are_composed_as_hydra_composes_them_and_choices_of_groups_once(checker):
+    composed = [OmegaConf.to_container(checker.compose(job), resolve=True) for job in JOBS]
+    assert checker.loader.load_sweep_config.call_count == 5
+    for job, found in zip(JOBS, composed, strict=True):
+        whole = checker.loader.load_sweep_config(checker.config, job)
+        ours = OmegaConf.masked_copy(whole, [name for name in whole if name != "hydra"])
+        assert found == OmegaConf.to_container(ours, resolve=True)
+
+
+def test_a_clusters_jobs_are_not_checked_against_this_machine(checker):
+    typed = ["device=cuda:99", "data.path=/no/where"]
+    assert "device=cuda:99 is not on this machine" in str(checker.mistake_in(typed))
+    checker.config.hydra.runtime.choices["hydra/launcher"] = "submitit_slurm"
+    there = Checker(checker.loader, checker.config)
+    assert there.mistake_in(typed) is None and "is no form" in str(there.mistake_in([*typed, "attention=nope"]))
+    assert there.mistake_in(["wandb.name=${hydra:job.num}"]) is None
+
+
 def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_file(tmp_path):
     for several in ("seed=1,2", "attention=sdpa,mla", "model.attention=sdpa,mla", "tokenizer=byte,bpe"):
         said = run_here(several, "hydra.sweep.dir=here", cwd=tmp_path).stderr
         assert said == f"error: {several} is several values for one run: add -m to train with each.\n"
     said = run_here("-m", "attention=spda,spdb", "dry_run=true", cwd=tmp_path).stderr
-    assert said == "error: 2 of 2 jobs failed: the reasons are above.\n"
+    assert said.startswith("error: attention=spda: 'spda' is no form: did you mean sdpa? ") and said.count("\n") == 1
 
 
 def test_a_dry_run_of_a_sweep_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -317,13 +413,18 @@ def test_a_dry_run_of_a_sweep_leaves_nothing_behind(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderboard(tmp_path):
-    overrides = ["-m", "optimizer=muon,adamw", "model.n_head=2,3", *tiny(tmp_path, max_steps=100, eval_interval=20)]
+    overrides = [
+        "-m",
+        "optimizer=muon,adamw",
+        "model.vocab_size=300,100",
+        *tiny(tmp_path, max_steps=100, eval_interval=20),
+    ]
     overrides += ["model.dropout=0.1", "checkpoint_interval=10"]
     whole = run(*overrides, "hydra.sweep.dir=whole", cwd=tmp_path)
     said = "error: 2 of 4 jobs failed: the reasons are above.\n"
     assert whole.returncode == 1 and whole.stderr == said
     assert (tmp_path / "whole/leaderboard.md").read_text() in whole.stdout
-    assert "n_head=3 does not divide model.n_embd=32" in cells(whole.stdout)[-1][-1]
+    assert "model.vocab_size=100 is less than the tokenizer's 257" in cells(whole.stdout)[-1][-1]
 
     typed = [*overrides, "hydra.sweep.dir=cut"]
     for number, step in ((signal.SIGINT, 30), (signal.SIGTERM, 70), (signal.SIGKILL, 90)):
@@ -349,16 +450,9 @@ def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderbo
     tables = [list(csv.reader((tmp_path / folder / "leaderboard.csv").open())) for folder in ("whole", "cut")]
     assert [row[:4] for row in tables[0]] == [row[:4] for row in tables[1]]
     assert not list((tmp_path / "cut").rglob(".hydra"))
-    other = run_here(*overrides, "model.n_head=2,1", "seed=5", "hydra.sweep.dir=cut", cwd=tmp_path)
+    other = run_here(*overrides, "model.vocab_size=300,400", "seed=5", "hydra.sweep.dir=cut", cwd=tmp_path)
     assert "cut/0 holds a run of `optimizer=muon" in other.stdout and other.returncode == 1
 
 
 def without_clock(rows: list[dict]) -> list[dict]:
     return [{name: value for name, value in row.items() if name not in CLOCK} for row in rows]
-
-
-def wait_for(file: Path, text: str) -> None:
-    until = time.monotonic() + 60
-    while not (file.exists() and text in file.read_text()):
-        assert time.monotonic() < until, f"{file} did not appear"
-        time.sleep(0.01)

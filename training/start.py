@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,14 +18,16 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 
 from console import Signals
+from data.config import DataConfig
 from data.files import replace_text, user_path
 from data.prepare import prepare
+from data.texts import Source
 from data.tokenizer import read_tokenizer
 from errors import SettingsError, first_line, shown, why
 from model.attention import ignored
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights
-from model.size import count_weights, memory_of
+from model.size import count_weights, memory_of, without_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, Meta, readable
 from runs.directory import (
     check_settings,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from data.tasks import Data
 
 log = logging.getLogger("tinygpt")
+FEWEST_IDS = 257  # of a tokenizer: the bytes and <|endoftext|>
 
 
 @contextmanager
@@ -166,9 +169,34 @@ def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool 
     return data
 
 
+def check_start(config: TrainConfig, *, is_here: bool) -> None:
+    """Raise SettingsError for settings that cannot train, as far as is known before a text is read.
+
+    is_here: whether the run is for this machine, with its devices and files.
+    """
+    sized = replace(config.model, vocab_size=config.model.vocab_size or FEWEST_IDS)
+    if is_here:
+        ranks = Ranks.of_torchrun()
+        refuse_unable(config, choose_device(config.device, ranks.local_rank, ranks.local_size), ranks)
+    else:
+        count_weights(sized)
+    if config.schedule.warmup_steps:
+        steps_to_take(config, without_weights(sized))
+    if config.data.is_task:
+        open_data(config, None)
+    elif config.data.path and is_here:
+        find_text(config.data.source, config.data.path)
+
+
+@cache
+def find_text(source: str, path: str) -> None:
+    """Raise DataError when a path names no text; what was found is not looked for again."""
+    Source(DataConfig(source=source, path=path))
+
+
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Raise SettingsError for what cannot train on this machine, say what is ignored, and choose exact kernels."""
-    refuse_too_large(config, device, ranks)
+    refuse_unable(config, device, ranks)
     model = config.model
     if "n_head" in ignored(model):
         given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
@@ -179,6 +207,11 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
         torch.backends.cudnn.benchmark = False
     if config.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports torch's compiler
         torch.use_deterministic_algorithms(config.deterministic)
+
+
+def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
+    """Raise SettingsError for a model or a batch that is too large here, and for what is not installed or logged in."""
+    refuse_too_large(config, device, ranks)
     if config.tensorboard and find_spec("tensorboard") is None:
         raise SettingsError("tensorboard=true: TensorBoard is not installed", 'pip install -e ".[tensorboard]"')
     if config.wandb.active_mode == "online" and ranks.is_first:
@@ -190,7 +223,7 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Raise SettingsError for what cannot fit the device's memory, however well it is done, before it is built."""
     model, memory = config.model, memory_of(device)
-    parameters = count_weights(replace(model, vocab_size=model.vocab_size or 257))[1]  # the fewest ids there are
+    parameters = count_weights(replace(model, vocab_size=model.vocab_size or FEWEST_IDS))[1]
     shards = {"fsdp": ranks.size, "hsdp": ranks.local_size}.get(config.distributed, 1)
     # Weights, gradients, and the one state that Muon keeps of each, all float32; AdamW keeps two.
     state = 12 * parameters // shards
