@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
@@ -66,6 +67,7 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
     at_once = rank is not None
     open_console()
     try:
+        refuse_deleted_folder()
         yield
     except BrokenPipeError:  # the reader of what is printed has seen enough
         pass
@@ -89,6 +91,14 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
         os._exit(status)
     if status:
         sys.exit(status)
+
+
+def refuse_deleted_folder() -> None:
+    """Raise SettingsError if the working directory no longer exists: torch cannot even be imported there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise SettingsError("the working directory has been deleted", "change to a folder that exists") from None
 
 
 def sentence_for(error: BaseException) -> str | None:
