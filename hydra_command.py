@@ -153,7 +153,7 @@ def brought_by(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
         from runs.directory import find_run, settings_to_go_on
 
         if run := find_run(resume, run_dir):
-            brought = settings_to_go_on(run, typed)
+            brought = settings_to_go_on(run, setting_hints(TrainConfig), typed)
             typed = typed | {"resume": str(run), "run_dir": str(run)}
             if resume == "auto":  # the same command again, which may have begun with init_from
                 typed.pop("init_from", None)

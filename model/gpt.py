@@ -69,8 +69,8 @@ class GPT(nn.Module):
     ) -> Float[Tensor, "B T V"] | Float[Tensor, ""]:
         """Return the logits of the token that follows each position; with `targets` the loss they are wanted for.
 
-        targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are not -1; no
-            tensor holds the logits of them all.
+        targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are neither -1 nor
+            -100; no tensor holds the logits of them all.
         starts: at which position, counted from the first in the cache, the text of each token begins; 0 by default,
             with a cache what it remembers. What comes before is out of sight, as a document before this one or
             padding on the left, and learned positions count from there.

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-UNSCORED = -1  # the target of a position that no loss counts
+UNSCORED = -1  # the target of a position that no loss counts; so does torch's own, F.cross_entropy's ignore_index
+IGNORED = (UNSCORED, -100)
 LARGEST_CHUNK = {"cpu": 64 << 20}  # bytes of float32 logits at a time; larger products no longer gain
 LARGEST_CHUNK_ON_GPU = 512 << 20
 MULTIPLE = {"cuda": 64}  # of rows of lm_head: a GPU's products are slow where a matrix has a length like 50,257
@@ -20,26 +21,19 @@ def summed_nats(
 ) -> Float[Tensor, ""]:  # fmt: skip
     """Return -Σ log p(target) in nats, with logits cap · tanh(x Wᵀ / cap), or x Wᵀ without a softcap.
 
-    Equals F.cross_entropy(…, ignore_index=UNSCORED, reduction="sum") in value and gradient. The gradient is computed in
-    the forward pass, while the logits of a chunk of tokens are at hand (Hsu et al. 2024, "Liger Kernel"): that takes
-    the plain loss's three products and no more. They are in autocast's dtype, the softmax in float32 at least.
+    Equals F.cross_entropy(…, reduction="sum") over the targets that are not IGNORED, in value and gradient. The
+    gradient is computed in the forward pass, while the logits of a chunk of tokens are at hand (Hsu et al. 2024, "Liger
+    Kernel"): that takes the plain loss's three products and no more. They are in autocast's dtype, the softmax in
+    float32 at least.
 
     nats_and_slope: chunk_nats_and_slope, which training may compile.
-    largest_chunk: bytes of float32 logits at a time; by default what suits the device.
+    largest_chunk: bytes of float32 logits at a time; by default it depends on the device.
+
+    Raises ValueError on a CPU for other targets than ids and IGNORED; on a GPU, which is not waited for, its kernels
+    assert that.
     """
-    # A task scores few places: the others are left out where no device is waited for, and where there are numbers.
-    if x.is_cpu and type(targets) is Tensor:
-        scored = targets.numpy() != UNSCORED
-        if scored.any() and not scored.all():
-            x, targets = x[scored], targets[scored]
-    kind, tokens = x.device.type, targets.numel()
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    most = (largest_chunk or LARGEST_CHUNK.get(kind, LARGEST_CHUNK_ON_GPU)) // (4 * len(weight))
-    fewest = -(-tokens // max(1, most))
-    # Chunks of one size, where there is one, compile once.
-    chunks = next((count for count in range(fewest, 2 * fewest) if tokens % count == 0), fewest)
-    how = (softcap, -(-tokens // chunks), dtype, nats_and_slope or chunk_nats_and_slope)
-    return _SummedNats.apply(x.flatten(0, -2), weight, targets.flatten(), *how)
+    how = (softcap, nats_and_slope or chunk_nats_and_slope, largest_chunk)
+    return _SummedNats.apply(x.flatten(0, -2), weight, targets.flatten(), *how)[0]
 
 
 def chunk_nats_and_slope(
@@ -55,7 +49,7 @@ def chunk_nats_and_slope(
         logits = cap * squashed
     if ids < len(heads):
         logits[:, ids:] = -torch.inf
-    target = logits.gather(1, targets)
+    target = logits[:, :ids].gather(1, targets)  # an error for those of the padding
     above = logits.amax(-1, keepdim=True) - target
     slope = torch.softmax(logits, -1, out=logits)  # in place
     nats = above - slope.amax(-1, keepdim=True).log()  # the target's own probability may be too small for a logarithm
@@ -69,16 +63,33 @@ def chunk_nats_and_slope(
 class _SummedNats(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk: int, dtype: torch.dtype,
-        nats_and_slope: Callable[..., Any],
-    ) -> Tensor:  # fmt: skip
-        ids, rows, heads = len(weight), x.to(dtype), weight.to(dtype)
-        if missing := -ids % MULTIPLE.get(x.device.type, 1):
+        x: Float[Tensor, "N C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, " N"], softcap: float | None,
+        nats_and_slope: Callable[..., Any], largest_chunk: int | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Return the loss and, for setup_context(), its gradients by x and weight."""
+        kind, ids = x.device.type, len(weight)
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        is_scored = (targets != IGNORED[0]) & (targets != IGNORED[1])
+        rows, scored, targets = x.to(dtype), is_scored[:, None], targets.masked_fill(~is_scored, 0)[:, None]
+        # A task scores few targets: the others are left out if that waits for no device and there are numbers to read.
+        some = None
+        if x.is_cpu and type(targets) is Tensor:
+            check_ids(targets, ids)
+            if is_scored.any() and not is_scored.all():
+                some = is_scored
+                rows, scored, targets = rows[some], scored[some], targets[some]
+        # Pad the heads, and find chunks of one size if there is one: they compile once.
+        heads = weight.to(dtype)
+        if missing := -ids % MULTIPLE.get(kind, 1):
             heads = F.pad(heads, (0, 0, 0, missing))
-        scored, targets = (targets != UNSCORED)[:, None], targets.clamp(min=0)[:, None]
+        most = (largest_chunk or LARGEST_CHUNK.get(kind, LARGEST_CHUNK_ON_GPU)) // (4 * ids)
+        fewest = -(-len(rows) // max(1, most))
+        chunks = next((count for count in range(fewest, 2 * fewest) if len(rows) % count == 0), fewest)
+        size = -(-len(rows) // chunks)
+        # Loss and gradients, chunk by chunk.
         summed, to_x = torch.zeros((), device=x.device), torch.empty_like(rows)
         to_heads = torch.zeros_like(heads, dtype=torch.promote_types(weight.dtype, torch.float32))
-        for part in (slice(first, first + chunk) for first in range(0, len(rows), chunk)):
+        for part in (slice(first, first + size) for first in range(0, len(rows), size)):
             nats, at_target, slope = nats_and_slope(rows[part], heads, targets[part], ids, softcap)
             slope.scatter_(1, targets[part], at_target)
             summed = summed + (nats * scored[part]).sum()
@@ -88,10 +99,43 @@ class _SummedNats(torch.autograd.Function):
                 to_heads.addmm_(slope.mT, counted)
             else:
                 to_heads += slope.mT @ counted
-        ctx.gradients = (to_x * scored).to(x.dtype), to_heads[:ids].to(weight.dtype)
-        return summed
+        to_x = (to_x * scored).to(x.dtype)
+        if some is not None:
+            to_x = torch.zeros_like(x).masked_scatter_(some[:, None], to_x)
+        return summed, to_x, to_heads[:ids].to(weight.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (to_x, to_weight), ctx.gradients = ctx.gradients, None  # scaled in place, so they serve once
-        return to_x.mul_(upstream[0]), to_weight.mul_(upstream[0]), None, None, None, None, None
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        x, weight, targets, ctx.softcap, *_ = inputs
+        gradients = output[1:]
+        ctx.mark_non_differentiable(*gradients)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, targets, *gradients)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, *unused: None) -> tuple[Tensor | None, ...]:
+        x, weight, targets, to_x, to_weight = ctx.saved_tensors
+        if torch.is_grad_enabled():  # by create_graph=True or torch.func: someone may ask for second derivatives
+            slope = loss_slope(x, weight, targets, ctx.softcap).to(x.dtype)
+            to_x, to_weight = slope @ weight.to(x.dtype), (slope.mT @ x).to(weight.dtype)
+        return to_x * upstream, to_weight * upstream, None, None, None, None
+
+
+def loss_slope(
+    x: Float[Tensor, "N C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, " N"], softcap: float | None
+) -> Float[Tensor, "N V"]:  # fmt: skip
+    """Return the derivative of the loss by each product x · head, in operations that torch can differentiate again."""
+    logits = F.linear(x, weight.to(x.dtype)).to(torch.promote_types(x.dtype, torch.float32))
+    is_scored = (targets != IGNORED[0]) & (targets != IGNORED[1])
+    wanted = F.one_hot(targets.masked_fill(~is_scored, 0), len(weight))
+    if softcap is None:
+        return (logits.softmax(-1) - wanted) * is_scored[:, None]
+    squashed = torch.tanh(logits / softcap)
+    return ((softcap * squashed).softmax(-1) - wanted) * (1 - squashed.square()) * is_scored[:, None]
+
+
+def check_ids(targets: Int[Tensor, "N 1"], ids: int) -> None:
+    """Raise ValueError for a target that is no id below `ids`."""
+    if targets.numel() and (wrong := targets[(targets < 0) | (targets >= ids)]).numel():
+        problem = f"targets hold {wrong[0].item()}, which is neither an id below {ids} nor"
+        raise ValueError(f"{problem} {' or '.join(map(str, IGNORED))}, which no loss counts.")

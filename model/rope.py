@@ -63,7 +63,8 @@ class Rope(NamedTuple):
     def table(self, x: Float[Tensor, "... T C"], past: int = 0) -> Float[Tensor, "T half 2"]:
         """Return (cos, sin) of every plane at the positions past … past+T-1 of x."""
         end = past + x.shape[-2]
-        if torch.compiler.is_compiling() or type(x) is not Tensor:  # a fake tensor's table is of no use to others
+        # A compiled or traced length is no number, and a fake tensor's table is of no use to others.
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not Tensor:
             return self.cos_sin(torch.arange(past, end, device=x.device))
         return _table(max(1024, 1 << (end - 1).bit_length()), self, x.device)[past:end]  # grows by doubling
 

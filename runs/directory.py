@@ -14,7 +14,16 @@ import yaml
 
 from data.files import UNFINISHED, is_locked, lock, reading, remove, user_path
 from errors import CheckpointError, SettingsError, naming, shown
-from runs.checkpoint import Meta, checkpoints_by_step, first_intact, read_meta, readable, runs_by_age, verify_checkpoint
+from runs.checkpoint import (
+    Meta,
+    checkpoints_by_step,
+    first_intact,
+    read_meta,
+    readable,
+    refuse_unknown,
+    runs_by_age,
+    verify_checkpoint,
+)
 from runs.text import LogFormatter, flat, hydra_quoted
 
 T = TypeVar("T")
@@ -87,12 +96,14 @@ def newest_intact(run: Path) -> tuple[Path, Meta]:
     return newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
 
 
-def settings_to_go_on(run: Path, typed: Collection[str] = ()) -> dict[str, Any]:
+def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings of a run that is resumed, nested, but for places and services that another run chose.
 
+    known: the dotted names of all settings; CheckpointError if the run has others.
     typed: names of the settings that are given. Raises SettingsError where a moved run needs data.path among them.
     """
     meta = newest(run, read_meta)
+    refuse_unknown(f"resume={run}", [name for name in flat(meta.config) if name not in known], meta)
     settings = {name: value for name, value in meta.config.items() if name not in OF_THIS_INVOCATION}
     if meta.home != str(run.resolve()):  # somebody else's, or moved
         with readable(run):

@@ -34,8 +34,11 @@ from runs.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
+from runs.directory import settings_to_go_on
 from runs.saver import Saver, remove_old
+from runs.text import flat
 from training.config import TrainConfig
+from training.pretrained import pretrained_config
 
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), ())
 MEMBERS = ("model.safetensors", "optimizer.safetensors", "tokenizer.json", "meta.json")
@@ -222,6 +225,10 @@ FORGED = [  # a part of meta.json, and what is said of it
     ({"format_version": "x"}, "damaged"),
     ({"config": {"model": {"_target_": "os.system"}}}, "_target_"),
     *(({"config": {"model": {name: 10**9}}}, "numbers, where its settings ask") for name in ("n_layer", "vocab_size")),
+    (
+        {"config": {"model": {"warp": 9}}},
+        r"has model\.warp, unknown here; tinygpt \? wrote it: read it with that version",
+    ),
     ({"config": {"model": {"n_embd": 10**30}}}, "more than 2^63 numbers"),
     ({"progress": []}, "damaged"),
     ({"progress": {"step": "5"}}, r"damaged or incomplete \(step is '5', not int"),
@@ -275,3 +282,15 @@ def test_a_damaged_checkpoint_of_a_run_is_passed_over_saying_so_but_not_one_that
     (saved.with_name("step_6") / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=r"is damaged .*: use another one"):
         open_checkpoint(str(saved.parent.parent))
+
+
+def test_a_setting_that_is_unknown_here_is_named_with_the_version_that_wrote_it_and_what_opened_it(saved):
+    forge(saved, computed_on={"tinygpt": "9.1"}, config={"model": read_meta(saved).config["model"] | {"warp": 9}})
+    run, said = saved.parent.parent, r"has model\.warp, unknown here; tinygpt 9\.1 wrote it: .*update tinygpt"
+    known = flat(asdict(TrainConfig()))
+    with pytest.raises(CheckpointError, match=rf"^resume={run} {said}"):
+        settings_to_go_on(run, known)
+    with pytest.raises(CheckpointError, match=rf"^checkpoint={saved} {said}"):
+        open_checkpoint(str(run))
+    with pytest.raises(CheckpointError, match=rf"^init_from={run}: {saved} {said}"):
+        pretrained_config(str(run))

@@ -1,12 +1,16 @@
 """The GPT: its shapes, its sizes, what may influence what, its loss."""
 
+import json
 import math
+from dataclasses import asdict
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import close, layer, random_gpt
 from torch import nn
+from torch.func import functional_call, grad
 
 import model.loss
 from model.attention import FORMS, MODIFIERS
@@ -259,12 +263,55 @@ def test_only_what_is_scored_is_multiplied():
     assert rows == [2]
 
 
-def test_a_second_pass_back_is_an_error_and_not_a_gradient_scaled_twice():
+def test_a_second_pass_back_adds_the_same_gradient_again():
     x, weight = torch.randn(2, 3, C, requires_grad=True), torch.randn(V, C, requires_grad=True)
     nats = 3 * summed_nats(x, weight, torch.randint(V, (2, 3)))
     nats.backward(retain_graph=True)
-    with pytest.raises(TypeError):
-        nats.backward()
+    once = x.grad.clone(), weight.grad.clone()
+    nats.backward()
+    assert torch.equal(x.grad, 2 * once[0]) and torch.equal(weight.grad, 2 * once[1])
+
+
+def losses(gpt, tokens, targets):
+    """Return the model's loss and that of its logits, as functions of its weights."""
+
+    def by_logits(weights):
+        logits = functional_call(gpt, weights, (tokens,)).flatten(0, 1)
+        return F.cross_entropy(logits, targets.flatten(), reduction="sum")  # -100 counts nothing
+
+    return lambda weights: functional_call(gpt, weights, (tokens, targets)), by_logits
+
+
+@pytest.mark.parametrize("settings", [{}, {"tie_embeddings": True, "logit_softcap": 5.0}], ids=str)
+def test_second_derivatives_and_those_of_torch_func_are_those_of_the_logits(settings):
+    gpt, (tokens, targets) = random_gpt(**settings).double(), torch.randint(11, (2, 2, 6)).unbind()
+    targets[1, 3:] = -100
+    weights, found = dict(gpt.named_parameters()), []
+    for loss in losses(gpt, tokens, targets):
+        slopes = torch.autograd.grad(loss(weights), weights.values(), create_graph=True)
+        curvature = torch.autograd.grad(sum(slope.square().sum() for slope in slopes), weights.values())
+        found.append([*slopes, *curvature, *grad(loss)(weights).values()])
+    for ours, theirs in zip(*found, strict=True):
+        close(ours, theirs)
+
+
+def test_targets_of_minus_1_and_minus_100_count_nothing_and_what_is_no_id_is_an_error():
+    gpt, (tokens, targets) = random_gpt(), torch.randint(61, (2, 2, 6)).unbind()
+    targets[0, 2:4], targets[1, 1:5] = -100, -1
+    wanted = F.cross_entropy(gpt(tokens)[targets >= 0], targets[targets >= 0], reduction="sum")
+    close(gpt(tokens, targets), wanted)
+    for wrong in (-2, 61):
+        targets[0, 0] = wrong
+        with pytest.raises(ValueError, match=f"targets hold {wrong}, which is neither an id below 61 nor -1 or -100"):
+            gpt(tokens, targets)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.usefixtures("unchecked")
+def test_a_traced_model_reads_texts_of_another_length():
+    gpt, others = random_gpt(), torch.randint(61, (3, 14))
+    traced = torch.jit.trace(gpt, torch.randint(61, (2, 9)))  # as TensorBoard's add_graph does
+    close(traced(others), gpt(others))
 
 
 @pytest.mark.parametrize("settings", [{}, {"tie_embeddings": True, "logit_softcap": 5.0}], ids=str)
@@ -327,3 +374,9 @@ def test_settings_that_do_not_fit_are_named(settings, named):
     with pytest.raises(ValueError, match=named):
         config = GPTConfig(**{"vocab_size": 61} | settings)
         count_weights(config) if config.vocab_size else GPT(config)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_size_may_be_an_integer_of_numpys():
+    config = GPTConfig(vocab_size=np.int64(61), n_layer=np.int32(2))
+    assert json.loads(json.dumps(asdict(config)))["vocab_size"] == 61

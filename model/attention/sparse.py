@@ -15,6 +15,8 @@ from model.attention.names import form
 from model.config import AttentionConfig
 from model.layers import LayerNorm, Linear
 
+TIE = 2.0**-18  # of the largest score: a few times the rounding of a float32 product of 64 channels
+
 
 def blockwise(block: int, best: int) -> AttentionFunction:
     """Return softmax attention to the query's own block of keys and to the `best` blocks before it.
@@ -109,11 +111,19 @@ class IndexedAttention(MultiHeadAttention):
         return self.attend_to(call, x, now)
 
     def chosen(self, index: Float[Tensor, "B 1 T S"], seen: Bool[Tensor, "..."]) -> Bool[Tensor, "B _ T S"]:
-        """Return the keys that each query attends to, of those it sees: its own and the best; of equals the nearer."""
+        """Return the keys that each query attends to, of those it sees: its own and the best; of equals the nearer.
+
+        Scores are equal if no gap in their order is wider than TIE of the row's largest: a rounding, which differs
+        between a full pass and decoding, then decides nothing between keys that are the same token without a position.
+        """
         T, S = index.shape[-2:]
         own = causal_mask(T, S, index.device, window=1)
+        gap = TIE * index.masked_fill(~seen, 0).abs().amax(-1, keepdim=True)
         index = index.masked_fill(~seen, -torch.inf).masked_fill(own, torch.inf)
-        best = S - 1 - index.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : self.best]
+        ordered, keys = index.sort(dim=-1, descending=True)
+        place = F.pad((ordered[..., :-1] - ordered[..., 1:] > gap).cumsum(-1), (1, 0))  # the same for equals
+        place = torch.empty_like(place).scatter(-1, keys, place)
+        best = S - 1 - place.flip(-1).sort(dim=-1, stable=True).indices[..., : self.best]
         return torch.zeros_like(index, dtype=torch.bool).scatter(-1, best, True) & seen
 
     def flops(self, block_size: int) -> float:
