@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
 
@@ -27,7 +28,7 @@ def is_stoppable(launcher: str) -> bool:
 @contextmanager
 def signals_passed_on() -> Iterator[Signals]:
     """Send SIGTERM to joblib's workers once a signal asks this process to end; raise SystemExit when they are done."""
-    from joblib.externals.loky.backend.resource_tracker import ensure_running  # type: ignore[import-untyped]
+    from joblib.externals.loky.backend import resource_tracker as joblibs  # type: ignore[import-untyped]
 
     done = threading.Event()
 
@@ -41,7 +42,8 @@ def signals_passed_on() -> Iterator[Signals]:
         sender.start()  # before the signals are blocked, so that one thread receives them
         # Workers inherit the mask: before their first job a signal waits.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ending_signals())
-        ensure_running()  # joblib's tracker, too, inherits the mask; the thread that starts it loses it
+        for tracker in (joblibs, resource_tracker):  # inherit it too; the thread that starts them loses it
+            tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, ending_signals())
         try:
             yield stop

@@ -98,6 +98,21 @@ def test_a_worker_returns_the_signal_that_ends_its_job_and_begins_no_other():
     assert (ended.stdout, ended.stderr) == ("SystemExit(143)\n" * 2, "")
 
 
+@needs_joblib
+def test_a_signal_waits_in_a_worker_until_its_first_job():
+    code = """if True:
+        import signal
+        import joblib
+        from sweeps.stop import signals_passed_on
+        with signals_passed_on():
+            ask = joblib.delayed(signal.pthread_sigmask)
+            masks = joblib.Parallel(n_jobs=2)(ask(signal.SIG_BLOCK, []) for _ in range(2))
+        print(*sorted(set.union(*masks)), len(masks), signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    """
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("1 2 15 2 set()\n", "")
+
+
 @pytest.mark.slow
 @needs_submitit
 def test_a_failing_job_does_not_end_the_others(tmp_path):
