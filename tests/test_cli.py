@@ -199,9 +199,9 @@ def test_a_mistake_ends_in_one_sentence_and_status_1_a_jobs_with_its_number(text
         result = run_here(*command.split(), cwd=tmp_path)
         assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, command
         assert result.stderr.startswith("error: "), result.stderr
-    result = run_here("train.py", "-m", f"data.path={text_file}", *TINY, "model.n_head=3,4", cwd=tmp_path)
-    assert "job 0: model.n_head=3" in result.stdout
-    assert "job 0 failed: model.n_head=3 does not divide model.n_embd=32" in result.stdout
+    result = run_here("train.py", "-m", f"data.path={text_file}", *TINY, "model.vocab_size=20,400", cwd=tmp_path)
+    assert "job 0: model.vocab_size=20" in result.stdout
+    assert "job 0 failed: model.vocab_size=20 is less than the tokenizer's" in result.stdout
 
 
 def test_a_script_is_named_as_it_is_started_from_here(tmp_path, monkeypatch):
