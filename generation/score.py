@@ -188,4 +188,7 @@ def learned_task(checkpoint: Checkpoint) -> TaskData:
 def encode_documents(tokenizer: tiktoken.Encoding, documents: list[str]) -> np.ndarray:
     """Return the tokens of each document after its <|endoftext|>, as in training."""
     mark = np.array([tokenizer.eot_token], dtype=np.uint32)
-    return np.concatenate([mark, *(part for text in documents for part in (encode_text(tokenizer, text), mark))][:-1])
+    parts = [mark[:0]]  # of no document
+    for text in documents:
+        parts += [mark, encode_text(tokenizer, text)]
+    return np.concatenate(parts)

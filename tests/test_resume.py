@@ -373,10 +373,10 @@ def test_a_strangers_run_with_a_link_or_a_fifo_for_a_log_cuts_and_writes_nothing
 def test_a_run_directory_that_was_used_while_this_process_prepared_is_refused(config, monkeypatch):
     open_data = training.start.open_data
 
-    def open_late(*arguments):
+    def open_late(*arguments, **settings):
         monkeypatch.undo()
         train(replace(config, max_steps=2))  # begins and ends meanwhile
-        return open_data(*arguments)
+        return open_data(*arguments, **settings)
 
     monkeypatch.setattr("training.start.open_data", open_late)
     with pytest.raises(SettingsError, match="already holds a run"):
