@@ -4,11 +4,13 @@ As in  python train.py model=small data.path=notes.txt max_steps=2000
 """
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hydra_command import run_train_command
-from runs.text import flat, visible
+from runs.text import flat, hydra_quoted, visible
 from settings import build
 from training.config import TrainConfig
 
@@ -43,11 +45,16 @@ def train(config: TrainConfig) -> float:
             done = run.share_done()
             finished = done >= 1
             evaluates = finished or (progress.step and progress.step % config.eval_interval == 0)
-            if evaluates and (progress.step > progress.evaluated or not progress.metrics):
+            evaluates = evaluates and (progress.step > progress.evaluated or not progress.metrics)
+            # An evaluation that fails loses nothing: the weights are saved before it, what it finds after it.
+            if evaluates or (progress.step and progress.step % config.checkpoint_interval == 0):
+                run.save()
+            if evaluates:
                 with uncompiled(run.compiled):
-                    loggers.on_evaluation(*evaluate_run(run))
-            due = progress.step % config.checkpoint_interval == 0 or progress.best_step == progress.step
-            if finished or (due and progress.step):
+                    result, sample = evaluate_run(run, finished=finished)
+                    with memory_for(run, "the measurement of the heads", ""):
+                        loggers.on_evaluation(result, sample)
+            if finished or (evaluates and run.saved == progress.step):
                 run.save(finished=finished)
             if finished:
                 break
@@ -65,31 +72,51 @@ def train(config: TrainConfig) -> float:
             else:
                 loggers.on_step()
         run.saver.finish()
-    return progress.loss_to_beat
+    return progress.result
 
 
-def evaluate_run(run: "Run") -> "tuple[Evaluation, str]":
-    """Score the model on the validation split, remember which step was the best, and let the model write a sample."""
+def evaluate_run(run: "Run", *, finished: bool) -> "tuple[Evaluation, str]":
+    """Score the model on the validation split, remember which step was the best, and let the model write a sample.
+
+    The last evaluation of a run may score more targets. Steps are compared on those that all evaluations score.
+    """
     from generation.generate import complete_text, decode_rate
-    from training.evaluation import evaluate
+    from training.evaluation import evaluate, targets_scored
 
     config, progress, block_size = run.config, run.progress, run.config.model.block_size
-    windows = config.eval_batch_size or max(1, 4_096 // block_size)
-    result = evaluate(run.forward, run.data, block_size, windows, run.autocast, run.ranks)
+    windows = config.eval_batch_size or run.micro_batch_size
+    score = partial(evaluate, run.forward, run.data, block_size, windows, run.autocast, run.ranks)
+    between = targets_scored(config)
+    most = targets_scored(config, progress.step) if finished else between
+    with memory_for(run, "the evaluation", f"eval_batch_size={windows // 2}" if windows > 1 else ""):
+        result = compared = score(most=most)
+        read, read_before = (run.data.held_out_tokens(block_size, targets) for targets in (most, between))
+        if progress.metrics and read != read_before:
+            compared = score(most=between)
     progress.evaluated, progress.metrics = progress.step, result.figures
-    if result.loss < progress.loss_to_beat:
-        progress.best_loss, progress.best_step = result.loss, progress.step
+    progress.compare(compared.loss, compared.tokens)
     sample = ""
     if config.sample_tokens and not run.is_sharded:  # generating goes past FSDP, which gathers the shards
-        if tokenizer := run.data.tokenizer:
-            drawn = complete_text(run.model, tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
-            try:
-                sample = "".join(drawn)
-            except FloatingPointError as error:  # check_numbers ends the run if it stays so
-                log.warning("step %d: there is no sample (%s)", progress.step, error)
-        if run.share_done() >= 1:
-            run.decode_rate = decode_rate(run.model)
+        with memory_for(run, "the sample", "sample_tokens=0"):
+            if tokenizer := run.data.tokenizer:
+                drawn = complete_text(run.model, tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
+                try:
+                    sample = "".join(drawn)
+                except FloatingPointError as error:  # check_numbers ends the run if it stays so
+                    log.warning("step %d: there is no sample (%s)", progress.step, error)
+            if finished:
+                run.decode_rate = decode_rate(run.model)
     return result, sample
+
+
+def memory_for(run: "Run", what: str, setting: str) -> AbstractContextManager[None]:
+    """Turn running out of memory between two steps into a SettingsError that says what is saved and what to type."""
+    from training.device import memory_errors
+
+    step = run.progress.step
+    saved = f"step {step} is saved" if run.saved == step else f"the checkpoints are in {run.directory / 'checkpoints'}"
+    again = f"python train.py {hydra_quoted('resume', run.directory)} {setting}".rstrip()
+    return memory_errors(f"{what} after step {step} needs more memory than there is", f"{saved}; go on with  {again}")
 
 
 def train_or_plan(config: TrainConfig) -> float | None:

@@ -117,9 +117,9 @@ class PreparedData:
         """Return the length in bytes of each id's text, int64 [n_vocab]."""
         return token_bytes(self.tokenizer)
 
-    def held_out_tokens(self, block_size: int, most: int) -> int:
+    def held_out_tokens(self, block_size: int, most: int | None = None) -> int:
         """Return how many tokens an evaluation of up to `most` targets reads."""
-        return min(most, len(self.val))
+        return len(self.val) if most is None else min(most, len(self.val))
 
     def epochs(self, tokens: int) -> str:
         """Say how often training on so many tokens reads the text."""

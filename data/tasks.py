@@ -119,9 +119,10 @@ class TaskData:
         """Return 0 for each id: none is text."""
         return np.zeros(self.vocab_size, dtype=np.int64)
 
-    def held_out_tokens(self, block_size: int, most: int) -> int:
-        """Return how many tokens an evaluation reads."""
-        return HELD_OUT * block_size
+    def held_out_tokens(self, block_size: int, most: int | None = None) -> int:
+        """Return how many tokens an evaluation of up to `most` tokens reads."""
+        windows = HELD_OUT if most is None else min(HELD_OUT, max(1, most // block_size))
+        return windows * block_size
 
     def check(self, block_size: int) -> None:
         """Raise SettingsError when a window or the vocabulary is too small for the task."""
@@ -139,10 +140,12 @@ class TaskData:
         return lambda step, start, stop: Batch(*(ids[start:stop] for ids in draw(step)))
 
     def held_out(self, block_size: int, batch_size: int, most: int | None = None) -> Iterator[Batch]:
-        """Yield the HELD_OUT windows of an evaluation, whatever `most` is, batch_size at a time."""
+        """Yield the HELD_OUT windows of an evaluation, the first ones up to `most` tokens, batch_size at a time."""
         inputs, targets = self._draw(HELD_OUT, block_size, self.seed, "held out")
-        for first in range(0, HELD_OUT, batch_size):
-            yield Batch(inputs[first : first + batch_size], targets[first : first + batch_size])
+        windows = self.held_out_tokens(block_size, most) // block_size
+        for first in range(0, windows, batch_size):
+            rows = slice(first, min(first + batch_size, windows))
+            yield Batch(inputs[rows], targets[rows])
 
     def _sizes(self, T: int) -> tuple[int, int, int]:
         """Return how many answers a window of T tokens has, the shortest such window and the fewest ids."""

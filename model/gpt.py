@@ -10,7 +10,7 @@ from typing import cast
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
@@ -21,7 +21,7 @@ from model.attention.functions import causal_blocks
 from model.cache import KVCache
 from model.config import GPTConfig
 from model.layers import LayerNorm, Linear, RMSNorm
-from model.loss import chunk_nats_and_slope, summed_nats
+from model.loss import chunk_nats_and_slope, nats_of_each, summed_nats
 from model.rope import Rope
 
 Tokens = Int[Tensor, "B T"]
@@ -65,8 +65,9 @@ class GPT(nn.Module):
         self.initialize()
 
     def forward(
-        self, tokens: Tokens, targets: Tokens | None = None, *, starts: Starts = None, cache: KVCache | None = None
-    ) -> Float[Tensor, "B T V"] | Float[Tensor, ""]:
+        self, tokens: Tokens, targets: Tokens | None = None, *, starts: Starts = None, cache: KVCache | None = None,
+        each: bool = False,
+    ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:  # fmt: skip
         """Return the logits of the token that follows each position; with `targets` the loss they are wanted for.
 
         targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are neither -1 nor
@@ -75,6 +76,8 @@ class GPT(nn.Module):
             with a cache what it remembers. What comes before is out of sight, as a document before this one or
             padding on the left, and learned positions count from there.
         cache: with earlier tokens; this pass appends its own and advances it.
+        each: instead of the sum return the nats of each position, without a gradient, and whether its target is the
+            likeliest token.
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
         """
@@ -85,6 +88,8 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(x)
         x, weight = self.final_norm(x), self.lm_head.weight
+        if each:
+            return nats_of_each(x, weight, targets, self.config.logit_softcap, self.largest_chunk)
         nats = summed_nats(x, weight, targets, self.config.logit_softcap, self.nats_and_slope, self.largest_chunk)
         # Of the layers' own loss the gradient alone: what is reported stays the cross-entropy.
         return nats if now.loss is None else nats + (now.loss - now.loss.detach())

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 UNSCORED = -1  # the target of a position that no loss counts; so does torch's own, F.cross_entropy's ignore_index
@@ -34,6 +34,57 @@ def summed_nats(
     """
     how = (softcap, nats_and_slope or chunk_nats_and_slope, largest_chunk)
     return _SummedNats.apply(x.flatten(0, -2), weight, targets.flatten(), *how)[0]
+
+
+@torch.no_grad()
+def nats_of_each(
+    x: Float[Tensor, "*lead C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, "*lead"],
+    softcap: float | None = None, largest_chunk: int | None = None,
+) -> tuple[Float[Tensor, "*lead"], Bool[Tensor, "*lead"]]:  # fmt: skip
+    """Return -log p(target) in nats of each place, 0 if it is IGNORED, and whether the target is the likeliest id.
+
+    The logits are those of summed_nats, with its chunks and dtypes; there is no gradient.
+    """
+    dtype = product_dtype(x)
+    rows, heads = x.flatten(0, -2).to(dtype), padded(weight.to(dtype))
+    size = chunk_length(rows, len(weight), largest_chunk)
+    nats, hits = [], []
+    for part, wanted in zip(rows.split(size), targets.flatten().split(size), strict=True):
+        logits = F.linear(part, heads)[:, : len(weight)].to(torch.promote_types(dtype, torch.float32))
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        hits.append(logits.argmax(-1) == wanted)
+        scored = scored_places(wanted)
+        above = logits.amax(-1) - logits.gather(1, wanted.masked_fill(~scored, 0)[:, None])[:, 0]
+        likeliest = torch.softmax(logits, -1, out=logits).amax(-1)  # in place
+        nats.append((above - likeliest.log()) * scored)
+    return torch.cat(nats).view(targets.shape), torch.cat(hits).view(targets.shape)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which x is multiplied: autocast's if it is enabled."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def scored_places(targets: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:
+    """Return which targets are not IGNORED."""
+    return (targets != IGNORED[0]) & (targets != IGNORED[1])
+
+
+def padded(heads: Float[Tensor, "V C"]) -> Float[Tensor, "rows C"]:
+    """Return the heads with rows of zeros up to the device's MULTIPLE."""
+    missing = -len(heads) % MULTIPLE.get(heads.device.type, 1)
+    return F.pad(heads, (0, 0, 0, missing)) if missing else heads
+
+
+def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
+    """Return how many of the rows have logits at a time; of one size if there is one, for chunks compile once."""
+    tokens = len(rows)
+    most = (largest_chunk or LARGEST_CHUNK.get(rows.device.type, LARGEST_CHUNK_ON_GPU)) // (4 * ids)
+    fewest = -(-tokens // max(1, most))
+    chunks = next((count for count in range(fewest, 2 * fewest) if tokens % count == 0), fewest)
+    return -(-tokens // chunks)
 
 
 def chunk_nats_and_slope(
@@ -67,9 +118,7 @@ class _SummedNats(torch.autograd.Function):
         nats_and_slope: Callable[..., Any], largest_chunk: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Return the loss and, for setup_context(), its gradients by x and weight."""
-        kind, ids = x.device.type, len(weight)
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        is_scored = (targets != IGNORED[0]) & (targets != IGNORED[1])
+        ids, dtype, is_scored = len(weight), product_dtype(x), scored_places(targets)
         rows, scored, targets = x.to(dtype), is_scored[:, None], targets.masked_fill(~is_scored, 0)[:, None]
         # A task scores few targets: the others are left out if that waits for no device and there are numbers to read.
         some = None
@@ -78,15 +127,8 @@ class _SummedNats(torch.autograd.Function):
             if is_scored.any() and not is_scored.all():
                 some = is_scored
                 rows, scored, targets = rows[some], scored[some], targets[some]
-        # Pad the heads, and find chunks of one size if there is one: they compile once.
-        heads = weight.to(dtype)
-        if missing := -ids % MULTIPLE.get(kind, 1):
-            heads = F.pad(heads, (0, 0, 0, missing))
-        most = (largest_chunk or LARGEST_CHUNK.get(kind, LARGEST_CHUNK_ON_GPU)) // (4 * ids)
-        fewest = -(-len(rows) // max(1, most))
-        chunks = next((count for count in range(fewest, 2 * fewest) if len(rows) % count == 0), fewest)
-        size = -(-len(rows) // chunks)
         # Loss and gradients, chunk by chunk.
+        heads, size = padded(weight.to(dtype)), chunk_length(rows, ids, largest_chunk)
         summed, to_x = torch.zeros((), device=x.device), torch.empty_like(rows)
         to_heads = torch.zeros_like(heads, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part in (slice(first, first + size) for first in range(0, len(rows), size)):

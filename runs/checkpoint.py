@@ -56,8 +56,10 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     """What that evaluation found."""
     best_loss: float | None = None
-    """None before there is a finite one."""
+    """The loss of the best evaluation on the targets that all of them score; None before there is a finite one."""
     best_step: int = 0
+    best_tokens: int = 0
+    """The number of those targets."""
     skipped: int = 0
     """Steps that changed nothing, because loss or gradient was not finite."""
     skipped_in_a_row: int = 0
@@ -65,9 +67,20 @@ class Progress:
     wandb_id: str | None = None
 
     @property
-    def loss_to_beat(self) -> float:
-        """The best loss, infinite before there is one."""
-        return math.inf if self.best_loss is None else self.best_loss
+    def result(self) -> float:
+        """The loss that the best evaluation reported, infinite before there is a finite one."""
+        if self.best_loss is None:
+            return math.inf
+        return self.metrics["val_loss"] if self.best_step == self.evaluated else self.best_loss
+
+    def compare(self, loss: float, tokens: int) -> None:
+        """Take this step for the best if its loss is the lowest on the same number of targets, `tokens`.
+
+        A run that is resumed with another eval_interval has other targets: the best is then the best on those.
+        """
+        best = math.inf if self.best_loss is None or tokens != self.best_tokens else self.best_loss
+        if loss < best:
+            self.best_loss, self.best_step, self.best_tokens = loss, self.step, tokens
 
 
 @dataclass

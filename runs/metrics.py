@@ -63,9 +63,9 @@ class Evaluation:
     def figures(self) -> dict[str, float]:
         """The evaluation as metrics.jsonl has it."""
         if self.accuracy is not None:
-            return {"val_loss": self.loss, "val_accuracy": self.accuracy}
+            return {"val_loss": self.loss, "val_accuracy": self.accuracy, "val_tokens": self.tokens}
         stderr = {} if self.bpb_stderr is None else {"val_bpb_stderr": self.bpb_stderr}
-        return {"val_loss": self.loss, "val_bpb": self.bpb} | stderr
+        return {"val_loss": self.loss, "val_bpb": self.bpb, "val_tokens": self.tokens} | stderr
 
 
 def read_metrics(path: Path) -> list[Row]:

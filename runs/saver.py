@@ -60,6 +60,11 @@ class Saver:
             if (self.checkpoints / f"step_{number}").exists():
                 point(self.checkpoints / name, f"step_{number}")
 
+    def has(self, step: int) -> bool:
+        """Return whether a step's checkpoint is there; waits until nothing is being written."""
+        self.wait()
+        return (self.checkpoints / f"step_{step}").exists()
+
     def wait(self) -> None:
         """Wait until nothing is being written."""
         if self._thread is not None:

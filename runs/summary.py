@@ -43,6 +43,8 @@ class Summary:
     val_bpb: float | None = None
     val_bpb_stderr: float | None = None
     val_accuracy: float | None = None
+    val_tokens: float | None = None
+    """The targets, or answers, that these figures rest on."""
 
 
 @dataclass

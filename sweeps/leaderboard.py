@@ -34,6 +34,7 @@ MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {  # columns: the name
     "peak memory": ("peak_memory_mb", "{:,.0f} MB".format),
     "time": ("seconds", duration),
     "± documents": ("val_bpb_stderr", "{:.4f}".format),  # the standard error of the result
+    "scored": ("val_tokens", "{:,.0f}".format),  # targets or answers that the result rests on
 }
 # What may make a link, an image, HTML or another font of a text in Markdown.
 ACTIVE = re.compile(r"[^\w\s.,;:+/=%()±–×'\"<-]|<[A-Za-z/!?]|://|www\.|\b_|_\b")

@@ -339,12 +339,12 @@ def test_an_evaluation_that_is_not_finite_is_no_best_one_and_fails_a_run_only_at
 ):
     original = train_module.evaluate_run
 
-    def evaluate_run(run: Run):
+    def evaluate_run(run: Run, *, finished: bool):
         weight = run.model.blocks[0].mlp.down_proj.weight
         kept = weight.detach().clone()
         if run.progress.step == 5 * evaluation:
             weight.data[0, 0] = math.nan
-        result = original(run)
+        result = original(run, finished=finished)
         weight.data.copy_(kept)
         return result
 

@@ -15,6 +15,7 @@ from errors import SettingsError, first_line
 
 log = logging.getLogger("tinygpt")
 
+NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # of CUDA, HIP and MPS, a CPU, cuBLAS and cuDNN
 MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
 # Architectures with matrix instructions for bf16: MI100 to MI355, and Radeons from RDNA 3 on.
 AMD_WITH_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
@@ -165,7 +166,7 @@ def memory_errors(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in NO_MEMORY):
             raise SettingsError(f"{what} ({first_line(error)})", remedy) from None
         raise
 

@@ -4,15 +4,16 @@ import itertools
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from console import progress_bar
+from data.batches import Batch
 from data.prepare import PreparedData
 from model.gpt import GPT
 from model.loss import UNSCORED
 from runs.metrics import Evaluation
+from training.config import TrainConfig
 from training.distributed import Ranks
 
 if TYPE_CHECKING:
@@ -20,16 +21,31 @@ if TYPE_CHECKING:
 
 ALONE = Ranks()
 MEASURED_TOKENS = 512  # enough to tell heads apart, for a hundredth of an evaluation's time
-SCORED_TOKENS = 1 << 19
-"""Of a longer validation text only so many tokens are scored, the same at every evaluation; eval.py scores all."""
+FEWEST_SCORED, MOST_SCORED = 1 << 14, 1 << 19  # targets; eval.py scores all
+
+
+def targets_scored(config: TrainConfig, steps: int | None = None) -> int:
+    """Return the most targets that an evaluation scores: a tenth of the time of the training before it.
+
+    A forward pass takes a third of a step, so they are three tenths of the tokens of eval_interval steps, or, in the
+    last evaluation of a run of `steps` steps, of all steps. That one has no fewer than those before it, and without
+    any before it at most half as many as the run was trained on. Nothing else matters: a resumed run scores the same.
+    """
+    tokens, interval = config.tokens_per_step, config.eval_interval
+    between, last = (min(max(FEWEST_SCORED, 3 * tokens * n // 10), MOST_SCORED) for n in (interval, steps or 0))
+    if steps is None:
+        return between
+    return max(between, last) if steps > interval else min(last, tokens * steps // 2)
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, data: "Data", block_size: int, batch_size: int, autocast: torch.autocast, ranks: Ranks = ALONE
-) -> Evaluation:
+    model: nn.Module, data: "Data", block_size: int, batch_size: int, autocast: torch.autocast, ranks: Ranks = ALONE,
+    most: int | None = None,
+) -> Evaluation:  # fmt: skip
     """Score the validation text, in windows of block_size that cover it or are spread over it evenly, or a task.
 
+    most: how many tokens to read at most, always the same ones; all when None.
     With several ranks each scores a share of the batches, and all return the figures of their sum. The model
     stays in its mode (train or eval).
     """
@@ -38,22 +54,16 @@ def evaluate(
     model.eval()
     lengths = torch.from_numpy(data.token_bytes())
     figures, sizes = [], []  # of each target: its nats and, in a task, whether it is the likeliest; its bytes
-    batches = data.held_out(block_size, batch_size, SCORED_TOKENS)
-    total = data.held_out_tokens(block_size, SCORED_TOKENS)
+    batches = data.held_out(block_size, batch_size, most)
+    total = data.held_out_tokens(block_size, most)
     bar = progress_bar(
         ranks.is_first, total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False
     )
     while turn := list(itertools.islice(batches, ranks.size)):
         # A rank without a batch runs another's: FSDP gathers weights from all ranks, so none may sit out.
         own = turn[min(ranks.rank, len(turn) - 1)]
-        inputs, targets = torch.from_numpy(own.inputs).to(device), torch.from_numpy(own.targets).to(device).flatten()
-        starts = None if own.starts is None else torch.from_numpy(own.starts).to(device)
-        with autocast:
-            logits = model(inputs, starts=starts).flatten(0, 1)
-        scored = targets != UNSCORED
-        nats = F.cross_entropy(logits.float(), targets, ignore_index=UNSCORED, reduction="none")[scored]
-        right = [(logits.argmax(-1) == targets)[scored].to(nats)] if is_task else []
-        found = torch.stack([nats, *right])
+        scored = torch.from_numpy(own.targets != UNSCORED).to(device)
+        found = score_batch(model, own, device, autocast)[: 1 + is_task, scored]
         for number, batch in enumerate(turn):
             wanted = torch.from_numpy(batch.targets[batch.targets != UNSCORED])
             figures.append(found if number == ranks.rank else found.new_zeros(len(found), len(wanted)))
@@ -63,6 +73,18 @@ def evaluate(
     model.train(was_training)
     all_nats, *hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
     return Evaluation.of_tokens(all_nats.numpy(), torch.cat(sizes).numpy(), hits[0].mean().item() if hits else None)
+
+
+@torch.no_grad()
+def score_batch(
+    model: nn.Module, batch: Batch, device: torch.device, autocast: torch.autocast
+) -> Float[Tensor, "2 B T"]:
+    """Return the nats of each target of a batch, and 1 where it is the likeliest id, else 0."""
+    inputs, targets = torch.from_numpy(batch.inputs).to(device), torch.from_numpy(batch.targets).to(device)
+    starts = None if batch.starts is None else torch.from_numpy(batch.starts).to(device)
+    with autocast:
+        nats, hits = model(inputs, targets, starts=starts, each=True)
+    return torch.stack([nats, hits.to(nats)])
 
 
 def first_windows(model: GPT, data: "Data") -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:

@@ -17,7 +17,7 @@ from model.heads import head_statistics
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token
 from runs.directory import open_log
 from runs.metrics import Evaluation, Row, finite, is_number, read_metrics
-from runs.summary import Summary, sentence_of, write_summary
+from runs.summary import NUMBERS, Summary, sentence_of, write_summary
 from training.device import peak_memory, reset_peak_memory
 from training.evaluation import first_windows
 from training.report import Report
@@ -65,7 +65,7 @@ class SummaryFile(Logger):
         run, step = self.run, self.run.progress.step
         speeds = [row["tokens_per_s"] for row in self.rows if is_number(row.get("tokens_per_s"))]
         evaluations = [row for row in self.rows if is_number(row.get("val_loss"))]
-        best = min(evaluations, key=lambda row: row["val_loss"], default={})
+        best = next((row for row in evaluations if row["step"] == run.progress.best_step), {})
         tokens = step * run.config.tokens_per_step
         summary = Summary(
             status, reason, run.device.type, run.config.seed, step,
@@ -78,7 +78,7 @@ class SummaryFile(Logger):
             decode_tokens_per_s=None if run.decode_rate is None else round(run.decode_rate, 1),
             cache_bytes_per_token=None if run.is_sharded else round(cache_bytes_per_token(run.model), 1),
             peak_memory_mb=round(peak_memory(run.device) / 1e6, 1),
-            **{name: best.get(name) for name in ("val_loss", "val_bpb", "val_bpb_stderr", "val_accuracy")},
+            **{name: best.get(name) for name in NUMBERS if name.startswith("val_")},
         )  # fmt: skip
         write_summary(run.directory, summary)
 

@@ -2,8 +2,10 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from runs.text import duration, plural, si
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, keep_freed_memory
 from training.distributed import Ranks
-from training.evaluation import SCORED_TOKENS
+from training.evaluation import score_batch, targets_scored
 from training.optimizer import optimizer_state
 from training.run import Run, steps_to_take, windows_each
 from training.start import begin_with, check_machine, open_data, refuse_too_large
@@ -50,6 +52,8 @@ class Memory:
     optimizer: int  # between steps
     activations: int
     """What the fullest moment of a step adds to these: activations and temporary tensors."""
+    evaluation: int
+    """All that an evaluation holds at its fullest moment; there are no gradients then."""
 
     @property
     def peak(self) -> int:
@@ -57,7 +61,8 @@ class Memory:
 
     def __str__(self) -> str:
         kinds = f"weights {si(self.weights)}B, gradients {si(self.gradients)}B, optimizer {si(self.optimizer)}B"
-        return f"memory    {si(self.peak)}B in a training step: {kinds}, activations {si(self.activations)}B"
+        step = f"{si(self.peak)}B in a training step: {kinds}, activations {si(self.activations)}B"
+        return f"memory    {step}; {si(self.evaluation)}B in an evaluation"
 
 
 class LiveBytes(TorchDispatchMode):
@@ -104,7 +109,11 @@ def predict_memory(
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
         live.most = before = live.now
         train_step(run, 1)
-    return Memory(weights, weights, state, max(0, live.most - before - weights))
+        activations = max(0, live.most - before - weights)
+        live.most = live.now
+        batch = next(run.data.held_out(config.model.block_size, config.eval_batch_size or micro))
+        score_batch(run.model.eval(), batch, torch.device("cpu"), run.autocast)
+    return Memory(weights, weights, state, activations, live.most)
 
 
 def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype) -> Run:
@@ -134,7 +143,7 @@ def plan_run(config: TrainConfig) -> str:
     flops, size = flops_per_token(model), config.tokens_per_step
     parts = ", ".join(f"{kind} {count:,}" for kind, count in count_parameters(model).items() if count)
     tied = ", which is lm_head too" if config.model.tie_embeddings else ""
-    scored = data.held_out_tokens(config.model.block_size, SCORED_TOKENS) if data else SCORED_TOKENS
+    scored = partial(data.held_out_tokens, config.model.block_size) if data else int
     unknown = [f"text      unknown without tokenizer={config.tokenizer.name}, which could not be downloaded"]
     lines = [
         *(describe(config, data, model) if data else unknown),
@@ -158,7 +167,7 @@ def planned_data(config: TrainConfig) -> Data | None:
     return open_data(config, encoding)
 
 
-def here(config: TrainConfig, device: torch.device, flops: float, scored: int) -> list[str]:
+def here(config: TrainConfig, device: torch.device, flops: float, scored: Callable[[int], int]) -> list[str]:
     """Return the lines about memory and time on this machine, where steps are taken if they fit."""
     refuse_too_large(config, device, Ranks())
     keep_freed_memory(device)
@@ -168,8 +177,9 @@ def here(config: TrainConfig, device: torch.device, flops: float, scored: int) -
     lines = [str(memory)]
     if device.type == "cpu":  # at most 1.74 times was measured, with glibc and keep_freed_memory
         lines.append("          counted is what tensors hold; the allocator may keep 1.8 times as much")
-    if memory.peak > free:
-        needed = f"          too much for the {si(free)}B free on {device}: lower micro_batch_size or the model"
+    if max(memory.peak, memory.evaluation) > free:
+        lower = "micro_batch_size" if memory.peak > free else f"eval_batch_size={config.eval_batch_size}"
+        needed = f"          too much for the {si(free)}B free on {device}: lower {lower} or the model"
         return [*lines, needed]
     with fast_products(device, precision):
         seconds, windows = seconds_per_step(config, micro, device, precision)
@@ -200,7 +210,7 @@ def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtyp
     return each * config.batch_size, windows
 
 
-def on_gpus(config: TrainConfig, flops: float, scored: int) -> list[str]:
+def on_gpus(config: TrainConfig, flops: float, scored: Callable[[int], int]) -> list[str]:
     """Return the lines about memory and time on plan.devices GPUs, each by every way to share the work."""
     devices, windows = config.plan.devices, config.batch_size // config.plan.devices
     micro = config.micro_batch_size or windows
@@ -225,13 +235,18 @@ def on_gpus(config: TrainConfig, flops: float, scored: int) -> list[str]:
     ]
 
 
-def time_line(config: TrainConfig, seconds: float, scored: int) -> str:
-    """Say how long a run of steps of so many seconds takes, with evaluations: forward passes, a third of a step's."""
-    pause = seconds * scored / config.tokens_per_step / 3
+def time_line(config: TrainConfig, seconds: float, scored: Callable[[int], int]) -> str:
+    """Say how long a run of steps of so many seconds takes, with evaluations: forward passes, a third of a step's.
+
+    scored: how many targets an evaluation reads of those that it might.
+    """
+    each = seconds / config.tokens_per_step / 3
+    pause = each * scored(targets_scored(config))
     ends = [config.max_steps] if config.max_steps else []
     if config.max_minutes:
         ends.append(max(1, round(60 * config.max_minutes / (seconds + pause / config.eval_interval))))
     steps = min(ends)
     evaluations = math.ceil(steps / config.eval_interval)
-    counted = f"{plural(steps, 'step')} and {plural(evaluations, 'evaluation')} of {pause:.3g} s"
-    return f"time      {duration(steps * seconds + evaluations * pause)} for {counted}"
+    pauses = (evaluations - 1) * pause + each * scored(targets_scored(config, steps))
+    counted = f"{plural(steps, 'step')} and {plural(evaluations, 'evaluation')} of {pauses / evaluations:.3g} s"
+    return f"time      {duration(steps * seconds + pauses)} for {counted}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from console import Signals
@@ -51,6 +51,8 @@ class Run:
     signals: Signals = field(default_factory=Signals)
     directory: Path = Path()
     progress: Progress = field(default_factory=Progress)
+    saved: int | None = None
+    """The step that was saved last."""
     decode_rate: float | None = None
     """Tokens a second at which the finished model generates one text."""
 
@@ -96,7 +98,7 @@ class Run:
         return min(share, 1.0)
 
     def save(self, *, finished: bool = False) -> None:
-        """Copy the run's state, and write checkpoints/step_N while training goes on.
+        """Copy the run's state, and write checkpoints/step_N while training goes on; what is new of it, if it is there.
 
         Nothing is saved while steps are skipped, or of weights that are not finite.
         """
@@ -108,7 +110,10 @@ class Run:
             return
         progress.seconds, progress.finished = self.seconds, finished
         self.started = time.perf_counter()
-        weights, optimizer = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
+        self.saved = progress.step
+        weights, optimizer = dict[str, Tensor](), dict[str, Tensor]()
+        if not self.ranks.from_first(self.ranks.is_first and self.saver.has(progress.step)):
+            weights, optimizer = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
         if self.is_sharded:
             from training.sharding import gather
 

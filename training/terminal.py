@@ -18,7 +18,7 @@ from runs.metrics import Row
 from runs.text import LogFormatter, command, hydra_quoted, plural
 from training.config import TrainConfig
 from training.device import peak_memory
-from training.evaluation import SCORED_TOKENS
+from training.evaluation import targets_scored
 from training.run import Logger, Run
 
 if TYPE_CHECKING:
@@ -118,8 +118,12 @@ def describe(config: TrainConfig, data: "Data", model: GPT) -> list[str]:
     length = plural(config.max_steps, "step") if config.max_steps else f"{config.max_minutes:g} minutes in steps"
     length += f" of {config.batch_size} × {block_size} tokens"
     if isinstance(data, PreparedData):
-        scored = data.held_out_tokens(block_size, SCORED_TOKENS)
-        part = f" ({scored:,} of them, spread evenly, at each)" if scored < len(data.val) else ""
+        steps, counts = config.max_steps, [None, config.max_steps]
+        if steps and steps <= config.eval_interval:  # there is no evaluation but the last
+            counts = [steps]
+        scored = dict.fromkeys(data.held_out_tokens(block_size, targets_scored(config, count)) for count in counts)
+        spread = " and at the end ".join(f"{count:,}" for count in scored)
+        part = f" ({spread} of them, spread evenly, at each)" if min(scored) < len(data.val) else ""
         read = f"{len(data.train):,} for training, {len(data.val):,} for validation{part}"
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
         learned = [f"text      {data.description}", f"tokens    {read}, {ids}"]
