@@ -57,7 +57,7 @@ def nats_of_each(
         scored = scored_places(wanted)
         above = logits.amax(-1) - logits.gather(1, wanted.masked_fill(~scored, 0)[:, None])[:, 0]
         likeliest = torch.softmax(logits, -1, out=logits).amax(-1)  # in place
-        nats.append((above - likeliest.log()) * scored)
+        nats.append((above - likeliest.log()).where(scored, 0.0))
     return torch.cat(nats).view(targets.shape), torch.cat(hits).view(targets.shape)
 
 

@@ -129,7 +129,7 @@ def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config
     # A budget of time is said in steps.
     assert " s for 120 steps and 1 evaluation of 1.67 s" in plan_run(replace(config, max_steps=None, max_minutes=1.0))
     for other in (dict(max_minutes=1.0), dict(max_flops=1e30)):
-        assert "5.2 s for 7 steps" in plan_run(replace(config, max_steps=7, **other))
+        assert "4.1 s for 7 steps" in plan_run(replace(config, max_steps=7, **other))
     monkeypatch.setattr(plan, "free_memory", lambda device: 1000)
     report = plan_run(config)
     assert report.endswith("too much for the 1 kB free on cpu: lower micro_batch_size or the model")

@@ -1,0 +1,180 @@
+"""How many targets an evaluation scores, in how much memory, and that one which fails loses nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_gpt
+
+import training.evaluation
+from data.config import DataConfig, TaskConfig
+from errors import SettingsError
+from model.config import GPTConfig
+from model.loss import UNSCORED, nats_of_each
+from runs.checkpoint import Progress, load_checkpoint, read_meta
+from runs.metrics import read_metrics
+from runs.summary import read_summary
+from train import train
+from training.config import TrainConfig
+from training.evaluation import FEWEST_SCORED, MOST_SCORED, evaluate, targets_scored
+from training.plan import predict_memory
+from training.start import open_run
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nats_in_chunks_are_those_of_all_logits_at_once(softcap, dtype):
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 7, 16), torch.randn(50, 16)
+    targets = torch.randint(50, (3, 7))
+    targets[0, :4] = UNSCORED
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        logits = F.linear(x, weight).float()
+        nats, hits = nats_of_each(x, weight, targets, softcap, largest_chunk=4 * 50 * 2)
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    wanted = F.cross_entropy(logits.mT, targets, ignore_index=UNSCORED, reduction="none")
+    torch.testing.assert_close(nats, wanted)
+    assert torch.equal(hits, logits.argmax(-1) == targets) and not nats[0, :4].any()
+
+
+def test_a_model_gives_each_targets_nats_which_add_up_to_its_loss():
+    model, tokens = random_gpt(logit_softcap=5.0), torch.randint(61, (2, 16))
+    nats, hits = model(tokens, tokens, each=True)
+    torch.testing.assert_close(nats.sum(), model(tokens, tokens).detach())
+    assert torch.equal(hits, model(tokens).argmax(-1) == tokens) and not nats.requires_grad
+
+
+def test_an_evaluation_scores_a_tenth_of_the_time_that_the_steps_before_it_took():
+    def scored(steps: int | None = None, **settings) -> int:
+        return targets_scored(TrainConfig(**settings), steps)  # of 2,048 tokens a step, evaluated every 150
+
+    assert scored() == 3 * 150 * 2048 // 10
+    assert scored(eval_interval=1) == FEWEST_SCORED == 16_384
+    assert scored(eval_interval=10**6) == scored(10**6) == MOST_SCORED == 524_288
+    assert scored(450) == 3 * 450 * 2048 // 10
+    # Half of what was trained on, unless others come before it: then no fewer than they score.
+    assert scored(2) == 2048 and scored(2, eval_interval=1) == FEWEST_SCORED
+    assert all(scored(steps) <= steps * 2048 // 2 for steps in (1, 3, 10, 100, 150, 151, 1000))
+
+
+@pytest.fixture
+def counts(monkeypatch) -> list[int]:
+    """What evaluations are asked to score: 256 targets between, 512 at the end; the text has 1,199."""
+    asked = []
+
+    def scored(config: TrainConfig, steps: int | None = None) -> int:
+        asked.append(256 if steps is None else 512)
+        return asked[-1]
+
+    monkeypatch.setattr(training.evaluation, "targets_scored", scored)
+    return asked
+
+
+@pytest.mark.usefixtures("counts")
+def test_steps_are_compared_on_the_same_targets_and_the_result_rests_on_more(train_config):
+    result = train(train_config)
+    run_dir = Path(train_config.run_dir)
+    rows = [row for row in read_metrics(run_dir / "metrics.jsonl") if "val_loss" in row]
+    assert [(row["step"], row["val_tokens"]) for row in rows] == [(10, 256), (20, 512)]
+    summary, best = read_summary(run_dir), read_meta(run_dir / "checkpoints/best")
+    assert (summary.val_loss, summary.val_tokens) == (result, 512) == (rows[1]["val_loss"], 512)
+    checkpoint = load_checkpoint(run_dir / "checkpoints/best")
+    with open_run(replace(train_config, run_dir=None)) as run:
+        again = evaluate(checkpoint.model, run.data, 16, 8, run.autocast, most=256)
+    assert best.progress.best_loss == pytest.approx(again.loss, rel=1e-6) and best.progress.best_loss != result
+    assert (best.progress.best_step, best.progress.best_tokens) == (20, 256)
+
+
+def test_losses_on_other_numbers_of_targets_are_not_compared():
+    progress = Progress(step=10)
+    progress.compare(2.0, 256)
+    progress.step = 20
+    progress.compare(3.0, 256)
+    assert (progress.best_step, progress.best_loss) == (10, 2.0)
+    progress.compare(float("nan"), 512)
+    assert progress.best_step == 10
+    progress.compare(3.0, 512)
+    assert (progress.best_step, progress.best_loss, progress.best_tokens) == (20, 3.0, 512)
+
+
+def test_an_evaluation_of_a_short_task_scores_the_first_of_its_windows(train_config):
+    data = DataConfig(source="recall", task=TaskConfig(items=2, vocab_size=16))
+    train(replace(train_config, data=data, max_steps=4, sample_tokens=0))
+    (row,) = [row for row in read_metrics(Path(train_config.run_dir) / "metrics.jsonl") if "val_loss" in row]
+    assert row["val_tokens"] == 4 * 8 // 2 * 2  # two answers in each of half as many windows as were trained on
+
+
+ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    MemoryError("Unable to allocate 9 GiB"),
+]
+PLACES = {
+    "training.evaluation.evaluate": ("the evaluation", " eval_batch_size=4"),
+    "generation.generate.complete_text": ("the sample", " sample_tokens=0"),
+    "training.log.head_statistics": ("the measurement of the heads", ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "error"), [*((place, ERRORS[0]) for place in PLACES), *((next(iter(PLACES)), one) for one in ERRORS[1:])]
+)
+def test_memory_that_runs_out_in_an_evaluation_loses_nothing_and_says_what_to_type(
+    train_config, monkeypatch, place, error
+):
+    def full(*arguments, **settings):
+        raise error
+
+    what, setting = PLACES[place]
+    with monkeypatch.context() as patch:
+        patch.setattr(place, full)
+        with pytest.raises(SettingsError) as raised:
+            train(train_config)
+    said = str(raised.value)
+    assert said.startswith(f"{what} after step 10 needs more memory than there is ({str(error).splitlines()[0]}")
+    assert f"step 10 is saved; go on with  python train.py resume={train_config.run_dir}{setting}." in f"{said}."
+    assert "\n" not in said and read_meta(Path(train_config.run_dir) / "checkpoints/last").progress.step == 10
+    train(replace(train_config, run_dir=None, resume=train_config.run_dir))
+    rows = [row["step"] for row in read_metrics(Path(train_config.run_dir) / "metrics.jsonl") if "val_loss" in row]
+    assert rows == [10, 20]
+
+
+def test_a_run_that_fails_in_its_evaluation_ends_as_one_that_does_not(train_config, monkeypatch, tmp_path):
+    whole = train(replace(train_config, run_dir=str(tmp_path / "whole")))
+    with monkeypatch.context() as patch:
+        patch.setattr("training.evaluation.evaluate", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(train_config)
+    assert train(replace(train_config, run_dir=None, resume=train_config.run_dir)) == whole
+    for name in ("model", "optimizer"):
+        file = f"checkpoints/best/{name}.safetensors"
+        assert (tmp_path / "whole" / file).read_bytes() == (Path(train_config.run_dir) / file).read_bytes()
+
+
+@pytest.mark.parametrize("vocab_size", [257, 50_257])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_an_evaluation_needs_no_more_memory_than_a_step(vocab_size, on_gpu):
+    config = TrainConfig(model=GPTConfig(n_layer=2, n_embd=64, block_size=64, vocab_size=vocab_size), batch_size=4)
+    for micro in (1, 4):
+        memory = predict_memory(config, micro, torch.bfloat16, on_gpu=on_gpu)
+        assert memory.weights + memory.optimizer < memory.evaluation < memory.peak
+    more = predict_memory(replace(config, eval_batch_size=64), 4, on_gpu=on_gpu)
+    assert more.evaluation > predict_memory(config, 4, on_gpu=on_gpu).evaluation
+    assert str(more).endswith("B in an evaluation")
+
+
+def test_no_logits_of_all_targets_exist_in_an_evaluation(train_config, monkeypatch):
+    seen = []
+    monkeypatch.setattr(F, "linear", lambda x, w, b=None, of=F.linear: seen.append((x, w)) or of(x, w, b))
+    with open_run(train_config) as run:
+        run.model.largest_chunk = 4 * 257 * 16
+        evaluate(run.model, run.data, 16, 8, run.autocast)
+    rows = [len(x) for x, weight in seen if len(weight) == 257]
+    assert rows and max(rows) <= 16
