@@ -204,7 +204,7 @@ def test_a_published_tokenizer_is_planned_without_a_network(train_config, monkey
 
     config = replace(train_config, tokenizer=TokenizerConfig(name="gpt2"), plan=PlanConfig(device="h100"))
     monkeypatch.setattr(plan, "make_tokenizer", offline)
-    monkeypatch.setattr(plan, "predict_memory", lambda *given, **named: plan.Memory(1, 1, 1, 1))
+    monkeypatch.setattr(plan, "predict_memory", lambda *given, **named: plan.Memory(1, 1, 1, 1, 1))
     report = plan_run(config)
     assert "for 50,257 ids" in report and "unknown without tokenizer=gpt2, which could not be downloaded" in report
 

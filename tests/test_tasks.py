@@ -85,7 +85,9 @@ def test_batches_are_a_function_of_seed_and_step_and_cut_without_a_change(name):
     assert ((whole.targets != -1).sum(axis=1) == data.targets(32)).all()
     held_out = [np.concatenate([part.inputs for part in data.held_out(32, size)]) for size in (5, HELD_OUT)]
     assert np.array_equal(*held_out) and len(held_out[0]) == HELD_OUT
-    assert data.held_out_tokens(32, 100) == held_out[0].size
+    assert data.held_out_tokens(32) == data.held_out_tokens(32, 10**6) == held_out[0].size
+    few = np.concatenate([part.inputs for part in data.held_out(32, 2, most=100)])
+    assert np.array_equal(few, held_out[0][:3]) and data.held_out_tokens(32, 100) == few.size
     assert not (held_out[0][:, None, :] == whole.inputs).all(-1).any()
 
 
