@@ -239,6 +239,24 @@ def test_key_heads_are_repeated_where_a_gpus_kernels_cannot_share_them(monkeypat
     assert given == [(2, 2, True) if shares else (4, 4, False)]
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor that says it is not on a CPU."""
+
+    is_cpu = False
+
+
+@pytest.mark.parametrize("Dv", [8, 5])
+@pytest.mark.parametrize("Hkv", [1, 2, 4])
+@pytest.mark.parametrize("T", [1, 3])
+def test_heads_that_share_keys_are_queries_of_one_head_where_one_token_is_decoded_on_a_gpu(monkeypatch, T, Hkv, Dv):
+    q, k, v = torch.randn(2, 4, T, 8), torch.randn(2, Hkv, 3, 8), torch.randn(2, Hkv, 3, Dv)
+    kernel, copied = functions.F.scaled_dot_product_attention, []
+    noted = lambda q, k, *others, **named: copied.append(k.shape[1] > Hkv) or kernel(q, k, *others, **named)  # noqa: E731
+    monkeypatch.setattr(functions.F, "scaled_dot_product_attention", noted)
+    close(fused(*(t.as_subclass(Elsewhere) for t in (q, k, v)), is_causal=True), matmul(q, k, v, is_causal=True))
+    assert copied == [T > 1 and Hkv < 4]
+
+
 # Masks.
 
 

@@ -130,22 +130,28 @@ def fused(
     if mask is not None or bias is not None or (is_causal and T not in (1, k.shape[-2])):
         return fused_with_matrix(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     scale = D**-0.5 if scale is None else scale
-    if not shares_heads(q):
-        k, v = repeat_heads(k, H), repeat_heads(v, H)
-    if q.is_cpu and Dv != D:  # a CPU's has one width for all; zero channels change no product
+    if T == 1 and k.shape[-3] != H and not q.is_cpu:
+        # The queries of one token that share a key head are so many queries of one head: then no key is copied.
+        grouped = q.unflatten(-3, (k.shape[-3], -1)).squeeze(-2)  # (…, H, 1, D) -> (…, Hkv, H/Hkv, D)
+        return fused(grouped, k, v, dropout_p=dropout_p, scale=scale).flatten(-3, -2).unsqueeze(-2)
+    if Dv != D and (q.is_cpu or flash_takes(q, max(D, Dv))):
+        # These kernels have one width for queries, keys and values; zero channels change no product.
         q, k, v = (F.pad(t, (0, max(D, Dv) - t.shape[-1])) for t in (q, k, v))
+    # Of CUDA's kernels FlashAttention alone reads a key head for several query heads. Where it does not serve, torch
+    # would take the plain formula, with (T, T) weights of every head.
+    if not (q.is_cpu or flash_takes(q, q.shape[-1])):
+        k, v = repeat_heads(k, H), repeat_heads(v, H)
     is_causal, shared = is_causal and T > 1, k.shape[-3] != H
     y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=shared)
     return y if y.shape[-1] == Dv else y[..., :Dv]
 
 
-def shares_heads(q: Query) -> bool:
-    """Return whether torch's kernel for these queries reads a key head for several query heads.
+def flash_takes(q: Query, width: int) -> bool:
+    """Return whether FlashAttention takes such queries, if queries, keys and values are so wide and nothing is masked.
 
-    On CUDA only FlashAttention does, which needs half precision and compute capability 8.0. bf16 tells of both: older
-    cards train in fp16. For another kernel torch would take the plain formula, with (T, T) weights of every head.
+    It needs half precision and compute capability 8.0. bf16 tells of both: older cards train in fp16.
     """
-    return q.is_cpu or (q.is_cuda and q.dtype == torch.bfloat16)
+    return q.is_cuda and q.dtype == torch.bfloat16 and width <= 256
 
 
 @obeys_contract

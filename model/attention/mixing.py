@@ -54,7 +54,7 @@ class Conv(Modifier):
 
     def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
         new = torch.cat((q, k, v), 1)
-        *others, own = self.weight.to(x.dtype).view(-1, 1, q.shape[-1], self.width).unbind(-1)  # (n, 1, D) each
+        *others, own = self.weight.to(q.dtype).view(-1, 1, q.shape[-1], self.width).unbind(-1)  # (n, 1, D) each
         mixed = own * new
         earlier = now.earlier(self.layer_number, "conv", new, self.width - 1)
         for tap, before in zip(reversed(others), earlier, strict=True):

@@ -1,0 +1,120 @@
+"""What a GPU would run, found without one: fake_cuda.py trains and decodes, docs/hardware.md has its table."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.attention import FORMS, MODIFIERS
+from model.attention.names import register_all
+
+register_all()
+HERE = Path(__file__).parent
+PAGE = (HERE.parent / "docs" / "hardware.md").read_text(encoding="utf-8")
+TORCH = Path(torch.__file__).parent
+EVERY = [
+    *FORMS,
+    *(f"sdpa+{name}" + " n_layer=2" * (name == "value_residual") for name in MODIFIERS),
+    "sdpa+nope",
+    "sdpa+window attention_window=8",
+    "sdpa n_kv_head=8",
+    "sdpa attention_dropout=0.1",
+    "sdpa document_mask=true",
+    "sdpa position=alibi",
+    "sdpa head_size=20",
+    "sdpa+sink head_size=20",
+    "mla head_size=192",
+]
+SOME = ["sdpa", "mla", "sdpa+forget", "sdpa+conv", "delta"]
+PASSES = ("training", "prompt", "token")
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("g++"), reason="compiles a library for Linux's loader by g++"
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("fake_cuda") / "fake_cuda.so"
+    where = [f"-I{TORCH / 'include'}", f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}"]
+    source = [str(HERE / "fake_cuda.cpp"), "-o", str(made), "-lc10", "-ltorch_cpu"]
+    subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", *where, *source], check=True)
+    return made
+
+
+def on_fake_cuda(library: Path, *arguments: str) -> list[str]:
+    """The lines that fake_cuda.py, or other code, prints in a process of its own: the library changes torch."""
+    places = {"LD_PRELOAD": str(library), "PYTHONPATH": f"{HERE.parent}:{HERE}"}
+    command, environment = [sys.executable, *arguments], os.environ | places
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def shown(case: str) -> str:
+    return f"`{case}`"
+
+
+def kernels_of(found: dict) -> tuple[str, ...]:
+    return tuple(", ".join(found[each]["kernels"]) for each in PASSES)
+
+
+def table_of(results: dict[str, dict]) -> str:
+    """The page's table: a row for each combination of kernels."""
+    rows = defaultdict(list)
+    for case, found in results.items():
+        rows[kernels_of(found)].append(shown(case))
+    lines = [f"| {', '.join(cases)} | {' | '.join(kernels)} |" for kernels, cases in rows.items()]
+    return "\n".join(["| attention | training | a prompt | a token |", "|---|---|---|---|", *lines])
+
+
+@pytest.mark.parametrize("cases", [SOME, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["some", "every"])
+def test_kernels_and_dtypes_are_those_of_the_page_and_no_step_waits_for_the_gpu(library, cases):
+    lines = on_fake_cuda(library, str(HERE / "fake_cuda.py"), *cases)
+    results = {case: found for line in lines for case, found in json.loads(line).items()}
+    assert [*results] == cases
+    for case, found in results.items():
+        heads = "fp32 fp32 fp32" if case == "simple" else "bf16 bf16 bf16"  # which has no projections
+        assert found["training"]["heads"] == [heads], case
+        assert found["prompt"]["heads"] == found["token"]["heads"] == ["bf16 bf16 bf16"], case
+        streams = [found[each]["stream"] for each in ("training", "evaluation", *PASSES[1:])]
+        assert streams == [["fp32"], ["fp32"], ["bf16"], ["bf16"]], case
+        figures = [found["training"]["loss"], found["training"]["norm"], found["evaluation"]["logits"]]
+        assert [*figures, found["token"]["logits"]] == ["fp32", "fp32", "bf16", "fp32"], case
+        assert found["evaluation"]["kernels"] == found["training"]["kernels"], case
+        row = next(line for line in PAGE.splitlines() if line.startswith("|") and shown(case) in line)
+        assert row.endswith(f" | {' | '.join(kernels_of(found))} |"), f"{case}: {kernels_of(found)}"
+    if cases is EVERY:
+        assert table_of(results) in PAGE, f"docs/hardware.md should have this table:\n{table_of(results)}"
+
+
+READS = """
+import sys
+from unittest import mock
+from fake_cuda import fake_gpu, rehearse
+from model.gpt import Block
+
+add = Block.add
+with fake_gpu():
+    for line in sys.argv[1:]:
+        def reading(self, x, now):
+            exec(line, {"x": x})
+            return add(self, x, now)
+        with mock.patch.object(Block, "add", reading):
+            try:
+                rehearse("sdpa")
+            except Exception as error:
+                print(type(error).__name__)
+"""
+
+
+def test_a_read_of_a_number_a_truth_a_tensor_or_a_size_in_a_step_is_found(library):
+    lines = ["x.sum().item()", "bool(x.sum() > 0)", "x.to('cpu')", "x[x > 0]"]
+    errors = ["DataDependentOutputException"] * 2 + ["RuntimeError", "DynamicOutputShapeException"]
+    assert on_fake_cuda(library, "-c", READS, *lines) == errors
