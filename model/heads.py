@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from itertools import combinations
-from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -62,21 +61,28 @@ def head_statistics(model: GPT, tokens: Int[Tensor, "B T"], starts: Starts = Non
     back = position[:, None] - position  # (T, T): how far key s lies behind query t
     windows = iter([attention.window or len(position) for attention in model.attentions])
 
-    def measure(weights: Weights) -> tuple[list[float], list[float], list[float], float | None]:
+    def measure(weights: Weights) -> Float[Tensor, "4 H"]:
         in_sight = position + 1 - (0 if starts is None else starts)
         most = in_sight.clamp(max=next(windows)).log().mean()  # the entropy of an even average
         weights = F.normalize(weights.clamp(min=0), p=1, dim=-1)
         entropy = torch.special.entr(weights).sum(-1).mean((0, 2))  # (B, H, T, T) -> (H,)
         distance = (weights * back).sum(-1).mean((0, 2))
-        return entropy.tolist(), (entropy / most).tolist(), distance.tolist(), head_similarity(weights)
+        return torch.stack((entropy, entropy / most, distance, head_similarity(weights).expand(weights.size(1))))
 
-    return HeadStatistics(*map(list, zip(*for_each_layer(model, tokens, measure, starts), strict=True)))
+    layers = for_each_layer(model, tokens, measure, starts)
+    heads = [layer.size(1) for layer in layers]
+    read = torch.cat(layers, 1).cpu().split(heads, 1)  # all at once: a GPU is waited for once
+    entropy, relative, distance, similarity = (
+        list(part) for part in zip(*(layer.tolist() for layer in read), strict=True)
+    )
+    return HeadStatistics(entropy, relative, distance, [None if len(part) == 1 else part[0] for part in similarity])
 
 
-def head_similarity(weights: Weights) -> float | None:
-    """Return 1 minus the Jensen–Shannon divergence in bits, the mean over pairs of heads and queries; None for one."""
-    entropy, divergences = torch.special.entr(weights).sum(-1), []  # (B, H, T)
-    for one, other in combinations(range(weights.size(1)), 2):
+def head_similarity(weights: Weights) -> Float[Tensor, ""]:
+    """Return 1 minus the Jensen–Shannon divergence in bits, the mean over pairs of heads and queries; NaN for one."""
+    entropy, total = torch.special.entr(weights).sum(-1), weights.new_zeros(())  # (B, H, T)
+    pairs = [*combinations(range(weights.size(1)), 2)]
+    for one, other in pairs:
         of_mixture = torch.special.entr((weights[:, one] + weights[:, other]) / 2).sum(-1)
-        divergences.append((of_mixture - (entropy[:, one] + entropy[:, other]) / 2).mean().item())
-    return 1 - fmean(divergences) / math.log(2) if divergences else None
+        total = total + (of_mixture - (entropy[:, one] + entropy[:, other]) / 2).mean()
+    return 1 - total / math.log(2) / (len(pairs) or math.nan)

@@ -72,6 +72,17 @@ def no_pictures() -> Iterator[None]:
 
 
 @pytest.fixture
+def device_reads(monkeypatch) -> list[str]:
+    """The calls that read tensors back from their device, by name: each makes a GPU wait."""
+    reads: list[str] = []
+    for name in ("tolist", "item", "__bool__", "__int__", "__float__", "cpu", "numpy"):
+        original = getattr(torch.Tensor, name)
+        reading = lambda *given, name=name, original=original: reads.append(name) or original(*given)  # noqa: E731
+        monkeypatch.setattr(torch.Tensor, name, reading)
+    return reads
+
+
+@pytest.fixture
 def text_file(tmp_path: Path) -> Path:
     """A file of 12,000 bytes that a model can learn: sentences of a few words, some beyond ASCII."""
     sentences = ["the cat sat on the mat.\n", "the café is öpen.\n", "a dog ran far away → home.\n"]

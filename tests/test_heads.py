@@ -72,7 +72,7 @@ def test_figures_are_means_over_windows_and_queries_of_the_weights_of_the_forwar
 def test_similarity_is_one_for_equal_heads_and_zero_for_heads_with_nothing_in_common():
     rows = torch.zeros(2, 3, 5, 5)
     rows[..., 0] = 1
-    assert head_similarity(rows) == pytest.approx(1) and head_similarity(rows[:, :1]) is None
+    assert head_similarity(rows) == pytest.approx(1) and head_similarity(rows[:, :1]).isnan()
     rows[:, 1] = rows[:, 1].roll(1, -1)
     rows[:, 2] = rows[:, 2].roll(2, -1)
     assert head_similarity(rows) == pytest.approx(0, abs=1e-6)
@@ -93,3 +93,11 @@ def test_measuring_leaves_no_trace_and_neither_does_an_error_on_the_way(training
     assert torch.equal(torch.random.get_rng_state(), before) and gpt.training == training
     assert not any(attention._forward_pre_hooks for attention in gpt.attentions)
     assert all(parameter.grad is None for parameter in gpt.parameters())
+
+
+@pytest.mark.parametrize("n_layer", [1, 3])
+def test_figures_are_read_back_from_the_device_once_whatever_the_layers_and_heads(n_layer, device_reads):
+    gpt = random_gpt(n_layer=n_layer, attention="matmul")
+    device_reads.clear()
+    head_statistics(gpt, TOKENS)
+    assert device_reads.count("cpu") == 1 and not {"item", "__float__", "__bool__"} & {*device_reads}

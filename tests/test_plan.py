@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config
     said = "weights   embedding 8,224, |, for 257 ids|compute |cache |run       20 steps of 8 × 16 tokens, "
     said += "|weights|gradients|optimizer|activations|what tensors hold|11.7 s for 20 steps and 1 ev"
     assert all(words in report for words in said.split("|"))
-    assert "0.5 s a step: 256 tokens/s, " in report and "measured on 2 windows on cpu" in report
+    assert "0.5 s a step: 256 tokens/s, " in report and "measured uncompiled on 2 windows on cpu" in report
     assert not Path(config.run_dir).exists()
     # A budget of time is said in steps.
     assert " s for 120 steps and 1 evaluation of 1.67 s" in plan_run(replace(config, max_steps=None, max_minutes=1.0))
@@ -136,12 +137,17 @@ def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config
 
 
 def test_a_step_is_measured_on_the_windows_of_a_micro_batch_unless_one_takes_too_long(train_config, monkeypatch):
-    train_config.model.vocab_size, now, taken = 257, [0.0], []
+    train_config.model.vocab_size, now, taken, queued = 257, [0.0], [], []
 
     def train_step(run, step):
+        """As on a GPU, which works when the program waits."""
         taken.append(run.config.batch_size)
-        now[0] += took * run.config.batch_size * step
-        return torch.zeros(2)
+        queued.append(took * run.config.batch_size)
+        return [SimpleNamespace(item=wait)]
+
+    def wait():
+        now[0] += sum(queued)
+        queued.clear()
 
     monkeypatch.setattr(plan, "train_step", train_step)
     monkeypatch.setattr(plan.time, "perf_counter", lambda: now[0])

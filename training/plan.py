@@ -184,7 +184,9 @@ def here(config: TrainConfig, device: torch.device, flops: float, scored: Callab
     with fast_products(device, precision):
         seconds, windows = seconds_per_step(config, micro, device, precision)
     rate = config.tokens_per_step / seconds
-    speed = f"{si(rate)}tokens/s, {si(rate * flops)}FLOP/s, measured on {plural(windows, 'window')} on {device}"
+    speed = (
+        f"{si(rate)}tokens/s, {si(rate * flops)}FLOP/s, measured uncompiled on {plural(windows, 'window')} on {device}"
+    )
     return [*lines, time_line(config, seconds, scored), f"          {seconds:.3g} s a step: {speed}"]
 
 
@@ -201,7 +203,7 @@ def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtyp
     """Return the time of one step and on how many windows it was measured: `micro`, or 1 where those take too long."""
     for windows in (1, micro):
         run = trial_run(replace(config, batch_size=windows, micro_batch_size=None), device, dtype)
-        train_step(run, 0)  # warms up
+        train_step(run, 0)[0].item()  # warms up; the clock starts when the device has done it
         started = time.perf_counter()
         train_step(run, 1)[0].item()  # waits for the device
         each = (time.perf_counter() - started) / windows
