@@ -21,11 +21,13 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead N"]:
         C, N = self.in_features, self.out_features
-        weight, threads = self.weight, torch.get_num_threads()
-        if torch.is_grad_enabled() or torch.jit.is_tracing() or x.numel() != C or C * N < LARGE or not x.is_cpu:
+        weight = self.weight
+        traced = torch.jit.is_tracing() or torch.compiler.is_compiling()
+        if torch.is_grad_enabled() or traced or x.numel() != C or C * N < LARGE or not x.is_cpu:
             return super().forward(x)
         if type(weight) is not nn.Parameter:  # a quantised one is of a class of its own, whose numbers no view shows
             return super().forward(x)
+        threads = torch.get_num_threads()  # not above: torch.compile, whose graph it would break, gets no further
         share = N // threads  # of the rows, a view without a copy: (threads, C, share)
         shares = weight.as_strided((threads, C, share), (share * C, 1, C))
         y = torch.bmm(x.reshape(1, 1, C).expand(threads, 1, C), shares).view(*x.shape[:-1], threads * share)

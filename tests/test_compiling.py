@@ -47,6 +47,10 @@ def lines(code: str, *arguments: str) -> list[str]:
     return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
+def test_the_default_attention_compiles_twice_without_breaks():
+    assert lines(COUNT, "sdpa") == ["sdpa 2 0"]
+
+
 @pytest.mark.slow
 def test_a_run_compiles_twice_without_breaks_whatever_its_form_and_depth_and_evaluations_never():
     assert lines(COUNT, *FORMS, *MIXED) == [f"{form} 2 0" for form in (*FORMS, *MIXED)]
