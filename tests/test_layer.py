@@ -284,11 +284,11 @@ def test_modifiers_act_in_the_order_of_their_registration_with_those_that_add_a_
 @torch.no_grad()
 def test_index_chooses_the_nearer_of_equal_keys_however_the_text_is_read():
     torch.manual_seed(0)
-    T, width = 24, 32
-    index = layer("index", n_embd=width, position="alibi", block_size=16).eval()  # the indexer sees no position
+    T, width = 48, 128
+    index = layer("index", n_embd=width, position="alibi", block_size=32).eval()  # the indexer sees no position
     for weight in index.parameters():
         weight.copy_(torch.randn_like(weight) * weight.shape[-1] ** -0.5)
-    x = torch.randn(3, width)[torch.randint(3, (4, T))]  # three tokens, again and again
+    x = torch.randn(6, width)[torch.randint(6, (4, T))]  # six tokens, again and again
     whole, padded = index(x), torch.cat((torch.randn(4, 5, width), x), 1)
     close(index(padded, Pass(starts=torch.full((4, T + 5), 5)))[:, 5:], whole, atol=1e-5)
     for ends in (range(1, T + 1), (7, 8, 19, T)):
