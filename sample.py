@@ -17,7 +17,7 @@ def sample(config: SampleConfig) -> None:
     """Print the samples as they are drawn."""
     from generation.terminal import converse, print_samples
     from runs.checkpoint import open_checkpoint
-    from training.device import choose_device, decoding_precision, memory_errors
+    from training.device import check_compiler, choose_device, decoding_precision, memory_errors
 
     device, prompt = choose_device(config.device), config.prompt
     if config.prompt_file or config.prompts or config.results:
@@ -27,6 +27,12 @@ def sample(config: SampleConfig) -> None:
         records = read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}]
     checkpoint = open_checkpoint(config.checkpoint, device)
     checkpoint.model.to(decoding_precision(config.precision, device))
+    if config.compile == "on":
+        import torch
+
+        check_compiler(device)
+        # Of any length and number of texts: it compiles again only where one text is left.
+        checkpoint.model.compiled_hidden = torch.compile(checkpoint.model.hidden, dynamic=True)
     if sys.stderr.isatty():
         print(f"{visible(checkpoint.path)}, step {checkpoint.meta.progress.step}", file=sys.stderr)
     try:

@@ -72,6 +72,10 @@ class SampleConfig(SamplingParams):
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
     """Type of the weights: fp32, bf16 or fp16; auto is bf16 on GPUs that have it, else fp32."""
+    compile: str = "off"
+    """torch.compile the step that writes a token: on or off. Compiling takes a minute or more before the second token.
+    On a GPU, where launching some 28 kernels a layer is most of a step's time, a few should be left; no GPU was
+    at hand to measure it. On a CPU it seldom pays."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,6 +88,7 @@ class SampleConfig(SamplingParams):
             raise SettingsError("logprobs=true is written as JSON", "add results=FILE, or results=- to see it here")
         check_page(self.page)
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        one_of("compile", self.compile, ("on", "off"))
         at_least("num_samples", self.num_samples, 1)
         at_least("batch_size", self.batch_size, 1)
         if not 0 <= self.seed < 2**63 - self.num_samples:

@@ -79,7 +79,9 @@ class Decoder:
 
     def _forward(self, tokens: Int[Tensor, "B T"], starts: Int[Tensor, "B T"] | None = None) -> Logits:
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
-            x = self.model.hidden(sent(tokens, self.device), starts=starts, cache=self.cache)
+            # A prompt has a length of its own, for which nothing is compiled.
+            hidden = self.model.compiled_hidden if self.cache.position else None
+            x = (hidden or self.model.hidden)(sent(tokens, self.device), starts=starts, cache=self.cache)
             return self.model.logits(x[:, -1]).float()
 
 

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -62,6 +62,7 @@ class GPT(nn.Module):
             raise SettingsError(problem, "leave it out of the layers that differ")
         self.nats_and_slope = chunk_nats_and_slope  # which training may compile
         self.largest_chunk: int | None = None  # see summed_nats
+        self.compiled_hidden: Callable[..., Stream] | None = None  # hidden(), for tokens after those of a prompt
         self.initialize()
 
     def forward(

@@ -143,6 +143,15 @@ def keep_freed_memory(device: torch.device) -> None:
         libc.mallopt(top_pad, 64 << 20)
 
 
+def check_compiler(device: torch.device) -> None:
+    """Raise SettingsError for compile=on if torch cannot compile for the device."""
+    try:
+        torch.compile(torch.neg)(torch.zeros(8, device=device))
+    except Exception as error:  # of Triton, of the C compiler, of torch: what they raise is not documented
+        remedy = "install a C compiler and Triton, or set compile=off"
+        raise SettingsError(f"compile=on: torch cannot compile here ({first_line(error)})", remedy) from None
+
+
 def uncompiled(compiled: bool) -> AbstractContextManager[object]:
     """Run a compiled model as it is written: evaluations and samples have shapes of their own, each of which would
     have to be compiled."""

@@ -23,7 +23,7 @@ from data.files import replace_text, user_path
 from data.prepare import prepare
 from data.texts import Source
 from data.tokenizer import read_tokenizer
-from errors import SettingsError, first_line, shown, why
+from errors import SettingsError, shown, why
 from model.attention import ignored
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights
@@ -41,7 +41,7 @@ from runs.directory import (
 )
 from runs.text import hydra_quoted
 from training.config import TrainConfig
-from training.device import choose_device, choose_precision, keep_freed_memory, memory_errors
+from training.device import check_compiler, choose_device, choose_precision, keep_freed_memory, memory_errors
 from training.distributed import Ranks, new_model, parallelize
 from training.optimizer import load_optimizer_state
 from training.run import Run, steps_to_take, windows_each
@@ -255,12 +255,11 @@ def choose_compile(config: TrainConfig, device: torch.device, steps: int | None)
     if config.compile == "off" or (config.compile == "auto" and not gains):
         return False
     try:
-        torch.compile(torch.neg)(torch.zeros(8, device=device))
-    except Exception as error:  # of Triton, of the C compiler, of torch: what they raise is not documented
-        problem = f"torch cannot compile here ({first_line(error)})"
+        check_compiler(device)
+    except SettingsError as error:
         if config.compile == "on":
-            remedy = "install a C compiler and Triton, or set compile=off"
-            raise SettingsError(f"compile=on: {problem}", remedy) from None
+            raise
+        problem = error.problem.removeprefix("compile=on: ")
         log.warning("%s: training goes on without, slower; install a C compiler and Triton.", problem)
         return False
     return True
