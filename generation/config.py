@@ -75,7 +75,8 @@ class SampleConfig(SamplingParams):
     compile: str = "off"
     """torch.compile the step that writes a token: on or off. Compiling takes a minute or more before the second token.
     On a GPU, where launching some 28 kernels a layer is most of a step's time, a few should be left; no GPU was
-    at hand to measure it. On a CPU it seldom pays."""
+    at hand to measure it. On a CPU it seldom pays. torch cannot trace
+    attention=index whole, and decodes it partly as written."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
