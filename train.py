@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hydra_command import run_train_command
-from runs.text import flat, hydra_quoted, visible
+from runs.text import command, flat, hydra_quoted, visible
 from settings import build
 from training.config import TrainConfig
 
@@ -115,7 +115,7 @@ def memory_for(run: "Run", what: str, setting: str) -> AbstractContextManager[No
 
     step = run.progress.step
     saved = f"step {step} is saved" if run.saved == step else f"the checkpoints are in {run.directory / 'checkpoints'}"
-    again = f"python train.py {hydra_quoted('resume', run.directory)} {setting}".rstrip()
+    again = f"{command('train.py')} {hydra_quoted('resume', run.directory)} {setting}".rstrip()
     return memory_errors(f"{what} after step {step} needs more memory than there is", f"{saved}; go on with  {again}")
 
 
