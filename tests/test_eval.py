@@ -172,9 +172,9 @@ def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config,
 def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_config, text_file, tmp_path):
     origin = save(tmp_path / "origin", 1, train_bpe([text_file.read_text()], 280))
     model = replace(train_config.model, n_head=4)
-    train(replace(train_config, model=model, init_from=str(origin), max_steps=1))
+    train(replace(train_config, model=model, init_from=str(origin), max_steps=20))  # enough to score all of the split
     out, trained = both_figures(train_config)
-    assert out.loss == pytest.approx(trained["val_loss"], rel=0.01)  # its last window begins earlier
+    assert out.loss == pytest.approx(trained["val_loss"], rel=0.05)  # its last window begins earlier
 
 
 def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sentence(
@@ -201,7 +201,10 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
         ({"data": {"path": "{tmp}/binary"}}, "is binary"),
         ({"data": {}}, "one was not trained here and has no validation split: give a text with data.path="),
         ({"against": "/no/where"}, "against=/no/where does not exist"),
-        ({"page": "/no/where.html"}, "page=/no/where.html cannot be written (No such file or directory): name another"),
+        (
+            {"page": "/no/where.html"},
+            "page=/no/where.html cannot be written (No such file or directory): make its folder first",
+        ),
     ],
     ids=str,
 )
