@@ -190,7 +190,7 @@ def test_a_plan_for_gpus_says_what_each_way_to_share_takes(train_config):
 @pytest.mark.parametrize(
     ("settings", "devices", "device", "named"),
     [
-        ({}, 8, "tpu", r"plan\.device=tpu is not known: choose one of v100, a100"),
+        ({}, 8, "tpu", r"plan\.device=tpu is not known: choose one of t4, v100, a100"),
         ({}, 3, "h100", "batch_size=8 is not a multiple of the 3 processes"),
         (dict(batch_size=24, micro_batch_size=4), 4, "h100", "batch_size=24 .* the 4 processes × micro_batch_size=4"),
     ],

@@ -37,9 +37,9 @@ from training.step import train_step
 from training.terminal import describe
 
 UTILISATION = 0.4  # the share of its peak arithmetic that a well-fed GPU reaches; published GPT-2 runs report 40%
-# GPUs by their data sheets: dense bf16 (V100: fp16) FLOP/s, and bytes of memory.
-DEVICES = {"v100": (125e12, 32e9), "a100": (312e12, 80e9), "h100": (989e12, 80e9), "h200": (989e12, 141e9)}
-DEVICES["b200"] = (2250e12, 180e9)
+# GPUs by their data sheets: dense bf16 (T4, V100: fp16) FLOP/s, and bytes of memory.
+DEVICES = {"t4": (65e12, 16e9), "v100": (125e12, 32e9), "a100": (312e12, 80e9)}
+DEVICES |= {"h100": (989e12, 80e9), "h200": (989e12, 141e9), "b200": (2250e12, 180e9)}
 MARGIN = 0.9  # of a GPU's memory: the allocator's gaps and the libraries take the rest
 
 
