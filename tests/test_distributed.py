@@ -10,11 +10,21 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from conftest import close
 from safetensors.torch import load_file
 from test_resume import ROOT, assert_same_run, rows, wait_for
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from model.config import GPTConfig
 from runs.checkpoint import load_checkpoint, read_meta
+from training.config import TrainConfig
+from training.distributed import Ranks, parallelize
+from training.plan import trial_run
+from training.sharding import gather
+from training.step import train_step
 
 # Runs jobs one after the other, each on ranks that are forked, which needs no second import of torch.
 RANKS = """
@@ -188,6 +198,48 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, t
     run_ranks(tmp_path, *jobs)
     assert [row["step"] for row in rows(tmp_path / "chain") if "loss" in row] == list(range(1, 21))
     assert load_checkpoint(tmp_path / "chain/checkpoints/last").meta.progress.step == 20
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Ranks(launched=True)
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_gradients_of_all_micro_batches_are_kept_where_ddp_sends_them(alone):
+    """Beside the buckets they would take as much memory again."""
+    model = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=61, zero_init=False)
+    config, cpu = TrainConfig(model=model, batch_size=8, micro_batch_size=2), torch.device("cpu")
+    losses = []
+    for ranks in (Ranks(), alone):
+        torch.manual_seed(0)
+        run = trial_run(config, cpu, torch.float32)
+        run.ranks, run.forward = ranks, parallelize(run.model, ranks, "ddp", cpu, torch.float32, False)
+        places = []
+
+        def note(module, arguments, run=run, places=places):
+            gradients = [weight.grad for weight in run.model.parameters()]
+            places.append({g if g is None else g.untyped_storage().data_ptr() for g in gradients})
+
+        run.model.register_forward_pre_hook(note)
+        losses.append([figure.item() for step in range(4) for figure in train_step(run, step)])
+    assert len(places) == 16 and all(place == places[-1] for place in places[8:])  # torch orders the buckets anew once
+    assert len(places[-1]) == 1 and None not in places[-1]
+    assert losses[0] == losses[1]
+
+
+def test_only_the_first_rank_copies_what_is_gathered_to_its_main_memory(alone, monkeypatch):
+    mesh = init_device_mesh("cpu", (1,))
+    weights = {"a": distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [Shard(0)]), "b": torch.ones(2)}
+    copied = []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copied.append(tensor) or tensor)
+    found = gather(weights)
+    assert found["a"].tolist() == [[0, 1], [2, 3], [4, 5]] and found["b"].tolist() == [1, 1] and len(copied) == 2
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    assert gather(weights) == {} and len(copied) == 2
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

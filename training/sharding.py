@@ -59,9 +59,9 @@ def gather(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return sharded tensors in one piece, in rank 0's main memory; every rank must call."""
     found = {}
     for name, tensor in tensors.items():
-        whole = tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if dist.get_rank() == 0:
-            found[name] = whole
+            found[name] = whole.cpu()
     return found
 
 

@@ -46,7 +46,8 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     skip = ~(total_loss + grad_norm).isfinite()
     for optimizer in run.optimizers:
         optimizer.step(skip, excess)
-    run.model.zero_grad()
+    # Under DDP gradients stay views of the buckets that are sent: a new step's first micro-batches would fill others.
+    run.model.zero_grad(set_to_none=run.forward is run.model)
     run.scaler.update()
     run.skipped = torch.stack([run.skipped[0] + skip, (run.skipped[1] + 1) * skip])
     return total_loss, grad_norm
