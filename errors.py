@@ -29,6 +29,22 @@ class HuggingFaceError(SettingsError):
     """A Hugging Face model, configuration or tokenizer that has no counterpart here."""
 
 
+class DeviceError(SettingsError):
+    """A device that has failed, or has no memory left; under torchrun every process tells of its own."""
+
+
+# In the errors of CUDA, its libraries, HIP, NCCL and Metal, which have no common type.
+DEVICE_FAILURES = (
+    *("CUDA error", "CUDA driver error", "cuDNN error", "Triton Error", "Cuda failure", "GPU is lost"),
+    *("HIP error", "MPS", "Metal"),
+)
+
+
+def device_failed(error: BaseException) -> bool:
+    """Return whether an error says that a GPU cannot go on, so that nothing more can be read from it."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in DEVICE_FAILURES)
+
+
 @contextmanager
 def naming(setting: str) -> Iterator[None]:
     """Let a mistake that is found within begin with the setting that led to it, as in init_from=run."""

@@ -26,7 +26,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 
 from console import close_console, open_console, say
-from errors import SettingsError, first_line, shown
+from errors import DeviceError, SettingsError, device_failed, first_line, shown
 from runs.text import flat, visible
 
 Schema = TypeVar("Schema")
@@ -81,7 +81,8 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
         sentence = sentence_for(error) or explain(error)
         if not sentence and rank is None:
             raise
-        if not (rank or "").strip("0").isdecimal() or not sentence:  # a mistake is made by all of torchrun's processes
+        # A mistake is made by all of torchrun's processes, but a device fails alone.
+        if not (rank or "").strip("0").isdecimal() or not sentence or isinstance(error, DeviceError | RuntimeError):
             say(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1
     close_console()
@@ -111,6 +112,8 @@ def sentence_for(error: BaseException) -> str | None:
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in TOO_LITTLE):
         remedy = "choose a smaller model or batch, or raise the limits that ulimit -a shows"
         return f"there is not enough memory, or too few threads ({first_line(error)}): {remedy}."
+    if device_failed(error):
+        return f"the GPU failed ({first_line(error)}): look for the cause in nvidia-smi and dmesg, or set device=cpu."
     return None
 
 

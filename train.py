@@ -30,11 +30,11 @@ def train(config: TrainConfig) -> float:
     from training.device import fast_products, uncompiled  # torch takes a second to import: --help does without it
     from training.log import Loggers
     from training.optimizer import schedule_factor, set_learning_rate
-    from training.start import open_run
+    from training.start import failures_named, open_run
     from training.step import memory_named, train_step
 
     config = build(TrainConfig, flat(asdict(config)))  # a Path is a text now, np.int64 an int, a dict a group
-    with open_run(config) as run, Loggers(run) as loggers, fast_products(run.device, run.dtype):
+    with open_run(config) as run, Loggers(run) as loggers, failures_named(run), fast_products(run.device, run.dtype):
         progress = run.progress
         while True:
             if stop := int(run.ranks.max(run.signals.received)):
@@ -64,6 +64,7 @@ def train(config: TrainConfig) -> float:
             with memory_named(run):
                 loss, grad_norm = train_step(run, progress.step)
             progress.step += 1
+            run.start_clock()
             logged = progress.step % config.log_interval == 0 or progress.step == 1
             if logged or progress.step % config.max_skipped_steps == 0:
                 run.check_numbers()

@@ -8,7 +8,7 @@ from tiktoken import Encoding
 from torch import Tensor
 
 from data.files import point, pointed, remove
-from errors import CheckpointError, why
+from errors import CheckpointError, device_failed, why
 from runs.checkpoint import Meta, checkpoints_by_step, write_checkpoint
 from runs.text import hydra_quoted
 
@@ -34,6 +34,8 @@ class Saver:
         try:
             copies = [{name: t.detach().to("cpu", copy=True) for name, t in of.items()} for of in (weights, optimizer)]
         except (MemoryError, RuntimeError) as error:
+            if device_failed(error):
+                raise  # training cannot go on either
             return self._fail(meta.progress.step, error)
         self._thread = threading.Thread(target=self._write, args=(*copies, meta), name="saver")
         self._thread.start()

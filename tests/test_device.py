@@ -22,6 +22,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import training.distributed
 import training.sharding
+import training.step
 from console import progress_bar
 from errors import SettingsError
 from model.config import GPTConfig
@@ -213,6 +214,43 @@ def test_recomputing_blocks_changes_no_bit_dropout_included_and_compiles_once(un
                 found.append(figures)
         assert counter.frame_count == 1 and figures == pytest.approx(found[0], rel=1e-2)
     assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_minutes_of_a_run_leave_out_the_step_that_compiles_after_a_resume_too(train_config, monkeypatch, compiled):
+    """The first step of each process takes ten minutes, the others one; a device works on while the program runs."""
+    now, queued, taken, shares = 0.0, 0.0, [], []
+
+    def step(run, number, step=training.step.train_step):
+        nonlocal queued
+        queued += 60 if taken else 600
+        taken.append((number, shares[-1]))
+        return step(run, number)
+
+    def wait(tensor, tolist=torch.Tensor.tolist):
+        nonlocal now, queued
+        now, queued = now + queued, 0.0
+        return tolist(tensor)
+
+    def clock():
+        if len(taken) > 1 or not compiled:
+            wait(torch.zeros(1))
+        return now
+
+    monkeypatch.setattr("training.run.time", mock.Mock(perf_counter=clock))
+    monkeypatch.setattr(torch.Tensor, "tolist", wait)
+    monkeypatch.setattr("training.start.choose_compile", lambda *_: compiled)
+    monkeypatch.setattr("training.start.parallelize", lambda model, *_: model)
+    monkeypatch.setattr("training.step.train_step", step)
+    monkeypatch.setattr("training.optimizer.schedule_factor", lambda s, n, done, m: shares.append(done) or 1.0)
+    config = replace(train_config, max_steps=None, max_minutes=4, sample_tokens=0, eval_interval=100, log_interval=100)
+    train(replace(config, checkpoint_interval=2))
+    steps = [(0, 0), (1, 0), (2, 0.25), (3, 0.5), (4, 0.75)]
+    assert taken == (steps if compiled else steps[:1])
+    taken.clear()
+    train(replace(config, run_dir=None, resume=train_config.run_dir, max_minutes=20))
+    assert len(taken) == (1 + 16 if compiled else 1)
 
 
 # What a terminal, a pipe and a notebook show

@@ -319,6 +319,19 @@ def test_too_many_steps_in_a_row_end_the_run_and_nothing_is_saved_meanwhile(
     assert saved == ["step_4"] * (checkpoint_interval == 4)
 
 
+@pytest.mark.parametrize(("scale", "saved"), [(2.0**16, [4, 8, 12]), (2.0**3, [4, 12])])
+def test_a_step_that_is_skipped_in_fp16_is_saved_unless_the_scale_cannot_fall_further(
+    train_config, monkeypatch, caplog, scale, saved
+):
+    """Steps 5 to 8 overflow; the weights are those of step 4, and the scale is halved each time."""
+    plant_nan(monkeypatch, range(4, 8), "gradient")
+    before_step(monkeypatch, 4, lambda run: run.scaler.load_state_dict(run.scaler.state_dict() | {"scale": scale}))
+    config = replace(train_config, precision="fp16", max_steps=12, eval_interval=100, sample_tokens=0)
+    train(replace(config, checkpoint_interval=4, keep_checkpoints=9))
+    assert sorted(int(one.name[5:]) for one in Path(config.run_dir).glob("checkpoints/step_*")) == saved
+    assert ("step 8 is skipped, so it is not saved" in caplog.text) == (8 not in saved)
+
+
 def test_weights_that_are_not_finite_replace_no_checkpoint(train_config, monkeypatch, caplog):
     """The loss is finite all the same."""
 

@@ -104,7 +104,7 @@ class PlanConfig:
     devices: int = 1
     """Number of devices that train together."""
     device: str | None = None
-    """v100, a100, h100, h200 or b200; this machine when null."""
+    """t4, v100, a100, h100, h200 or b200; this machine when null."""
 
     def __post_init__(self) -> None:
         at_least("plan.devices", self.devices, 1)
@@ -161,7 +161,8 @@ class TrainConfig:
     max_steps: int | None = None
     """Optimizer steps to take; when null as many as max_minutes or max_flops allow, and 450 without them."""
     max_minutes: float | None = None
-    """Stop, with the schedule at its end, after this much training time, unless the steps end first."""
+    """Stop, with the schedule at its end, after this much training time, unless the steps end first. The first step of
+    a compiled run, in which it compiles, does not count."""
     max_flops: float | None = None
     """Take only as many steps as need this much arithmetic, e.g. 1e13. Counted as 6 operations per weight and token
     plus attention's, so that models of different sizes get the same budget."""

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from errors import SettingsError, first_line
+from errors import DeviceError, SettingsError, first_line
+from runs.text import si
 
 log = logging.getLogger("tinygpt")
 
@@ -171,13 +172,28 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 @contextmanager
 def memory_errors(what: str, remedy: str) -> Iterator[None]:
-    """Turn numpy's or torch's running out of memory into a SettingsError."""
+    """Turn numpy's or torch's running out of memory into a DeviceError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in NO_MEMORY):
-            raise SettingsError(f"{what} ({first_line(error)})", remedy) from None
+        if shortage := memory_shortage(error):
+            raise DeviceError(f"{what} ({shortage})", remedy) from None
         raise
+
+
+def memory_shortage(error: BaseException) -> str | None:
+    """Return what an error says if memory has run out, else None.
+
+    Of a GPU also how much is free and how much this process holds: other programs may hold the rest.
+    """
+    text = first_line(error)
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(words in text for words in NO_MEMORY):
+        return None
+    if isinstance(error, MemoryError) or "CPU" in text or not torch.cuda.is_initialized():
+        return text
+    free, total = torch.cuda.mem_get_info()
+    held = f"{si(free)}B of {si(total)}B are free, this process holds {si(torch.cuda.memory_reserved())}B"
+    return f"{text.partition('. GPU')[0]}; {held}"
 
 
 def reset_peak_memory(device: torch.device) -> None:

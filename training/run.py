@@ -59,6 +59,7 @@ class Run:
     def __post_init__(self) -> None:
         config, kind = self.config, self.device.type
         self.started = time.perf_counter()
+        self.has_to_compile = self.compiled
         self.max_steps = steps_to_take(config, self.model)
         self.micro_batch_size = config.micro_batch_size or windows_each(config, self.ranks.size)
         self.batch = self.data.training(config.model.block_size, config.batch_size, config.seed)
@@ -80,6 +81,16 @@ class Run:
         """Training time so far, including that before a resume."""
         return self.progress.seconds + time.perf_counter() - self.started
 
+    def start_clock(self) -> None:
+        """Count the seconds from now on if the step just taken was the first one and compiled the model.
+
+        Compiling takes about a minute, which max_minutes and the schedule leave out, after a resume too.
+        """
+        if self.has_to_compile:
+            self.skipped.tolist()  # waits for the device
+            self.started = time.perf_counter()
+            self.has_to_compile = False
+
     @property
     def precision(self) -> str:
         """The name of the forward pass's dtype."""
@@ -100,11 +111,13 @@ class Run:
     def save(self, *, finished: bool = False) -> None:
         """Copy the run's state, and write checkpoints/step_N while training goes on; what is new of it, if it is there.
 
-        Nothing is saved while steps are skipped, or of weights that are not finite.
+        Nothing is saved while the run diverges, or of weights that are not finite. In fp16 a skipped step is no sign of
+        that while the scale of the gradients can still fall; other precisions have a scale of 1.
         """
         progress = self.progress
         self.check_numbers(finished=finished)
-        if (progress.skipped_in_a_row and not finished) or not self.weights_are_finite():
+        diverges = progress.skipped_in_a_row and self.scaler.get_scale() <= 1
+        if (diverges and not finished) or not self.weights_are_finite():
             what = "is skipped" if progress.skipped_in_a_row else "has weights that are not finite"
             log.warning("step %d %s, so it is not saved: the checkpoints stay as they are.", progress.step, what)
             return

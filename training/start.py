@@ -23,7 +23,7 @@ from data.files import replace_text, user_path
 from data.prepare import prepare
 from data.texts import Source
 from data.tokenizer import read_tokenizer
-from errors import SettingsError, shown, why
+from errors import DeviceError, SettingsError, device_failed, first_line, shown, why
 from model.attention import ignored
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights
@@ -41,7 +41,14 @@ from runs.directory import (
 )
 from runs.text import hydra_quoted
 from training.config import TrainConfig
-from training.device import check_compiler, choose_device, choose_precision, keep_freed_memory, memory_errors
+from training.device import (
+    check_compiler,
+    choose_device,
+    choose_precision,
+    keep_freed_memory,
+    memory_errors,
+    memory_shortage,
+)
 from training.distributed import Ranks, new_model, parallelize
 from training.optimizer import load_optimizer_state
 from training.run import Run, steps_to_take, windows_each
@@ -75,7 +82,7 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
             enter_directory(run, checkpoint, meta, stack)
         run.directory = ranks.from_first(run.directory)
         stack.callback(run.saver.wait)
-        with run.signals, lost_ranks(run):
+        with run.signals:
             yield run
 
 
@@ -315,14 +322,34 @@ def writable(setting: str, directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lost_ranks(run: Run) -> Iterator[None]:
-    """Turn the error of a rank that is gone into a SettingsError: gloo and NCCL have no exception type for it."""
+def failures_named(run: Run) -> Iterator[None]:
+    """Turn the failure of this process's device, or of another rank, into a sentence that names the newest checkpoint.
+
+    Few of these errors have a type of their own: their words tell them. Raises DeviceError or SettingsError.
+    """
     try:
         yield
-    except RuntimeError as error:
-        words = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
-        if not run.ranks.launched or not any(word in str(error).lower() for word in words):
+    except (MemoryError, RuntimeError) as error:
+        words, after = str(error), f"after step {run.progress.step}"
+        kind: type[SettingsError] = DeviceError
+        # What has failed, memory first: its errors have the device's words too.
+        lost = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
+        if shortage := memory_shortage(error):
+            problem = f"{run.device} has no memory left {after} ({shortage})"
+            remedy = f"lower micro_batch_size={run.micro_batch_size}, or end other programs"
+        elif device_failed(error):
+            problem = f"{run.device} failed {after} ({first_line(error)})"
+            remedy = "look for the cause in nvidia-smi and dmesg, or set device=cpu"
+        elif run.config.deterministic and "deterministic" in words:
+            problem = f"deterministic=true cannot be kept on {run.device} ({words.partition(', but')[0]})"
+            remedy = "set deterministic=false"
+        elif run.ranks.launched and any(word in words.lower() for word in lost):
+            problem = f"another process ended {after}, so this one cannot go on"
+            remedy, kind = "see what it says above, if anything", SettingsError
+        else:
             raise
-        problem = f"another process ended during step {run.progress.step + 1}, so this one cannot go on"
-        again = f"start all again with {hydra_quoted('resume', run.directory)}"
-        raise SettingsError(problem, f"see what it says above, if anything, then {again}") from None
+        # What is left: the newest checkpoint may still be being written, from main memory.
+        run.saver.wait()
+        last, resume = run.saver.last(), hydra_quoted("resume", run.directory)
+        again = f"{resume} goes on from {last.name}" if last else "nothing has been saved yet"
+        raise kind(problem, f"{remedy}; {again}") from None

@@ -1,0 +1,194 @@
+"""A device that fails, or whose memory is gone, ends a run in one sentence that names the checkpoint to go on from."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import before_step
+
+from errors import DeviceError, SettingsError
+from runs.checkpoint import read_meta
+from runs.metrics import read_metrics
+from runs.summary import read_summary
+from settings import mistakes_explained, sentence_for
+from train import train
+from training.device import memory_errors
+from training.distributed import Ranks
+from training.plan import trial_run
+from training.run import Run
+from training.start import failures_named
+
+LAUNCH = torch.AcceleratorError("CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously")
+FAILURES = [
+    torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"),
+    RuntimeError("CUDA driver error: device not ready"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    torch.AcceleratorError("HIP error: unspecified launch failure"),
+    RuntimeError("Unable to determine the device handle for GPU 0000:01:00.0: GPU is lost.  Reboot the system"),
+    RuntimeError("MPS: command buffer exited with error status"),
+]
+
+
+def raising(error: Exception):
+    def fail(*arguments, **settings):
+        raise error
+
+    return fail
+
+
+def fail_in(monkeypatch, place: str, error: Exception) -> None:
+    """Let a run fail in its 14th step, or at what comes after the tenth."""
+    if place == "step":
+        before_step(monkeypatch, 13, raising(error))
+    elif place == "copy of a save":
+        original = torch.Tensor.to
+        monkeypatch.setattr(
+            torch.Tensor, "to", lambda t, *a, copy=False, **k: raising(error)() if copy else original(t, *a, **k)
+        )
+    else:
+        monkeypatch.setattr(place, raising(error))
+
+
+PLACES = {  # the step said, and that of the checkpoint
+    "step": (13, 10),
+    "training.evaluation.evaluate": (10, 10),
+    "generation.generate.complete_text": (10, 10),
+    "training.log.head_statistics": (10, 10),
+    "training.run.Run.weights_are_finite": (10, None),  # at the start of a save
+    "copy of a save": (10, None),
+}
+
+
+@pytest.mark.parametrize(("place", "error"), [*((place, LAUNCH) for place in PLACES), *(("step", e) for e in FAILURES)])
+def test_a_device_that_fails_ends_the_run_in_a_sentence_that_says_what_is_saved(
+    train_config, monkeypatch, caplog, place, error
+):
+    step, saved = PLACES[place]
+    with monkeypatch.context() as patch:
+        fail_in(patch, place, error)
+        with pytest.raises(DeviceError) as raised:
+            train(train_config)
+    said, first_line = str(raised.value), str(error).splitlines()[0].rstrip(".")
+    kept = f"resume={train_config.run_dir} goes on from step_{saved}" if saved else "nothing has been saved yet"
+    advice = "look for the cause in nvidia-smi and dmesg, or set device=cpu"
+    assert said == f"cpu failed after step {step} ({first_line}): {advice}; {kept}."
+    summary = read_summary(Path(train_config.run_dir))
+    assert summary is not None and (summary.status, summary.reason) == ("failed", said)
+    assert "training goes on" not in caplog.text
+    if saved:
+        train(replace(train_config, run_dir=None, resume=train_config.run_dir))
+        rows = [row["step"] for row in read_metrics(Path(train_config.run_dir) / "metrics.jsonl") if "loss" in row]
+        assert rows == list(range(1, 21))
+
+
+def test_memory_that_runs_out_in_a_save_names_the_checkpoint_before_it(train_config, monkeypatch):
+    def save(run: Run, original=Run.weights_are_finite) -> bool:
+        if run.progress.step == 20:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of"
+            )
+        return original(run)
+
+    monkeypatch.setattr(Run, "weights_are_finite", save)
+    with pytest.raises(DeviceError) as raised:
+        train(train_config)
+    assert str(raised.value).startswith(
+        "cpu has no memory left after step 20 (CUDA out of memory. Tried to allocate 2.00"
+    )
+    again = f"lower micro_batch_size=8, or end other programs; resume={train_config.run_dir} goes on from step_10."
+    assert str(raised.value).endswith(again)
+
+
+def test_an_operation_without_an_exact_kernel_names_deterministic(train_config, monkeypatch):
+    error = RuntimeError(
+        "cumsum_cuda_kernel does not have a deterministic implementation, but you set "
+        "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
+    )
+    monkeypatch.setattr("training.evaluation.evaluate", raising(error))
+    with pytest.raises(SettingsError) as raised:
+        train(replace(train_config, deterministic=True))
+    torch.use_deterministic_algorithms(False)
+    assert str(raised.value) == (
+        "deterministic=true cannot be kept on cpu (cumsum_cuda_kernel does not have a deterministic implementation): "
+        f"set deterministic=false; resume={train_config.run_dir} goes on from step_10."
+    )
+    assert read_meta(Path(train_config.run_dir) / "checkpoints/last").progress.step == 10
+    with pytest.raises(RuntimeError, match="cumsum_cuda_kernel"):  # nobody has asked for it
+        train(replace(train_config, run_dir=f"{train_config.run_dir}2"))
+
+
+def test_a_mistake_of_ours_stays_a_traceback(train_config, monkeypatch):
+    message = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+    before_step(monkeypatch, 3, raising(RuntimeError(message)))
+    with pytest.raises(RuntimeError, match="Expected all tensors"):
+        train(train_config)
+    assert sentence_for(RuntimeError(message)) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.92 GiB of which 100 MiB",
+            "the sample needs more (CUDA out of memory. Tried to allocate 2.00 GiB; "
+            "100 MB of 8 GB are free, this process holds 3 GB): lower it.",
+        ),
+        ("CUDA error: out of memory\nCUDA kernel errors", "(CUDA error: out of memory; 100 MB of 8 GB are free"),
+        ("DefaultCPUAllocator: can't allocate memory: you tried", "(DefaultCPUAllocator: can't allocate memory: you"),
+    ],
+)
+def test_memory_of_a_gpu_that_runs_out_is_told_with_what_is_free_and_who_holds_it(monkeypatch, message, said):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (100_000_000, 8_000_000_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3_000_000_000)
+    with pytest.raises(DeviceError) as raised, memory_errors("the sample needs more", "lower it"):
+        raise RuntimeError(message)
+    assert said in str(raised.value) and ("free" in str(raised.value)) == ("CUDA" in message)
+
+
+def test_a_device_that_fails_in_another_command_is_a_sentence_too():
+    assert sentence_for(LAUNCH) == (
+        "the GPU failed (CUDA error: unspecified launch failure): look for the cause in nvidia-smi and dmesg, "
+        "or set device=cpu."
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (SettingsError("max_steps=0 must be at least 1"), False),
+        (DeviceError("cuda:1 failed after step 3"), True),
+        (LAUNCH, True),
+    ],
+)
+def test_under_torchrun_a_mistake_is_told_once_and_a_failed_device_by_its_process(monkeypatch, capsys, error, told):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(os, "_exit", raising(SystemExit(1)))
+    with pytest.raises(SystemExit), mistakes_explained():
+        raise error
+    assert ("error: " in capsys.readouterr().err) == told
+
+
+@pytest.mark.parametrize(
+    ("launched", "message", "kind"),
+    [
+        (True, "NCCL error: Connection closed by peer", SettingsError),
+        (
+            True,
+            "NCCL error: unhandled cuda error. Last error: Cuda failure 719 'unspecified launch failure'",
+            DeviceError,
+        ),
+        (False, "Connection closed by peer", RuntimeError),
+    ],
+)
+def test_a_rank_that_is_gone_is_told_apart_from_a_device_of_this_one(train_config, tmp_path, launched, message, kind):
+    config = replace(train_config, model=replace(train_config.model, vocab_size=257))
+    run = trial_run(config, torch.device("cpu"), torch.float32)
+    run.ranks, run.directory = Ranks(0, 2, 0, 2, launched=launched), tmp_path
+    with pytest.raises(kind) as raised, failures_named(run):
+        raise RuntimeError(message)
+    assert type(raised.value) is kind
+    assert ("another process ended after step 0" in str(raised.value)) == (kind is SettingsError)
