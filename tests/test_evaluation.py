@@ -75,7 +75,8 @@ def counts(monkeypatch) -> list[int]:
 
 
 @pytest.mark.usefixtures("counts")
-def test_steps_are_compared_on_the_same_targets_and_the_result_rests_on_more(train_config):
+def test_steps_are_compared_on_the_same_targets_and_the_result_rests_on_more(train_config, caplog):
+    caplog.set_level("INFO", logger="tinygpt")
     result = train(train_config)
     run_dir = Path(train_config.run_dir)
     rows = [row for row in read_metrics(run_dir / "metrics.jsonl") if "val_loss" in row]
@@ -85,6 +86,7 @@ def test_steps_are_compared_on_the_same_targets_and_the_result_rests_on_more(tra
     checkpoint = load_checkpoint(run_dir / "checkpoints/best")
     with open_run(replace(train_config, run_dir=None)) as run:
         again = evaluate(checkpoint.model, run.data, 16, 8, run.autocast, most=256)
+    assert f"best validation loss {result:.4f} nats/token" in caplog.text
     assert best.progress.best_loss == pytest.approx(again.loss, rel=1e-6) and best.progress.best_loss != result
     assert (best.progress.best_step, best.progress.best_tokens) == (20, 256)
 

@@ -95,7 +95,7 @@ class Terminal(Logger):
 
     def tell_result(self) -> None:
         progress, data = self.run.progress, self.run.data
-        best = math.nan if progress.best_loss is None else progress.best_loss
+        best = progress.result
         log.info("\nbest validation loss %.4f nats/%s", best, "token" if data.tokenizer else "answer")
         chance = math.log(data.vocab_size)
         if progress.step and best > chance - 0.01:
