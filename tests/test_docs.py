@@ -164,7 +164,7 @@ def test_a_pages_table_of_runs_is_what_its_command_makes_of_the_recorded_ones(na
 
 TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_size=16", "data.path=notes.txt"]
 TINY += ["sample_tokens=8", "data.cache_dir=cache"]
-RUN = ("training", "generation", "data", "tasks", "interop", "scaling")
+RUN = ("training", "generation", "data", "tasks", "interop", "scaling", "hardware")
 # What needs a network, another project, a GPU, many processes, many runs or many minutes.
 ELSEWHERE = re.compile(r"^-m|--help|nanogpt|experiment=|wandb|hf:|=hf|parquet|gpt2|=shakespeare|max_minutes|max_flops")
 
