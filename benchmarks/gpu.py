@@ -1,14 +1,16 @@
-"""Everything that needs a GPU, in three calls of at most nine minutes each:
+"""Everything that needs a GPU, in four calls of at most nine minutes each:
 
+    python benchmarks/gpu.py tests PATH_OF_A_NANOGPT_CHECKOUT
     python benchmarks/gpu.py training PATH_OF_A_NANOGPT_CHECKOUT
     python benchmarks/gpu.py forms PATH_OF_A_NANOGPT_CHECKOUT
     python benchmarks/gpu.py rest PATH_OF_A_NANOGPT_CHECKOUT [PATH_OF_TINY_SHAKESPEARE]
 
+tests     pytest -m gpu: first what needs no compiler, then its 25 compilations, in what is left of the nine minutes
 training  GPT-2 124M beside nanoGPT, compiled, in bf16: tokens/s, and the loss of 200 steps on the same batches;
           then the peak memory of its steps beside dry_run's prediction
 forms     every form and modifier trains, eager and compiled: a step's time and memory; each attention function;
           tokens/s of decoding at batch 1 and 64 beside nanoGPT and Hugging Face
-rest      pytest -m gpu; `python train.py` as README has it, eager and compiled; Shakespeare by each project's recipe
+rest      `python train.py` as README has it, eager and compiled; Shakespeare by each project's recipe
 A part is a process with a time of its own. One that fails says so, and the next goes on.
 """
 
@@ -32,7 +34,7 @@ from model.attention import FORMS, MODIFIERS
 from training.device import choose_precision, fast_products
 from training.step import train_step
 
-CALLS = ("training", "forms", "rest")
+CALLS = ("tests", "training", "forms", "rest")
 SECONDS = 540  # of a call
 
 
@@ -59,6 +61,10 @@ def main() -> None:
 def parts(arguments: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     """The commands of a call, in the order of what they are worth."""
     theirs, here = str(arguments.nanogpt), Path(__file__).parent
+    if arguments.call == "tests":
+        pytest = ["-m", "pytest", "-o", "addopts=", "-q", "-rfEs", "-m", "gpu", "-p", "no:cacheprovider"]
+        chosen = {"eager tests": "not compiled", "compiled tests": "compiled"}
+        return {name: [*pytest, "-k", words, str(paired.ROOT / "tests")] for name, words in chosen.items()}
     if arguments.call == "training":
         corpus = [str(here / "throughput.py"), theirs, "--corpus", "--rounds", "20"]
         return {"throughput": corpus, "memory": [str(here / "memory.py"), "--rounds", "1"]}
@@ -70,8 +76,7 @@ def parts(arguments: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
             "decoding 64": [*decoding, "--batch", "64"],
             "attention": [str(here / "attention.py")],
         }
-    train, pytest = str(paired.ROOT / "train.py"), ["-m", "pytest", "-o", "addopts=", "-q", "-rfEs", "-m", "gpu"]
-    commands = {"tests": [*pytest, "-p", "no:cacheprovider", str(paired.ROOT / "tests")]}
+    train, commands = str(paired.ROOT / "train.py"), {}
     for compiled in ("off", "on"):
         where = [f"run_dir={folder / compiled}", f"data.cache_dir={folder / 'cache'}"]
         commands[f"train.py compile={compiled}"] = [train, f"compile={compiled}", *where]
