@@ -39,7 +39,9 @@ def export(config: ExportConfig) -> None:
     from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
     from runs.checkpoint import open_checkpoint, save_checkpoint
 
-    folder, kind, losses = user_path("to", config.to), "checkpoint", list[str]()
+    folder = user_path("to", config.to)
+    kind = "checkpoint"
+    losses: list[str] = []
     if folder.exists() or folder.is_symlink():
         raise SettingsError(f"to={config.to} is there already", "choose another folder, or remove it first")
     with writing("to", config.to) as unfinished:

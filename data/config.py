@@ -72,8 +72,6 @@ class DataConfig:
         if self.path is not None and self.source in ("stdlib", "shakespeare"):
             self.source = "hf" if str(self.path).endswith(".parquet") else "text"
         one_of("data.source", self.source, SOURCES)
-        if self.separator == "":
-            raise SettingsError("data.separator= is empty", "give the text between two documents, or null for none")
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
         needs_path = self.source in ("text", "jsonl", "nanogpt") or (self.source == "hf" and not self.name)
         if needs_path and not self.path:

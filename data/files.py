@@ -10,11 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import IO, Any, TypeVar, get_args, get_origin
+from typing import IO, Any, get_args, get_origin
 
 from errors import SettingsError, why
 
-Schema = TypeVar("Schema")
 UNFINISHED = ".unfinished"  # the ending of a name that something is being written under
 LARGEST = 1 << 28
 """Bytes of the largest foreign file that is read whole; published tokenizer.json files take up to 35 MB."""
@@ -176,42 +175,38 @@ def pointed(link: Path) -> Path:
     return link.resolve()
 
 
-def from_json(kind: type[Schema], content: Any) -> Schema:
-    """Return the dataclass `kind` made of decoded JSON; ValueError for a value of another type than its field's.
+def from_json(kind: Any, content: Any, name: str = "it") -> Any:
+    """Return decoded JSON as `kind`, a dataclass or a type; ValueError, with the field's name, for another type.
 
     TypeError for a field that is missing or unknown.
     """
-    if not isinstance(content, dict):
-        raise ValueError(f"{kind.__name__} is not a JSON object")
-    given = dict(content)
-    for field in fields(kind):  # type: ignore[arg-type]
-        if field.name not in given:
-            continue
-        value = given[field.name]
-        if is_dataclass(field.type):
-            given[field.name] = from_json(field.type, value)  # type: ignore[arg-type]
-        elif not is_of(value, field.type):
-            raise ValueError(f"{field.name} is {value!r:.40}, not {getattr(field.type, '__name__', field.type)}")
-    return kind(**given)
+    if is_dataclass(kind) and isinstance(content, dict):
+        hints = {field.name: field.type for field in fields(kind)}
+        given = {name: from_json(hints.get(name, Any), value, name) for name, value in content.items()}
+        return kind(**given)  # type: ignore[operator]
+    if not is_of(content, kind):
+        raise ValueError(f"{name} is {content!r:.40}, not {getattr(kind, '__name__', kind)}")
+    return content
 
 
 def is_of(value: Any, hint: Any) -> bool:
-    """Return whether a decoded JSON value has the type that a field is annotated with; a float may be 1."""
-    kind, parameters = get_origin(hint), get_args(hint)
+    """Return whether a decoded JSON value has the type of an annotation; a float may be 1."""
+    kind = get_origin(hint)
     if kind is UnionType:
-        return any(is_of(value, one) for one in parameters)
-    if kind in (list, dict):
-        items = value.values() if isinstance(value, dict) else value
-        return type(value) is kind and all(is_of(item, parameters[-1]) for item in items)
+        return any(is_of(value, one) for one in get_args(hint))
+    if kind in (list, dict) and type(value) is kind:
+        items = value if kind is list else value.values()
+        return all(is_of(item, get_args(hint)[-1]) for item in items)
     return hint is Any or type(value) is hint or (hint is float and type(value) is int)
 
 
 def flush_to_disk(path: Path) -> None:
     """Make a file or folder outlast a power cut."""
+    is_folder = path.is_dir()
     try:
-        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows flushes open files to write
+        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)  # Windows flushes open files to write
     except PermissionError:
-        if path.is_dir():  # Windows opens no folders, and needs no flush of them
+        if is_folder:  # Windows opens no folders, and needs no flush of them
             return
         raise
     try:

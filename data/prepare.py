@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
 
@@ -20,10 +21,10 @@ from tiktoken import Encoding
 from console import progress_bar
 from data.batches import PreparedData
 from data.config import DataConfig, TokenizerConfig
-from data.files import UNFINISHED, from_json, is_locked, lock, read_foreign, reading, remove, replacing, user_path
+from data.files import UNFINISHED, is_locked, lock, read_foreign, reading, remove, replacing, user_path
 from data.texts import Source, fingerprint, sizes_of
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
-from errors import DataError, why
+from errors import DataError, first_line, why
 
 FORMAT = 6
 # bpe learns from so many characters for each token: the default text has 0.03% fewer tokens when it learns from all.
@@ -31,22 +32,12 @@ BPE_CHARACTERS = 2_000
 AT_ONCE = 100  # jobs of encoding that are under way, 33 million characters at most
 JOB = 1 << 16  # characters of the pieces that a thread encodes in one job, which handing it over costs little of
 SPLITS = ("train", "val")
-NEEDED = {"tokenizer.json", "train.bin", "val.bin"}
 HEAD = 32_000_000  # characters of a large text that decide what is held out, and of a small one that stay in memory
 LONGEST_SHARE = 1 / 30  # of the validation text that a document, with its copies, may be
 
 Log = Callable[[str], None]
 Piece = tuple[str, bool, str]
 """A piece of text after its split and whether it begins a document of that split."""
-
-
-@dataclass
-class Prepared:
-    """What meta.json says of a folder of the cache."""
-
-    text: str
-    sizes: dict[str, int]
-    """Bytes of the other files."""
 
 
 def prepare(
@@ -79,9 +70,8 @@ def prepare(
                 if not is_whole(folder):
                     make_folder(folder, source, encoding or tokenizer, log)
         found = encoding or read_tokenizer(folder / "tokenizer.json")
-        prepared = open_folder(folder, found, folder.name, source.description, data.document_mask)
-        check_ids(prepared, str(folder), "delete this folder; the next run makes it again")
-        return prepared
+        train, val = open_folder(folder, found, str(folder), "delete this folder: the next run makes it again")
+        return PreparedData(found, train, val, folder.name, source.description, data.document_mask)
     except OSError as error:
         problem = f"data.cache_dir={data.cache_dir} cannot be used ({why(error)})"
         raise DataError(problem, "give a writable folder on a disk with room") from error
@@ -90,9 +80,9 @@ def prepare(
 def is_whole(folder: Path) -> bool:
     """Tell whether a folder of the cache has its files, in the sizes that its meta.json says."""
     try:
-        sizes = from_json(Prepared, json.loads(read_foreign(folder / "meta.json"))).sizes
-        return sizes.keys() >= NEEDED and all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, TypeError, RecursionError):
+        sizes = json.loads(read_foreign(folder / "meta.json"))["sizes"]
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
 
 
@@ -129,8 +119,8 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
             problem = f"data={source.config.source} has no text, or too little to hold some out ({source.description})"
             held_out = f"raise data.val_fraction={source.config.held_out:g}"
             raise DataError(problem, f"choose another data.path or data source, or {held_out}")
-        meta = Prepared(source.description, sizes)
-        (unfinished / "meta.json").write_text(json.dumps(asdict(meta), indent=1), encoding="utf-8")
+        meta = {"text": source.description, "sizes": sizes}
+        (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
 class Split:
@@ -218,7 +208,7 @@ def _hash(text: str) -> int:
 
 
 def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield pieces in groups of JOB characters or more, but for the last."""
+    """Yield pieces in groups of JOB characters or more, but for the last, which may be empty."""
     job: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -226,22 +216,20 @@ def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         size += len(piece[2])
         if size >= JOB:
             yield job
-            job, size = [], 0
-    if job:
-        yield job
+            job = []
+            size = 0
+    yield job
 
 
 def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> None:
     """Encode text on all cores and write train.bin and val.bin, each in the order of the text."""
-    dtype, told = token_dtype(encoding.n_vocab), time.monotonic()
-    mark = np.array([encoding.eot_token], dtype).tobytes()
+    dtype = token_dtype(encoding.n_vocab)
+    told = time.monotonic()
+    mark = np.array([encoding.eot_token], np.uint32)
 
-    def encode(job: list[Piece]) -> dict[str, bytes]:
-        tokens = dict.fromkeys(SPLITS, b"")
-        for name, begins, text in job:
-            ids = encoding.encode_to_numpy(text, disallowed_special=())  # a literal <|endoftext|> is text
-            tokens[name] += mark * begins + ids.astype(dtype).tobytes()
-        return tokens
+    def encode(job: list[Piece]) -> list[np.ndarray]:
+        encoded = partial(encoding.encode_to_numpy, disallowed_special=())  # a literal <|endoftext|> is text
+        return [np.append(mark[:begins], encoded(text)) for _, begins, text in job]
 
     waiting = jobs(split.pieces(split.documents()))
     with ExitStack() as stack:
@@ -249,10 +237,10 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> No
         pool = stack.enter_context(ThreadPoolExecutor())
         bar = stack.enter_context(progress_bar(desc="preparing tokens", unit=" characters", unit_scale=True))
         while batch := list(islice(waiting, AT_ONCE)):
-            for job, tokens in zip(batch, pool.map(encode, batch), strict=True):
-                for name in SPLITS:
-                    files[name].write(tokens[name])
-                bar.update(sum(len(text) for *_, text in job))
+            for job, found in zip(batch, pool.map(encode, batch), strict=True):
+                for (name, _, text), ids in zip(job, found, strict=True):
+                    files[name].write(ids.astype(dtype).tobytes())
+                    bar.update(len(text))
             if bar.disable and time.monotonic() > told + 30:  # without a terminal
                 log(f"{files['train'].tell():,} bytes of tokens are written.")
                 told = time.monotonic()
@@ -265,7 +253,7 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     DataError when they are missing, damaged or of another encoding.
     """
     folder = user_path("data.path", str(data.path))
-    remedy = "give a folder with train.bin and val.bin, as nanoGPT's prepare.py writes"
+    remedy = "give a folder with train.bin and val.bin, as nanoGPT's prepare.py writes, and tokenizer=, which made it"
     if (folder / "meta.pkl").exists():  # a pickle can run code
         problem = f"data.path={data.path} has ids of its own, as meta.pkl says, which is not opened"
         raise DataError(problem, f"give the text instead, as in data=text data.path={folder / 'input.txt'}")
@@ -276,29 +264,26 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     if own and encoding and not same_tokens(own, encoding):
         raise DataError(f"data.path={data.path} has ids of another tokenizer than the model's", "give the text instead")
     encoding = encoding or own or make_tokenizer(tokenizer, ())
+    train, val = open_folder(folder, encoding, f"data.path={data.path}", remedy)
     name = f"nanogpt-{fingerprint(files)}"
-    try:
-        prepared = open_folder(folder, encoding, name, f"tokens of {data.path}", data.document_mask)
-    except (OSError, ValueError) as error:
-        raise DataError(f"data.path={data.path} cannot be used ({why(error)})", remedy) from error
-    check_ids(prepared, f"data.path={data.path}", "set the tokenizer that made the folder, e.g. tokenizer=gpt2")
-    return prepared
+    return PreparedData(encoding, train, val, name, f"tokens of {data.path}", data.document_mask)
 
 
-def check_ids(prepared: PreparedData, folder: str, remedy: str) -> None:
-    """Raise DataError if an id is beyond the vocabulary. Reads all ids: 0.1 s for 300 MB that are in memory."""
-    most, encoding = max(int(ids.max()) for ids in (prepared.train, prepared.val)), prepared.tokenizer
-    if most >= encoding.n_vocab:
-        problem = f"{folder} has the id {most}, and tokenizer={encoding.name} ids below {encoding.n_vocab}"
-        raise DataError(problem, remedy)
+def open_folder(folder: Path, encoding: Encoding, place: str, remedy: str) -> list[np.ndarray]:
+    """Map train.bin and val.bin into memory. Raises DataError if they do not hold ids of `encoding`.
 
-
-def open_folder(folder: Path, encoding: Encoding, name: str, description: str, document_mask: bool) -> PreparedData:
-    """Map train.bin and val.bin into memory. Raises ValueError when a size is not that of ids."""
+    All ids are read: 0.1 s for 300 MB that are in memory.
+    """
     dtype = token_dtype(encoding.n_vocab)
-    # A plain view: slicing the memmap class itself is several times slower.
-    train, val = (np.memmap(folder / f"{split}.bin", dtype, "r").view(np.ndarray) for split in SPLITS)
-    return PreparedData(encoding, train, val, name, description, document_mask)
+    try:
+        # A plain view: slicing the memmap class itself is several times slower.
+        splits = [np.memmap(folder / f"{split}.bin", dtype, "r").view(np.ndarray) for split in SPLITS]
+        highest = max(int(ids.max()) for ids in splits)
+        if highest >= encoding.n_vocab:
+            raise ValueError(f"it has the id {highest}, and tokenizer={encoding.name} ids below {encoding.n_vocab}")
+    except ValueError as error:
+        raise DataError(f"{place} cannot be used ({first_line(error)})", remedy) from error
+    return splits
 
 
 def token_dtype(n_vocab: int) -> np.dtype:

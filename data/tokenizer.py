@@ -157,13 +157,18 @@ def read_tokenizer(path: Path) -> tiktoken.Encoding:
         if not content["pat_str"] or content["special_tokens"][END_OF_TEXT] in ranks.values():
             raise ValueError(f"it has no pattern, or no id of its own for {END_OF_TEXT}")
         encoding = tiktoken.Encoding(**content, mergeable_ranks=ranks)
-        # Every byte that UTF-8 has, with the characters that patterns tell apart.
-        sample = "".join(map(chr, [*range(192), *range(192, 0xD800, 64), *range(0xE000, 0x110000, 64)]))
-        if encoding.decode(encoding.encode_ordinary(sample)) != sample:
-            raise ValueError("it loses text")
+        check_lossless(encoding)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in tiktoken is no Exception
         problem = f"{path} is not a tokenizer that this version can read ({type(error).__name__}: {first_line(error)})"
         raise DataError(problem, "restore it from a copy, or prepare the data again") from error
     return encoding
+
+
+def check_lossless(encoding: tiktoken.Encoding) -> None:
+    """Raise ValueError if an encoding loses text."""
+    # Every byte that UTF-8 has, with the characters that patterns tell apart.
+    sample = "".join(map(chr, [*range(192), *range(192, 0xD800, 64), *range(0xE000, 0x110000, 64)]))
+    if encoding.decode(encoding.encode_ordinary(sample)) != sample:
+        raise ValueError("it loses text")

@@ -140,16 +140,17 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
 
 def llama_cpp_losses(model: GPT, tokenizer: str) -> list[str]:
     """Return the settings that a GGUF file of the exported model cannot carry, as NAME=VALUE and the effect."""
-    config, is_gpt2, losses = model.config, model.config.position == "learned", list[str]()
-    if any(attention.window is not None for attention in model.attentions):
-        losses.append(f"attention_window={config.attention_window} is ignored, so it computes other logits")
-    if is_gpt2 and config.inner != 4 * config.n_embd:
-        losses.append(f"n_inner={config.inner} is taken for {4 * config.n_embd}, so it cannot load the file")
-    if is_gpt2 and config.mlp == "gelu":
-        losses.append("mlp=gelu is approximated by gelu_tanh")
-    if tokenizer not in GGML_PRE:
-        losses.append(f"tokenizer={tokenizer} has no counterpart")
-    return losses
+    config = model.config
+    is_gpt2 = config.position == "learned"
+    has_window = any(attention.window for attention in model.attentions)
+    is_odd = config.inner != 4 * config.n_embd
+    losses = {
+        f"attention_window={config.attention_window} is ignored, so it computes other logits": has_window,
+        f"n_inner={config.inner} is taken for {4 * config.n_embd}, so it cannot load the file": is_gpt2 and is_odd,
+        "mlp=gelu is approximated by gelu_tanh": is_gpt2 and config.mlp == "gelu",
+        f"tokenizer={tokenizer} has no counterpart": tokenizer not in GGML_PRE,
+    }
+    return [loss for loss, occurs in losses.items() if occurs]
 
 
 def from_huggingface(where: str) -> GPT:

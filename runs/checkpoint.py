@@ -187,12 +187,8 @@ def read_meta(path: Path) -> Meta:
 
 
 def read_settings(path: Path) -> GPTConfig:
-    """Return the settings of a checkpoint's model; CheckpointError when they cannot be read."""
-    return model_settings(path, read_meta(path))
-
-
-def model_settings(path: Path, meta: Meta) -> GPTConfig:
     """Return the settings of a checkpoint's model; CheckpointError if one is unknown here, or cannot be read."""
+    meta = read_meta(path)
     with readable(path):
         settings = meta.config["model"]
         unknown = [f"model.{name}" for name in settings if name not in GPTConfig.__dataclass_fields__]
@@ -203,9 +199,8 @@ def model_settings(path: Path, meta: Meta) -> GPTConfig:
 def refuse_unknown(opened: str, unknown: list[str], meta: Meta) -> None:
     """Raise CheckpointError, naming the version that wrote a checkpoint, if it has settings that are unknown here."""
     if unknown:
-        problem = (
-            f"{opened} has {', '.join(unknown)}, unknown here; tinygpt {meta.computed_on.get('tinygpt', '?')} wrote it"
-        )
+        version = meta.computed_on.get("tinygpt", "?")
+        problem = f"{opened} has {', '.join(unknown)}, unknown here; tinygpt {version} wrote it"
         raise CheckpointError(problem, "read it with that version, or update tinygpt")
 
 
@@ -223,7 +218,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     """Read a checkpoint, but for what only resuming needs; CheckpointError when it is unusable."""
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     with readable(path):
-        config, weights = model_settings(path, meta), load_file(path / WEIGHTS)
+        config, weights = read_settings(path), load_file(path / WEIGHTS)
         found = len(weights), sum(tensor.numel() for tensor in weights.values())
         if found != (asked := count_weights(config)):  # before a model is built, which may not fit the memory
             has, wants = (f"{count:,} tensors of {numbers:,} numbers" for count, numbers in (found, asked))

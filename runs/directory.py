@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import secrets
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
@@ -112,8 +111,7 @@ def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] 
             settings |= {"data": {name: value for name, value in data if name not in ("path", "cache_dir")}}
         settings.pop("wandb", None)
         if path and not {"data", "data.path"} & {*typed}:
-            gone = "may be another text now" if os.path.exists(str(path)) else "is gone"  # noqa: PTH110 (never raises)
-            problem = f"resume={run} was moved here from {meta.home}, and its data.path={path} {gone}"
+            problem = f"resume={run} was moved here from {meta.home}, where it had data.path={path}"
             raise SettingsError(problem, "give data.path=, where its text is now")
     return settings
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from data.files import replace_text
+from data.files import from_json, replace_text
 from errors import SettingsError, first_line
 from runs.metrics import finite, is_number
 
@@ -80,10 +80,8 @@ def read_summary(directory: Path) -> Summary | None:
 
 def read_job(folder: Path) -> JobRecord | None:
     """Return a folder's job.json; None where there is none that can be read."""
-    with suppress(ValueError, TypeError, LookupError, OverflowError):
-        found = _read(folder / JOB)
-        reason = found.get("reason")
-        return JobRecord(int(found["number"]), [str(o) for o in found["overrides"]], reason and str(reason))
+    with suppress(ValueError, TypeError):
+        return from_json(JobRecord, _read(folder / JOB))
     return None
 
 

@@ -235,9 +235,7 @@ def test_a_checkpoint_of_another_place_chooses_no_places_and_no_services(config,
         forge(step, config={"wandb": {"mode": "online"}, "data": read_meta(step).config["data"] | {"path": "/etc"}})
     again = run_here("train.py", f"resume={run}", "max_steps=8", "dry_run=true", cwd=tmp_path)
     if moved:  # the text's path is to be typed
-        before = (
-            f"was moved here from {config.run_dir}, and its data.path=/etc may be another text now: give data.path="
-        )
+        before = f"was moved here from {config.run_dir}, where it had data.path=/etc: give data.path="
         assert before in again.stderr
         typed = [f"data.path={config.data.path}", f"data.cache_dir={config.data.cache_dir}", "data=text"]
         assert run_here("train.py", f"resume={run}", "max_steps=8", *typed, cwd=tmp_path).returncode == 0
@@ -251,7 +249,7 @@ def test_a_moved_run_whose_text_is_gone_says_which_path_it_had(config, tmp_path)
     (tmp_path / "old").rename(tmp_path / "new")
     Path(config.data.path).unlink()
     done = run_here("train.py", "resume=auto", cwd=tmp_path / "new")
-    assert f"its data.path={config.data.path} is gone: give data.path=, where its text is now" in done.stderr
+    assert f"where it had data.path={config.data.path}: give data.path=, where its text is now" in done.stderr
 
 
 @pytest.mark.parametrize("shorter", [{"max_steps": 2}, {"max_minutes": 1e-9}, {"max_steps": None, "max_flops": 1.0}])

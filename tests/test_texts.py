@@ -54,7 +54,6 @@ def test_a_path_alone_chooses_text_or_parquet_and_each_source_has_its_own_share(
         ({"source": "books"}, "data.source=books"),
         ({"val_fraction": 0.0}, "data.val_fraction=0 "),
         ({"val_fraction": 0.6}, "data.val_fraction=0.6"),
-        ({"separator": ""}, "data.separator= is empty: give the text between two documents, or null"),
         ({"path": ""}, "data=text has nothing to read: give data.path"),
         *(
             ({"source": name}, f"data={name} has nothing to read: give data")

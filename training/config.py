@@ -2,14 +2,33 @@
 
 import os
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
-from data.config import DIVISIBLE, DataConfig, TokenizerConfig
+from data.config import DIVISIBLE, VAL_FRACTIONS, VOCABULARIES, DataConfig, TokenizerConfig
 from errors import SettingsError, at_least, fraction, one_of, positive, shown
 from model.config import GPTConfig
 
 IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # whose agent has called this command
-ROPE = "model.rope_theta model.rope_fraction model.rope_scaling model.rope_scaling_factor model.rope_trained_length"
 WANDB_MODES = ("disabled", "offline", "online")
+TEXTS = " ".join(VAL_FRACTIONS)
+STRETCHED = "model.rope_scaling_factor model.rope_trained_length"
+# Settings, and the one that they have no effect without, with its values.
+NEEDS = (
+    ("plan.devices plan.device", "dry_run=true"),
+    ("data.val_fraction", f"data.source={TEXTS}"),
+    ("data.path data.document_mask", f"data.source={TEXTS} nanogpt"),
+    ("tokenizer tokenizer.name tokenizer.vocab_size", f"data.source={TEXTS} nanogpt"),
+    ("data.separator", f"data.source={' '.join(DIVISIBLE)}"),
+    ("data.text_field", "data.source=jsonl hf"),
+    ("data.name data.subset data.split", "data.path=null"),
+    ("data.name data.subset data.split", "data.source=hf"),
+    ("data.task.vocab_size", f"data.source={' '.join(VOCABULARIES)}"),
+    ("data.task.items", "data.source=recall selective_copy"),
+    ("data.task.random_non_queries", "data.source=recall"),
+    ("tokenizer.vocab_size", "tokenizer.name=bpe"),
+    (STRETCHED, "model.rope_scaling=linear yarn llama3"),
+    (f"{STRETCHED} model.rope_theta model.rope_fraction model.rope_scaling", "model.position=rope"),
+)
 
 
 @dataclass(kw_only=True)
@@ -218,29 +237,14 @@ class TrainConfig:
 
         A form of attention ignores others besides: see model.attention.ignored().
         """
-        data, model = self.data, self.model
-        source, tokenizer = f"data={data.source}", f"tokenizer={self.tokenizer.name}"
-        table = [
-            ("plan.devices plan.device", "dry_run=false", not self.dry_run),
-            ("data.path data.val_fraction data.document_mask", source, data.is_task),
-            ("tokenizer tokenizer.name tokenizer.vocab_size", source, data.is_task),
-            ("data.val_fraction", source, data.source == "nanogpt"),
-            ("data.name data.subset data.split", f"data.path={data.path}", bool(data.path)),
-            ("data.name data.subset data.split", source, data.source != "hf"),
-            ("data.text_field", source, data.source not in ("jsonl", "hf")),
-            ("data.separator", source, data.source not in DIVISIBLE),
-            ("data.task.vocab_size", source, not data.is_task),
-            ("data.task.items", source, data.source not in ("recall", "selective_copy")),
-            ("data.task.random_non_queries", source, data.source != "recall"),
-            ("tokenizer.vocab_size", tokenizer, self.tokenizer.name != "bpe"),
-            (
-                "model.rope_scaling_factor model.rope_trained_length",
-                "model.rope_scaling=none",
-                model.rope_scaling == "none",
-            ),
-            (ROPE, f"model.position={model.position}", model.position != "rope"),
-        ]
-        return {name: because for names, because, is_idle in table if is_idle for name in names.split()}
+        found: dict[str, str] = {}
+        for names, needed in NEEDS:
+            setting, _, values = needed.partition("=")
+            value = shown(attrgetter(setting)(self))
+            if value not in values.split():
+                because = f"{setting.removesuffix('.source').removesuffix('.name')}={value}"
+                found |= dict.fromkeys(names.split(), because)
+        return found
 
     @property
     def tokens_per_step(self) -> int:
