@@ -48,14 +48,14 @@ def test_a_model_gives_each_targets_nats_which_add_up_to_its_loss():
     assert torch.equal(hits, model(tokens).argmax(-1) == tokens) and not nats.requires_grad
 
 
-def test_an_evaluation_scores_a_tenth_of_the_time_that_the_steps_before_it_took():
+def test_an_evaluation_scores_a_fifth_of_the_targets_that_the_steps_before_it_took():
     def scored(steps: int | None = None, **settings) -> int:
         return targets_scored(TrainConfig(**settings), steps)  # of 2,048 tokens a step, evaluated every 150
 
-    assert scored() == 3 * 150 * 2048 // 10
+    assert scored() == 150 * 2048 // 5
     assert scored(eval_interval=1) == FEWEST_SCORED == 16_384
     assert scored(eval_interval=10**6) == scored(10**6) == MOST_SCORED == 524_288
-    assert scored(450) == 3 * 450 * 2048 // 10
+    assert scored(450) == 450 * 2048 // 5
     # Half of what was trained on, unless others come before it: then no fewer than they score.
     assert scored(2) == 2048 and scored(2, eval_interval=1) == FEWEST_SCORED
     assert all(scored(steps) <= steps * 2048 // 2 for steps in (1, 3, 10, 100, 150, 151, 1000))

@@ -193,9 +193,8 @@ class TrainConfig:
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""
     eval_interval: int = 150
-    """Steps between evaluations on the validation text, or on as many tokens, spread evenly over a longer one, as take
-    a tenth of the time: three tenths of those trained on meanwhile, 16,384 to 524,288. At the end they are three
-    tenths of those of all steps, and at most half where it is the first evaluation."""
+    """Steps between evaluations. Each scores a fifth as many targets as these steps train on, 16,384 to 524,288, spread
+    over the validation text. The last one scores a fifth of all steps' targets."""
     eval_batch_size: int | None = None
     """Windows in one forward pass of an evaluation; as many as in one of a step when null."""
     checkpoint_interval: int = 150

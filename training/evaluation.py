@@ -25,14 +25,14 @@ FEWEST_SCORED, MOST_SCORED = 1 << 14, 1 << 19  # targets; eval.py scores all
 
 
 def targets_scored(config: TrainConfig, steps: int | None = None) -> int:
-    """Return the most targets that an evaluation scores: a tenth of the time of the training before it.
+    """Return the most targets that an evaluation scores; all of a run's together take about a tenth of its time.
 
-    A forward pass takes a third of a step, so they are three tenths of the tokens of eval_interval steps, or, in the
-    last evaluation of a run of `steps` steps, of all steps. That one has no fewer than those before it, and without
-    any before it at most half as many as the run was trained on. Nothing else matters: a resumed run scores the same.
+    They are a fifth of the targets of eval_interval steps or, in the last evaluation of a run of `steps` steps, of all
+    steps; a forward pass takes a third of a step. The last one scores no fewer than those before it and, if it is the
+    only one, at most half as many as the run was trained on. A resumed run scores the same.
     """
     tokens, interval = config.tokens_per_step, config.eval_interval
-    between, last = (min(max(FEWEST_SCORED, 3 * tokens * n // 10), MOST_SCORED) for n in (interval, steps or 0))
+    between, last = (min(max(FEWEST_SCORED, tokens * n // 5), MOST_SCORED) for n in (interval, steps or 0))
     if steps is None:
         return between
     return max(between, last) if steps > interval else min(last, tokens * steps // 2)
