@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -124,7 +125,7 @@ class _SummedNats(torch.autograd.Function):
         some = None
         if x.is_cpu and type(targets) is Tensor:
             check_ids(targets, ids)
-            if is_scored.any() and not is_scored.all():
+            if 0 < np.count_nonzero(is_scored.numpy()) < len(is_scored):
                 some = is_scored
                 rows, scored, targets = rows[some], scored[some], targets[some]
         # Loss and gradients, chunk by chunk.
@@ -178,6 +179,8 @@ def loss_slope(
 
 def check_ids(targets: Int[Tensor, "N 1"], ids: int) -> None:
     """Raise ValueError for a target that is no id below `ids`."""
-    if targets.numel() and (wrong := targets[(targets < 0) | (targets >= ids)]).numel():
-        problem = f"targets hold {wrong[0].item()}, which is neither an id below {ids} nor"
+    numbers = targets.numpy()
+    wrong = numbers[(numbers < 0) | (numbers >= ids)]
+    if len(wrong):
+        problem = f"targets hold {wrong[0]}, which is neither an id below {ids} nor"
         raise ValueError(f"{problem} {' or '.join(map(str, IGNORED))}, which no loss counts.")
