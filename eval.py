@@ -123,7 +123,8 @@ def evaluate_task(config: EvalConfig, checkpoints: "list[Checkpoint]") -> "list[
     from generation.score import learned_task
     from training.evaluation import evaluate as score_windows
 
-    task, size = learned_task(checkpoints[0]), checkpoints[0].model.config.block_size
+    task = learned_task(checkpoints[0])
+    size = checkpoints[0].model.config.block_size
     if config.page:
         raise SettingsError(f"page={config.page}: data={task.name} has no text to show", "leave it out")
     for has in (checkpoint.model.config for checkpoint in checkpoints[1:]):
@@ -162,7 +163,8 @@ def how_to_read(checkpoint: "Checkpoint", config: EvalConfig) -> "How":
     from runs.checkpoint import readable
     from training.device import choose_precision
 
-    device, settings = checkpoint.model.token_embedding.weight.device, checkpoint.meta.config
+    device = checkpoint.model.token_embedding.weight.device
+    settings = checkpoint.meta.config
     name = settings.get("precision", "auto") if config.precision == "auto" else config.precision
     dtype = choose_precision(name, device)
     autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)

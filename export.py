@@ -47,7 +47,8 @@ def export(config: ExportConfig) -> None:
     with writing("to", config.to) as unfinished:
         if source := config.import_from:
             with naming(f"import_from={source}"):
-                model, tokenizer = from_huggingface(source), read_tokenizer_json(find_folder(source))
+                model = from_huggingface(source)
+                tokenizer = read_tokenizer_json(find_folder(source))
             settings = TrainConfig(model=model.config, init_from=f"hf:{source}")
             save_checkpoint(unfinished, model=model, tokenizer=tokenizer, config=settings)
         else:

@@ -19,7 +19,8 @@ def sample(config: SampleConfig) -> None:
     from runs.checkpoint import open_checkpoint
     from training.device import check_compiler, choose_device, decoding_precision, memory_errors
 
-    device, prompt = choose_device(config.device), config.prompt
+    device = choose_device(config.device)
+    prompt = config.prompt
     if config.prompt_file or config.prompts or config.results:
         from generation.jsonl import read_input, read_prompts, write_results
 

@@ -63,7 +63,8 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
 
     explain: returns a sentence for exceptions of a library that stand for a mistake.
     """
-    status, rank = 0, os.environ.get("RANK")
+    status = 0
+    rank = os.environ.get("RANK")
     at_once = rank is not None
     open_console()
     try:

@@ -38,7 +38,10 @@ class Batches:
     """
 
     def __init__(self, tokens: np.ndarray, *, block_size: int, batch_size: int, seed: int) -> None:
-        self.tokens, self.block_size, self.batch_size, self.seed = tokens, block_size, batch_size, seed
+        self.tokens = tokens
+        self.block_size = block_size
+        self.batch_size = batch_size
+        self.seed = seed
         # Of several windows one less than would fit, so that the first one has room to move.
         self.windows_per_epoch = max(1, len(tokens) // block_size - 1)
         self._epoch = lru_cache(maxsize=2)(self._order)  # a batch may reach over the end of an epoch
@@ -59,7 +62,8 @@ class Batches:
 
     def _order(self, epoch: int) -> tuple[int, np.ndarray]:
         """Return where the first window of an epoch begins, and the order of its windows, int64 [windows_per_epoch]."""
-        random, count = random_stream(self.seed, epoch), self.windows_per_epoch
+        random = random_stream(self.seed, epoch)
+        count = self.windows_per_epoch
         return int(random.random_sample() * (len(self.tokens) - count * self.block_size)), random.permutation(count)
 
 

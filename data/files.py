@@ -134,7 +134,8 @@ def lock(file: Path, wait: float = 0.2, mode: str = "a") -> IO[str]:
     """
     from filelock import lock_descriptor  # flock, or LockFileEx on Windows; --help does not wait for it
 
-    held, until = file.open(mode), time.monotonic() + wait
+    held = file.open(mode)
+    until = time.monotonic() + wait
     while not lock_descriptor(held.fileno(), blocking=False):
         if time.monotonic() > until:
             held.close()

@@ -59,7 +59,8 @@ def prepare(
         with reading("data.path", str(data.path)):
             return open_nanogpt(data, tokenizer, encoding)
     root = user_path("data.cache_dir", data.cache_dir) / "tokens"
-    source, wanted = Source(data), tokenizer_content(encoding) if encoding else asdict(tokenizer)
+    source = Source(data)
+    wanted = tokenizer_content(encoding) if encoding else asdict(tokenizer)
     key = json.dumps([FORMAT, source.fingerprint, data.held_out, wanted], sort_keys=True)
     folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:

@@ -30,7 +30,8 @@ def recall(random: Random, rows: int, T: int, task: TaskConfig) -> Windows:
     drawn with p(g) ∝ (g + 1)^(POWER - 1) in the order of the pairs; its target is its value. What is left
     holds random ids from 0 … V - 1, or 0 without random_non_queries.
     """
-    n, V = task.items, task.ids("recall")
+    n = task.items
+    V = task.ids("recall")
     keys = 1 + distinct(random, rows, n, np.ones(V // 2 - 1))
     values = V // 2 + distinct(random, rows, n, np.ones(V - V // 2))
     gaps = np.arange(1, (T - 2 * n) // 2 + 1)

@@ -42,15 +42,20 @@ class Source:
     """
 
     def __init__(self, config: DataConfig) -> None:
-        self.config, self.files, name = config, Files(), config.path
+        self.config = config
+        self.files = Files()
+        name = config.path
         if config.source == "stdlib":
-            name, self.files = f"stdlib of {platform.python_implementation()} {sys.version[:4]}", stdlib_files()
+            name = f"stdlib of {platform.python_implementation()} {sys.version[:4]}"
+            self.files = stdlib_files()
         elif config.source == "shakespeare":
-            name, self.files = "tiny Shakespeare", find_files(str(download_shakespeare(config.cache_dir)))
+            name = "tiny Shakespeare"
+            self.files = find_files(str(download_shakespeare(config.cache_dir)))
         elif config.path:
             self.files = find_files(config.path, ENDINGS.get(config.source, ("",)))
         else:  # a new revision on the hub is not detected: that would need the network at every start
-            name, local = f"dataset {config.name}, split {config.split}", user_path("data.name", str(config.name))
+            name = f"dataset {config.name}, split {config.split}"
+            local = user_path("data.name", str(config.name))
             self.files = find_files(str(local), setting="data.name") if local.is_dir() else {}
         count, size = len(self.files), sum(size for size, _ in self.files.values())
         amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
@@ -208,7 +213,8 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
     def fail(error: OSError) -> None:
         raise error
 
-    root, problem = user_path(setting, path), f"names no {' or '.join(endings) or 'regular'} file"
+    root = user_path(setting, path)
+    problem = f"names no {' or '.join(endings) or 'regular'} file"
     found = [root]
     try:
         if root.is_dir():
@@ -219,7 +225,8 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
             found = [*map(Path, glob.glob(str(root), recursive=True))]  # noqa: PTH207 (Path.glob wants a relative one)
         files = sizes_of(found)
     except OSError as error:  # a closed folder
-        files, problem = {}, f"cannot be read ({why(error)}: {error.filename})"
+        files = {}
+        problem = f"cannot be read ({why(error)}: {error.filename})"
     if not files:
         problem = f"{setting}={path} {problem} (seen from {Path.cwd()})"
         raise DataError(problem, "give a file, a folder or a quoted glob that holds text")

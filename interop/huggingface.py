@@ -87,7 +87,8 @@ CHECKED |= {"rope_theta", "rope_scaling", "rope_scaling_factor", "rope_trained_l
 
 def _obstacles(model: GPT, kind: str) -> list[str]:
     """Return what the model has that Hugging Face's of this kind has not, as NAME=VALUE."""
-    config, attention = model.config, model.attentions[0]
+    config = model.config
+    attention = model.attentions[0]
     free = CHECKED | QWEN3.names.keys()
     wanted = {field.name: field.default for field in fields(GPTConfig) if field.name not in free}
     if kind == "gpt2":
@@ -167,17 +168,20 @@ def from_huggingface(where: str) -> GPT:
 
 def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
     """Return the settings of from_huggingface(where), and what reads its weight of a name in ours."""
-    folder, config = find_folder(where), read_config(where)
+    folder = find_folder(where)
+    config = read_config(where)
     index = folder / "model.safetensors.index.json"  # of the several files that a large one is in
     with readable(where):
         files = json.loads(read_foreign(index))["weight_map"].values() if index.exists() else ["model.safetensors"]
         weights: dict[str, Tensor] = {}  # mapped from the files
         for file in sorted(set(files)):
             weights |= load_file(regular(folder / file))
-        held, needed = sum(tensor.numel() for tensor in weights.values()), count_weights(config)[1]
+        held = sum(tensor.numel() for tensor in weights.values())
+        needed = count_weights(config)[1]
         if held < needed:  # before its shapes are built, which a billion layers would take forever
             raise ValueError(f"it has {held:,} weights, where its config.json asks for {needed:,}")
-        model, ours = without_weights(config), dict[str, list[Tensor]]()
+        model = without_weights(config)
+        ours = dict[str, list[Tensor]]()
         for name, tensor in plain_weights(model).items():
             for theirs, rows in _parts(name, model).items():
                 found = weights[theirs if theirs in weights else theirs.removeprefix("transformer.")]  # of a GPT2Model
@@ -202,7 +206,8 @@ def read_config(where: str) -> GPTConfig:
         if kind not in TARGETS:
             raise HuggingFaceError(f"{where} is a {kind}", "choose a gpt2, llama or qwen3 model")
         target = TARGETS[kind]
-        fixed, ours = dict(target.fixed), dict(target.settings)
+        fixed = dict(target.fixed)
+        ours = dict(target.settings)
         if kind == "gpt2":
             mlp = "gelu" if settings.get("activation_function") == "gelu" else "gelu_tanh"
             ours |= {"mlp": mlp, "zero_init": False}
@@ -226,7 +231,8 @@ def read_config(where: str) -> GPTConfig:
 
 def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return their rotation in our words."""
-    ours, older = {"rope_theta": rope.pop("rope_theta")}, rope.pop("type", "default")
+    ours = {"rope_theta": rope.pop("rope_theta")}
+    older = rope.pop("type", "default")
     scaling = rope.pop("rope_type", older)
     if scaling == "default":
         return ours
@@ -279,7 +285,9 @@ def _change_layout(theirs: str, tensor: Tensor, model: GPT, *, back: bool = Fals
 
 
 def _their_config(model: GPT, kind: str) -> dict[str, Any]:
-    config, attention, target = model.config, model.attentions[0], TARGETS[kind]
+    config = model.config
+    attention = model.attentions[0]
+    target = TARGETS[kind]
     ours = asdict(config) | {"n_inner": config.inner}
     ours |= {"n_head": attention.n_head, "n_kv_head": attention.kv_heads, "head_size": attention.head_size}
     theirs = {their: ours[name] for name, their in target.names.items()} | target.fixed

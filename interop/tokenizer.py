@@ -112,7 +112,8 @@ def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
 
 def _pattern(content: dict[str, Any], file: Path) -> str:
     """Return the pattern by which a tokenizer.json cuts text; HuggingFaceError where none stands for its steps."""
-    normalizer, model = content.get("normalizer"), content["model"]
+    normalizer = content.get("normalizer")
+    model = content["model"]
     marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]
     is_plain = model["type"] == "BPE" and not marks and normalizer in (None, {"type": "NFC"})
     steps = content["pre_tokenizer"].get("pretokenizers", [content["pre_tokenizer"]])

@@ -40,7 +40,9 @@ log = logging.getLogger("tinygpt")  # without a handler its warnings go to stder
 
 FORMAT_VERSION = 4
 OUTPUTS = (Path("outputs"), Path("multirun"))
-WEIGHTS, OPTIMIZER, TOKENIZER = "model.safetensors", "optimizer.safetensors", "tokenizer.json"
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass
@@ -80,7 +82,9 @@ class Progress:
         """
         best = math.inf if self.best_loss is None or tokens != self.best_tokens else self.best_loss
         if loss < best:
-            self.best_loss, self.best_step, self.best_tokens = loss, self.step, tokens
+            self.best_loss = loss
+            self.best_step = self.step
+            self.best_tokens = tokens
 
 
 @dataclass
@@ -218,7 +222,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     """Read a checkpoint, but for what only resuming needs; CheckpointError when it is unusable."""
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     with readable(path):
-        config, weights = read_settings(path), load_file(path / WEIGHTS)
+        config = read_settings(path)
+        weights = load_file(path / WEIGHTS)
         found = len(weights), sum(tensor.numel() for tensor in weights.values())
         if found != (asked := count_weights(config)):  # before a model is built, which may not fit the memory
             has, wants = (f"{count:,} tensors of {numbers:,} numbers" for count, numbers in (found, asked))

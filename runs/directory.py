@@ -131,7 +131,8 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
 
     data: a name for the tokens that changes with the text, compared with the one that was saved.
     """
-    now, before = flat(settings), flat(saved.config)
+    now = flat(settings)
+    before = flat(saved.config)
     if now.get("model.vocab_size") is None:  # the tokenizer's, which is compared once it is known
         before.pop("model.vocab_size", None)
     differing = [name for name in sorted(before) if name in now and now[name] != before[name]]

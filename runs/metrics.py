@@ -39,7 +39,9 @@ class Evaluation:
 
         document = np.cumsum(sizes == 0)
         sums, lengths = (np.bincount(document, each) for each in (nats, sizes))
-        total, size, count = float(sums.sum()), int(sizes.sum()), np.count_nonzero(lengths)
+        total = float(sums.sum())
+        size = int(sizes.sum())
+        count = np.count_nonzero(lengths)
         if count < 2:
             return cls(total, len(nats), size, accuracy=accuracy)
         squares = float(((sums - total / size * lengths) ** 2).sum())
@@ -70,7 +72,8 @@ class Evaluation:
 
 def read_metrics(path: Path) -> list[Row]:
     """Return the rows of a metrics.jsonl, but for lines that a crash or a full disk cut; none if it is unreadable."""
-    rows, lines = [], list[bytes]()
+    rows = []
+    lines = list[bytes]()
     with suppress(OSError):
         lines = path.read_bytes().splitlines() if path.is_file() else []
     for line in lines:

@@ -20,7 +20,9 @@ class Saver:
     """Writes a run's checkpoints one at a time, points last and best at them, and deletes the old ones."""
 
     def __init__(self, checkpoints: Path, keep: int, tokenizer: Encoding | None) -> None:
-        self.checkpoints, self.keep, self.tokenizer = checkpoints, keep, tokenizer
+        self.checkpoints = checkpoints
+        self.keep = keep
+        self.tokenizer = tokenizer
         self.failure: str | None = None
         """Why the latest checkpoint could not be written."""
         self._thread: threading.Thread | None = None
@@ -76,7 +78,8 @@ class Saver:
         """Wait for the run's final checkpoint; CheckpointError when it could not be written."""
         self.wait()
         if self.failure:
-            last, again = self.last(), hydra_quoted("resume", self.checkpoints.parent)
+            last = self.last()
+            again = hydra_quoted("resume", self.checkpoints.parent)
             remedy = f"go on from {last} with {again}" if last else "start a new run, for this one has no other"
             raise CheckpointError(self.failure, f"make room, then {remedy}")
 

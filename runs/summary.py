@@ -12,7 +12,8 @@ from errors import SettingsError, first_line
 from runs.metrics import finite, is_number
 
 log = logging.getLogger("tinygpt")
-NAME, JOB = "summary.json", "job.json"
+NAME = "summary.json"
+JOB = "job.json"
 STATUSES = ("running", "stopped", "failed", "finished")
 
 
@@ -105,7 +106,8 @@ def sentence_of(error: BaseException) -> str:
 
 def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
     """Write job.json, unless the folder's run is finished: then return its validation loss in nats per token."""
-    record, summary = read_job(folder), read_summary(folder)
+    record = read_job(folder)
+    summary = read_summary(folder)
     if summary or has_checkpoints(folder):
         if record is None or sorted(record.overrides) != sorted(overrides):
             before = f"`{' '.join(record.overrides)}`" if record else "unknown settings (no job.json)"
