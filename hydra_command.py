@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,12 +97,6 @@ def call_hydra(arguments: list[str], function: Function) -> None:
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
     def job(cfg: "DictConfig") -> Any:  # pickled for other processes, with what it names that is not imported there
-        from hydra.core.hydra_config import HydraConfig
-
-        from sweeps.stop import is_stoppable, run_stoppable
-
-        if is_stoppable(HydraConfig.get().runtime.choices["hydra/launcher"]):
-            return run_stoppable(functools.partial(run_job, cfg, function))
         return run_job(cfg, function)
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
@@ -210,12 +204,21 @@ def to_settings(cfg: "DictConfig", typed: Iterable[str] = ()) -> TrainConfig:
     return config
 
 
-def check_job(cfg: "DictConfig", overrides: Sequence[str], *, is_here: bool) -> None:
-    """Raise SettingsError if a job cannot run, as training.start.check_start says."""
-    config = to_settings(cfg, by_name(overrides))
+def check_composed(cfg: "DictConfig", typed: Iterable[str]) -> None:
+    """Raise SettingsError if a job of a sweep cannot run, as far as is known before its text is read."""
+    from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
+
+    try:
+        config = to_settings(cfg, typed)
+    except InterpolationKeyError:
+        raise
+    except InterpolationResolutionError:  # a value that only the job knows, such as ${hydra:job.num}
+        return
     from training.start import check_start  # with torch, which a mistake above does not wait for
 
-    check_start(config, is_here=is_here)
+    # A cluster's machines have other devices and files, and a plan itself says what this machine lacks.
+    is_cluster = cfg.hydra.runtime.choices["hydra/launcher"] == "submitit_slurm"
+    check_start(config, is_here=not is_cluster and not config.dry_run)
 
 
 def run_job(cfg: "DictConfig", function: Function) -> Any:

@@ -65,7 +65,8 @@ class Decide(Grid):
         if type(seed) is not int or seed < 0:
             raise SettingsError(f"seed={seed} must be a whole number from 0, that of the first pair")
         (fixed,) = self.split_arguments([*given.values()], None)[0]
-        self.checker.check_jobs([([*fixed, f"seed={seed}"], variant) for variant in self.variants])
+        for variant in self.variants:
+            self.check_job([*fixed, f"seed={seed}", *variant])
         return fixed, seed
 
     def run_pairs(self, fixed: list[str], seed: int, number: int, undecided: list[int]) -> None:

@@ -5,26 +5,29 @@ import os
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from console import Signals, ending_signals
+from console import ending_signals
 from data.files import user_path
 from errors import SettingsError, first_line, why
+from hydra_command import check_composed, check_typed
 from runs.directory import lock_run
 from runs.text import hydra_quoted, literal, quote, visible
-from sweeps.check import Checker
+from settings import by_name
 from sweeps.leaderboard import write_leaderboard
-from sweeps.stop import UntilStopped, is_stoppable, signals_passed_on
+from sweeps.stop import launch_stoppable, run_stoppable
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 VARIANTS = """write 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
@@ -75,20 +78,22 @@ class Grid(BasicSweeper):
         self.go_on = hydra_quoted("hydra.sweep.dir", self.folder)
         config.hydra.sweep.dir = literal(str(self.folder))
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(self.folder)}")
-        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
-        self.checker = Checker(hydra_context.config_loader, config)
+        # Windows has no masks, by which a signal waits for a worker's first job.
+        self.is_stoppable = launcher == "joblib" and hasattr(signal, "pthread_sigmask")
+        job = partial(run_stoppable, task_function) if self.is_stoppable else task_function
+        super().setup(hydra_context=hydra_context, task_function=job, config=config)
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the jobs that are not finished, once all can be composed; SettingsError when some failed."""
+        """Check all jobs, then run those that are not finished; SettingsError if some failed."""
         given = self.read(arguments)
         for override in given.values():
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 raise SettingsError(f"{override.input_line} needs hydra/sweeper=optuna", "or list values, as in 1,2,3")
         combinations = self.split_arguments([*given.values()], None)[0]
-        jobs = [(job, variant) for job in combinations for variant in self.variants]
-        self.checker.check_jobs(jobs)
+        jobs = [[*job, *variant] for job in combinations for variant in self.variants]
+        self.check_jobs(jobs)
         with self.keeping_folder():
-            results = self.launch([[*job, *variant] for job, variant in jobs], 0)
+            results = self.launch(jobs, 0)
         if failed := sum(result.status == JobStatus.FAILED for result in results):
             raise SettingsError(f"{failed} of {len(jobs)} jobs failed", "the reasons are above")
 
@@ -108,21 +113,40 @@ class Grid(BasicSweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         return {override.get_key_element(): override for override in parser.parse_overrides(arguments)}
 
+    def check_jobs(self, jobs: Sequence[Sequence[str]]) -> None:
+        """Print the mistakes of combinations that cannot run; raise that of a value that works in no job."""
+        working = set[str]()
+        mistakes = {}
+        for number, job in enumerate(jobs):
+            try:
+                self.check_job(job)
+                working.update(job)
+            except SettingsError as error:
+                mistakes[number] = error
+        for number, mistake in mistakes.items():
+            if not working.issuperset(jobs[number]):
+                raise mistake
+        for reason, count in Counter(map(str, mistakes.values())).items():
+            print(visible(f"{count} of {len(jobs)} jobs cannot run: {reason}"), flush=True)
+
+    def check_job(self, job: Sequence[str]) -> None:
+        """Compose a job as Hydra will, and raise SettingsError if it cannot run."""
+        typed = by_name(job)
+        check_typed(typed, is_sweep=True)
+        check_composed(self.hydra_context.config_loader.load_sweep_config(self.config, list(job)), typed)
+
     def launch(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
         """Run jobs, the first of which is job `number`; SettingsError when a parallel launcher gives up."""
         launcher = self.config.hydra.runtime.choices["hydra/launcher"]
         try:
-            with signals_passed_on() if is_stoppable(launcher) else nullcontext(Signals()) as stop:
-                results = self.launcher.launch(UntilStopped(jobs, stop), initial_job_idx=number)
+            if self.is_stoppable:
+                return launch_stoppable(self.launcher.launch, jobs, number)
+            return self.launcher.launch(jobs, initial_job_idx=number)
         except Exception as error:
             if launcher == "basic":
                 raise
             remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"
             raise SettingsError(f"hydra/launcher={launcher} gave up ({first_line(error)})", remedy) from error
-        for result in results:
-            if isinstance(result._return_value, SystemExit):
-                raise result._return_value
-        return results
 
     def check_adaptive(self, **least: int) -> None:
         """Raise SettingsError where jobs cannot follow from the results of others, or a setting of how is no number."""
@@ -169,11 +193,10 @@ class Grid(BasicSweeper):
 
 def check_values(override: Override) -> None:
     """Raise SettingsError for a range without values, or of a number that is not finite, or without a step."""
-    sweep = override.value()
-    if isinstance(sweep, RangeSweep | IntervalSweep):
-        numbers = [getattr(sweep, name, None) for name in ("start", "stop", "step", "end")]
-        if not all(math.isfinite(number) for number in numbers if number is not None) or numbers[2] == 0:
-            problem = f"{override.input_line} must have finite numbers, and no step of 0"
-            raise SettingsError(problem, "write it as interval(0.005,0.05) or range(1,5)")
+    values = vars(override.value())  # start, stop or end, and step
+    is_finite = all(math.isfinite(value) for value in values.values() if isinstance(value, int | float))
+    if not is_finite or values.get("step") == 0:
+        problem = f"{override.input_line} must have finite numbers, and no step of 0"
+        raise SettingsError(problem, "write it as interval(0.005,0.05) or range(1,5)")
     if override.is_discrete_sweep() and next(override.sweep_string_iterator(), None) is None:
         raise SettingsError(f"{override.input_line} has no value", "write it as 1,2,3 or range(1,5)")

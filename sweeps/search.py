@@ -6,7 +6,9 @@ The official hydra-optuna-sweeper (1.3.0) wants an Optuna below 3, of 2022, and 
 """
 
 import math
+import random
 import shlex
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from errors import SettingsError, naming
 from runs.summary import Summary, read_job, read_summary
 from runs.text import visible
 from sweeps.grid import Grid
+
+TRIED = 200  # combinations with a value, before it counts as one that never works
 
 
 class Search(Grid):
@@ -33,10 +37,8 @@ class Search(Grid):
         self.n_trials, self.n_jobs, self.seed = n_trials, n_jobs, seed
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the trials that are left, once all can be composed, then print the best settings."""
+        """Check the values to search, run the trials that are left, and print the best settings."""
         self.check_adaptive(n_trials=1, n_jobs=1, seed=0)
-        if self.seed > (most := 2**32 - 1 - self.n_trials):  # each trial has a seed of its own, of 32 bits
-            raise SettingsError(f"hydra.sweeper.seed={self.seed} is too large", f"choose one from 0 to {most}")
         if self.variants != [[]]:
             remedy = "leave out hydra/sweeper=optuna, or name what may be chosen as attention=sdpa,mla"
             raise SettingsError("hydra.sweeper.variants are compared, all of them, not searched", remedy)
@@ -48,7 +50,8 @@ class Search(Grid):
         (space, fixed), study = self.read_space(arguments), optuna.create_study()
         with self.keeping_folder():
             while (asked := len(study.trials)) < self.n_trials:
-                study.sampler = optuna.samplers.TPESampler(seed=self.seed + asked, constant_liar=True)
+                seed = (self.seed + asked) % 2**32  # of these trials; numpy's seeds have 32 bits
+                study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
                 trials = [study.ask(space) for _ in range(min(self.n_jobs, self.n_trials - asked))]
                 jobs = {trial.number: [*fixed, *settings_of(trial.params)] for trial in trials}
                 for number, loss in self.run_trials(jobs).items():
@@ -56,20 +59,34 @@ class Search(Grid):
             self.conclude(self.folder / str(study.best_trial.number), [*fixed, *settings_of(study.best_params)])
 
     def read_space(self, arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the distribution of each setting to search, and the overrides that every job has."""
+        """Return the checked distribution of each setting to search, and the overrides that every job has."""
         given = self.read(arguments)
         space = {name: self.distribution(o) for name, o in given.items() if o.is_sweep_override()}
         if not space:
             remedy = "give a range, as in 'optimizer.lr=tag(log,interval(0.005,0.05))' or model.n_head=2,4,8"
             raise SettingsError("hydra/sweeper=optuna has nothing to search", remedy)
         (fixed,) = self.split_arguments([o for name, o in given.items() if name not in space], None)[0]
-        # Of an interval its ends are tried.
-        values = [
-            [settings_of({name: value})[0] for value in getattr(each, "choices", None) or (each.low, each.high)]
-            for name, each in space.items()
-        ]
-        self.checker.check_space(fixed, values)
+        self.check_space(fixed, space)
         return space, fixed
+
+    def check_space(self, fixed: list[str], space: dict[str, Any]) -> None:
+        """Raise the mistake of a value, of an interval its ends, that works with none of the others."""
+        values = []
+        for name, each in space.items():
+            ends = getattr(each, "choices", None) or (each.low, each.high)
+            values.append([settings_of({name: value})[0] for value in ends])
+        chance = random.Random(0)
+        for value in chain.from_iterable(values):
+            # The others are drawn, as the search draws them: a small space is tried whole, of a large one enough.
+            drawn = [tuple(value if value in each else chance.choice(each) for each in values) for _ in range(TRIED)]
+            for job in dict.fromkeys(drawn):
+                try:
+                    self.check_job([*fixed, *job])
+                    break
+                except SettingsError as error:
+                    mistake = error
+            else:
+                raise mistake
 
     def distribution(self, override: Override) -> Any:
         """Return Optuna's distribution of a setting; an interval's has whole numbers where the setting is one."""

@@ -1,91 +1,77 @@
 """The end of a sweep whose jobs joblib's processes run: a signal ends each job as it ends a single run.
 
-joblib kills its processes when an exception reaches it, in one of them or here, whatever they are saving. So none does:
-this process sends SIGTERM to the others and waits, and they return the exception that ended a job as its value.
+joblib kills its processes if an exception reaches it, in one of them or in this process, even while they save. So none
+does: this process sends SIGTERM to the workers and waits for them, and a worker returns from a job that a signal ends.
 """
 
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import takewhile
+from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
 
 from console import Signals, ending_signals
 
-ENDS: list[SystemExit] = []
-"""What has ended this worker's job: it begins no other one."""
+STOPS: list[Any] = []
+"""The signals that have ended a job of this worker, or came after one: it begins no other job."""
 
 
-def is_stoppable(launcher: str) -> bool:
-    """Return whether a launcher's jobs run in joblib's processes, where a signal can wait; Windows has no masks."""
-    return launcher == "joblib" and hasattr(signal, "pthread_sigmask")
+def launch_stoppable(launch: Callable[..., Any], jobs: Sequence[Sequence[str]], number: int) -> Any:
+    """Return the results of jobs in joblib's workers; a signal ends the jobs first, then raises SystemExit.
 
-
-@contextmanager
-def signals_passed_on() -> Iterator[Signals]:
-    """Send SIGTERM to joblib's workers once a signal asks this process to end; raise SystemExit when they are done."""
+    launch: that of joblib's launcher. number: that of the first job.
+    """
     from joblib.externals.loky.backend import resource_tracker as joblibs  # type: ignore[import-untyped]
 
+    waiting = list(jobs)
     done = threading.Event()
 
     def pass_on() -> None:
-        while not done.wait(0.2):  # again and again, for workers that have started meanwhile
-            for worker in multiprocessing.active_children() if stop.received else ():
-                worker.terminate()
+        while not done.wait(0.2):  # repeatedly, because joblib may start further workers
+            if stop.received:
+                waiting.clear()  # joblib takes the next job from here
+                for worker in multiprocessing.active_children():
+                    worker.terminate()
 
-    with Signals(passed_on=True) as stop:  # a second Ctrl-C ends the workers, and with them this
+    with Signals(passed_on=True) as stop:
+        # The sender starts before the signals are blocked, so that one thread receives them. Workers inherit the mask:
+        # a signal waits until their first job. Trackers inherit it too, but the thread that starts one loses it.
         sender = threading.Thread(target=pass_on)
-        sender.start()  # before the signals are blocked, so that one thread receives them
-        # Workers inherit the mask: before their first job a signal waits.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ending_signals())
-        for tracker in (joblibs, resource_tracker):  # inherit it too; the thread that starts them loses it
-            tracker.ensure_running()
+        sender.start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, ending_signals())
+        joblibs.ensure_running()
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, ending_signals())
         try:
-            yield stop
+            return launch(waiting, initial_job_idx=number)
         except Exception:
-            if stop.received:
-                raise SystemExit(128 + stop.received) from None
+            if stop.received:  # a second Ctrl-C has ended the workers
+                return []  # not to the caller: leaving Signals raises SystemExit
             raise
         finally:
             done.set()
             sender.join()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ending_signals())
 
 
-class UntilStopped(list[Any]):
-    """Jobs that joblib takes one by one, no more of them once a signal has come."""
-
-    def __init__(self, jobs: Iterable[Any], stop: Signals) -> None:
-        super().__init__(jobs)
-        self.stop = stop
-
-    def __iter__(self) -> Iterator[Any]:
-        return takewhile(lambda _: not self.stop.received, super().__iter__())
-
-
-def run_stoppable(job: Callable[[], Any]) -> Any:
-    """Return what a job returns in a worker, or the SystemExit that a signal has brought to it or to an earlier job."""
+def run_stoppable(job: Callable[[Any], Any], config: Any) -> Any:
+    """Return the result of a job in a worker, None if a signal ends this job or has ended an earlier one."""
     is_running = True
 
     def end(number: int, frame: FrameType | None) -> None:
-        if not ENDS:
-            ENDS.append(SystemExit(128 + number))
-            if is_running:
-                raise ENDS[0]
+        STOPS.append(number)
+        if is_running and len(STOPS) == 1:
+            raise SystemExit(128 + number)
 
+    # Handlers stay after the job: threads that it has left, as torch's, do not block the signals.
     for number in ending_signals():
-        signal.signal(number, end)  # and after the job: threads that it has left do not block signals
+        signal.signal(number, end)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ending_signals())
-        if not ENDS:
-            return job()
+        return None if STOPS else job(config)
     except SystemExit as stop:
-        ENDS.append(stop)
+        STOPS.append(stop)
     finally:
         is_running = False
-    return ENDS[0]

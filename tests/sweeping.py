@@ -71,7 +71,7 @@ def in_memory(sweeper: Grid, folder: Path, result: Result) -> list[dict[str, str
     with mock.patch("hydra.core.plugins.Plugins.instance"):
         sweeper.setup(config=config, hydra_context=SimpleNamespace(config_loader=None), task_function=None)
     sweeper.launcher.launch = launch
-    sweeper.checker.mistake_in = lambda job: None
+    sweeper.check_job = lambda job: None
     return launched
 
 

@@ -80,22 +80,22 @@ def test_a_stopped_sweep_saves_its_jobs_and_goes_on_with_them(tmp_path, launcher
             saved = json.loads((tmp_path / f"here/{job}/checkpoints/last/meta.json").read_text())
             assert summary.status == "stopped" and saved["progress"]["step"] == summary.step > stopped_at[job]
             stopped_at[job] = int(summary.step)
-        assert not list(tmp_path.rglob("*.unfinished")) and not (tmp_path / "here/6").exists()
+        assert not list(tmp_path.rglob("*.unfinished")) and not (tmp_path / f"here/{jobs}").exists()
 
 
 @needs_joblib
-def test_a_worker_returns_the_signal_that_ends_its_job_and_begins_no_other():
+def test_a_worker_returns_from_a_job_that_a_signal_ends_and_begins_no_other():
     code = """if True:
         import os, signal
         from sweeps.stop import run_stoppable
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
-        assert run_stoppable(lambda: 3) == 3
-        print(repr(run_stoppable(lambda: os.kill(os.getpid(), signal.SIGTERM))))
+        assert run_stoppable(abs, -3) == 3
+        print(run_stoppable(lambda number: [os.kill(os.getpid(), number), print("went on")], signal.SIGTERM))
         os.kill(os.getpid(), signal.SIGINT)  # between two jobs
-        print(repr(run_stoppable(lambda: print("begun"))))
+        print(run_stoppable(print, "begun"))
     """
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (ended.stdout, ended.stderr) == ("SystemExit(143)\n" * 2, "")
+    assert (ended.stdout, ended.stderr) == ("None\n" * 2, "")
 
 
 @needs_joblib
@@ -103,10 +103,10 @@ def test_a_signal_waits_in_a_worker_until_its_first_job():
     code = """if True:
         import signal
         import joblib
-        from sweeps.stop import signals_passed_on
-        with signals_passed_on():
-            ask = joblib.delayed(signal.pthread_sigmask)
-            masks = joblib.Parallel(n_jobs=2)(ask(signal.SIG_BLOCK, []) for _ in range(2))
+        from sweeps.stop import launch_stoppable
+        def launch(jobs, initial_job_idx):
+            return joblib.Parallel(n_jobs=2)(joblib.delayed(signal.pthread_sigmask)(*job) for job in jobs)
+        masks = launch_stoppable(launch, [(signal.SIG_BLOCK, [])] * 2, 0)
         print(*sorted(set.union(*masks)), len(masks), signal.pthread_sigmask(signal.SIG_BLOCK, []))
     """
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

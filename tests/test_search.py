@@ -13,8 +13,7 @@ from sweeping import cells, command, in_memory, put_job, refusal, run, swept, ti
 
 from errors import SettingsError
 from runs.summary import read_job, read_summary
-from sweeps.check import TRIED
-from sweeps.search import Search
+from sweeps.search import TRIED, Search
 
 optuna = pytest.importorskip("optuna")
 LR = "optimizer.lr=tag(log,interval(0.0001,0.1))"
@@ -99,10 +98,9 @@ MISTAKES = {
     "optimizer.lr=tag(log,interval(0,1))": "optimizer.lr=tag(log,interval(0,1)): ",
     "optimizer.lr=interval(0,inf)": "optimizer.lr=interval(0,inf) must have finite numbers",
     "optimizer.lr=interval(nan,1)": "optimizer.lr=interval(nan,1) must have finite numbers",
-    "seed=1,2 hydra.sweeper.seed=4294967296": "hydra.sweeper.seed=4294967296 is too large: choose",
-    "attention=sdpa,nope model.n_head=2,4": "attention=nope works in no job (attention=nope: 'nope' is no form)",
-    "model.n_head=2,3": "model.n_head=3 works in no job (model.n_head=3 does not divide model.n_embd=128): choose",
-    "model.dropout=interval(0,2)": "model.dropout=2 works in no job (model.dropout=2 must be",
+    "attention=sdpa,nope model.n_head=2,4": "error: attention=nope: 'nope' is no form",
+    "model.n_head=2,3": "error: model.n_head=3 does not divide model.n_embd=128: choose",
+    "model.dropout=interval(0,2)": "error: model.dropout=2 must be",
     "optimizer.lr=interval(0.1)": "cannot read the override 'optimizer.lr=interval(0.1)': ",
     "model=tiny,huge": "model=huge does not exist",
     "seed=range(2,1)": "seed=range(2,1) has no value",
@@ -121,19 +119,22 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
 def test_a_value_is_refused_only_if_none_of_the_others_goes_with_it(tmp_path):
     asked = []
 
-    def mistake_in(job: list[str]) -> SettingsError | None:
+    def check_job(job: list[str]) -> None:
         asked.append(job)
         a, b = (int(value.partition("=")[2]) for value in job[1:])
-        return SettingsError("a is too large", "lower it") if a > b else None
+        if a > b:
+            raise SettingsError(f"a={a} is too large", "lower it")
 
     in_memory(sweeper := search(), tmp_path, bowl)
-    sweeper.checker.mistake_in = mistake_in
-    sweeper.checker.check_space(["c=0"], [["a=1", "a=2"], ["b=1", "b=2"]])
-    assert asked == [["c=0", "a=1", "b=1"], ["c=0", "a=2", "b=1"], ["c=0", "a=2", "b=2"]]
-    with pytest.raises(SettingsError, match=r"^a=3 works in no job \(a is too large\): lower it"):
-        sweeper.checker.check_space(["c=0"], [["a=1", "a=3"], ["b=1", "b=2"]])
-    many = [f"b={number}" for number in range(TRIED + 1)]
-    sweeper.checker.check_space(["c=0"], [["a=0", f"a={TRIED}"], many])  # too many to know
+    sweeper.check_job = check_job
+    sweeper.read_space(["c=0", "a=1,2", "b=1,2"])
+    assert ["c=0", "a=2", "b=2"] in asked and len(asked) <= 8
+    with pytest.raises(SettingsError, match=r"^a=3 is too large: lower it"):
+        sweeper.read_space(["c=0", "a=1,3", "b=1,2"])
+    asked.clear()
+    with pytest.raises(SettingsError, match=r"^a=10001 is too large"):
+        sweeper.read_space(["c=0", "a=0,10001", f"b={','.join(map(str, range(10_000)))}"])
+    assert len(asked) <= TRIED + 1
 
 
 def test_without_optuna_one_sentence_says_how_to_install_it(tmp_path, monkeypatch):

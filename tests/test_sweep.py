@@ -15,7 +15,7 @@ import sys
 import weakref
 from contextlib import ExitStack
 from itertools import pairwise
-from unittest import mock
+from types import SimpleNamespace
 
 import pytest
 from hydra import initialize_config_dir
@@ -31,7 +31,6 @@ from hydra_command import CONF
 from runs.directory import lock_run
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, begin_job, fail_job, read_job
-from sweeps.check import Checker
 from sweeps.grid import Grid
 from sweeps.hooks import AfterJob
 from sweeps.leaderboard import (
@@ -286,18 +285,18 @@ MISTAKES = {
     "hydra.sweeper.variants=seed": "hydra.sweeper.variants=seed is no list of overrides",
     "hydra.sweeper.variants=['seed=1'] seed=2": "seed is what hydra.sweeper.variants compares: leave it out",
     "hydra.sweeper.variants=['seed']": "cannot read the override 'seed'",
-    "attention=sdpa,nope": "attention=nope works in no job (attention=nope: 'nope' is no form)",
-    "model.n_head=2,3 seed=1,2": "model.n_head=3 works in no job (model.n_head=3 does not divide model.n_embd=128): ",
-    "max_steps=1,0": "max_steps=0 works in no job (max_steps=0 must be at least 1)",
+    "attention=sdpa,nope": "error: attention=nope: 'nope' is no form",
+    "model.n_head=2,3 seed=1,2": "error: model.n_head=3 does not divide model.n_embd=128: ",
+    "max_steps=1,0": "error: max_steps=0 must be at least 1",
     "max_steps=0 seed=1,2": "error: max_steps=0 must be at least 1.",
-    "seed=1,two": "seed=two works in no job (seed=two is not a whole number)",
-    "device=cpu,tpu": "device=tpu works in no job (device=tpu is not a device): choose auto, cpu",
-    "device=cpu,cuda:99": "device=cuda:99 works in no job (device=cuda:99 is not on this machine): choose",
+    "seed=1,two": "error: seed=two is not a whole number",
+    "device=cpu,tpu": "error: device=tpu is not a device: choose auto, cpu",
+    "device=cpu,cuda:99": "error: device=cuda:99 is not on this machine: choose",
     "data.path=nowhere,/no/where": "error: data.path=nowhere names no regular file",
-    "data=recall data.task.items=8,8000": "data.task.items=8000 works in no job (",
-    "schedule.warmup_steps=5,9 max_steps=7": "schedule.warmup_steps=9 works in no job (",
-    "batch_size=8,9 micro_batch_size=4": "batch_size=9 works in no job (batch_size=9 is not a multiple",
-    "model.n_embd=128,99999999": "model.n_embd=99999999 works in no job (",
+    "data=recall data.task.items=8,8000": "error: data=recall with data.task.items=8000 cannot have",
+    "schedule.warmup_steps=5,9 max_steps=7": "error: schedule.warmup_steps=9 is longer than the run of 7 steps",
+    "batch_size=8,9 micro_batch_size=4": "error: batch_size=9 is not a multiple",
+    "model.n_embd=128,99999999": "model.n_embd=99999999",
     "hydra.sweeper.variants=[]": "hydra.sweeper.variants=[] is no list of overrides: write 'hydra.sweeper.variants=[",
     "hydra.sweeper.params=x": "hydra.sweeper.params=x is no mapping: leave it out",
     "hydra.sweep.dir=null seed=1,2": "hydra.sweep.dir=null is no folder: name one",
@@ -320,12 +319,9 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
 @pytest.mark.parametrize(
     ("variants", "said"),
     [
-        ('"","max_steps=2 model.foo=1"', "max_steps=2 model.foo=1 works in no job (there is no setting model.foo): "),
-        (
-            '"","attention=mla model.latent_size=0"',
-            "latent_size=0 works in no job (model.latent_size=0 must",
-        ),
-        ('"attention=sdpa","model.n_head=3"', "model.n_head=3 works in no job (model.n_head=3 does not divide"),
+        ('"","max_steps=2 model.foo=1"', "error: there is no setting model.foo: "),
+        ('"","attention=mla model.latent_size=0"', "error: model.latent_size=0 must"),
+        ('"attention=sdpa","model.n_head=3"', "error: model.n_head=3 does not divide"),
     ],
 )
 def test_a_variant_that_cannot_run_is_told_before_any_run(variants, said, tmp_path):
@@ -345,51 +341,40 @@ def test_a_combination_that_cannot_run_is_named_first_and_the_others_run(tmp_pat
     asked = ("dry_run=true", "model.n_embd=32,36", "model.n_head=2,8", "seed=1,2")
     result = run_here("-m", *asked, cwd=tmp_path)
     reason = "model.n_head=8 does not divide model.n_embd=36: choose "
-    assert result.stdout.startswith(f"jobs 6, 7 cannot run: {reason}") and result.stdout.count("\nn_embd=") == 6
+    assert result.stdout.startswith(f"2 of 8 jobs cannot run: {reason}") and result.stdout.count("\nn_embd=") == 6
     assert (
         result.stderr == "error: 2 of 8 jobs failed: the reasons are above.\n"
         and f"job 7 failed: {reason}" in result.stdout
     )
     said = run_here("-m", *asked[:3], 'hydra.sweeper.variants=["seed=1","model.n_layer=0"]', cwd=tmp_path).stderr
-    assert said == "error: model.n_layer=0 works in no job (model.n_layer=0 must be at least 1).\n"
+    assert said == "error: model.n_layer=0 must be at least 1.\n"
 
 
-@pytest.fixture
-def checker():
+def test_a_clusters_jobs_are_not_checked_against_this_machine():
+    typed = ["device=cuda:99", "data.path=/no/where"]
+    sweeper = Grid()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        config = loader.load_configuration("train", [], RunMode.MULTIRUN)
-        with mock.patch.object(loader, "load_sweep_config", wraps=loader.load_sweep_config):
-            yield Checker(loader, config)
+        sweeper.hydra_context = SimpleNamespace(config_loader=loader)
+        sweeper.config = loader.load_configuration("train", [], RunMode.MULTIRUN)
+        with pytest.raises(SettingsError, match="device=cuda:99 is not on this machine"):
+            sweeper.check_job(typed)
+        sweeper.config.hydra.overrides.hydra.append("hydra/launcher=submitit_slurm")
+        sweeper.check_job(typed)
+        with pytest.raises(SettingsError, match="is no form"):
+            sweeper.check_job([*typed, "attention=nope"])
 
 
-JOBS = [
-    ["seed=3", "model=small", "model.n_head=2"],
-    ["model.n_head=4", "model=small", "max_steps=10", "schedule.warmup_steps=${max_steps}"],
-    ["sample_prompt='a, \\'b\\' c'", "wandb.tags=[a,'b c']", "model.ngrams=null", "tokenizer.name=byte"],
-    ["experiment=positions", "optimizer.lr=1e-3", "hydra.sweep.subdir=x"],
-    ["experiment=positions", "++optimizer.lr=0.5", "optimizer=adamw"],
-    ["++optimizer.lr=0.25", "experiment=positions", "optimizer=adamw"],
-    ["data=recall", "data.task.items=2"],
-]
-
-
-def test_jobs_are_composed_as_hydra_composes_them_and_choices_of_groups_once(checker):
-    composed = [OmegaConf.to_container(checker.compose(job), resolve=True) for job in JOBS]
-    assert checker.loader.load_sweep_config.call_count == 5
-    for job, found in zip(JOBS, composed, strict=True):
-        whole = checker.loader.load_sweep_config(checker.config, job)
-        ours = OmegaConf.masked_copy(whole, [name for name in whole if name != "hydra"])
-        assert found == OmegaConf.to_container(ours, resolve=True)
-
-
-def test_a_clusters_jobs_are_not_checked_against_this_machine(checker):
-    typed = ["device=cuda:99", "data.path=/no/where"]
-    assert "device=cuda:99 is not on this machine" in str(checker.mistake_in(typed))
-    checker.config.hydra.runtime.choices["hydra/launcher"] = "submitit_slurm"
-    there = Checker(checker.loader, checker.config)
-    assert there.mistake_in(typed) is None and "is no form" in str(there.mistake_in([*typed, "attention=nope"]))
-    assert there.mistake_in(["wandb.name=${hydra:job.num}"]) is None
+def test_a_value_that_follows_from_another_or_from_the_job_is_swept_and_one_of_no_setting_refused(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("training.plan.plan_run", lambda config: f"{config.eval_interval} {config.sample_prompt}")
+    asked = ['eval_interval="${floordiv:${max_steps},4}",3', 'sample_prompt="${hydra:job.num}"']
+    result = run_here("-m", "max_steps=8", *asked, "dry_run=true", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.findall(r"^(\d) (\d)$", result.stdout, re.M) == [("2", "0"), ("3", "1")]
+    said = refusal("eval_interval=5,${nope}", cwd=tmp_path)
+    assert "eval_interval cannot be read (Interpolation key 'nope' not found): " in said
 
 
 def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_file(tmp_path):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 
 from console import Signals
-from data.config import DataConfig
 from data.files import replace_text, user_path
 from data.prepare import prepare
 from data.texts import Source
@@ -192,13 +191,7 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
     if config.data.is_task:
         open_data(config, None)
     elif config.data.path and is_here:
-        find_text(config.data.source, config.data.path)
-
-
-@cache
-def find_text(source: str, path: str) -> None:
-    """Raise DataError when a path names no text; what was found is not looked for again."""
-    Source(DataConfig(source=source, path=path))
+        Source(config.data)
 
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
