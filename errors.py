@@ -69,6 +69,15 @@ def why(error: BaseException) -> str:
     return getattr(error, "strerror", None) or first_line(error)
 
 
+def cause(error: BaseException) -> str:
+    """Return why content cannot be used: a mistake's problem, a file or name that is missing, else as `why`."""
+    if isinstance(error, SettingsError):
+        return error.problem
+    if isinstance(error, OSError) and error.filename:
+        return f"{why(error)}: {error.filename}"
+    return f"it has no {first_line(error)}" if isinstance(error, KeyError) else why(error)
+
+
 def shown(value: object) -> str:
     """Return a setting's value as a person types it: null, true, 2 instead of 2.0, [a,b]."""
     if value is None or isinstance(value, bool):

@@ -48,7 +48,7 @@ def export(config: ExportConfig) -> None:
         if source := config.import_from:
             with naming(f"import_from={source}"):
                 model = from_huggingface(source)
-                tokenizer = read_tokenizer_json(find_folder(source))
+                tokenizer = read_tokenizer_json(find_folder(source), model.config.vocab_size)
             settings = TrainConfig(model=model.config, init_from=f"hf:{source}")
             save_checkpoint(unfinished, model=model, tokenizer=tokenizer, config=settings)
         else:

@@ -8,6 +8,7 @@ import difflib
 import errno
 import inspect
 import json
+import logging
 import os
 import re
 import shutil
@@ -27,7 +28,7 @@ import yaml
 
 from console import close_console, open_console, say
 from errors import DeviceError, SettingsError, device_failed, first_line, shown
-from runs.text import flat, visible
+from runs.text import LogFormatter, flat, visible
 
 Schema = TypeVar("Schema")
 # The system's errors that a mistake of ours would give: all others are a person's. user_path(), reading() and writing()
@@ -67,6 +68,8 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
     rank = os.environ.get("RANK")
     at_once = rank is not None
     open_console()
+    if logging.lastResort:  # what is logged without a handler
+        logging.lastResort.setFormatter(LogFormatter())
     try:
         refuse_deleted_folder()
         yield
@@ -158,7 +161,14 @@ def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
                 given[field.name] = converted(name, values[name], field.type)
         return kind(**given)
 
-    return make(schema, "")
+    try:
+        return make(schema, "")
+    except SettingsError as error:
+        name = error.problem.partition("=")[0]
+        if error.remedy or name not in known:
+            raise
+        default = next(default for setting, default, _ in described(schema) if setting == name)
+        raise SettingsError(error.problem, f"correct it, or leave it out for {name}={default}") from None
 
 
 def whole_number(value: Any) -> int:

@@ -187,6 +187,8 @@ def from_json(kind: Any, content: Any, name: str = "it") -> Any:
         return kind(**given)  # type: ignore[operator]
     if not is_of(content, kind):
         raise ValueError(f"{name} is {content!r:.40}, not {getattr(kind, '__name__', kind)}")
+    if type(content) is int and float in (kind, *get_args(kind)):
+        return float(content)  # torch takes no int over 64 bits
     return content
 
 
@@ -198,7 +200,7 @@ def is_of(value: Any, hint: Any) -> bool:
     if kind in (list, dict) and type(value) is kind:
         items = value if kind is list else value.values()
         return all(is_of(item, get_args(hint)[-1]) for item in items)
-    return hint is Any or type(value) is hint or (hint is float and type(value) is int)
+    return hint is Any or type(value) is hint or (hint is float and type(value) is int and abs(value) < 1e308)
 
 
 def flush_to_disk(path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from data.config import DIVISIBLE, DataConfig
 from data.files import replacing, user_path
 from data.tokenizer import LONGEST, pieces, replace_surrogates
-from errors import DataError, first_line, why
+from errors import DataError, first_line, naming, why
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -76,7 +76,7 @@ class Source:
             yield from self._texts_of(_dataset_records(self.config, self.files))
         elif self.config.source == "jsonl":
             for file in self.files:
-                with _reading(file) as lines:
+                with self._reading(file) as lines:
                     yield from self._texts_of(json_records(lines, file))
         else:
             for file in self.files:
@@ -98,17 +98,29 @@ class Source:
 
     def _blocks(self, file: str) -> Iterator[str]:
         """Yield the text of a file; nothing where it is no text, which raises DataError where it is the only one."""
-        with _reading(file) as stream:
+        with self._reading(file) as stream:
             block = stream.read(LONGEST)
             if "\0" in block or 2 * replace_surrogates(block)[1] > len(block):
                 if len(self.files) == 1:
-                    problem = f"data.path: {file} is not text in UTF-8 (it is binary or of another encoding)"
+                    problem = f"{file} is not text in UTF-8 (it is binary or of another encoding)"
                     raise DataError(problem, "convert it, e.g. with iconv")
                 self._note("Files left out that are not text in UTF-8", 1, file)
                 return
             while block:
                 yield self._in_unicode(block, file)
                 block = stream.read(LONGEST)
+
+    @contextmanager
+    def _reading(self, file: str) -> Iterator[TextIO]:
+        """Open a file as text, unpacked when its name ends in .gz. Bytes that are not UTF-8 become lone surrogates."""
+        opened: Any = gzip.open if file.endswith(".gz") else open
+        path = self.config.path
+        with naming(f"data.path={path}" if path else f"data={self.config.source}"):
+            try:
+                with opened(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as stream:
+                    yield stream
+            except (OSError, EOFError, zlib.error) as error:
+                raise DataError(f"{file} cannot be read ({why(error)})", "fix it or leave it out") from error
 
     def _in_unicode(self, text: str, where: str) -> str:
         text, lost = replace_surrogates(text)
@@ -155,17 +167,6 @@ def _parts(blocks: Iterable[str], separator: str) -> Iterator[str | None]:
         yield pending[:certain]
         pending = pending[certain:]
     yield pending
-
-
-@contextmanager
-def _reading(file: str) -> Iterator[TextIO]:
-    """Open a file as text, unpacked when its name ends in .gz. Bytes that are not UTF-8 become lone surrogates."""
-    opened: Any = gzip.open if file.endswith(".gz") else open
-    try:
-        with opened(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as stream:
-            yield stream
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"data.path: {file} cannot be read ({why(error)})", "fix it or leave it out") from error
 
 
 def json_records(lines: Iterable[str], source: str) -> Iterator[tuple[str, dict[str, Any]]]:

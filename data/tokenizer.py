@@ -12,7 +12,7 @@ import numpy as np
 import tiktoken
 
 from data.files import read_foreign
-from errors import DataError, first_line
+from errors import DataError, cause, first_line
 
 if TYPE_CHECKING:
     from data.config import TokenizerConfig
@@ -161,7 +161,7 @@ def read_tokenizer(path: Path) -> tiktoken.Encoding:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in tiktoken is no Exception
-        problem = f"{path} is not a tokenizer that this version can read ({type(error).__name__}: {first_line(error)})"
+        problem = f"{path} is not a tokenizer that this version can read ({cause(error)})"
         raise DataError(problem, "restore it from a copy, or prepare the data again") from error
     return encoding
 

@@ -93,7 +93,8 @@ class SampleConfig(SamplingParams):
         at_least("num_samples", self.num_samples, 1)
         at_least("batch_size", self.batch_size, 1)
         if not 0 <= self.seed < 2**63 - self.num_samples:
-            raise SettingsError(f"seed={self.seed} must be from 0 to 2^63")
+            problem = f"seed={self.seed} must be from 0 to 2^63 less num_samples={self.num_samples}"
+            raise SettingsError(problem, "change one of them")
 
 
 def check_page(page: str | None) -> None:

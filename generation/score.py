@@ -22,7 +22,7 @@ from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
 from errors import DataError
 from model.gpt import GPT
-from runs.checkpoint import Checkpoint, readable
+from runs.checkpoint import TOKENIZER, Checkpoint, readable
 from runs.metrics import Evaluation
 
 PASS_TOKENS = 16_384  # that are read in one forward pass
@@ -182,6 +182,8 @@ def learned_task(checkpoint: Checkpoint) -> TaskData:
     with readable(checkpoint.path):
         settings = checkpoint.meta.config
         data = from_json(DataConfig, settings["data"])
+        if not data.is_task:
+            raise KeyError(TOKENIZER)
         return TaskData(data.source, data.task, settings["seed"])
 
 

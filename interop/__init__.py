@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from errors import HuggingFaceError, first_line
+from errors import HuggingFaceError, cause
 
 
 @contextmanager
@@ -16,8 +16,8 @@ def readable(where: object) -> Iterator[None]:
     except (HuggingFaceError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in tiktoken or tokenizers is no Exception
-        problem = f"{where} cannot be read ({type(error).__name__}: {first_line(error)})"
-        raise HuggingFaceError(problem, "copy or download it again, or choose another model") from error
+        remedy = "copy or download it again, or choose another model"
+        raise HuggingFaceError(f"{where} cannot be read ({cause(error)})", remedy) from error
 
 
 @lru_cache  # settings, weights and tokenizer are in one folder, for which the hub is asked once
@@ -30,8 +30,6 @@ def find_folder(where: str) -> Path:
 
         return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:  # whatever the network, the hub or the disk raises
-        problem = (
-            f"{where} is not a local folder and could not be downloaded ({type(error).__name__}: {first_line(error)})"
-        )
+        problem = f"{where} is not a local folder and could not be downloaded ({cause(error)})"
         remedy = "check the name and the network, try pip install huggingface_hub, or give a folder"
         raise HuggingFaceError(problem, remedy) from error

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from data.files import read_foreign, regular
+from data.files import from_json, read_foreign, regular
 from errors import HuggingFaceError
 from interop import find_folder, readable
 from interop.tokenizer import GGML_PRE
@@ -226,7 +226,7 @@ def read_config(where: str) -> GPTConfig:
         for name, theirs in target.names.items():
             if name not in OPTIONAL or settings.get(theirs) is not None:
                 ours[name] = settings[theirs]
-        return GPTConfig(**ours, tie_embeddings=settings.get("tie_word_embeddings", kind == "gpt2"))
+        return from_json(GPTConfig, ours | {"tie_embeddings": settings.get("tie_word_embeddings", kind == "gpt2")})
 
 
 def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

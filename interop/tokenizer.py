@@ -78,8 +78,8 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
-    """Return the tiktoken Encoding with the ids of the folder's tokenizer.json.
+def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encoding:
+    """Return the tiktoken Encoding with the ids of the folder's tokenizer.json; most: how many its model has.
 
     The token that ends a text there becomes our <|endoftext|>. Raises HuggingFaceError where tiktoken cannot give
     these ids: it has byte-level BPE only, cut by one pattern, whose merges are in the order of their ids. A normalizer
@@ -105,6 +105,9 @@ def read_tokenizer_json(folder: Path) -> tiktoken.Encoding:
         if order != sorted(order) or any(bytes([byte]) not in ranks for byte in range(256)):
             raise HuggingFaceError(f"{file} merges in another order than its ids, which tiktoken cannot", KNOWN)
         encoding = tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+        if most is not None and encoding.n_vocab > most:
+            problem = f"{file} has {encoding.n_vocab:,} ids, more than the {most:,} of its model"
+            raise HuggingFaceError(problem, "resize the model with transformers' resize_token_embeddings()")
         check_lossless(encoding)
         _compare(encoding, file)
     return encoding

@@ -40,7 +40,7 @@ def count_weights(config: GPTConfig) -> tuple[int, int]:
     tensors = numbers = 0
     for name, tensor in weights.items():
         part, _, rest = name.partition(".")
-        times = len(range(int(rest.split(".")[0]), config.n_layer, kinds)) if part == "blocks" else 1
+        times = -((int(rest.split(".")[0]) - config.n_layer) // kinds) if part == "blocks" else 1
         tensors, numbers = tensors + times, numbers + times * tensor.numel()
     return tensors, numbers
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from data.files import from_json, pointed, reading, replace_text, replacing, user_path
 from data.tokenizer import read_tokenizer, save_tokenizer
-from errors import CheckpointError, SettingsError, first_line
+from errors import CheckpointError, cause
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights, save_file
 from model.size import count_weights
@@ -245,9 +245,8 @@ def readable(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        problem = error.problem if isinstance(error, SettingsError) else first_line(error)
-        problem = f"it has no {problem}" if isinstance(error, KeyError) else problem
-        raise CheckpointError(f"checkpoint={path} is damaged or incomplete ({problem})", "use another one") from error
+        problem = f"checkpoint={path} is damaged or incomplete ({cause(error)})"
+        raise CheckpointError(problem, "use another one") from error
 
 
 def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Checkpoint:

@@ -21,7 +21,10 @@ import runs.checkpoint as checkpoints
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from errors import CheckpointError
+from generation.score import learned_task
+from model.config import GPTConfig
 from model.gpt import plain_weights
+from model.size import count_weights
 from runs.checkpoint import (
     Meta,
     Progress,
@@ -255,6 +258,29 @@ def test_a_meta_json_that_says_what_cannot_be_is_refused_before_a_model_is_built
     with pytest.raises(CheckpointError, match=said.replace("^", r"\^")) as refused:
         (verify_checkpoint if "files" in changes else load_checkpoint)(saved)
     assert "\n" not in str(refused.value)
+
+
+def test_a_checkpoint_that_learned_text_and_has_no_tokenizer_is_damaged(saved):
+    forge(saved, config={"data": {"source": "text", "path": "x"}})
+    meta = json.loads((saved / "meta.json").read_text()) | {"files": {}}
+    del meta["checksum"]
+    (saved / "meta.json").write_text(json.dumps(meta | {"checksum": meta_checksum(meta)}))
+    with pytest.raises(CheckpointError, match=r"incomplete .it has no 'tokenizer.json'"):
+        learned_task(load_checkpoint(saved))
+
+
+def test_layers_beyond_64_bits_are_counted():
+    tensors, numbers = count_weights(GPTConfig(n_layer=10**20, vocab_size=64))
+    assert tensors > 10**20 and numbers > tensors
+
+
+def test_a_whole_number_that_no_tensor_holds_may_stand_for_a_float_but_none_beyond_floats(saved):
+    settings = read_meta(saved).config["model"]
+    forge(saved, config={"model": settings | {"rope_theta": 10**30}})
+    assert load_checkpoint(saved).model(torch.zeros(1, 4, dtype=torch.long)).isfinite().all()
+    forge(saved, config={"model": settings | {"rope_theta": 10**400}})
+    with pytest.raises(CheckpointError, match="rope_theta is 10*, not float"):
+        load_checkpoint(saved)
 
 
 def test_the_text_of_a_run_from_before_there_were_separators_is_not_divided(saved):

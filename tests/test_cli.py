@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from runs.text import command as started_by
+from settings import mistakes_explained
 from training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -74,6 +76,12 @@ def test_nothing_that_is_printed_or_logged_steers_a_terminal(tmp_path):
     assert "␛]0;" in log  # the model has learned it
     refused = run_here("sample.py", "checkpoint=a\x1b]0;title\x07\nb", cwd=tmp_path)
     assert "␛]0;title␇␊b" in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+def test_what_is_logged_without_a_handler_steers_no_terminal():
+    with mistakes_explained():
+        pass
+    assert logging.lastResort.format(logging.makeLogRecord({"msg": "a\x1b[31m"})) == "a␛[31m"
 
 
 # Paths

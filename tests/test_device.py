@@ -139,6 +139,15 @@ def test_nccl_is_bound_to_the_device_of_the_rank(monkeypatch, device, backend, b
     assert Ranks.of_torchrun().local_size == 16
 
 
+def test_a_rank_that_is_told_of_no_other_names_torchrun(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SettingsError, match=r"^RANK=0 finds no other .*MASTER_ADDR.*: start with torchrun") as refused:
+        Ranks(0, 2, 0, 2, launched=True).join(torch.device("cpu"))
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch, how):
     """So DDP and FSDP exchange one block's gradients while another's are computed, and see the whole model at no time

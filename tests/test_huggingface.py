@@ -161,7 +161,10 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
         ({"vocab_size": 60}, "does not have the size"),
         ({"num_hidden_layers": 3}, "where its config.json asks for"),
         ({"num_hidden_layers": 10**9}, "where its config.json asks for"),
-        ({"hidden_size": None}, "Type.*Error"),
+        ({"hidden_size": None}, "cannot be read .n_embd is None, not int"),
+        ({"max_position_embeddings": 1.5}, "cannot be read .block_size is 1.5, not int"),
+        ({"max_position_embeddings": None}, "cannot be read .block_size is None, not int"),
+        ({"rms_norm_eps": 1e-6, "num_attention_heads": 0}, "cannot be read .model.n_head=0 must be at least 1"),
     ],
     ids=str,
 )

@@ -269,7 +269,8 @@ def test_a_checkpoint_whose_logits_are_not_finite_is_refused_and_so_is_a_batch_t
         with pytest.raises(SettingsError, match=rf"step_2 is unusable \(its logits are not finite\): {remedy}"):
             sample(SampleConfig(checkpoint=str(tmp_path / "step_2"), precision=precision))
     done = run_here("sample.py", f"checkpoint={run_directory}", "num_samples=0", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, "error: num_samples=0 must be at least 1.\n")
+    said = "error: num_samples=0 must be at least 1: correct it, or leave it out for num_samples=1.\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
     def out_of_memory(*_):
         raise torch.OutOfMemoryError("too much")

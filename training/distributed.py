@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from errors import SettingsError, naming
+from errors import SettingsError, first_line
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import without_weights
 
 Value = TypeVar("Value")
+TORCHRUN = "start with torchrun, which sets these variables, or unset them"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Ranks:
         given = {name: os.environ.get(name, "0") for name in names}
         if not all(map(str.isdecimal, given.values())) or int(given["RANK"]) >= int(given["WORLD_SIZE"]):
             problem = f"{' '.join(f'{name}={value}' for name, value in given.items())} cannot be"
-            raise SettingsError(problem, "start with torchrun, which sets these variables, or unset them")
+            raise SettingsError(problem, TORCHRUN)
         rank, size, local_rank, local_size = map(int, given.values())
         return cls(rank, size, local_rank, local_size or size, launched=True)
 
@@ -53,8 +54,10 @@ class Ranks:
         if self.launched and not dist.is_initialized():
             cuda = device.type == "cuda"
             backend = "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo"
-            with naming(f"RANK={self.rank}"):
+            try:
                 dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=device if cuda else None)
+            except (ValueError, dist.DistError) as error:
+                raise SettingsError(f"RANK={self.rank} finds no other ({first_line(error)})", TORCHRUN) from error
 
     @property
     def is_first(self) -> bool:

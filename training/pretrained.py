@@ -39,7 +39,8 @@ def open_pretrained(config: TrainConfig) -> tuple[Read, tiktoken.Encoding | None
             from interop.huggingface import find_folder, read_huggingface
             from interop.tokenizer import read_tokenizer_json
 
-            (found, read), encoding = read_huggingface(name), read_tokenizer_json(find_folder(name))
+            found, read = read_huggingface(name)
+            encoding = read_tokenizer_json(find_folder(name), found.vocab_size)
         else:
             checkpoint = open_checkpoint(config.init_from)
             found, encoding = checkpoint.model.config, checkpoint.encoding
