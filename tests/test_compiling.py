@@ -81,6 +81,7 @@ for form in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_decoding_compiles_a_few_times_whatever_the_lengths_and_writes_the_same_text():
     ((_, frames, breaks, same),) = (line.split() for line in lines(DECODE, "sdpa"))
     assert 1 <= int(frames) <= 4 and breaks == "0" and same == "True"
