@@ -66,8 +66,15 @@ def loss_of(job: Job) -> float:
     return FAILED if job.status == "failed" else job.summary.val_bpb or FAILED
 
 
-def figure_of(picks: Picks, name: str) -> Any:
-    return getattr(next(iter(picks.values())).job.summary, name)
+def figure_of(picks: Picks, name: str) -> float:
+    """Return a figure that all jobs of these picks share; SettingsError if the first one's summary lacks it."""
+    job = next(iter(picks.values())).job
+    figure = getattr(job.summary, name)
+    if not figure:
+        raise SettingsError(
+            f"the summary of job {job.name} has no {name}", "train that job again, or remove its folder"
+        )
+    return figure
 
 
 def number_of(text: str) -> float:

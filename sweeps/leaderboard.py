@@ -86,7 +86,7 @@ def unreadable(file: Path) -> JobRecord:
 def recorded_jobs(table: Path) -> list[Job]:
     """Return the jobs of a leaderboard.csv; none where there is none that can be read."""
     jobs = []
-    with suppress(OSError, LookupError, ValueError), table.open(encoding="utf-8", newline="") as file:
+    with suppress(OSError, LookupError, ValueError, csv.Error), table.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             known = {name: text for name, text in row.items() if text}
             name, status = known.pop("job"), known.pop("status")

@@ -239,3 +239,11 @@ def test_a_folder_that_lacks_what_is_needed_is_one_sentence(tmp_path):
         (tmp_path / "two/measured.csv").write_text(content)
         with pytest.raises(SettingsError, match=re.escape(said)):
             compare(tmp_path / "two")
+    (tmp_path / "two/measured.csv").unlink()
+    change(tmp_path / "two", {"model.n_embd": "64", "attention": "mla"}, flops=None)
+    with pytest.raises(SettingsError, match="the summary of job .* has no flops: train that job again"):
+        compare(tmp_path / "two")
+    (tmp_path / "recorded").mkdir()
+    (tmp_path / "recorded/leaderboard.csv").write_text('"' + "a" * 200_000)  # more than the csv module reads
+    with pytest.raises(SettingsError, match="holds no sweep"):
+        compare(tmp_path / "recorded")
