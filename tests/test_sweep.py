@@ -288,7 +288,7 @@ MISTAKES = {
     "attention=sdpa,nope": "error: attention=nope: 'nope' is no form",
     "model.n_head=2,3 seed=1,2": "error: model.n_head=3 does not divide model.n_embd=128: ",
     "max_steps=1,0": "error: max_steps=0 must be at least 1",
-    "max_steps=0 seed=1,2": "error: max_steps=0 must be at least 1.",
+    "max_steps=0 seed=1,2": "error: max_steps=0 must be at least 1: correct it",
     "seed=1,two": "error: seed=two is not a whole number",
     "device=cpu,tpu": "error: device=tpu is not a device: choose auto, cpu",
     "device=cpu,cuda:99": "error: device=cuda:99 is not on this machine: choose",
@@ -347,7 +347,7 @@ def test_a_combination_that_cannot_run_is_named_first_and_the_others_run(tmp_pat
         and f"job 7 failed: {reason}" in result.stdout
     )
     said = run_here("-m", *asked[:3], 'hydra.sweeper.variants=["seed=1","model.n_layer=0"]', cwd=tmp_path).stderr
-    assert said == "error: model.n_layer=0 must be at least 1.\n"
+    assert said.startswith("error: model.n_layer=0 must be at least 1: correct it") and said.count("\n") == 1
 
 
 def test_a_clusters_jobs_are_not_checked_against_this_machine():
