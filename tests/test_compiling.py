@@ -47,10 +47,6 @@ def lines(code: str, *arguments: str) -> list[str]:
     return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_the_default_attention_compiles_twice_without_breaks():
-    assert lines(COUNT, "sdpa") == ["sdpa 2 0"]
-
-
 DECODE = """
 import sys
 import torch

@@ -74,7 +74,9 @@ def table_of(results: dict[str, dict]) -> str:
     return "\n".join(["| attention | training | a prompt | a token |", "|---|---|---|---|", *lines])
 
 
-@pytest.mark.parametrize("cases", [SOME, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["some", "every"])
+@pytest.mark.parametrize(
+    "cases", [pytest.param(cases, marks=pytest.mark.slow) for cases in (SOME, EVERY)], ids=["some", "every"]
+)
 def test_kernels_and_dtypes_are_those_of_the_page_and_no_step_waits_for_the_gpu(library, cases):
     lines = on_fake_cuda(library, str(HERE / "fake_cuda.py"), *cases)
     results = {case: found for line in lines for case, found in json.loads(line).items()}
@@ -114,6 +116,7 @@ with fake_gpu():
 """
 
 
+@pytest.mark.slow
 def test_a_read_of_a_number_a_truth_a_tensor_or_a_size_in_a_step_is_found(library):
     lines = ["x.sum().item()", "bool(x.sum() > 0)", "x.to('cpu')", "x[x > 0]"]
     errors = ["DataDependentOutputException"] * 2 + ["RuntimeError", "DynamicOutputShapeException"]
