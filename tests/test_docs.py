@@ -173,6 +173,8 @@ ELSEWHERE = re.compile(r"^-m|--help|nanogpt|experiment=|wandb|hf:|=hf|parquet|gp
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in RUN)])
 def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
     text_file.rename(tmp_path / "notes.txt")
+    for name in ("TinyStoriesV2-GPT4-train.txt", "notes.md", "poems.txt", "log.txt"):
+        shutil.copy(tmp_path / "notes.txt", tmp_path / name)
     (tmp_path / "prompt.txt").write_text("the cat")
     (tmp_path / "in.jsonl").write_text('{"prompt": "the cat"}\n' * 2)
     (tmp_path / "pages.jsonl").write_text(
