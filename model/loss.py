@@ -169,7 +169,7 @@ def loss_slope(
 ) -> Float[Tensor, "N V"]:  # fmt: skip
     """Return the derivative of the loss by each product x · head, in operations that torch can differentiate again."""
     logits = F.linear(x, weight.to(x.dtype)).to(torch.promote_types(x.dtype, torch.float32))
-    is_scored = (targets != IGNORED[0]) & (targets != IGNORED[1])
+    is_scored = scored_places(targets)
     wanted = F.one_hot(targets.masked_fill(~is_scored, 0), len(weight))
     if softcap is None:
         return (logits.softmax(-1) - wanted) * is_scored[:, None]

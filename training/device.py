@@ -164,10 +164,10 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
     Pinned memory allows that, but only for a contiguous tensor: the CPU prepares the next batch while the GPU computes.
     """
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager

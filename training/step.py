@@ -1,7 +1,8 @@
 """One optimizer step: forward and backward over the micro-batches of a global batch, then the update."""
 
 import hashlib
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -62,13 +63,18 @@ def dropout_seed(seed: int, step: int, row: int) -> int:
     return int.from_bytes(hashlib.sha256(f"dropout {seed} {step} {row}".encode()).digest()[:8], "little")
 
 
-def memory_named(run: Run) -> AbstractContextManager[None]:
+@contextmanager
+def memory_named(run: Run) -> Iterator[None]:
     """Turn running out of memory into a SettingsError that names micro_batch_size and a smaller one to try."""
-    size = run.micro_batch_size
-    smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
-    remedy = f"set micro_batch_size={smaller}" if smaller else "choose a smaller model or model.block_size"
-    if smaller:
-        remedy += "; the result stays the same"
-    if last := run.saver.last():
-        remedy += f", and {hydra_quoted('resume', run.directory)} goes on from {last.name}"
-    return memory_errors(f"micro_batch_size={size} needs more memory than there is", remedy)
+    try:
+        yield
+    except (MemoryError, RuntimeError):  # only now, as every step comes by: the remedy reads the disk
+        size = run.micro_batch_size
+        smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
+        remedy = f"set micro_batch_size={smaller}" if smaller else "choose a smaller model or model.block_size"
+        if smaller:
+            remedy += "; the result stays the same"
+        if last := run.saver.last():
+            remedy += f", and {hydra_quoted('resume', run.directory)} goes on from {last.name}"
+        with memory_errors(f"micro_batch_size={size} needs more memory than there is", remedy):
+            raise
