@@ -1,6 +1,7 @@
 """Text to token ids: every tokenizer is a tiktoken Encoding with the special token <|endoftext|>."""
 
 import json
+import logging
 import re
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Iterator
@@ -64,6 +65,7 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
     # In the calling thread: another would not end with the process, and a process of its own would outlive one that is
     # killed. Ctrl-C waits for the merging: 0.3 s for 2,048 tokens of 4 MB, 2.7 s for 32,000 of 62 MB.
     trainer = rustbpe.Tokenizer()
+    logging.getLogger("rustbpe").setLevel(logging.WARNING)  # it reports each percent to a program that logs INFO
     try:
         trainer.train_from_iterator(iter(training_text), vocab_size - 1, pattern=pattern)
     except BaseException as error:
