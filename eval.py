@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from errors import CheckpointError, SettingsError, at_least, naming, one_of, why
+from cli.settings import run_command
+from common.errors import CheckpointError, SettingsError, at_least, naming, one_of, why
+from common.text import seen_from_here, visible
 from generation.config import check_page
 from runs.metrics import finite
-from runs.text import seen_from_here, visible
-from settings import run_command
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
     from generation.score import How, Scores
@@ -69,7 +69,7 @@ class EvalConfig:
 
 def evaluate(config: EvalConfig) -> "list[Scores] | list[Evaluation]":
     """Print and return the figures of one checkpoint, or of two side by side; none of probes."""
-    from data.files import writing
+    from common.files import writing
     from runs.checkpoint import open_checkpoint
     from training.device import choose_device
 
@@ -89,8 +89,8 @@ def evaluate(config: EvalConfig) -> "list[Scores] | list[Evaluation]":
 
 def evaluate_text(config: EvalConfig, checkpoints: "list[Checkpoint]", page: Path | None) -> "list[Scores]":
     """Print and return the scores of checkpoints on one text, and write the page of it that is asked for."""
-    from generation.reading import write_page
     from generation.score import BLOCK_BYTES, compare, load_text, score
+    from pages.reading import write_page
 
     description, texts = load_text(config.data.path, checkpoints)
     hows = [how_to_read(checkpoint, config) for checkpoint in checkpoints]
@@ -140,8 +140,8 @@ def evaluate_task(config: EvalConfig, checkpoints: "list[Checkpoint]") -> "list[
 
 def probe_checkpoint(config: EvalConfig, checkpoint: "Checkpoint") -> None:
     """Print what the probes find, and write it beside the checkpoint."""
-    from data.files import replace_text
-    from generation.probes import probe, summary
+    from common.files import replace_text
+    from pages.probes import probe, summary
 
     file = checkpoint.path.with_name(f"{checkpoint.path.name}.probes.json")
     found = probe(checkpoint, how_to_read(checkpoint, config), config.data.path)

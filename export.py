@@ -6,9 +6,9 @@ python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a 
 
 from dataclasses import dataclass
 
-from errors import SettingsError, naming
-from runs.text import visible
-from settings import run_command
+from cli.settings import run_command
+from common.errors import SettingsError, naming
+from common.text import visible
 from training.config import TrainConfig
 
 
@@ -34,7 +34,7 @@ class ExportConfig:
 
 def export(config: ExportConfig) -> None:
     """Write `to`, completely or not at all."""
-    from data.files import user_path, writing
+    from common.files import user_path, writing
     from interop.huggingface import find_folder, from_huggingface, llama_cpp_losses, to_huggingface
     from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
     from runs.checkpoint import open_checkpoint, save_checkpoint

@@ -7,10 +7,10 @@ python sample.py checkpoint=outputs/DATE/TIME-xxxx interactive=true
 
 import sys
 
-from errors import CheckpointError
+from cli.settings import run_command
+from common.errors import CheckpointError
+from common.text import visible
 from generation.config import SampleConfig
-from runs.text import visible
-from settings import run_command
 
 
 def sample(config: SampleConfig) -> None:
@@ -39,7 +39,7 @@ def sample(config: SampleConfig) -> None:
     try:
         with memory_errors(f"batch_size={config.batch_size} needs more memory than there is", "lower it"):
             if config.page:
-                from generation.reading import read_prompt
+                from pages.reading import read_prompt
 
                 print(visible(read_prompt(checkpoint, prompt, config.special_tokens, config.page)))
             elif config.interactive:

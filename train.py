@@ -9,9 +9,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hydra_command import run_train_command
-from runs.text import command, flat, hydra_quoted, visible
-from settings import build
+from cli.hydra_command import run_train_command
+from cli.settings import build
+from common.text import command, flat, hydra_quoted, visible
 from training.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ import paired
 import throughput
 import torch
 
-from errors import first_line
+from common.errors import first_line
 from model.attention import FORMS, MODIFIERS
 from training.device import choose_precision, fast_products
 from training.step import train_step

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
-from console import progress_bar
+from common.console import progress_bar
 
 T = TypeVar("T")
 ROUNDS = 5

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from tiktoken import Encoding
 
+from common.errors import DataError
 from data.tokenizer import token_bytes
-from errors import DataError
 
 
 class Batch(NamedTuple):

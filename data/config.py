@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from errors import SettingsError, at_least, fraction, one_of
+from common.errors import SettingsError, at_least, fraction, one_of
 
 TOKENIZERS = ("bpe", "byte", "gpt2", "cl100k_base", "o200k_base")
 

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 from tiktoken import Encoding
 
-from console import progress_bar
+from common.console import progress_bar
+from common.errors import DataError, first_line, why
+from common.files import UNFINISHED, is_locked, lock, read_foreign, reading, remove, replacing, user_path
 from data.batches import PreparedData
 from data.config import DataConfig, TokenizerConfig
-from data.files import UNFINISHED, is_locked, lock, read_foreign, reading, remove, replacing, user_path
 from data.texts import Source, fingerprint, sizes_of
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
-from errors import DataError, first_line, why
 
 FORMAT = 6
 # bpe learns from so many characters for each token: the default text has 0.03% fewer tokens when it learns from all.

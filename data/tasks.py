@@ -10,9 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from common.errors import SettingsError
 from data.batches import Batch, PreparedData, random_stream
 from data.config import TaskConfig
-from errors import SettingsError
 
 HELD_OUT = 512  # windows that an evaluation scores
 POWER = 0.01  # of recall's gaps, as in Zoology

@@ -18,10 +18,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
+from common.errors import DataError, first_line, naming, why
+from common.files import replacing, user_path
 from data.config import DIVISIBLE, DataConfig
-from data.files import replacing, user_path
 from data.tokenizer import LONGEST, pieces, replace_surrogates
-from errors import DataError, first_line, naming, why
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tiktoken
 
-from data.files import read_foreign
-from errors import DataError, cause, first_line
+from common.errors import DataError, cause, first_line
+from common.files import read_foreign
 
 if TYPE_CHECKING:
     from data.config import TokenizerConfig

@@ -18,10 +18,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.paired import interleave, timed
-from data.files import replace_text
-from errors import SettingsError
-from generation.probes import Probes
+from common.errors import SettingsError
+from common.files import replace_text
 from generation.score import How, load_text
+from pages.probes import Probes
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
 from sweeps.leaderboard import csv_text, read_jobs

@@ -15,7 +15,7 @@ from statistics import fmean
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from data.files import replace_text
+from common.files import replace_text
 from data.tasks import NOTHING, TaskData
 from generation.score import learned_task
 from model.gpt import GPT

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from errors import SettingsError, at_least, fraction, one_of, positive, shown
+from common.errors import SettingsError, at_least, fraction, one_of, positive, shown
 
 
 @dataclass(kw_only=True)

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TextIO
 
-from console import progress_bar
-from data.files import read_foreign, reading, user_path, writing
+from common.console import progress_bar
+from common.errors import SettingsError
+from common.files import read_foreign, reading, user_path, writing
+from common.text import PICTURES
 from data.texts import json_records
-from errors import SettingsError
 from generation.config import SampleConfig
 from generation.generate import Part, complete, encode_prompt
 from runs.checkpoint import Checkpoint
-from runs.text import PICTURES
 
 ESCAPES = {code: f"\\u{code:04x}" for code in PICTURES if code > 0x1F}  # what JSON may have raw
 

@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from console import progress_bar
+from common.console import progress_bar
+from common.errors import DataError
+from common.files import from_json
 from data.batches import document_starts
 from data.config import DataConfig, TokenizerConfig
-from data.files import from_json
 from data.prepare import prepare
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
-from errors import DataError
 from model.gpt import GPT
 from runs.checkpoint import TOKENIZER, Checkpoint, readable
 from runs.metrics import Evaluation

@@ -7,13 +7,13 @@ from dataclasses import asdict, fields
 
 import tiktoken
 
-from errors import SettingsError, shown
+from cli.settings import from_arguments
+from common.errors import SettingsError, shown
+from common.text import visible
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import complete, encode_prompt
 from model.gpt import GPT
 from runs.checkpoint import Checkpoint
-from runs.text import visible
-from settings import from_arguments
 
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
 A line that ends in \\ goes on in the next one.

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from errors import HuggingFaceError, cause
+from common.errors import HuggingFaceError, cause
 
 
 @contextmanager

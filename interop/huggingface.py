@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from data.files import from_json, read_foreign, regular
-from errors import HuggingFaceError
+from common.errors import HuggingFaceError
+from common.files import from_json, read_foreign, regular
 from interop import find_folder, readable
 from interop.tokenizer import GGML_PRE
 from model.attention import SOFTMAX

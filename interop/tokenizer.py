@@ -8,9 +8,9 @@ from typing import Any
 
 import tiktoken
 
-from data.files import read_foreign
+from common.errors import HuggingFaceError
+from common.files import read_foreign
 from data.tokenizer import END_OF_TEXT, check_lossless
-from errors import HuggingFaceError
 from interop import readable
 
 # What ByteLevel cuts by itself, and after a Digits step, which makes each digit a piece of its own: then spaces before

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from numbers import Integral
 
-from errors import SettingsError, at_least, fraction, one_of, positive, shown
+from common.errors import SettingsError, at_least, fraction, one_of, positive, shown
 
 POSITIONS = ("rope", "learned", "alibi", "none")
 ROPE_SCALINGS = ("none", "linear", "yarn", "llama3")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
-from errors import SettingsError
+from common.errors import SettingsError
 from model.attention import Pass, check_names, make_attention
 from model.attention.functions import causal_blocks
 from model.cache import KVCache

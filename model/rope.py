@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from errors import SettingsError
+from common.errors import SettingsError
 from model.config import AttentionConfig
 
 YARN_TURNS = 32.0, 1.0  # in the trained length, between which YaRN mixes (β and α)

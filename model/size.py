@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from errors import SettingsError
+from common.errors import SettingsError
 from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT, plain_weights

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from common.text import visible
 from runs.metrics import finite
-from runs.text import visible
 
 
 def packed(values: np.ndarray) -> str:

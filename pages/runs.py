@@ -5,11 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from common.text import visible
 from pages.kit import fill_page, shape
 from runs.directory import written_settings
 from runs.metrics import Row, is_number, read_metrics
 from runs.summary import NUMBERS, Summary, read_summary
-from runs.text import visible
 
 T = TypeVar("T")
 RECORD = "report.jsonl"

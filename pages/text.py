@@ -9,9 +9,9 @@ import numpy as np
 import tiktoken
 from jaxtyping import Float, Int
 
+from common.text import visible
 from data.tokenizer import token_bytes
 from pages.kit import fill_page, packed, packed_shares
-from runs.text import visible
 
 
 @dataclass(frozen=True)

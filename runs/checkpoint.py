@@ -27,13 +27,13 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 from torch import Tensor
 
-from data.files import from_json, pointed, reading, replace_text, replacing, user_path
+from common.errors import CheckpointError, cause
+from common.files import from_json, pointed, reading, replace_text, replacing, user_path
+from common.text import command
 from data.tokenizer import read_tokenizer, save_tokenizer
-from errors import CheckpointError, cause
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights, save_file
 from model.size import count_weights
-from runs.text import command
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr

@@ -11,8 +11,9 @@ from typing import IO, Any, TypeVar
 
 import yaml
 
-from data.files import UNFINISHED, is_locked, lock, reading, remove, user_path
-from errors import CheckpointError, SettingsError, naming, shown
+from common.errors import CheckpointError, SettingsError, naming, shown
+from common.files import UNFINISHED, is_locked, lock, reading, remove, user_path
+from common.text import LogFormatter, flat, hydra_quoted
 from runs.checkpoint import (
     Meta,
     checkpoints_by_step,
@@ -23,7 +24,6 @@ from runs.checkpoint import (
     runs_by_age,
     verify_checkpoint,
 )
-from runs.text import LogFormatter, flat, hydra_quoted
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")

@@ -7,10 +7,10 @@ from pathlib import Path
 from tiktoken import Encoding
 from torch import Tensor
 
-from data.files import point, pointed, remove
-from errors import CheckpointError, device_failed, why
+from common.errors import CheckpointError, device_failed, why
+from common.files import point, pointed, remove
+from common.text import hydra_quoted
 from runs.checkpoint import Meta, checkpoints_by_step, write_checkpoint
-from runs.text import hydra_quoted
 
 log = logging.getLogger("tinygpt")
 Tensors = dict[str, Tensor]

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from data.files import from_json, replace_text
-from errors import SettingsError, first_line
+from common.errors import SettingsError, first_line
+from common.files import from_json, replace_text
 from runs.metrics import finite, is_number
 
 log = logging.getLogger("tinygpt")

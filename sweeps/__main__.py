@@ -4,12 +4,12 @@ python -m sweeps FOLDER"""
 import sys
 from pathlib import Path
 
-from data.files import reading, replace_text
-from errors import SettingsError
+from cli.settings import mistakes_explained
+from common.errors import SettingsError
+from common.files import reading, replace_text
+from common.text import visible
 from pages.runs import run_page
 from runs.summary import read_summary
-from runs.text import visible
-from settings import mistakes_explained
 from sweeps.leaderboard import PAGE, write_leaderboard
 
 with mistakes_explained():

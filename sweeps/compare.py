@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.files import replace_text
-from errors import SettingsError, at_least, positive
-from runs.text import visible
-from settings import mistakes_explained
+from cli.settings import mistakes_explained
+from common.errors import SettingsError, at_least, positive
+from common.files import replace_text
+from common.text import visible
 from sweeps.evidence import Estimate, holm, t_quantile
 from sweeps.law import FAILED, Law, at_best_rate
 from sweeps.leaderboard import MEASURED, Job, csv_text, markdown_lines, read_jobs, swept_settings, values

@@ -10,11 +10,11 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from data.files import replace_text
-from errors import SettingsError, one_of
+from common.errors import SettingsError, one_of
+from common.files import replace_text
+from common.text import visible
 from runs.metrics import is_number
 from runs.summary import NUMBERS, read_summary, sentence_of
-from runs.text import visible
 from sweeps.evidence import confidence_sequence, e_value, judge
 from sweeps.grid import VARIANTS, Grid
 from sweeps.leaderboard import csv_text, literal_markdown, markdown_lines

@@ -19,13 +19,13 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from console import ending_signals
-from data.files import user_path
-from errors import SettingsError, first_line, why
-from hydra_command import check_composed, check_typed
+from cli.hydra_command import check_composed, check_typed
+from cli.settings import by_name
+from common.console import ending_signals
+from common.errors import SettingsError, first_line, why
+from common.files import user_path
+from common.text import hydra_quoted, literal, quote, visible
 from runs.directory import lock_run
-from runs.text import hydra_quoted, literal, quote, visible
-from settings import by_name
 from sweeps.leaderboard import write_leaderboard
 from sweeps.stop import launch_stoppable, run_stoppable
 

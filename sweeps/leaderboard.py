@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from data.files import is_locked, replace_text
-from errors import why
+from common.errors import why
+from common.files import is_locked, replace_text
+from common.text import duration, si, visible
 from pages.runs import describe_run, runs_page
 from runs.directory import OF_THIS_INVOCATION, written_settings
 from runs.metrics import is_number, read_metrics
 from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
 from runs.summary import NAME as SUMMARY
-from runs.text import duration, si, visible
 
 log = logging.getLogger("tinygpt")
 PAGE = "report.html"

@@ -16,10 +16,10 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobStatus
 from omegaconf import OmegaConf
 
-from data.files import replace_text
-from errors import SettingsError, naming
+from common.errors import SettingsError, naming
+from common.files import replace_text
+from common.text import visible
 from runs.summary import Summary, read_job, read_summary
-from runs.text import visible
 from sweeps.grid import Grid
 
 TRIED = 200  # combinations with a value, before it counts as one that never works

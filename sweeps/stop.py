@@ -12,7 +12,7 @@ from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
 
-from console import Signals, ending_signals
+from common.console import Signals, ending_signals
 
 STOPS: list[Any] = []
 """The signals that have ended a job of this worker, or came after one: it begins no other job."""

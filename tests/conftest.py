@@ -23,8 +23,8 @@ from omegaconf import OmegaConf
 
 install_import_hook("model", "beartype.beartype")  # every annotation in model/ is checked while the tests run
 
+from cli.hydra_command import CONF, register_schema, to_settings
 from data.config import DataConfig, TokenizerConfig
-from hydra_command import CONF, register_schema, to_settings
 from model.attention import MultiHeadAttention, make_attention
 from model.attention.contract import obeys_contract
 from model.config import AttentionConfig, GPTConfig
@@ -67,7 +67,7 @@ def unchecked() -> Iterator[None]:
 @pytest.fixture
 def no_pictures() -> Iterator[None]:
     """Runs of this process draw no report.html."""
-    with mock.patch("training.report.Report.draw"):
+    with mock.patch("pages.report.Report.draw"):
         yield
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from hydra_command import CONF, to_settings
+from cli.hydra_command import CONF, to_settings
 from training.plan import predict_memory
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"

@@ -16,11 +16,12 @@ import torch
 from conftest import random_gpt
 from safetensors.torch import load_file, save_file
 
-import data.files
+import common.files
 import runs.checkpoint as checkpoints
+from common.errors import CheckpointError
+from common.text import flat
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
-from errors import CheckpointError
 from generation.score import learned_task
 from model.config import GPTConfig
 from model.gpt import plain_weights
@@ -39,7 +40,6 @@ from runs.checkpoint import (
 )
 from runs.directory import settings_to_go_on
 from runs.saver import Saver, remove_old
-from runs.text import flat
 from training.config import TrainConfig
 from training.pretrained import pretrained_config
 
@@ -97,7 +97,7 @@ def test_the_same_step_again_writes_meta_json_alone(saved):
     assert verify_checkpoint(saved).progress.best_step == 5
 
 
-OWNERS = {"save_file": checkpoints, "save_tokenizer": checkpoints, "flush_to_disk": data.files, "replace": Path}
+OWNERS = {"save_file": checkpoints, "save_tokenizer": checkpoints, "flush_to_disk": common.files, "replace": Path}
 
 
 @pytest.mark.parametrize(("step", "write"), [*((6, write) for write in OWNERS), (5, "flush_to_disk"), (5, "replace")])

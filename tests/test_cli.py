@@ -15,15 +15,15 @@ import pytest
 from conftest import run_here
 
 import train
+from cli.settings import mistakes_explained
+from common.errors import SettingsError, naming
+from common.files import reading, writing
+from common.text import command as started_by
 from data.config import TokenizerConfig
-from data.files import reading, writing
 from data.tokenizer import make_tokenizer
-from errors import SettingsError, naming
 from model.config import GPTConfig
 from model.gpt import GPT
 from runs.checkpoint import open_checkpoint, save_checkpoint
-from runs.text import command as started_by
-from settings import mistakes_explained
 from training.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

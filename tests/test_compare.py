@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from sweeping import put_job
 
-from errors import SettingsError
+from common.errors import SettingsError
 from sweeps.compare import Comparison, Pick, chosen, compare
 from sweeps.evidence import Estimate, holm
 from sweeps.law import FAILED, Law, at_best_rate

@@ -17,7 +17,7 @@ import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_here, swept, tiny
 
-from errors import SettingsError
+from common.errors import SettingsError
 from runs.summary import read_job
 from sweeps.decide import ALPHA, Decide
 from sweeps.evidence import WIDTH, Estimate, confidence_sequence, e_value, holm, judge, p_value, t_quantile

@@ -23,8 +23,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import training.distributed
 import training.sharding
 import training.step
-from console import progress_bar
-from errors import SettingsError
+from common.console import progress_bar
+from common.errors import SettingsError
 from model.config import GPTConfig
 from model.size import memory_of
 from train import train

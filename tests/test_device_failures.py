@@ -8,11 +8,11 @@ import pytest
 import torch
 from test_resume import before_step
 
-from errors import DeviceError, SettingsError
+from cli.settings import mistakes_explained, sentence_for
+from common.errors import DeviceError, SettingsError
 from runs.checkpoint import read_meta
 from runs.metrics import read_metrics
 from runs.summary import read_summary
-from settings import mistakes_explained, sentence_for
 from train import train
 from training.device import memory_errors
 from training.distributed import Ranks

@@ -31,7 +31,7 @@ RANKS = """
 import faulthandler, json, os, signal, socket, sys
 from pathlib import Path
 import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor  # a rank would import them
-import generation.generate, training.log, training.report, training.start, training.step
+import generation.generate, training.log, pages.report, training.start, training.step
 from data.batches import Batches
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
@@ -40,7 +40,7 @@ from training.config import OptimizerConfig, TrainConfig
 
 folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
 torch.set_num_threads(1)
-training.report.Report.draw = lambda self: None
+pages.report.Report.draw = lambda self: None
 
 def rank(job, number, size, port):
     faulthandler.dump_traceback_later(60, exit=True)

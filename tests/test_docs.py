@@ -17,11 +17,11 @@ from conftest import run_here
 from hydra import compose, initialize_config_dir
 
 import model.attention as registered
+from cli.hydra_command import CONF, GROUPS, to_settings
+from cli.settings import from_arguments, setting_hints
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
-from hydra_command import CONF, GROUPS, to_settings
-from settings import from_arguments, setting_hints
 from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
@@ -64,7 +64,7 @@ assert "relu+head_scale" in check.combinations()
 def test_a_form_and_a_modifier_appended_as_the_page_says_exist_and_keep_the_contract(tmp_path):
     text = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
     text = text[text.index("## Try your own attention") :]
-    for found in ("model", "errors.py"):
+    for found in ("model", "common"):
         (shutil.copytree if (ROOT / found).is_dir() else shutil.copy)(ROOT / found, tmp_path / found)
     places = re.findall(r"Append\s+this\s+to\s+\[`([\w/.]+)`\]", text)
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)

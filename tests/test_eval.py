@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import generation.score
+from common.errors import CheckpointError, DataError, SettingsError
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer, train_bpe
-from errors import CheckpointError, DataError, SettingsError
 from eval import EvalConfig, TextConfig, evaluate, how_to_read
 from generation.score import How, Scores, compare, score
 from runs.checkpoint import open_checkpoint, save_checkpoint
@@ -256,7 +256,7 @@ def test_models_of_a_task_are_compared_on_its_windows_and_others_refused(tmp_pat
 
 def test_the_page_tints_a_token_by_its_own_surprise_and_says_what_it_leaves_out(text_settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("generation.reading.LONGEST", 50)
+    monkeypatch.setattr("pages.reading.LONGEST", 50)
     scores = evaluate(EvalConfig(**text_settings, page="t.html", against=str(save(tmp_path / "two", 2))))
     data = data_of(tmp_path / "t.html")
     assert re.search(r"wide \(one\) and sdpa, .* wide \(two\)</title>", (tmp_path / "t.html").read_text())

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from conftest import random_gpt
 
 import training.evaluation
+from common.errors import SettingsError
 from data.config import DataConfig, TaskConfig
-from errors import SettingsError
 from model.config import GPTConfig
 from model.loss import UNSCORED, nats_of_each
 from runs.checkpoint import Progress, load_checkpoint, read_meta

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model.attention import FORMS, MODIFIERS
-from model.attention.names import register_all
+from model.attention.registry import register_all
 
 register_all()
 HERE = Path(__file__).parent

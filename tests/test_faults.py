@@ -20,10 +20,10 @@ from conftest import run_here
 from safetensors.torch import load_file
 from test_resume import ROOT, assert_same_run, before_step, rows, steps_of, stop_at
 
-import data.files
+import common.files
 import train as train_module
 import training.step
-from errors import CheckpointError, SettingsError
+from common.errors import CheckpointError, SettingsError
 from runs import checkpoint as checkpoints
 from runs.checkpoint import load_checkpoint, open_checkpoint, verify_checkpoint
 from runs.directory import make_run_directory
@@ -38,7 +38,7 @@ KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 from dataclasses import replace
-import torch, training.log, training.report, training.terminal, training.start
+import torch, training.log, pages.report, training.terminal, training.start
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
 from train import train
@@ -125,7 +125,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bits(text_file, tmp_pat
 
 # The disk
 
-OPERATIONS = {"save_file": checkpoints, "save_tokenizer": checkpoints, "flush_to_disk": data.files}
+OPERATIONS = {"save_file": checkpoints, "save_tokenizer": checkpoints, "flush_to_disk": common.files}
 OPERATIONS |= dict.fromkeys(("mkdir", "write_text", "replace", "symlink_to", "unlink"), Path)
 
 

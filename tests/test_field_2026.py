@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import close, layer, random_gpt
 
-from errors import SettingsError
+from common.errors import SettingsError
 from model.attention import Pass, make_attention
 from model.attention.check import CHECKS, make_layer
 from model.attention.sparse import blockwise

@@ -1,4 +1,4 @@
-"""The rules of data/files.py: what is replaced is whole or as it was, a power cut included; one process has a lock."""
+"""common/files.py: a file that is replaced is whole or as it was, a power cut included; one process has a lock."""
 
 import os
 import sys
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from filelock import lock_descriptor
 
-from data import files
-from data.files import is_locked, lock, point, pointed, read_foreign, remove, replace_text, replacing
+from common import files
+from common.files import is_locked, lock, point, pointed, read_foreign, remove, replace_text, replacing
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

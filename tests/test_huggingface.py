@@ -13,10 +13,10 @@ from conftest import PRESETS, close, preset_settings, random_gpt
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from common.errors import HuggingFaceError, SettingsError
+from common.files import writing
 from data.config import TokenizerConfig
-from data.files import writing
 from data.tokenizer import make_tokenizer
-from errors import HuggingFaceError, SettingsError
 from export import ExportConfig, export
 from interop.huggingface import find_folder, from_huggingface, read_config, to_huggingface
 from interop.tokenizer import read_tokenizer_json

@@ -12,9 +12,9 @@ from conftest import split_patterns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import HuggingFaceError
 from data.config import TokenizerConfig
 from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
-from errors import HuggingFaceError
 from interop.tokenizer import DIGITS_PATTERN, GPT2_PATTERN, read_tokenizer_json, save_tokenizer_json
 
 ODD = "ab Z9 \t\n\r'sſ.,_/é漢😀\u0301\u00a0\u2028\u0085"

@@ -9,9 +9,9 @@ import torch
 from conftest import random_gpt, run_here
 from test_resume import assert_same_run, stopped
 
+from common.errors import SettingsError
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
-from errors import SettingsError
 from model.size import count_parameters
 from runs.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from train import train

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import close, layer, leaky_attention
 
-from errors import SettingsError
+from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, Pass, check, check_names, ignored
 from model.attention.functions import causal_blocks, flex, matmul
 from model.attention.masks import causal_mask, text_mask

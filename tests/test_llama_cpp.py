@@ -15,9 +15,9 @@ import torch
 from conftest import random_gpt
 from test_huggingface import GPT2, LLAMA
 
+from common.errors import DataError
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
-from errors import DataError
 from export import ExportConfig, export
 from interop.huggingface import llama_cpp_losses
 from runs.checkpoint import save_checkpoint

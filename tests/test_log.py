@@ -21,6 +21,7 @@ import training.terminal
 from data.config import DataConfig
 from generation.score import How, score
 from model.size import flops_per_token
+from pages.report import Report
 from runs.checkpoint import read_meta
 from runs.metrics import Evaluation, read_metrics
 from runs.summary import Summary, read_summary, write_summary
@@ -28,7 +29,6 @@ from train import train
 from training.device import peak_memory
 from training.evaluation import evaluate, first_windows
 from training.log import Loggers, MetricsFile, SummaryFile
-from training.report import Report
 from training.start import open_run
 from training.terminal import Terminal, describe
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import close, random_gpt, settings_of
 
-from errors import HuggingFaceError, SettingsError
+from common.errors import HuggingFaceError, SettingsError
 from interop.huggingface import to_huggingface
 from model.attention import Pass
 from model.config import GPTConfig

@@ -14,8 +14,8 @@ from test_resume import ROOT, before_step
 from torch.utils.flop_counter import FlopCounterMode
 
 import training.start
+from common.errors import DataError, SettingsError
 from data.config import TokenizerConfig
-from errors import DataError, SettingsError
 from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT

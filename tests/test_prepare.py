@@ -15,11 +15,11 @@ from conftest import split_patterns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import DataError
 from data import prepare
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import LONGEST_SHARE, PreparedData, Split
 from data.tokenizer import END_OF_TEXT, LONGEST, encode_text, make_tokenizer, save_tokenizer, train_bpe
-from errors import DataError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -14,10 +14,10 @@ from conftest import random_gpt, run_here
 
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
-from generation.probes import DEPTHS, NAMES, Probes, probe, summary
 from generation.score import How
 from model.config import GPTConfig
 from model.gpt import GPT
+from pages.probes import DEPTHS, NAMES, Probes, probe, summary
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
@@ -125,7 +125,7 @@ def test_no_document_begins_between_the_two_copies(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("a line of text\n" * 200)
     read, nats = [], Probes.nats
     monkeypatch.setattr(Probes, "nats", lambda self, rows: read.append(rows) or nats(self, rows))
-    monkeypatch.setattr("generation.probes.FARTHEST", 1)
+    monkeypatch.setattr("pages.probes.FARTHEST", 1)
     probe(open_checkpoint(str(tmp_path / "saved")), OFF, str(tmp_path / "text.txt"))
     assert read[0].shape == (8, 512) and read[0].max() == 255
 
@@ -142,9 +142,9 @@ def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch):
     model = random_gpt(vocab_size=257)
     encoding = make_tokenizer(TokenizerConfig(name="byte"), ())
     save_checkpoint(tmp_path / "step_1", model=model, tokenizer=encoding, config=TrainConfig(model=model.config))
-    monkeypatch.setattr("generation.probes.probe", lambda *_: {})
-    monkeypatch.setattr("generation.probes.summary", lambda found: ["all figures"])
-    monkeypatch.setattr("data.files.replace_text", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
+    monkeypatch.setattr("pages.probes.probe", lambda *_: {})
+    monkeypatch.setattr("pages.probes.summary", lambda found: ["all figures"])
+    monkeypatch.setattr("common.files.replace_text", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
     done = run_here("eval.py", "checkpoint=step_1", "probes=true", cwd=tmp_path)
     assert "all figures" in done.stdout and done.returncode == 1
     assert re.search(r"probes=true: .*step_1\.probes\.json cannot be written \(Permission denied\): copy", done.stderr)

@@ -25,13 +25,13 @@ from browser import browse, data_of, drawn_on_paper, needs_axe, needs_browser, v
 from conftest import attention_maps
 from test_text_page import page_of_two
 
+from pages.report import MAP_BYTES, MAPPED, Report, commit, is_mapped
 from pages.runs import POINTS, run_page, spread, thin
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, Summary, write_job, write_summary
 from sweeps.leaderboard import write_leaderboard
 from train import train
 from training import report
-from training.report import MAP_BYTES, MAPPED, Report, commit, is_mapped
 
 PRESS = 'const press = (where, key) => where.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));'
 
@@ -296,7 +296,7 @@ def test_a_copy_without_git_does_not_take_the_commit_of_a_repository_around_it(t
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
     (tmp_path / "copy/training").mkdir(parents=True)
-    monkeypatch.setattr("training.report.__file__", str(tmp_path / "copy/training/report.py"))
+    monkeypatch.setattr("pages.report.__file__", str(tmp_path / "copy/pages/report.py"))
     assert commit() is None
-    monkeypatch.setattr("training.report.__file__", str(tmp_path / "training/report.py"))
+    monkeypatch.setattr("pages.report.__file__", str(tmp_path / "pages/report.py"))
     assert commit()

@@ -26,9 +26,9 @@ from test_checkpoint import forge, forge_file
 import train as train_module
 import training.start
 import training.step
-from console import Signals, ending_signals
-from data.files import is_locked
-from errors import SettingsError, shown
+from common.console import Signals, ending_signals
+from common.errors import SettingsError, shown
+from common.files import is_locked
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, open_checkpoint, read_meta
 from runs.directory import check_settings, find_run, lock_run, written_settings

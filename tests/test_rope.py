@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import close, layer
 
-from errors import SettingsError
+from common.errors import SettingsError
 from model.rope import Rope, rotate
 
 

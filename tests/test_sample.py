@@ -15,13 +15,13 @@ import pytest
 import torch
 from conftest import random_gpt, run_here
 
+from common.errors import SettingsError, shown
+from common.text import visible
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer
-from errors import SettingsError, shown
 from generation.config import SampleConfig
 from generation.generate import Decoder
 from runs.checkpoint import Progress, save_checkpoint
-from runs.text import visible
 from sample import sample
 from training.config import TrainConfig
 

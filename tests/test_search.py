@@ -11,7 +11,7 @@ import sys
 import pytest
 from sweeping import cells, command, in_memory, put_job, refusal, run, swept, tiny
 
-from errors import SettingsError
+from common.errors import SettingsError
 from runs.summary import read_job, read_summary
 from sweeps.search import TRIED, Search
 

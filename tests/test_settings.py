@@ -19,17 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import train as train_module
+from cli.hydra_command import CONF, SWEEP, brought_by, check_typed, compose_settings, explain, groups_help, to_settings
+from cli.hydra_command import register_schema as register
+from cli.settings import ALIASES, by_name, described, from_arguments, help_text, sentence_for, setting_docs
+from common.errors import SettingsError, shown
+from common.text import flat, hydra_quoted, seen_from_here
 from data.config import VOCABULARIES
-from errors import SettingsError, shown
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
-from hydra_command import CONF, SWEEP, brought_by, check_typed, compose_settings, explain, groups_help, to_settings
-from hydra_command import register_schema as register
-from model.attention.names import FORMS, MODIFIERS, completions
+from model.attention.registry import FORMS, MODIFIERS, completions
 from model.config import GPTConfig
-from runs.text import flat, hydra_quoted, seen_from_here
-from settings import ALIASES, by_name, described, from_arguments, help_text, sentence_for, setting_docs
 from training.config import OptimizerConfig, PlanConfig, ScheduleConfig, TrainConfig, WandbConfig
 
 SCHEMAS = {"train.py": TrainConfig, "sample.py": SampleConfig, "eval.py": EvalConfig, "export.py": ExportConfig}

@@ -25,9 +25,9 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from sweeping import ROOT, cells, command, in_memory, put_job, put_summary, refusal, run, run_here, tiny, wait_for
 
-from data.files import is_locked
-from errors import SettingsError
-from hydra_command import CONF
+from cli.hydra_command import CONF
+from common.errors import SettingsError
+from common.files import is_locked
 from runs.directory import lock_run
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, begin_job, fail_job, read_job

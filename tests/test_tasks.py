@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from conftest import run_here
 
+from common.errors import CheckpointError, SettingsError
 from data.batches import random_stream
 from data.config import DataConfig, TaskConfig
 from data.tasks import HELD_OUT, TASKS, TaskData
-from errors import CheckpointError, SettingsError
 from eval import EvalConfig, evaluate
 from model.config import GPTConfig
 from model.gpt import GPT

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_resume import before_step, crash
 
-from errors import SettingsError
+from common.errors import SettingsError
 from runs.metrics import read_metrics, scalars
 from train import train
 

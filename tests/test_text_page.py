@@ -13,12 +13,12 @@ import torch
 from browser import browse, data_of, needs_browser
 from conftest import attention_maps, random_gpt
 
-import generation.reading
 import pages
+import pages.reading
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer, train_bpe
-from generation.reading import beginnings, read, read_prompt
 from generation.score import How, score
+from pages.reading import beginnings, read, read_prompt
 from pages.text import Reading, text_page
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
@@ -80,7 +80,7 @@ def test_a_text_longer_than_the_window_is_read_as_it_is_scored():
 
 
 def test_many_heads_and_tokens_keep_only_their_largest_weights(monkeypatch):
-    monkeypatch.setattr(generation.reading, "ATTENTION_BYTES", 3 * 11 * 16 * 6)
+    monkeypatch.setattr(pages.reading, "ATTENTION_BYTES", 3 * 11 * 16 * 6)
     model, tokens = random_gpt(vocab_size=257), list(range(16))
     whole = [reading_of(model, tokens, models=models) for models in (1, 2)]
     assert [reading.keys.shape for reading in whole] == [(11, 16, 6), (11, 16, 3)]
@@ -106,7 +106,7 @@ def test_two_models_are_compared_on_the_same_bytes(tmp_path):
 
 
 def test_a_long_text_begins_alike_for_both_and_a_long_prompt_ends_the_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(generation.reading, "LONGEST", 16)
+    monkeypatch.setattr(pages.reading, "LONGEST", 16)
     bpe = train_bpe(["abcabc" * 9], 258)
     texts = [np.array([each.eot_token, *each.encode_ordinary("abcabc" * 9)]) for each in (BYTE, bpe)]
     begun = beginnings([BYTE, bpe], texts)

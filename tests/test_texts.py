@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from cli.hydra_command import CONF
+from common.errors import DataError, SettingsError
 from data import texts
 from data.config import SOURCES, TOKENIZERS, DataConfig, TaskConfig, TokenizerConfig
 from data.texts import Source, divided
 from data.tokenizer import END_OF_TEXT, LONGEST
-from errors import DataError, SettingsError
-from hydra_command import CONF
 
 
 def read(source: Source) -> list[str]:

@@ -11,6 +11,7 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import DataError
 from data.config import TokenizerConfig
 from data.tokenizer import (
     END_OF_TEXT,
@@ -24,7 +25,6 @@ from data.tokenizer import (
     token_bytes,
     train_bpe,
 )
-from errors import DataError
 
 PUBLISHED_CACHE = Path(__file__).resolve().parent.parent / ".." / "shared" / "tiktoken_cache"
 NAMES = ["bpe", "byte", *(PUBLISHED if PUBLISHED_CACHE.is_dir() else ())]

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import training.run
 import training.start as start_module
 import training.terminal
+from common.errors import SettingsError
 from data.config import DataConfig
-from errors import SettingsError
 from generation.generate import complete_text
 from model.config import GPTConfig
 from model.size import without_weights

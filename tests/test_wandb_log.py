@@ -10,7 +10,7 @@ import wandb
 from conftest import run_here
 from test_resume import ROOT, before_step, crash
 
-from errors import SettingsError
+from common.errors import SettingsError
 from train import train
 from training.config import WandbConfig
 
@@ -68,7 +68,7 @@ def test_wandb_has_the_settings_every_row_the_samples_and_the_page(config, sessi
     caplog.set_level(logging.INFO)
     config.wandb.group, config.sample_prompt = "g" * 200, "the"
     page = Path(config.run_dir) / "report.html"
-    monkeypatch.setattr("training.report.Report.draw", lambda report: page.write_text("<p>"))
+    monkeypatch.setattr("pages.report.Report.draw", lambda report: page.write_text("<p>"))
     monkeypatch.setattr(Session, "offline", False)
     train(config)
     (session,) = sessions

@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
+from common.errors import SettingsError, at_least, fraction, one_of, positive, shown
 from data.config import DIVISIBLE, VAL_FRACTIONS, VOCABULARIES, DataConfig, TokenizerConfig
-from errors import SettingsError, at_least, fraction, one_of, positive, shown
 from model.config import GPTConfig
 
 IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # whose agent has called this command

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from errors import DeviceError, SettingsError, first_line
-from runs.text import si
+from common.errors import DeviceError, SettingsError, first_line
+from common.text import si
 
 log = logging.getLogger("tinygpt")
 

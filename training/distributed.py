@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from errors import SettingsError, first_line
+from common.errors import SettingsError, first_line
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import without_weights

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from console import progress_bar
+from common.console import progress_bar
 from data.batches import Batch
 from data.prepare import PreparedData
 from model.gpt import GPT

@@ -12,15 +12,15 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
-from errors import first_line
+from common.errors import first_line
 from model.heads import head_statistics
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token
+from pages.report import Report
 from runs.directory import open_log
 from runs.metrics import Evaluation, Row, finite, is_number, read_metrics
 from runs.summary import NUMBERS, Summary, sentence_of, write_summary
 from training.device import peak_memory, reset_peak_memory
 from training.evaluation import first_windows
-from training.report import Report
 from training.run import Logger, Run
 from training.terminal import Terminal
 

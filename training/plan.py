@@ -16,16 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from common.errors import DataError, one_of
+from common.text import duration, plural, si
 from data.config import TokenizerConfig
 from data.prepare import PreparedData
 from data.tasks import Data
 from data.tokenizer import PUBLISHED, make_tokenizer
-from errors import DataError, one_of
 from model.attention.functions import fused, sdpa
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
-from runs.text import duration, plural, si
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, keep_freed_memory
 from training.distributed import Ranks

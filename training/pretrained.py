@@ -8,8 +8,8 @@ import tiktoken
 import torch
 from torch import Tensor
 
-from data.files import user_path
-from errors import SettingsError, naming, shown
+from common.errors import SettingsError, naming, shown
+from common.files import user_path
 from model.attention import SETTINGS, SOFTMAX
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights

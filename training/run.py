@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from console import Signals
-from errors import SettingsError, shown
+from common.console import Signals
+from common.errors import SettingsError, shown
+from common.text import plural
 from model.gpt import GPT, plain_weights
 from model.size import flops_per_token
 from runs.checkpoint import Meta, Progress
 from runs.directory import log_sizes
 from runs.metrics import Row
 from runs.saver import Saver
-from runs.text import plural
 from training import __version__
 from training.config import TrainConfig
 from training.distributed import Ranks, local

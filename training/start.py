@@ -17,12 +17,13 @@ import yaml
 from safetensors.torch import load_file
 from tiktoken import Encoding
 
-from console import Signals
-from data.files import replace_text, user_path
+from common.console import Signals
+from common.errors import DeviceError, SettingsError, device_failed, first_line, shown, why
+from common.files import replace_text, user_path
+from common.text import hydra_quoted
 from data.prepare import prepare
 from data.texts import Source
 from data.tokenizer import read_tokenizer
-from errors import DeviceError, SettingsError, device_failed, first_line, shown, why
 from model.attention import ignored
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights
@@ -38,7 +39,6 @@ from runs.directory import (
     refuse_used,
     tidy,
 )
-from runs.text import hydra_quoted
 from training.config import TrainConfig
 from training.device import (
     check_compiler,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from runs.text import hydra_quoted
+from common.text import hydra_quoted
 from training.device import memory_errors, to_device
 from training.distributed import gradients_of
 from training.run import Run

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from console import in_notebook, progress_bar
+from common.console import in_notebook, progress_bar
+from common.text import LogFormatter, command, hydra_quoted, plural
 from data.prepare import PreparedData
 from model.gpt import GPT
 from model.size import count_parameters, parameters_read
 from runs.metrics import Row
-from runs.text import LogFormatter, command, hydra_quoted, plural
 from training.config import TrainConfig
 from training.device import peak_memory
 from training.evaluation import targets_scored

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict
 from typing import Literal, cast
 
-from errors import SettingsError, first_line
+from common.errors import SettingsError, first_line
 from runs.metrics import Row, scalars
 from training.config import IN_WANDB_SWEEP
 from training.run import Logger, Run

@@ -10,7 +10,7 @@ mixing.py      more of them: what queries, keys and values are made of
 latent.py      keys and values remembered as one small vector
 recurrent.py   a state in place of the cache
 sparse.py      a few chosen keys
-names.py       the decorators that give a form or a modifier its name, yours too
+registry.py    the decorators that give a form or a modifier its name, yours too
 check.py       python -m model.attention.check: does all of it work on your machine?
 
 Next door: model/rope.py, model/cache.py.
@@ -18,15 +18,15 @@ Next door: model/rope.py, model/cache.py.
 
 from typing import TYPE_CHECKING, Any
 
-from errors import SettingsError
-from model.attention import names
+from common.errors import SettingsError
+from model.attention import registry
 from model.attention.functions import SOFTMAX
 from model.attention.layer import MultiHeadAttention, Pass
-from model.attention.names import SETTINGS, check_names, form, modifier, register_all
+from model.attention.registry import SETTINGS, check_names, form, modifier, register_all
 from model.config import AttentionConfig
 
 if TYPE_CHECKING:
-    from model.attention.names import FORMS, MODIFIERS
+    from model.attention.registry import FORMS, MODIFIERS
 
 __all__ = [
     "FORMS", "MODIFIERS", "SETTINGS", "SOFTMAX", "MultiHeadAttention", "Pass", "check_names", "form",
@@ -41,11 +41,11 @@ if not TYPE_CHECKING:
         if name not in ("FORMS", "MODIFIERS"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         register_all()
-        return getattr(names, name)
+        return getattr(registry, name)
 
 
 def layer_class(form: str) -> type[MultiHeadAttention]:
-    kind = names.FORMS[form]
+    kind = registry.FORMS[form]
     return kind if isinstance(kind, type) else MultiHeadAttention
 
 
@@ -57,7 +57,7 @@ def make_attention(config: AttentionConfig, number: int = 0) -> MultiHeadAttenti
     check_names(config.attention)
     kind = layer_class(config.form)
     for name in config.modifiers:
-        changes = SETTINGS.get(name) or names.MODIFIERS[name].changes
+        changes = SETTINGS.get(name) or registry.MODIFIERS[name].changes
         if changes not in kind.takes:
             problem = f"attention={config.attention}: {config.form} has no {changes} for {name} to change"
             raise SettingsError(problem, f"leave out {name}, or choose another form")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from errors import SettingsError
+from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, MultiHeadAttention, Pass, make_attention
 from model.attention.masks import padding_mask
 from model.attention.recurrent import Recurrent, token_by_token

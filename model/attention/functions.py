@@ -30,7 +30,7 @@ from model.attention.contract import (
     weighted,
 )
 from model.attention.masks import causal_mask
-from model.attention.names import form
+from model.attention.registry import form
 from model.layers import cumulative_sum
 
 SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that are one function

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, obeys_contract
 from model.attention.functions import matmul
 from model.attention.layer import OF_ORDER, MultiHeadAttention, Stream
-from model.attention.names import form
+from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import Linear
 

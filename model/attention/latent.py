@@ -9,7 +9,7 @@ from torch import Tensor
 from model.attention.contract import Output, Query, Value
 from model.attention.functions import sdpa
 from model.attention.layer import NORM_EPS, Keys, MultiHeadAttention, Pass, Stream
-from model.attention.names import form
+from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import Linear, RMSNorm
 from model.rope import Rope

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from model.attention.contract import AttentionFunction, Key, Output, Query, Value, check_broadcast, repeat_heads
 from model.attention.functions import flex, matmul, sdpa, softcap
 from model.attention.masks import alibi_bias, alibi_slopes, as_bool, causal_mask, text_mask
-from model.attention.names import FORMS, MODIFIERS, form
+from model.attention.registry import FORMS, MODIFIERS, form
 from model.cache import KVCache
 from model.config import AttentionConfig
 from model.layers import Linear, RMSNorm

@@ -6,11 +6,11 @@ They act after those of modifiers.py, which may change the number of queries.
 import torch
 from torch import nn
 
-from errors import SettingsError
+from common.errors import SettingsError
 from model.attention.contract import Key, Query, Value
 from model.attention.layer import NORM_EPS, MultiHeadAttention, Pass, Stream
 from model.attention.modifiers import Modifier, PerHead
-from model.attention.names import modifier
+from model.attention.registry import modifier
 from model.config import AttentionConfig
 from model.layers import RMSNorm
 

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from errors import SettingsError
+from common.errors import SettingsError
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
 from model.attention.layer import Call, Keys, MultiHeadAttention, Pass, Stream
 from model.attention.masks import alibi_slopes
-from model.attention.names import modifier
+from model.attention.registry import modifier
 from model.config import AttentionConfig
 from model.layers import Linear, cumulative_sum
 

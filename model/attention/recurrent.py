@@ -27,7 +27,7 @@ from model.attention.contract import Key, Output, Query, Value, repeat_heads, up
 from model.attention.functions import matmul
 from model.attention.layer import NORM_EPS, OF_ORDER, MultiHeadAttention, Pass, Stream
 from model.attention.modifiers import PerHead
-from model.attention.names import form
+from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import RMSNorm
 

@@ -11,7 +11,7 @@ from model.attention.contract import Allowed, AttentionFunction, Key, Output, Qu
 from model.attention.functions import sdpa
 from model.attention.layer import MultiHeadAttention, Pass, Stream
 from model.attention.masks import causal_mask
-from model.attention.names import form
+from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import LayerNorm, Linear
 

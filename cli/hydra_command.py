@@ -12,10 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from errors import SettingsError, first_line, shown
-from runs.summary import begin_job, fail_job, has_checkpoints
-from runs.text import LogFormatter, flat, literal, quote
-from settings import (
+from cli.settings import (
     build,
     by_name,
     help_entry,
@@ -25,6 +22,9 @@ from settings import (
     setting_hints,
     unknown_setting,
 )
+from common.errors import SettingsError, first_line, shown
+from common.text import LogFormatter, flat, literal, quote
+from runs.summary import begin_job, fail_job, has_checkpoints
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Function = Callable[[TrainConfig], Any]
 
 log = logging.getLogger("tinygpt")
-CONF = Path(__file__).resolve().parent / "conf"
+CONF = Path(__file__).resolve().parents[1] / "conf"
 CONSOLE = logging.StreamHandler()
 CONSOLE.setFormatter(LogFormatter())
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
@@ -70,7 +70,7 @@ def run_train_command(function: Function) -> None:
 def ask_hydra(arguments: list[str], function: Function) -> None:
     """Print what tab completion offers, forms and modifiers of attention for a start, or what --cfg shows."""
     if typed := re.search(r"\s((?:model\.)?attention=)(\S*)$", os.environ.get("COMP_LINE", "")):
-        from model.attention.names import completions
+        from model.attention.registry import completions
 
         print(*(typed[1] + name for name in completions(typed[2])))
         return

@@ -1,6 +1,6 @@
 """Settings as a person meets them: NAME=VALUE in, a checked dataclass out, --help, one sentence for a mistake.
 
-hydra_command.py adds what train.py has besides: groups of settings and sweeps.
+cli/hydra_command.py adds what train.py has besides: groups of settings and sweeps.
 """
 
 import ast
@@ -26,13 +26,13 @@ from typing import Any, TypeVar, get_args
 
 import yaml
 
-from console import close_console, open_console, say
-from errors import DeviceError, SettingsError, device_failed, first_line, shown
-from runs.text import LogFormatter, flat, visible
+from common.console import close_console, open_console, say
+from common.errors import DeviceError, SettingsError, device_failed, first_line, shown
+from common.text import LogFormatter, flat, visible
 
 Schema = TypeVar("Schema")
 # The system's errors that a mistake of ours would give: all others are a person's. user_path(), reading() and writing()
-# of data/files.py name the setting that led there, where a path was given.
+# of common/files.py name the setting that led there, where a path was given.
 OURS = (None, errno.ENOENT, errno.EEXIST, errno.EBADF, errno.EINVAL)
 # What libraries say where the machine, or a limit, gives them too little.
 TOO_LITTLE = ("out of memory", "can't allocate memory", "bad_alloc", "failed to map segment", "can't start new thread")

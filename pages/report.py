@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from data.files import replace_text
+from common.files import replace_text
 from model.heads import for_each_layer
 from pages.kit import packed_shares
 from pages.runs import RECORD, run_page

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from data.files import writing
+from common.files import writing
+from common.text import plural, seen_from_here
 from generation.generate import encode_prompt
 from generation.score import How, inputs_of, passes
 from model.gpt import GPT
@@ -16,7 +17,6 @@ from model.heads import Weights, for_each_layer
 from pages.kit import shape
 from pages.text import Reading, byte_ends, text_page
 from runs.checkpoint import Checkpoint
-from runs.text import plural, seen_from_here
 
 LONGEST = 4000  # tokens: more makes a page slow
 ALTERNATIVES = 10

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from errors import SettingsError
+from common.errors import SettingsError
 
 Subject = TypeVar("Subject")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import IO, Any, get_args, get_origin
 
-from errors import SettingsError, why
+from common.errors import SettingsError, why
 
 UNFINISHED = ".unfinished"  # the ending of a name that something is being written under
 LARGEST = 1 << 28
