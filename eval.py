@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.settings import run_command
-from common.errors import CheckpointError, SettingsError, at_least, naming, one_of, why
+from common.errors import CheckpointError, SettingsError, at_least, naming, one_of, os_error_reason
 from common.text import seen_from_here, visible
 from generation.config import check_page
 from runs.metrics import finite
@@ -150,7 +150,9 @@ def probe_checkpoint(config: EvalConfig, checkpoint: "Checkpoint") -> None:
     try:
         replace_text(file, json.dumps(finite(found), indent=1) + "\n")
     except OSError as error:
-        raise SettingsError(f"probes=true: {file} cannot be written ({why(error)})", "copy the run elsewhere") from None
+        raise SettingsError(
+            f"probes=true: {file} cannot be written ({os_error_reason(error)})", "copy the run elsewhere"
+        ) from None
     print(visible(f"figures     {seen_from_here(file)}"))
 
 

@@ -31,7 +31,7 @@ def train(config: TrainConfig) -> float:
     from training.log import Loggers
     from training.optimizer import schedule_factor, set_learning_rate
     from training.start import failures_named, open_run
-    from training.step import memory_named, train_step
+    from training.step import explain_out_of_memory, train_step
 
     config = build(TrainConfig, flat(asdict(config)))  # a Path is a text now, np.int64 an int, a dict a group
     with open_run(config) as run, Loggers(run) as loggers, failures_named(run), fast_products(run.device, run.dtype):
@@ -40,9 +40,9 @@ def train(config: TrainConfig) -> float:
             if stop := int(run.ranks.max(run.signals.received)):
                 run.save()
                 run.saver.finish()
-                run.ranks.from_first(None)  # waits: torchrun ends the others when a rank has ended
+                run.ranks.broadcast(None)  # waits: torchrun ends the others when a rank has ended
                 raise SystemExit(128 + stop)
-            done = run.share_done()
+            done = run.fraction_done()
             finished = done >= 1
             evaluates = finished or (progress.step and progress.step % config.eval_interval == 0)
             evaluates = evaluates and (progress.step > progress.evaluated or not progress.metrics)
@@ -61,7 +61,7 @@ def train(config: TrainConfig) -> float:
 
             factor = schedule_factor(config.schedule, progress.step, done, run.max_steps)
             set_learning_rate(run.optimizers, factor)
-            with memory_named(run):
+            with explain_out_of_memory(run):
                 loss, grad_norm = train_step(run, progress.step)
             progress.step += 1
             run.start_clock()
@@ -81,7 +81,7 @@ def evaluate_run(run: "Run", *, finished: bool) -> "tuple[Evaluation, str]":
 
     The last evaluation of a run may score more targets. Steps are compared on those that all evaluations score.
     """
-    from generation.generate import complete_text, decode_rate
+    from generation.generate import decode_rate, generate_text
     from training.evaluation import evaluate, targets_scored
 
     config, progress, block_size = run.config, run.progress, run.config.model.block_size
@@ -91,7 +91,7 @@ def evaluate_run(run: "Run", *, finished: bool) -> "tuple[Evaluation, str]":
     most = targets_scored(config, progress.step) if finished else between
     with memory_for(run, "the evaluation", f"eval_batch_size={windows // 2}" if windows > 1 else ""):
         result = compared = score(most=most)
-        read, read_before = (run.data.held_out_tokens(block_size, targets) for targets in (most, between))
+        read, read_before = (run.data.validation_tokens(block_size, targets) for targets in (most, between))
         if progress.metrics and read != read_before:
             compared = score(most=between)
     progress.evaluated, progress.metrics = progress.step, result.figures
@@ -100,7 +100,7 @@ def evaluate_run(run: "Run", *, finished: bool) -> "tuple[Evaluation, str]":
     if config.sample_tokens and not run.is_sharded:  # generating goes past FSDP, which gathers the shards
         with memory_for(run, "the sample", "sample_tokens=0"):
             if tokenizer := run.data.tokenizer:
-                drawn = complete_text(run.model, tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
+                drawn = generate_text(run.model, tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
                 try:
                     sample = "".join(drawn)
                 except FloatingPointError as error:  # check_numbers ends the run if it stays so

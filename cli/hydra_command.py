@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from cli.settings import (
     build,
-    by_name,
     help_entry,
     help_text,
     mistakes_explained,
+    parse_overrides,
     sentence_for,
     setting_hints,
     unknown_setting,
 )
-from common.errors import SettingsError, first_line, shown
+from common.errors import SettingsError, first_line, format_value
 from common.text import LogFormatter, flat, literal, quote
 from runs.summary import begin_job, fail_job, has_checkpoints
 from training.config import TrainConfig
@@ -54,9 +54,9 @@ def run_train_command(function: Function) -> None:
         else:
             is_sweep = bool(set(SWEEP) & set(arguments))
             overrides = [argument for argument in arguments if argument not in SWEEP]
-            typed = by_name(overrides)
+            typed = parse_overrides(overrides)
             check_typed(typed, is_sweep)
-            brought, typed = brought_by(typed)
+            brought, typed = inherited_settings(typed)
             register_schema(brought)
             if is_sweep:
                 # A + means nothing to what is there already; only Hydra's own settings may be added to.
@@ -134,7 +134,7 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             raise SettingsError(f"{name}={value} is for a single run", remedy)
 
 
-def brought_by(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return what resume's run or init_from's model brings, which counts where nothing is typed, and what is typed with
     the run's directory in place of what was typed for it."""
     places = ("run_dir", "resume", "init_from")
@@ -199,7 +199,7 @@ def to_settings(cfg: "DictConfig", typed: Iterable[str] = ()) -> TrainConfig:
     for name in sorted(asked & idle.keys()):
         full = "tokenizer.name" if name == "tokenizer" else name
         if now[full] != default[full]:  # a default that is typed claims nothing
-            problem = f"{name}={shown(now[full])} has no effect with {idle[name]}"
+            problem = f"{name}={format_value(now[full])} has no effect with {idle[name]}"
             raise SettingsError(problem, f"leave it out, or change {idle[name].partition('=')[0]}")
     return config
 
@@ -245,7 +245,7 @@ def run_job(cfg: "DictConfig", function: Function) -> Any:
             cfg.device = device_of_job(cfg.device, number)
         cfg.wandb.group = cfg.wandb.group or os.environ.get("WANDB_RUN_GROUP") or literal(Path(hydra.sweep.dir).name)
         cfg.wandb.name = cfg.wandb.name or os.environ.get("WANDB_NAME") or literal(f"{number} {varied}")
-        return function(to_settings(cfg, by_name(hydra.overrides.task)))
+        return function(to_settings(cfg, parse_overrides(hydra.overrides.task)))
     except Exception as error:
         if begun:  # else job.json is of a run that is left alone
             fail_job(folder, error)

@@ -26,8 +26,8 @@ from typing import Any, TypeVar, get_args
 
 import yaml
 
-from common.console import close_console, open_console, say
-from common.errors import DeviceError, SettingsError, device_failed, first_line, shown
+from common.console import close_console, open_console, print_error
+from common.errors import DeviceError, SettingsError, device_failed, first_line, format_value
 from common.text import LogFormatter, flat, visible
 
 Schema = TypeVar("Schema")
@@ -78,7 +78,7 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
     except SystemExit as exiting:
         status = exiting.code if isinstance(exiting.code, int) else 1
     except KeyboardInterrupt:
-        say("stopped by Ctrl-C")
+        print_error("stopped by Ctrl-C")
         status = 130
         at_once = True
     except Exception as error:
@@ -87,7 +87,7 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
             raise
         # A mistake is made by all of torchrun's processes, but a device fails alone.
         if not (rank or "").strip("0").isdecimal() or not sentence or isinstance(error, DeviceError | RuntimeError):
-            say(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
+            print_error(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1
     close_console()
     if at_once:
@@ -121,7 +121,7 @@ def sentence_for(error: BaseException) -> str | None:
     return None
 
 
-def by_name(arguments: Iterable[str]) -> dict[str, str]:
+def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
     """Return what is typed as NAME=VALUE by its names, without the + that Hydra wants before some.
 
     Raises SettingsError for what is typed otherwise, and for an empty value, as of a variable that the shell has not.
@@ -141,7 +141,7 @@ def by_name(arguments: Iterable[str]) -> dict[str, str]:
 def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
     """Return the `schema` object that NAME=VALUE arguments describe, on top of `base` or the defaults."""
     values = {} if base is None else flat(asdict(base))  # type: ignore[call-overload]
-    return build(schema, values | by_name(arguments))
+    return build(schema, values | parse_overrides(arguments))
 
 
 def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
@@ -173,7 +173,7 @@ def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
 
 def whole_number(value: Any) -> int:
     """Return 1000 for 1000, 1e3 and 1000.0."""
-    text = shown(value)
+    text = format_value(value)
     if not float(text).is_integer():
         raise ValueError("a whole number is wanted")
     return int(text) if text.lstrip("+-").isdecimal() else int(float(text))
@@ -185,14 +185,14 @@ def texts(value: Any) -> list[str]:
     items = items if isinstance(items, list) else [items]
     if any(isinstance(item, (list, dict, NoneType)) for item in items):
         raise ValueError("a text is wanted")
-    return [shown(item) for item in items]
+    return [format_value(item) for item in items]
 
 
 READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {  # what a value of a type is, and what reads it
-    str: ("a text", shown),
-    bool: ("true or false", lambda value: TRUTHS[shown(value).lower()]),
+    str: ("a text", format_value),
+    bool: ("true or false", lambda value: TRUTHS[format_value(value).lower()]),
     int: ("a whole number", whole_number),
-    float: ("a number", lambda value: float(shown(value))),
+    float: ("a number", lambda value: float(format_value(value))),
     list[str]: ("a list of texts, as in '[a,b]'", texts),
     list[int]: ("a list of whole numbers, as in '[1,2]'", lambda value: [whole_number(text) for text in texts(value)]),
 }
@@ -207,7 +207,7 @@ def converted(name: str, value: Any, hint: Any) -> Any:
     try:
         return read(value)
     except (LookupError, ValueError, yaml.YAMLError):
-        raise SettingsError(f"{name}={shown(value)} is not {wanted}{', or null' * nullable}") from None
+        raise SettingsError(f"{name}={format_value(value)} is not {wanted}{', or null' * nullable}") from None
 
 
 def settings_in(schema: Any, prefix: str = "") -> Iterator[tuple[str, Field, type]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
-def say(line: str) -> None:
+def print_error(line: str) -> None:
     """Print a line to stderr, if anybody can read it."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
@@ -68,7 +68,7 @@ class Signals:
                 raise KeyboardInterrupt  # the kernel, with all that the notebook holds, goes on
             if self.received:
                 os._exit(128 + number)  # a checkpoint that is being written then counts as absent
-            say("\nfinishing this step, then saving; Ctrl-C again leaves at once")
+            print_error("\nfinishing this step, then saving; Ctrl-C again leaves at once")
         self.received = max(self.received, number)
 
 

@@ -64,7 +64,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def why(error: BaseException) -> str:
+def os_error_reason(error: BaseException) -> str:
     """Return the system's words for an error, or else the first line of its message."""
     return getattr(error, "strerror", None) or first_line(error)
 
@@ -74,35 +74,35 @@ def cause(error: BaseException) -> str:
     if isinstance(error, SettingsError):
         return error.problem
     if isinstance(error, OSError) and error.filename:
-        return f"{why(error)}: {error.filename}"
-    return f"it has no {first_line(error)}" if isinstance(error, KeyError) else why(error)
+        return f"{os_error_reason(error)}: {error.filename}"
+    return f"it has no {first_line(error)}" if isinstance(error, KeyError) else os_error_reason(error)
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a setting's value as a person types it: null, true, 2 instead of 2.0, [a,b]."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list):
-        return f"[{','.join(map(shown, value))}]"
+        return f"[{','.join(map(format_value, value))}]"
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def one_of(name: str, value: str | None, known: Collection[str]) -> None:
     if value not in known:
-        raise SettingsError(f"{name}={shown(value)} is not known", f"choose one of {', '.join(known)}")
+        raise SettingsError(f"{name}={format_value(value)} is not known", f"choose one of {', '.join(known)}")
 
 
 def at_least(name: str, value: float | None, least: float) -> None:
     """Refuse less than `least`, NaN and infinity."""
     if value is not None and not least <= value < math.inf:
         finite = "finite and " if isinstance(value, float) else ""
-        raise SettingsError(f"{name}={shown(value)} must be {finite}at least {shown(least)}")
+        raise SettingsError(f"{name}={format_value(value)} must be {finite}at least {format_value(least)}")
 
 
 def positive(name: str, value: float | None) -> None:
     """Refuse 0, negative numbers, NaN and infinity."""
     if value is not None and not 0 < value < math.inf:
-        raise SettingsError(f"{name}={shown(value)} must be finite and above 0")
+        raise SettingsError(f"{name}={format_value(value)} must be finite and above 0")
 
 
 def fraction(name: str, value: float | None, *, below: float = math.inf, most: float = 1, above: float = -1) -> None:
@@ -110,4 +110,4 @@ def fraction(name: str, value: float | None, *, below: float = math.inf, most: f
     if value is not None and not (0 <= value <= most and above < value < below):
         lower = "at least 0" if above < 0 else f"above {above}"
         upper = f"below {below}" if below <= most else f"at most {most}"
-        raise SettingsError(f"{name}={shown(value)} must be {lower} and {upper}")
+        raise SettingsError(f"{name}={format_value(value)} must be {lower} and {upper}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import IO, Any, get_args, get_origin
 
-from common.errors import SettingsError, why
+from common.errors import SettingsError, os_error_reason
 
 UNFINISHED = ".unfinished"  # the ending of a name that something is being written under
 LARGEST = 1 << 28
@@ -33,7 +33,9 @@ def user_path(setting: str, path: str) -> Path:
     except RuntimeError:
         raise SettingsError(f"{setting}={path} names no user of this machine", "write the folder out") from None
     except OSError as error:
-        raise SettingsError(f"{setting}={path} cannot be used ({why(error)})", "name another place") from None
+        raise SettingsError(
+            f"{setting}={path} cannot be used ({os_error_reason(error)})", "name another place"
+        ) from None
 
 
 @contextmanager
@@ -43,7 +45,7 @@ def reading(setting: str, path: str) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = "give one that exists and that you may read"
-        raise SettingsError(f"{setting}={path} cannot be read ({why(error)})", remedy) from None
+        raise SettingsError(f"{setting}={path} cannot be read ({os_error_reason(error)})", remedy) from None
 
 
 def regular(path: Path) -> Path:
@@ -110,7 +112,7 @@ def writing(setting: str, path: str) -> Iterator[Path]:
         raise
     except OSError as error:
         remedy = "make its folder first" if isinstance(error, FileNotFoundError) else "name another place"
-        raise SettingsError(f"{setting}={path} cannot be written ({why(error)})", remedy) from None
+        raise SettingsError(f"{setting}={path} cannot be written ({os_error_reason(error)})", remedy) from None
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -19,7 +19,7 @@ class Batch(NamedTuple):
     inputs: np.ndarray
     targets: np.ndarray
     """What each place is to predict; -1 where nothing is scored."""
-    starts: np.ndarray | None = None
+    doc_starts: np.ndarray | None = None
     """Where in its window the document of each token begins, if documents are kept apart."""
 
 
@@ -96,7 +96,7 @@ def evaluation_batches(
 
 
 @dataclass(frozen=True)
-class PreparedData:
+class TokenDataset:
     """A text as tokens, as training and evaluation read it."""
 
     tokenizer: Encoding
@@ -121,7 +121,7 @@ class PreparedData:
         """Return the length in bytes of each id's text, int64 [n_vocab]."""
         return token_bytes(self.tokenizer)
 
-    def held_out_tokens(self, block_size: int, most: int | None = None) -> int:
+    def validation_tokens(self, block_size: int, most: int | None = None) -> int:
         """Return how many tokens an evaluation of up to `most` targets reads."""
         return len(self.val) if most is None else min(most, len(self.val))
 
@@ -141,12 +141,12 @@ class PreparedData:
         batches = Batches(self.train, block_size=block_size, batch_size=batch_size, seed=seed)
         return lambda step, start, stop: self.batch(batches.batch(step, start, stop))
 
-    def held_out(self, block_size: int, batch_size: int, most: int | None = None) -> Iterator[Batch]:
+    def validation(self, block_size: int, batch_size: int, most: int | None = None) -> Iterator[Batch]:
         """Yield the validation text as evaluation_batches()."""
         return map(self.batch, evaluation_batches(self.val, block_size=block_size, batch_size=batch_size, most=most))
 
     def batch(self, windows: np.ndarray) -> Batch:
         """Return windows of text, int64 [rows, T + 1], as inputs and the tokens that follow them."""
         inputs = windows[:, :-1]
-        starts = document_starts(inputs, self.tokenizer.eot_token) if self.document_mask else None
-        return Batch(inputs, windows[:, 1:], starts)
+        doc_starts = document_starts(inputs, self.tokenizer.eot_token) if self.document_mask else None
+        return Batch(inputs, windows[:, 1:], doc_starts)

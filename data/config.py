@@ -84,7 +84,7 @@ class DataConfig:
         return self.source in VOCABULARIES
 
     @property
-    def held_out(self) -> float:
+    def validation_fraction(self) -> float:
         """Share of the text held out for validation, with the default resolved."""
         return VAL_FRACTIONS[self.source] if self.val_fraction is None else self.val_fraction
 

@@ -19,9 +19,9 @@ import numpy as np
 from tiktoken import Encoding
 
 from common.console import progress_bar
-from common.errors import DataError, first_line, why
+from common.errors import DataError, first_line, os_error_reason
 from common.files import UNFINISHED, is_locked, lock, read_foreign, reading, remove, replacing, user_path
-from data.batches import PreparedData
+from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
 from data.texts import Source, fingerprint, sizes_of
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
@@ -47,7 +47,7 @@ def prepare(
     encoding: Encoding | None = None,
     log: Log = print,
     prepares: bool = True,
-) -> PreparedData:
+) -> TokenDataset:
     """Return the tokens of a text from the cache, or make them now on all cores and in bounded memory.
 
     encoding: replaces the one that `tokenizer` names, e.g. by that of the model to fine-tune.
@@ -61,7 +61,7 @@ def prepare(
     root = user_path("data.cache_dir", data.cache_dir) / "tokens"
     source = Source(data)
     wanted = tokenizer_content(encoding) if encoding else asdict(tokenizer)
-    key = json.dumps([FORMAT, source.fingerprint, data.held_out, wanted], sort_keys=True)
+    key = json.dumps([FORMAT, source.fingerprint, data.validation_fraction, wanted], sort_keys=True)
     folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
         while not prepares and not is_whole(folder):
@@ -72,9 +72,9 @@ def prepare(
                     make_folder(folder, source, encoding or tokenizer, log)
         found = encoding or read_tokenizer(folder / "tokenizer.json")
         train, val = open_folder(folder, found, str(folder), "delete this folder: the next run makes it again")
-        return PreparedData(found, train, val, folder.name, source.description, data.document_mask)
+        return TokenDataset(found, train, val, folder.name, source.description, data.document_mask)
     except OSError as error:
-        problem = f"data.cache_dir={data.cache_dir} cannot be used ({why(error)})"
+        problem = f"data.cache_dir={data.cache_dir} cannot be used ({os_error_reason(error)})"
         raise DataError(problem, "give a writable folder on a disk with room") from error
 
 
@@ -105,7 +105,7 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
     remove(folder)  # one that is not whole
     with replacing(folder) as unfinished:
         unfinished.mkdir()
-        split = Split(source, source.config.held_out)
+        split = Split(source, source.config.validation_fraction)
         if isinstance(tokenizer, TokenizerConfig):
             tokenizer = make_tokenizer(tokenizer, split.sample(BPE_CHARACTERS * tokenizer.vocab_size))
         save_tokenizer(tokenizer, unfinished / "tokenizer.json")
@@ -118,8 +118,8 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         if not (sizes["train.bin"] and sizes["val.bin"]):
             problem = f"data={source.config.source} has no text, or too little to hold some out ({source.description})"
-            held_out = f"raise data.val_fraction={source.config.held_out:g}"
-            raise DataError(problem, f"choose another data.path or data source, or {held_out}")
+            validation = f"raise data.val_fraction={source.config.validation_fraction:g}"
+            raise DataError(problem, f"choose another data.path or data source, or {validation}")
         meta = {"text": source.description, "sizes": sizes}
         (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
@@ -247,7 +247,7 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> No
                 told = time.monotonic()
 
 
-def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> PreparedData:
+def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> TokenDataset:
     """Return the splits in a folder that nanoGPT's prepare.py or a run has filled, memory-mapped where they lie.
 
     Their ids are those of the folder's tokenizer.json, else of `encoding`, else of what `tokenizer` names. Raises
@@ -267,7 +267,7 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     encoding = encoding or own or make_tokenizer(tokenizer, ())
     train, val = open_folder(folder, encoding, f"data.path={data.path}", remedy)
     name = f"nanogpt-{fingerprint(files)}"
-    return PreparedData(encoding, train, val, name, f"tokens of {data.path}", data.document_mask)
+    return TokenDataset(encoding, train, val, name, f"tokens of {data.path}", data.document_mask)
 
 
 def open_folder(folder: Path, encoding: Encoding, place: str, remedy: str) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from common.errors import SettingsError
-from data.batches import Batch, PreparedData, random_stream
+from data.batches import Batch, TokenDataset, random_stream
 from data.config import TaskConfig
 
 HELD_OUT = 512  # windows that an evaluation scores
@@ -99,7 +99,7 @@ TASKS = {"recall": recall, "copy": copy, "selective_copy": selective_copy, "indu
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task as training and evaluation read it, in place of prepared text; the same methods as PreparedData."""
+    """A task as training and evaluation read it, in place of prepared text; the same methods as TokenDataset."""
 
     name: str
     task: TaskConfig
@@ -120,7 +120,7 @@ class TaskData:
         """Return 0 for each id: none is text."""
         return np.zeros(self.vocab_size, dtype=np.int64)
 
-    def held_out_tokens(self, block_size: int, most: int | None = None) -> int:
+    def validation_tokens(self, block_size: int, most: int | None = None) -> int:
         """Return how many tokens an evaluation of up to `most` tokens reads."""
         windows = HELD_OUT if most is None else min(HELD_OUT, max(1, most // block_size))
         return windows * block_size
@@ -140,10 +140,10 @@ class TaskData:
         draw = lru_cache(maxsize=1)(lambda step: self._draw(batch_size, block_size, seed, step))
         return lambda step, start, stop: Batch(*(ids[start:stop] for ids in draw(step)))
 
-    def held_out(self, block_size: int, batch_size: int, most: int | None = None) -> Iterator[Batch]:
+    def validation(self, block_size: int, batch_size: int, most: int | None = None) -> Iterator[Batch]:
         """Yield the HELD_OUT windows of an evaluation, the first ones up to `most` tokens, batch_size at a time."""
         inputs, targets = self._draw(HELD_OUT, block_size, self.seed, "held out")
-        windows = self.held_out_tokens(block_size, most) // block_size
+        windows = self.validation_tokens(block_size, most) // block_size
         for first in range(0, windows, batch_size):
             rows = slice(first, min(first + batch_size, windows))
             yield Batch(inputs[rows], targets[rows])
@@ -162,5 +162,5 @@ class TaskData:
         return TASKS[self.name](random_stream(self.name, *key), rows, block_size, self.task)
 
 
-Data = PreparedData | TaskData
+Data = TokenDataset | TaskData
 """What a run learns from."""

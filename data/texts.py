@@ -18,7 +18,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from common.errors import DataError, first_line, naming, why
+from common.errors import DataError, first_line, naming, os_error_reason
 from common.files import replacing, user_path
 from data.config import DIVISIBLE, DataConfig
 from data.tokenizer import LONGEST, pieces, replace_surrogates
@@ -120,7 +120,9 @@ class Source:
                 with opened(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as stream:
                     yield stream
             except (OSError, EOFError, zlib.error) as error:
-                raise DataError(f"{file} cannot be read ({why(error)})", "fix it or leave it out") from error
+                raise DataError(
+                    f"{file} cannot be read ({os_error_reason(error)})", "fix it or leave it out"
+                ) from error
 
     def _in_unicode(self, text: str, where: str) -> str:
         text, lost = replace_surrogates(text)
@@ -227,7 +229,7 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
         files = sizes_of(found)
     except OSError as error:  # a closed folder
         files = {}
-        problem = f"cannot be read ({why(error)}: {error.filename})"
+        problem = f"cannot be read ({os_error_reason(error)}: {error.filename})"
     if not files:
         problem = f"{setting}={path} {problem} (seen from {Path.cwd()})"
         raise DataError(problem, "give a file, a folder or a quoted glob that holds text")

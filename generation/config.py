@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from common.errors import SettingsError, at_least, fraction, one_of, positive, shown
+from common.errors import SettingsError, at_least, format_value, fraction, one_of, positive
 
 
 @dataclass(kw_only=True)
@@ -27,7 +27,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:  # float32 holds no larger quotient
-            raise SettingsError(f"temperature={shown(self.temperature)} must be 0, or finite and at least 1e-06")
+            raise SettingsError(f"temperature={format_value(self.temperature)} must be 0, or finite and at least 1e-06")
         at_least("top_k", self.top_k, 1)
         fraction("top_p", self.top_p, above=0)
         fraction("min_p", self.min_p)
@@ -82,7 +82,7 @@ class SampleConfig(SamplingParams):
         super().__post_init__()
         inputs, outputs = ("prompt", "prompt_file", "prompts", "interactive"), ("page", "results", "interactive")
         for alternatives in (inputs, outputs, ("page", "prompts")):
-            given = [f"{name}={shown(value)}" for name in alternatives if (value := getattr(self, name))]
+            given = [f"{name}={format_value(value)}" for name in alternatives if (value := getattr(self, name))]
             if len(given) > 1:
                 raise SettingsError(f"{' and '.join(given)} are given", "choose one")
         if self.logprobs and not (self.results or self.prompts):

@@ -58,8 +58,8 @@ class Decoder:
         self.cache = KVCache(min(longest + room, self.model.limit or longest + room))
         padding = torch.tensor([longest - len(text) for text in texts])
         tokens = torch.tensor([[0] * (longest - len(text)) + text for text in texts])  # (B, T)
-        starts = padding[:, None] * (torch.arange(longest) >= padding[:, None])  # padding is a text of its own
-        return self._forward(tokens, starts.to(self.device) if padding.any() else None)
+        doc_starts = padding[:, None] * (torch.arange(longest) >= padding[:, None])  # padding is a text of its own
+        return self._forward(tokens, doc_starts.to(self.device) if padding.any() else None)
 
     def step(self, tokens: list[int]) -> Logits:
         """Append a token to each text; return the logits that follow."""
@@ -77,11 +77,11 @@ class Decoder:
         self.texts = [list(self.texts[row]) for row in rows]
         self.cache = self.cache.take(torch.tensor(rows, device=self.device))
 
-    def _forward(self, tokens: Int[Tensor, "B T"], starts: Int[Tensor, "B T"] | None = None) -> Logits:
+    def _forward(self, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None = None) -> Logits:
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
             # A prompt has a length of its own, for which nothing is compiled.
             hidden = self.model.compiled_hidden if self.cache.position else None
-            x = (hidden or self.model.hidden)(sent(tokens, self.device), starts=starts, cache=self.cache)
+            x = (hidden or self.model.hidden)(sent(tokens, self.device), doc_starts=doc_starts, cache=self.cache)
             return self.model.logits(x[:, -1]).float()
 
 
@@ -201,13 +201,16 @@ def eval_mode(model: GPT) -> Iterator[None]:
         model.train(was_training)
 
 
-def complete_text(
+def generate_text(
     model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int, seed: int = 0
 ) -> Iterator[str]:
     """Yield the text of one sample after `prompt`, part by part."""
     params = SamplingParams(max_new_tokens=max_new_tokens)
     for part in complete(model, tokenizer, [encode_prompt(tokenizer, prompt)], seeds=[seed], params=params):
         yield part.text
+
+
+complete_text = generate_text  # its name in version 0.1
 
 
 def encode_prompt(

@@ -65,11 +65,11 @@ def score(model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"
     length = min(model.config.block_size, len(tokens) - 1)
     nats = np.empty(len(tokens) - 1, dtype=np.float32)
     with progress_bar(total=len(nats), desc="scoring", unit="token", unit_scale=True) as bar:
-        for starts, scored in passes(len(nats), length, how.stride, max(1, PASS_TOKENS // length)):
-            windows = np.stack([tokens[start : start + length + 1] for start in starts])
-            for start, row in zip(starts, nats_of(model, windows, scored, how), strict=True):
+        for doc_starts, scored in passes(len(nats), length, how.stride, max(1, PASS_TOKENS // length)):
+            windows = np.stack([tokens[start : start + length + 1] for start in doc_starts])
+            for start, row in zip(doc_starts, nats_of(model, windows, scored, how), strict=True):
                 nats[start + length - scored : start + length] = row
-            bar.update(scored * len(starts))
+            bar.update(scored * len(doc_starts))
     if not np.isfinite(nats).all():
         raise FloatingPointError("its logits are not finite")
     return Scores(nats, token_bytes(tokenizer)[tokens[1:]])
@@ -82,10 +82,10 @@ def passes(targets: int, length: int, stride: int | None, batch: int) -> Iterato
     """
     yield [0], length
     stride = min(stride or max(1, length // 8), length)
-    starts = list(range(stride, targets - length + 1, stride))
-    for first in range(0, len(starts), batch):
-        yield starts[first : first + batch], stride
-    done = (starts[-1] if starts else 0) + length
+    doc_starts = list(range(stride, targets - length + 1, stride))
+    for first in range(0, len(doc_starts), batch):
+        yield doc_starts[first : first + batch], stride
+    done = (doc_starts[-1] if doc_starts else 0) + length
     if done < targets:
         yield [targets - length], targets - done
 
@@ -96,11 +96,11 @@ def nats_of(model: GPT, windows: Int[np.ndarray, "B T1"], scored: int, how: How)
 
     A window may be longer than block_size, but only the logits of so many tokens are in memory at a time.
     """
-    inputs, starts = inputs_of(model, windows[:, :-1], how.separator)
+    inputs, doc_starts = inputs_of(model, windows[:, :-1], how.separator)
     targets = torch.from_numpy(windows[:, -scored:].astype(np.int64)).to(inputs.device)
     size, nats = model.config.block_size, []
     with how.autocast:
-        x = model.hidden(inputs, starts=starts)[:, -scored:]
+        x = model.hidden(inputs, doc_starts=doc_starts)[:, -scored:]
         for some, wanted in zip(x.split(size, 1), targets.split(size, 1), strict=True):
             logits = model.logits(some).float().transpose(1, 2)  # (B, V, some)
             nats.append(F.cross_entropy(logits, wanted, reduction="none"))
@@ -112,8 +112,8 @@ def inputs_of(
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
     """Return windows on the model's device, and where in them documents begin if `separator` keeps these apart."""
     device = model.token_embedding.weight.device
-    starts = None if separator is None else torch.from_numpy(document_starts(windows, separator)).to(device)
-    return torch.from_numpy(windows.astype(np.int64)).to(device), starts
+    doc_starts = None if separator is None else torch.from_numpy(document_starts(windows, separator)).to(device)
+    return torch.from_numpy(windows.astype(np.int64)).to(device), doc_starts
 
 
 def compare(first: Scores, second: Scores) -> tuple[float, float | None]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 import tiktoken
 
 from cli.settings import from_arguments
-from common.errors import SettingsError, shown
+from common.errors import SettingsError, format_value
 from common.text import visible
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import complete, encode_prompt
@@ -90,7 +90,7 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
 def obey(order: str, config: SampleConfig) -> SampleConfig:
     """Do what a line that began with a slash asks; return the settings after it."""
     name, _, value = order.replace("=", " ", 1).partition(" ")
-    now = {key: shown(value) for key, value in asdict(config).items() if key in CHANGEABLE}
+    now = {key: format_value(value) for key, value in asdict(config).items() if key in CHANGEABLE}
     if name in now and value.strip():
         return from_arguments(SampleConfig, [f"{name}={value.strip()}"], config)
     if name == "settings":

@@ -16,7 +16,7 @@ class KVCache:
     def __init__(self, size: int) -> None:
         """size: how many positions there is room for, in layers that keep rows."""
         self.size, self.position = size, 0
-        self.starts: Int[Tensor, " B"] | None = None
+        self.doc_starts: Int[Tensor, " B"] | None = None
         """Where the text of each row begins, if not all begin at 0."""
         self.layers: dict[int, dict[str, Tensor]] = defaultdict(dict)
 
@@ -37,7 +37,7 @@ class KVCache:
         """Return a new cache of these rows of the batch, in this order; one may come several times or not at all."""
         taken = KVCache(self.size)
         taken.position = self.position
-        taken.starts = None if self.starts is None else self.starts[rows]
+        taken.doc_starts = None if self.doc_starts is None else self.doc_starts[rows]
         for layer, kept in self.layers.items():
             taken.layers[layer] = {name: tensor.index_select(0, rows) for name, tensor in kept.items()}
         return taken

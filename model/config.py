@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from numbers import Integral
 
-from common.errors import SettingsError, at_least, fraction, one_of, positive, shown
+from common.errors import SettingsError, at_least, format_value, fraction, one_of, positive
 
 POSITIONS = ("rope", "learned", "alibi", "none")
 ROPE_SCALINGS = ("none", "linear", "yarn", "llama3")
@@ -162,7 +162,7 @@ class GPTConfig(AttentionConfig):
             at_least("each of model.ngrams", n, 2)
         if self.ngrams and (len(set(self.ngrams)) < len(self.ngrams) or max(self.ngrams) > self.block_size):
             above = f"has a size twice, or above model.block_size={self.block_size}"
-            raise SettingsError(f"model.ngrams={shown(self.ngrams)} {above}", "give each once, and smaller ones")
+            raise SettingsError(f"model.ngrams={format_value(self.ngrams)} {above}", "give each once, and smaller ones")
         fraction("model.dropout", self.dropout, below=1)
         positive("model.logit_softcap", self.logit_softcap)
         positive("model.norm_eps", self.norm_eps)

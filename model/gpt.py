@@ -16,16 +16,16 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
 from common.errors import SettingsError
-from model.attention import Pass, check_names, make_attention
+from model.attention import AttentionContext, check_names, make_attention
 from model.attention.functions import causal_blocks
 from model.cache import KVCache
 from model.config import GPTConfig
 from model.layers import LayerNorm, Linear, RMSNorm
-from model.loss import chunk_nats_and_slope, nats_of_each, summed_nats
+from model.loss import chunk_loss_and_gradient, fused_cross_entropy, nats_of_each
 from model.rope import Rope
 
 Tokens = Int[Tensor, "B T"]
-Starts = Int[Tensor, "B T"] | None
+DocStarts = Int[Tensor, "B T"] | None
 Stream = Float[Tensor, "B T C"]
 
 
@@ -60,14 +60,14 @@ class GPT(nn.Module):
         if len(mixing) > 1:
             problem = f"attention={config.attention}: value_residual adds the values of layers with other heads"
             raise SettingsError(problem, "leave it out of the layers that differ")
-        self.nats_and_slope = chunk_nats_and_slope  # which training may compile
-        self.largest_chunk: int | None = None  # see summed_nats
+        self.loss_and_gradient = chunk_loss_and_gradient  # which training may compile
+        self.largest_chunk: int | None = None  # see fused_cross_entropy
         self.compiled_hidden: Callable[..., Stream] | None = None  # hidden(), for tokens after those of a prompt
         self.initialize()
 
     def forward(
-        self, tokens: Tokens, targets: Tokens | None = None, *, starts: Starts = None, cache: KVCache | None = None,
-        each: bool = False,
+        self, tokens: Tokens, targets: Tokens | None = None, *, doc_starts: DocStarts = None,
+        cache: KVCache | None = None, each: bool = False,
     ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:  # fmt: skip
         """Return the logits of the token that follows each position; with `targets` the loss they are wanted for.
 
@@ -82,21 +82,28 @@ class GPT(nn.Module):
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
         """
-        now = Pass()
+        now = AttentionContext()
         if self.training and targets is not None:  # it needs a gradient, as after a layer: torch compiles them alike
             now.loss = torch.zeros((), device=tokens.device, requires_grad=True)
-        x = self.hidden(tokens, starts=starts, cache=cache, now=now)
+        x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, now=now)
         if targets is None:
             return self.logits(x)
         x, weight = self.final_norm(x), self.lm_head.weight
         if each:
             return nats_of_each(x, weight, targets, self.config.logit_softcap, self.largest_chunk)
-        nats = summed_nats(x, weight, targets, self.config.logit_softcap, self.nats_and_slope, self.largest_chunk)
+        nats = fused_cross_entropy(
+            x, weight, targets, self.config.logit_softcap, self.loss_and_gradient, self.largest_chunk
+        )
         # Of the layers' own loss the gradient alone: what is reported stays the cross-entropy.
         return nats if now.loss is None else nats + (now.loss - now.loss.detach())
 
     def hidden(
-        self, tokens: Tokens, *, starts: Starts = None, cache: KVCache | None = None, now: Pass | None = None
+        self,
+        tokens: Tokens,
+        *,
+        doc_starts: DocStarts = None,
+        cache: KVCache | None = None,
+        now: AttentionContext | None = None,
     ) -> Stream:
         """Return the residual stream after the last block, as forward(), for callers that need only a few logits.
 
@@ -104,18 +111,18 @@ class GPT(nn.Module):
         """
         T, past = tokens.size(1), 0 if cache is None else cache.position
         if cache is not None:
-            if starts is not None:
-                cache.starts = starts[:, -1]
-            elif cache.starts is not None:
-                starts = cache.starts[:, None].expand(-1, T)
+            if doc_starts is not None:
+                cache.doc_starts = doc_starts[:, -1]
+            elif cache.doc_starts is not None:
+                doc_starts = cache.doc_starts[:, None].expand(-1, T)
         x = self.token_embedding(tokens)  # (B, T, C)
-        now = now or Pass()
-        now.starts, now.tokens, now.cache, now.blocks = starts, tokens, cache, self.flex_blocks(x, starts)
+        now = now or AttentionContext()
+        now.doc_starts, now.tokens, now.cache, now.blocks = doc_starts, tokens, cache, self.flex_blocks(x, doc_starts)
         now.rotations = {rope: rope.table(x, past) for rope in self.ropes}
         if self.config.ngrams:
             x = x + self.ngrams(tokens, now)
         if self.config.position == "learned":
-            x = x + self.embedded_positions(past, T, starts)
+            x = x + self.embedded_positions(past, T, doc_starts)
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x, now)
@@ -123,20 +130,20 @@ class GPT(nn.Module):
             cache.position += T
         return x
 
-    def embedded_positions(self, past: int, T: int, starts: Starts) -> Float[Tensor, "*#B T C"]:
+    def embedded_positions(self, past: int, T: int, doc_starts: DocStarts) -> Float[Tensor, "*#B T C"]:
         """Return the learned embeddings of past … past+T-1, counted from where texts start."""
         end, most = past + T, self.config.block_size
         if end > most:
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
-        if starts is None:
+        if doc_starts is None:
             return self.position_embedding.weight[past:end]
-        return self.position_embedding(torch.arange(past, end, device=starts.device) - starts)
+        return self.position_embedding(torch.arange(past, end, device=doc_starts.device) - doc_starts)
 
-    def flex_blocks(self, x: Stream, starts: Starts) -> dict[int, BlockMask]:
+    def flex_blocks(self, x: Stream, doc_starts: DocStarts) -> dict[int, BlockMask]:
         """Return the blocks of flex_attention by window, in compiled training on a GPU with room for it."""
         compiled, T = self.blocks[0]._compiled_call_impl is not None, x.size(1)
         fits = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 0) and T > 128
-        if not (fits and self.training and compiled and starts is None):
+        if not (fits and self.training and compiled and doc_starts is None):
             return {}
         windows = {attention.window or T for attention in self.attentions if attention.flex_window}
         return {window: causal_blocks(T, window, x.device) for window in windows}
@@ -144,7 +151,7 @@ class GPT(nn.Module):
     @property
     def limit(self) -> int | None:
         """Positions that a text may have when it is continued: block_size, or any number in a stack of states."""
-        grows = self.config.position == "learned" or any(attention.keeps_rows for attention in self.attentions)
+        grows = self.config.position == "learned" or any(attention.has_kv_cache for attention in self.attentions)
         return self.config.block_size if grows else None
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
@@ -188,12 +195,12 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Stream, now: Pass) -> Stream:
+    def forward(self, x: Stream, now: AttentionContext) -> Stream:
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(self.add, x, now, use_reentrant=False)
         return self.add(x, now)
 
-    def add(self, x: Stream, now: Pass) -> Stream:
+    def add(self, x: Stream, now: AttentionContext) -> Stream:
         """Return x plus what attention and MLP add."""
         x = x + self.dropout(self.attention(self.attention_norm(x), now))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from model.gpt import GPT, Starts
+from model.gpt import GPT, DocStarts
 
 Result = TypeVar("Result")
 Weights = Float[Tensor, "B H T T"]
@@ -35,7 +35,7 @@ class HeadStatistics(NamedTuple):
 
 @torch.no_grad()
 def for_each_layer(
-    model: GPT, tokens: Int[Tensor, "B T"], function: Callable[[Weights], Result], starts: Starts = None
+    model: GPT, tokens: Int[Tensor, "B T"], function: Callable[[Weights], Result], doc_starts: DocStarts = None
 ) -> list[Result]:
     """Return `function` of each layer's attention weights, dropout off; the model's mode stays as it was.
 
@@ -47,7 +47,7 @@ def for_each_layer(
     was_training = model.training
     model.eval()
     try:
-        model.hidden(tokens, starts=starts)
+        model.hidden(tokens, doc_starts=doc_starts)
     finally:
         for hook in hooks:
             hook.remove()
@@ -55,21 +55,21 @@ def for_each_layer(
     return results
 
 
-def head_statistics(model: GPT, tokens: Int[Tensor, "B T"], starts: Starts = None) -> HeadStatistics:
+def head_statistics(model: GPT, tokens: Int[Tensor, "B T"], doc_starts: DocStarts = None) -> HeadStatistics:
     """Measure every head of a model on some texts, with documents kept apart that begin at `starts`."""
     position = torch.arange(tokens.size(1), device=tokens.device)
     back = position[:, None] - position  # (T, T): how far key s lies behind query t
     windows = iter([attention.window or len(position) for attention in model.attentions])
 
     def measure(weights: Weights) -> Float[Tensor, "4 H"]:
-        in_sight = position + 1 - (0 if starts is None else starts)
+        in_sight = position + 1 - (0 if doc_starts is None else doc_starts)
         most = in_sight.clamp(max=next(windows)).log().mean()  # the entropy of an even average
         weights = F.normalize(weights.clamp(min=0), p=1, dim=-1)
         entropy = torch.special.entr(weights).sum(-1).mean((0, 2))  # (B, H, T, T) -> (H,)
         distance = (weights * back).sum(-1).mean((0, 2))
         return torch.stack((entropy, entropy / most, distance, head_similarity(weights).expand(weights.size(1))))
 
-    layers = for_each_layer(model, tokens, measure, starts)
+    layers = for_each_layer(model, tokens, measure, doc_starts)
     heads = [layer.size(1) for layer in layers]
     read = torch.cat(layers, 1).cpu().split(heads, 1)  # all at once: a GPU is waited for once
     entropy, relative, distance, similarity = (

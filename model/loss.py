@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-UNSCORED = -1  # the target of a position that no loss counts; so does torch's own, F.cross_entropy's ignore_index
-IGNORED = (UNSCORED, -100)
+IGNORE_INDEX = -1  # the target of a position that no loss counts; so does torch's own, F.cross_entropy's ignore_index
+IGNORED = (IGNORE_INDEX, -100)
 LARGEST_CHUNK = {"cpu": 64 << 20}  # bytes of float32 logits at a time; larger products no longer gain
 LARGEST_CHUNK_ON_GPU = 512 << 20
 MULTIPLE = {"cuda": 64}  # of rows of lm_head: a GPU's products are slow where a matrix has a length like 50,257
 
 
-def summed_nats(
+def fused_cross_entropy(
     x: Float[Tensor, "*lead C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, "*lead"],
-    softcap: float | None = None, nats_and_slope: Callable[..., Any] | None = None, largest_chunk: int | None = None,
+    softcap: float | None = None, loss_and_gradient: Callable[..., Any] | None = None, largest_chunk: int | None = None,
 ) -> Float[Tensor, ""]:  # fmt: skip
     """Return -Σ log p(target) in nats, with logits cap · tanh(x Wᵀ / cap), or x Wᵀ without a softcap.
 
@@ -27,13 +27,13 @@ def summed_nats(
     Kernel"): that takes the plain loss's three products and no more. They are in autocast's dtype, the softmax in
     float32 at least.
 
-    nats_and_slope: chunk_nats_and_slope, which training may compile.
+    loss_and_gradient: chunk_loss_and_gradient, which training may compile.
     largest_chunk: bytes of float32 logits at a time; by default it depends on the device.
 
     Raises ValueError on a CPU for other targets than ids and IGNORED; on a GPU, which is not waited for, its kernels
     assert that.
     """
-    how = (softcap, nats_and_slope or chunk_nats_and_slope, largest_chunk)
+    how = (softcap, loss_and_gradient or chunk_loss_and_gradient, largest_chunk)
     return _SummedNats.apply(x.flatten(0, -2), weight, targets.flatten(), *how)[0]
 
 
@@ -44,7 +44,7 @@ def nats_of_each(
 ) -> tuple[Float[Tensor, "*lead"], Bool[Tensor, "*lead"]]:  # fmt: skip
     """Return -log p(target) in nats of each place, 0 if it is IGNORED, and whether the target is the likeliest id.
 
-    The logits are those of summed_nats, with its chunks and dtypes; there is no gradient.
+    The logits are those of fused_cross_entropy, with its chunks and dtypes; there is no gradient.
     """
     dtype = product_dtype(x)
     rows, heads = x.flatten(0, -2).to(dtype), padded(weight.to(dtype))
@@ -88,7 +88,7 @@ def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
     return -(-tokens // chunks)
 
 
-def chunk_nats_and_slope(
+def chunk_loss_and_gradient(
     x: Float[Tensor, "N C"], heads: Float[Tensor, "rows C"], targets: Int[Tensor, "N 1"], ids: int, cap: float | None
 ) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"], Float[Tensor, "N rows"]]:  # fmt: skip
     """Return each token's loss, and its derivatives by x · head, for the target's head and for the others'.
@@ -116,7 +116,7 @@ class _SummedNats(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Float[Tensor, "N C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, " N"], softcap: float | None,
-        nats_and_slope: Callable[..., Any], largest_chunk: int | None,
+        loss_and_gradient: Callable[..., Any], largest_chunk: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Return the loss and, for setup_context(), its gradients by x and weight."""
         ids, dtype, is_scored = len(weight), product_dtype(x), scored_places(targets)
@@ -133,7 +133,7 @@ class _SummedNats(torch.autograd.Function):
         summed, to_x = torch.zeros((), device=x.device), torch.empty_like(rows)
         to_heads = torch.zeros_like(heads, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part in (slice(first, first + size) for first in range(0, len(rows), size)):
-            nats, at_target, slope = nats_and_slope(rows[part], heads, targets[part], ids, softcap)
+            nats, at_target, slope = loss_and_gradient(rows[part], heads, targets[part], ids, softcap)
             slope.scatter_(1, targets[part], at_target)
             summed = summed + (nats * scored[part]).sum()
             torch.mm(slope, heads, out=to_x[part])

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from model.attention import Pass
+from model.attention import AttentionContext
 from model.config import GPTConfig
 
 MULTIPLIER, MODULUS = 1_540_483_477, (1 << 31) - 1  # a hash below 2^31 and an id below 2^32: no product reaches 2^63
@@ -24,7 +24,7 @@ class NGrams(nn.Module):
         self.sizes, self.rows = config.ngrams, config.ngram_rows
         self.tables = nn.ModuleList(nn.Embedding(config.ngram_rows, config.n_embd) for _ in self.sizes)
 
-    def forward(self, tokens: Int[Tensor, "B T"], now: Pass) -> Float[Tensor, "B T C"]:
+    def forward(self, tokens: Int[Tensor, "B T"], now: AttentionContext) -> Float[Tensor, "B T C"]:
         ids = (tokens + 1)[:, None, :, None]  # 0 is the id of what is before the text
         hashes = ngram_hashes([ids, *now.earlier(INPUT, "ids", ids, max(self.sizes) - 1)])
         tables = zip(self.sizes, self.tables, strict=True)

@@ -46,10 +46,10 @@ class Probes:
 
     def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> list[list[float] | None]:
         """Return `function` of each layer's weights, one number a head; None for a layer without a score matrix."""
-        tokens, starts = inputs_of(self.model, rows, self.how.separator)
+        tokens, doc_starts = inputs_of(self.model, rows, self.how.separator)
         with self.how.autocast:
-            found = for_each_layer(self.model, tokens, function, starts)
-        return [each.tolist() if a.keeps_rows else None for a, each in zip(self.model.attentions, found, strict=True)]
+            found = for_each_layer(self.model, tokens, function, doc_starts)
+        return [each.tolist() if a.has_kv_cache else None for a, each in zip(self.model.attentions, found, strict=True)]
 
     def induction(self, ids: int) -> dict[str, Any]:
         """Probe for induction heads (Olsson et al. 2022): a block of random ids, and the same again.
@@ -135,7 +135,7 @@ def probe(checkpoint: Checkpoint, how: How, path: str | None = None) -> dict[str
     T = min(model.config.block_size, HEAD_TOKENS)
     if checkpoint.encoding is None and path is None:
         task = learned_task(checkpoint)
-        rows = next(task.held_out(model.config.block_size, HEAD_TOKENS // T)).inputs[:, :T]
+        rows = next(task.validation(model.config.block_size, HEAD_TOKENS // T)).inputs[:, :T]
         return {"induction": probes.induction(task.vocab_size), "heads": probes.heads(rows)}
     _, (tokens,) = load_text(path, [checkpoint])
     tokenizer, T = checkpoint.tokenizer, min(T, len(tokens))

@@ -67,15 +67,15 @@ def read(
     rows = 1 + config.n_layer * (1 + config.n_head)
     kept = max(1, min(MOST_KEYS, length, ATTENTION_BYTES // (3 * N * rows * models)))
     nats, answers, looked = np.full(N, np.nan, np.float32), list[tuple[np.ndarray, ...]](), list[tuple]()
-    for starts, scored in passes(N, length, how.stride, max(1, 2**20 // length**2)):
-        windows = np.stack([tokens[start : start + length] for start in starts])
+    for doc_starts, scored in passes(N, length, how.stride, max(1, 2**20 // length**2)):
+        windows = np.stack([tokens[start : start + length] for start in doc_starts])
         inputs, begins = inputs_of(model, windows, how.separator)
-        offsets = np.repeat(starts, scored)
+        offsets = np.repeat(doc_starts, scored)
         with how.autocast:
-            logits = model.logits(model.hidden(inputs, starts=begins)[:, -scored:])  # (B, scored, V)
+            logits = model.logits(model.hidden(inputs, doc_starts=begins)[:, -scored:])  # (B, scored, V)
             keys, weights, heads = largest_weights(model, inputs, begins, scored, kept)
         logprobs = logits.float().log_softmax(-1).flatten(0, 1)
-        following = offsets + np.tile(np.arange(length - scored, length), len(starts)) + 1
+        following = offsets + np.tile(np.arange(length - scored, length), len(doc_starts)) + 1
         following = following[following < N]
         nats[following] = -logprobs[range(len(following)), tokens[following].astype(np.int64)].cpu().numpy()
         best = logprobs.topk(min(ALTERNATIVES, logprobs.size(-1)))
@@ -88,7 +88,7 @@ def read(
 
 
 def largest_weights(
-    model: GPT, tokens: Int[Tensor, "B T"], starts: Int[Tensor, "B T"] | None, scored: int, kept: int
+    model: GPT, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None, scored: int, kept: int
 ) -> tuple[Int[np.ndarray, "R Q K"], Float[np.ndarray, "R Q K"], list[int]]:
     """Return what the last `scored` tokens of each window look at most, how much, and how many heads each layer has.
 
@@ -107,6 +107,6 @@ def largest_weights(
         total = total + mean.cpu()
         return largest(torch.cat([mean, weights]))
 
-    layers = for_each_layer(model, tokens, visit, starts)
+    layers = for_each_layer(model, tokens, visit, doc_starts)
     keys, weights = (np.concatenate(each) for each in zip(largest(total / len(layers)), *layers, strict=True))
     return keys, weights, [len(each) - 1 for each, _ in layers]

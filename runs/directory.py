@@ -11,7 +11,7 @@ from typing import IO, Any, TypeVar
 
 import yaml
 
-from common.errors import CheckpointError, SettingsError, naming, shown
+from common.errors import CheckpointError, SettingsError, format_value, naming
 from common.files import UNFINISHED, is_locked, lock, reading, remove, user_path
 from common.text import LogFormatter, flat, hydra_quoted
 from runs.checkpoint import (
@@ -138,7 +138,7 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
     differing = [name for name in sorted(before) if name in now and now[name] != before[name]]
     free = tuple(f"{name}." for name in MAY_CHANGE_ON_RESUME)
     bound = [name for name in differing if not f"{name}.".startswith(free)]
-    changed = [f"{name}={shown(now[name])} (was {shown(before[name])})" for name in bound]
+    changed = [f"{name}={format_value(now[name])} (was {format_value(before[name])})" for name in bound]
     changed += ["the text has changed"] * (data not in (None, saved.data))
     if not changed:
         return

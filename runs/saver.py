@@ -7,7 +7,7 @@ from pathlib import Path
 from tiktoken import Encoding
 from torch import Tensor
 
-from common.errors import CheckpointError, device_failed, why
+from common.errors import CheckpointError, device_failed, os_error_reason
 from common.files import point, pointed, remove
 from common.text import hydra_quoted
 from runs.checkpoint import Meta, checkpoints_by_step, write_checkpoint
@@ -16,7 +16,7 @@ log = logging.getLogger("tinygpt")
 Tensors = dict[str, Tensor]
 
 
-class Saver:
+class AsyncCheckpointer:
     """Writes a run's checkpoints one at a time, points last and best at them, and deletes the old ones."""
 
     def __init__(self, checkpoints: Path, keep: int, tokenizer: Encoding | None) -> None:
@@ -53,7 +53,9 @@ class Saver:
         remove_old(self.checkpoints, self.keep)
 
     def _fail(self, step: int, error: BaseException) -> None:
-        self.failure = f"the checkpoint of step {step} could not be saved in {self.checkpoints} ({why(error)})"
+        self.failure = (
+            f"the checkpoint of step {step} could not be saved in {self.checkpoints} ({os_error_reason(error)})"
+        )
         last = self.last()
         kept = f"the last good checkpoint is {last}" if last else "there is no good checkpoint yet"
         log.error("%s; training goes on, and %s.", self.failure, kept)

@@ -20,9 +20,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from cli.hydra_command import check_composed, check_typed
-from cli.settings import by_name
+from cli.settings import parse_overrides
 from common.console import ending_signals
-from common.errors import SettingsError, first_line, why
+from common.errors import SettingsError, first_line, os_error_reason
 from common.files import user_path
 from common.text import hydra_quoted, literal, quote, visible
 from runs.directory import lock_run
@@ -131,7 +131,7 @@ class Grid(BasicSweeper):
 
     def check_job(self, job: Sequence[str]) -> None:
         """Compose a job as Hydra will, and raise SettingsError if it cannot run."""
-        typed = by_name(job)
+        typed = parse_overrides(job)
         check_typed(typed, is_sweep=True)
         check_composed(self.hydra_context.config_loader.load_sweep_config(self.config, list(job)), typed)
 
@@ -174,7 +174,7 @@ class Grid(BasicSweeper):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 lock_run(self.folder, stack)
             except (OSError, SettingsError) as error:
-                problem = f"hydra.sweep.dir={self.folder} cannot be used ({why(error)})"
+                problem = f"hydra.sweep.dir={self.folder} cannot be used ({os_error_reason(error)})"
                 raise SettingsError(problem, "name another folder") from error
             for kind in set(ending_signals()) - {signal.SIGINT}:
                 stack.callback(signal.signal, kind, signal.signal(kind, lambda number, _: sys.exit(128 + number)))

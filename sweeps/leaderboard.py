@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import why
+from common.errors import os_error_reason
 from common.files import is_locked, replace_text
 from common.text import duration, si, visible
 from pages.runs import describe_run, runs_page
@@ -175,7 +175,7 @@ def write_leaderboard(sweep: Path) -> str:
         try:
             replace_text(sweep / name, text)
         except OSError as error:
-            log.error("%s cannot be written (%s).", sweep / name, why(error))
+            log.error("%s cannot be written (%s).", sweep / name, os_error_reason(error))
     return f"{table}\ntable     {sweep / 'leaderboard.md'}\ncurves    {sweep / PAGE}"
 
 

@@ -26,7 +26,7 @@ install_import_hook("model", "beartype.beartype")  # every annotation in model/ 
 from cli.hydra_command import CONF, register_schema, to_settings
 from data.config import DataConfig, TokenizerConfig
 from model.attention import MultiHeadAttention, make_attention
-from model.attention.contract import obeys_contract
+from model.attention.contract import attention_function
 from model.config import AttentionConfig, GPTConfig
 from model.gpt import GPT
 from model.heads import for_each_layer
@@ -177,7 +177,7 @@ def close(got, wanted, **tolerance) -> None:
     torch.testing.assert_close(got, wanted, **{"rtol": 1e-4, "atol": 1e-5} | tolerance)
 
 
-@obeys_contract
+@attention_function
 def leaky_attention(q, k, v, allowed, bias, scale, dropout_p):
     """A variant without softmax: its weights are above 1 or below 0, its rows have any sum, and it has a kink."""
     weights = F.leaky_relu(q @ k.mT * scale + (0 if bias is None else bias), 0.1)

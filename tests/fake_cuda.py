@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from data.batches import PreparedData
+from data.batches import TokenDataset
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.config import SamplingParams
@@ -158,7 +158,7 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
     config = TrainConfig(model=model_config, batch_size=2)
     text = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint16)
     text[::50] = 256
-    data = PreparedData(BYTE, text, text, "random", "random", document_mask=documents)
+    data = TokenDataset(BYTE, text, text, "random", "random", document_mask=documents)
     found = {}
     with NoReads():
         model = on_gpu(without_weights(model_config))
@@ -174,9 +174,9 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
             # The forward pass of an evaluation.
             batch = run.batch(0, 0, 2)
             tokens = torch.from_numpy(batch.inputs).to(GPU)
-            starts = None if batch.starts is None else torch.from_numpy(batch.starts).to(GPU)
+            doc_starts = None if batch.doc_starts is None else torch.from_numpy(batch.doc_starts).to(GPU)
             with torch.no_grad(), run.autocast:
-                logits = model.eval()(tokens, starts=starts)
+                logits = model.eval()(tokens, doc_starts=doc_starts)
             found["evaluation"] = watch.found() | {"logits": name(logits)}
 
         # A prompt, two tokens, and how they are drawn, in the dtype that sample.py takes.

@@ -25,9 +25,9 @@ def epoch(source: Batches, number: int) -> list[int]:
 def test_each_window_of_an_epoch_comes_exactly_once(length, block_size, seed, number):
     length += block_size
     source = batches(length, block_size=block_size, batch_size=1, seed=seed)
-    starts = sorted(epoch(source, number))
-    assert np.all(np.diff(starts) == block_size) and starts[0] >= 0
-    assert starts[-1] + block_size < length
+    doc_starts = sorted(epoch(source, number))
+    assert np.all(np.diff(doc_starts) == block_size) and doc_starts[0] >= 0
+    assert doc_starts[-1] + block_size < length
     assert source.windows_per_epoch >= (length - 1) // block_size - 1  # less than two windows go unseen at the ends
 
 

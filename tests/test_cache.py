@@ -23,11 +23,11 @@ def padded_gpt(attention, position, **settings):
     return random_gpt(attention=attention, position=position, n_layer=3, **settings).double()
 
 
-def in_chunks(model, tokens, sizes, starts=None):
+def in_chunks(model, tokens, sizes, doc_starts=None):
     cache, pieces = KVCache(tokens.size(1)), []
-    begun = [None] * len(sizes) if starts is None else starts.split(sizes, 1)
+    begun = [None] * len(sizes) if doc_starts is None else doc_starts.split(sizes, 1)
     for piece, begins in zip(tokens.split(sizes, 1), begun, strict=True):
-        pieces.append(model(piece, starts=begins, cache=cache))
+        pieces.append(model(piece, doc_starts=begins, cache=cache))
     assert cache.position == tokens.size(1)
     return torch.cat(pieces, 1)
 
@@ -37,14 +37,17 @@ def in_chunks(model, tokens, sizes, starts=None):
 @torch.inference_mode()
 def test_each_text_of_a_left_padded_batch_is_as_alone_in_one_pass_and_in_chunks(attention, position):
     model, padding = padded_gpt(attention, position), torch.tensor([0, 4, 6])
-    starts = padding[:, None] * (torch.arange(7) >= padding[:, None])
+    doc_starts = padding[:, None] * (torch.arange(7) >= padding[:, None])
     tokens = torch.tensor([[0] * (7 - len(text)) + text for text in TEXTS])
-    other = torch.where(starts < padding[:, None], 60, tokens)  # another padding
-    whole = model(tokens, starts=starts)
+    other = torch.where(doc_starts < padding[:, None], 60, tokens)  # another padding
+    whole = model(tokens, doc_starts=doc_starts)
     close(
-        model(other, starts=starts)[starts == padding[:, None]], whole[starts == padding[:, None]], rtol=0, atol=1e-12
+        model(other, doc_starts=doc_starts)[doc_starts == padding[:, None]],
+        whole[doc_starts == padding[:, None]],
+        rtol=0,
+        atol=1e-12,
     )
-    for logits in (whole, *(in_chunks(model, tokens, sizes, starts) for sizes in ((7,), (2, 3, 2), (1,) * 7))):
+    for logits in (whole, *(in_chunks(model, tokens, sizes, doc_starts) for sizes in ((7,), (2, 3, 2), (1,) * 7))):
         for row, text in enumerate(TEXTS):
             near = 1e-5 if position == "rope" else 1e-9  # whose angles are float32, at other positions
             close(logits[row, -len(text) :], model(torch.tensor([text]))[0], rtol=near, atol=near)
@@ -128,10 +131,10 @@ def test_layers_read_back_what_all_passes_wrote_each_its_own_without_copies_or_g
 
 def test_rows_taken_several_times_or_not_at_all_are_copies(filled):
     cache, rows = filled
-    cache.layers[0]["state"], cache.starts = torch.tensor([1.0, 2.0]), torch.tensor([0, 2])
+    cache.layers[0]["state"], cache.doc_starts = torch.tensor([1.0, 2.0]), torch.tensor([0, 2])
     taken = cache.take(torch.tensor([1, 1, 0]))
-    assert (taken.position, taken.size, taken.starts.tolist()) == (3, 8, [2, 2, 0])
+    assert (taken.position, taken.size, taken.doc_starts.tolist()) == (3, 8, [2, 2, 0])
     assert torch.equal(taken.append(0, "k", torch.ones(3, 3, 1, 4))[..., :3, :], rows[0][[1, 1, 0]])
     assert taken.layers[0]["state"].tolist() == [2, 2, 1] and not cache.layers[0]["k"][:, :, 3:].any()
-    cache.starts = None
-    assert cache.take(torch.tensor([0])).starts is None
+    cache.doc_starts = None
+    assert cache.take(torch.tensor([0])).doc_starts is None

@@ -39,7 +39,7 @@ from runs.checkpoint import (
     write_checkpoint,
 )
 from runs.directory import settings_to_go_on
-from runs.saver import Saver, remove_old
+from runs.saver import AsyncCheckpointer, remove_old
 from training.config import TrainConfig
 from training.pretrained import pretrained_config
 
@@ -48,7 +48,7 @@ MEMBERS = ("model.safetensors", "optimizer.safetensors", "tokenizer.json", "meta
 
 
 def save(directory: Path, step: int, best_step: int = 0, **settings) -> torch.nn.Module:
-    """Write a checkpoint of a random model, as a run's Saver does."""
+    """Write a checkpoint of a random model, as a run's AsyncCheckpointer does."""
     model = random_gpt(seed=step, vocab_size=257, **settings)
     meta = Meta(asdict(TrainConfig(model=model.config)), Progress(step, metrics={"val_loss": 1.5}, best_step=best_step))
     write_checkpoint(directory, plain_weights(model), {"lm_head.weight.exp_avg": torch.randn(257, 32)}, meta, BYTE)
@@ -59,7 +59,7 @@ def save(directory: Path, step: int, best_step: int = 0, **settings) -> torch.nn
 def saved(tmp_path: Path) -> Path:
     directory = tmp_path / "run" / "checkpoints" / "step_5"
     save(directory, step=5)
-    Saver(directory.parent, 2, BYTE).link(5, 5)
+    AsyncCheckpointer(directory.parent, 2, BYTE).link(5, 5)
     return directory
 
 
@@ -129,7 +129,7 @@ def test_the_latest_are_kept_and_what_last_and_best_point_to(saved, tmp_path):
     for step in (6, 7, 8, 9, 10):
         save(saved.with_name(f"step_{step}"), step=step)
     (saved.parent / "step_11.copy").mkdir()  # a person's, and none of ours
-    Saver(saved.parent, 2, BYTE).link(10, 5)
+    AsyncCheckpointer(saved.parent, 2, BYTE).link(10, 5)
     remove_old(saved.parent, keep=2)
     left = sorted(path.name for path in saved.parent.iterdir())
     assert left == ["best", "last", "step_10", "step_11.copy", "step_5", "step_9"]

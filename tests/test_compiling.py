@@ -28,7 +28,7 @@ for form in sys.argv[1:]:
     counter = CompileCounter()
     for block in gpt.blocks:
         block.compile(backend=counter)
-    gpt.nats_and_slope = torch.compile(gpt.nats_and_slope, backend=counter)
+    gpt.loss_and_gradient = torch.compile(gpt.loss_and_gradient, backend=counter)
     tokens = torch.randint(11, (2, 8))
     for _ in range(2):
         gpt(tokens, tokens).backward()
@@ -109,8 +109,8 @@ def test_blocks_are_made_once_for_each_window_in_compiled_training_on_a_gpu_that
         assert model.flex_blocks(x, None) == {}  # not compiled
         model.blocks[0].compile(backend="eager")
         assert model.flex_blocks(x, None) == blocks
-        for other, starts in ((short, None), (torch.empty(1, 129, 64), None), (x, torch.zeros(1, 129))):
-            assert model.flex_blocks(other, starts) == {}
+        for other, doc_starts in ((short, None), (torch.empty(1, 129, 64), None), (x, torch.zeros(1, 129))):
+            assert model.flex_blocks(other, doc_starts) == {}
         capability[0] = (7, 5)
         assert model.flex_blocks(x, None) == {}
         capability[0] = (8, 0)

@@ -55,7 +55,7 @@ def fail_in(monkeypatch, place: str, error: Exception) -> None:
 PLACES = {  # the step said, and that of the checkpoint
     "step": (13, 10),
     "training.evaluation.evaluate": (10, 10),
-    "generation.generate.complete_text": (10, 10),
+    "generation.generate.generate_text": (10, 10),
     "training.log.head_statistics": (10, 10),
     "training.run.Run.weights_are_finite": (10, None),  # at the start of a save
     "copy of a save": (10, None),

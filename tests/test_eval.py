@@ -72,10 +72,10 @@ def test_every_token_is_scored_once_after_at_least_the_context_that_the_stride_l
     model = random_gpt(vocab_size=257)
     passes = list(generation.score.passes(size - 1, min(16, size - 1), stride, batch))
     seen, length = [], min(16, size - 1)
-    for start, scored in [(start, scored) for starts, scored in passes for start in starts]:
+    for start, scored in [(start, scored) for doc_starts, scored in passes for start in doc_starts]:
         assert start == 0 or length - scored >= 16 - stride
         seen += range(start + length - scored, start + length)
-    assert seen == list(range(size - 1)) and all(len(starts) <= batch for starts, _ in passes)
+    assert seen == list(range(size - 1)) and all(len(doc_starts) <= batch for doc_starts, _ in passes)
     eighths = [list(generation.score.passes(size - 1, 16, each, batch)) for each in (None, 2)]
     assert eighths[0] == eighths[1]
     scores = score(model, BYTE, tokens, How(PLAIN, stride))

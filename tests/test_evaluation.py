@@ -12,7 +12,7 @@ import training.evaluation
 from common.errors import SettingsError
 from data.config import DataConfig, TaskConfig
 from model.config import GPTConfig
-from model.loss import UNSCORED, nats_of_each
+from model.loss import IGNORE_INDEX, nats_of_each
 from runs.checkpoint import Progress, load_checkpoint, read_meta
 from runs.metrics import read_metrics
 from runs.summary import read_summary
@@ -31,12 +31,12 @@ def test_nats_in_chunks_are_those_of_all_logits_at_once(softcap, dtype):
     torch.manual_seed(0)
     x, weight = torch.randn(3, 7, 16), torch.randn(50, 16)
     targets = torch.randint(50, (3, 7))
-    targets[0, :4] = UNSCORED
+    targets[0, :4] = IGNORE_INDEX
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         logits = F.linear(x, weight).float()
         nats, hits = nats_of_each(x, weight, targets, softcap, largest_chunk=4 * 50 * 2)
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    wanted = F.cross_entropy(logits.mT, targets, ignore_index=UNSCORED, reduction="none")
+    wanted = F.cross_entropy(logits.mT, targets, ignore_index=IGNORE_INDEX, reduction="none")
     torch.testing.assert_close(nats, wanted)
     assert torch.equal(hits, logits.argmax(-1) == targets) and not nats[0, :4].any()
 
@@ -120,7 +120,7 @@ ERRORS = [
 ]
 PLACES = {
     "training.evaluation.evaluate": ("the evaluation", " eval_batch_size=4"),
-    "generation.generate.complete_text": ("the sample", " sample_tokens=0"),
+    "generation.generate.generate_text": ("the sample", " sample_tokens=0"),
     "training.log.head_statistics": ("the measurement of the heads", ""),
 }
 

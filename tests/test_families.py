@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import close
 
-from model.attention import Pass, make_attention
+from model.attention import AttentionContext, make_attention
 from model.cache import KVCache
 from model.config import GPTConfig
 
@@ -150,7 +150,7 @@ def in_pieces(attention, x):
     """What a layer gives with a cache, in chunks and single tokens."""
     cache, pieces = KVCache(x.shape[1]), []
     for piece in x.split((40, T - 44, 1, 1, 1, 1), 1):
-        pieces.append(attention(piece, Pass(cache=cache)))
+        pieces.append(attention(piece, AttentionContext(cache=cache)))
         cache.position += piece.size(1)
     return torch.cat(pieces, 1)
 
@@ -184,7 +184,7 @@ def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name):
     ours = GPTConfig(attention=string, **shape | settings)
     for number, (theirs, x, expected) in enumerate(seen):
         made = make_attention(ours.at(number), number).eval().double()
-        copy = copy_latent if "mla" in ours.at(number).form else copy_heads if made.keeps_rows else copy_state
+        copy = copy_latent if "mla" in ours.at(number).form else copy_heads if made.has_kv_cache else copy_state
         copy(made, theirs, name)
         out = next(getattr(theirs, o) for o in ("o_proj", "out_proj", "c_proj", "dense") if hasattr(theirs, o))
         weight = out.weight.T if name == "gpt2" else out.weight

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from conftest import close, layer, random_gpt
 
 from common.errors import SettingsError
-from model.attention import FORMS, MODIFIERS, Pass
+from model.attention import FORMS, MODIFIERS, AttentionContext
 from model.attention.check import make_layer
 from model.attention.layer import Call
 from model.attention.masks import causal_mask, padding_mask
@@ -91,7 +91,7 @@ def test_forget_sums_its_gates_in_float32_however_the_layer_computes():
     forget, x = make_layer("sdpa+forget").to(torch.bfloat16), torch.randn(1, 700, 32, dtype=torch.bfloat16)
     modifier, q = forget.modifiers["forget"], torch.randn(1, H, 700, 8, dtype=torch.bfloat16)
     total = F.logsigmoid(modifier.gate(x).double()).cumsum(-1)
-    bias = modifier.score(Call(q, q, q, None, None, is_causal=True), x, Pass()).bias
+    bias = modifier.score(Call(q, q, q, None, None, is_causal=True), x, AttentionContext()).bias
     close(bias.double(), total[..., :, None] - total[..., None, :], atol=1e-3)
 
 
@@ -107,8 +107,8 @@ def test_logn_multiplies_each_querys_scores_by_the_log_of_the_keys_that_it_sees(
         mask = (mask & causal_mask(T, T)).expand(B, H, T, T)
         n = mask.sum(-1, keepdim=True).clamp(min=1)
         expected = logn.merge(loop(q * factor * n.log(), k, v, mask=mask))
-        close(logn(x, Pass(mask=mask)), expected)
-    close(logn(x), logn(x, Pass(mask=torch.ones(()))))
+        close(logn(x, AttentionContext(mask=mask)), expected)
+    close(logn(x), logn(x, AttentionContext(mask=torch.ones(()))))
 
 
 @torch.no_grad()
@@ -125,8 +125,8 @@ def test_diff_is_two_calls_of_the_function_with_one_mask_and_bias():
         results = []
         for number in (0, 1):
             single.project = lambda x, number=number: (q[:, number::2], k, v)
-            results.append(single(x, Pass(mask=mask)).unflatten(-1, (H, D)).transpose(1, 2))
-        close(diff(x, Pass(mask=mask)), diff.merge(results[0] - share * results[1]))
+            results.append(single(x, AttentionContext(mask=mask)).unflatten(-1, (H, D)).transpose(1, 2))
+        close(diff(x, AttentionContext(mask=mask)), diff.merge(results[0] - share * results[1]))
     weights = diff.weights(x)
     assert weights.shape == (B, H, T, T) and (weights < 0).any()
 
@@ -142,7 +142,7 @@ def test_at_full_strength_xsa_leaves_nothing_along_the_tokens_own_value_whatever
         y = xsa(x).unflatten(-1, (H, D)).transpose(1, 2)
         close(y, before - share * (before * direction).sum(-1, keepdim=True) * direction)
     small = (1e-4 * v).half()  # whose squares fp16 does not hold
-    got = xsa.modifiers["xsa"].half().finish(before.half(), small[:, ::2], x, Pass())
+    got = xsa.modifiers["xsa"].half().finish(before.half(), small[:, ::2], x, AttentionContext())
     close(got.float(), y, atol=5e-3, rtol=1e-2)
 
 
@@ -150,7 +150,7 @@ def test_at_full_strength_xsa_leaves_nothing_along_the_tokens_own_value_whatever
 def test_value_residual_mixes_in_the_values_of_the_first_layer_that_has_it():
     first, second = layer("sdpa+value_residual"), layer("sdpa+value_residual")
     second.modifiers["value_residual"].mixture.copy_(torch.tensor([0.3, 0.7]))
-    x, z, now = torch.randn(B, T, C), torch.randn(B, T, C), Pass()
+    x, z, now = torch.randn(B, T, C), torch.randn(B, T, C), AttentionContext()
     first(x, now)
     q, k, v = second.project(z)
     q, k = (rotate(t, second.rope.table(t)) for t in (q, k))
@@ -200,6 +200,8 @@ def test_the_gradient_of_a_packed_window_is_that_of_its_documents_also_where_blo
     alone = gpt(tokens[:, :5], targets[:, :5]) + gpt(tokens[:, 5:], targets[:, 5:])
     wanted = torch.autograd.grad(alone, weights)
     for gpt.blocks[0].recompute in (False, True):
-        for got, want in zip(torch.autograd.grad(gpt(tokens, targets, starts=LATE[1:]), weights), wanted, strict=True):
+        for got, want in zip(
+            torch.autograd.grad(gpt(tokens, targets, doc_starts=LATE[1:]), weights), wanted, strict=True
+        ):
             close(got, want)
     assert all(want.any() for want in wanted)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from conftest import close, layer, random_gpt
 
 from common.errors import SettingsError
-from model.attention import Pass, make_attention
+from model.attention import AttentionContext, make_attention
 from model.attention.check import CHECKS, make_layer
 from model.attention.sparse import blockwise
 from model.cache import KVCache
@@ -68,7 +68,7 @@ def test_gta_takes_half_of_each_key_from_its_value_and_the_other_from_one_rotate
         y.append(scores.softmax(-1) @ own)
     close(gta(x), gta.merge(torch.stack(y, 1)), rtol=1e-9, atol=1e-9)
     cache = KVCache(T)
-    gta(x, Pass(cache=cache))
+    gta(x, AttentionContext(cache=cache))
     assert cache.nbytes == B * T * (kv_heads * 8 + 4) * 8  # where grouped-query attention has 2 kv_heads · 8
 
 
@@ -90,7 +90,7 @@ def test_moba_is_softmax_over_the_own_block_and_the_best_before_it_by_mean_key(b
 
 def test_index_attends_to_the_keys_that_its_indexer_scores_best_which_learns_what_attention_weighs():
     made = random_layer("index", n_kv_head=HKV, position="none", block_size=12)  # 3 keys, 2 queries of the indexer
-    x, now = torch.randn(B, T, C).double().requires_grad_(), Pass(starts=LATE, loss=torch.zeros(()))
+    x, now = torch.randn(B, T, C).double().requires_grad_(), AttentionContext(doc_starts=LATE, loss=torch.zeros(()))
     y = made(x, now)
     q, k, v = made.project(x)
     k, v = (t.repeat_interleave(H // HKV, 1) for t in (k, v))
@@ -162,7 +162,7 @@ def test_conv_sums_four_tokens_of_one_document_channel_by_channel(attention):
             mixed[b, :, t] += taps[..., 3 - back] * raw[b, :, t - back]
     if attention == "delta":
         mixed = F.silu(mixed)
-    got = torch.cat(made.rotated(x, Pass(starts=LATE)), 1)
+    got = torch.cat(made.rotated(x, AttentionContext(doc_starts=LATE)), 1)
     close(got, mixed, rtol=1e-9, atol=1e-9)
     fresh, plain = layer("sdpa+conv"), layer()
     plain.load_state_dict(fresh.state_dict(), strict=False)
@@ -175,7 +175,7 @@ def test_a_value_embedding_joins_the_values_by_the_token_as_much_as_its_gate_say
     modifier, v = made.modifiers["value_embedding"], made.project(x)[2]
     own = modifier.embedding.weight[tokens].view(B, T, HKV, D)
     wanted = v + (2 * torch.sigmoid(x @ modifier.gate.weight.T)[..., None] * own).transpose(1, 2)
-    close(made.rotated(x, Pass(tokens=tokens))[2], wanted, rtol=1e-9, atol=1e-9)
+    close(made.rotated(x, AttentionContext(tokens=tokens))[2], wanted, rtol=1e-9, atol=1e-9)
     with pytest.raises(ValueError, match="needs the token ids of x"):
         made(x)
     with pytest.raises(SettingsError, match="needs the number of token ids: make the layer with a GPTConfig"):

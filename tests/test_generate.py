@@ -17,11 +17,11 @@ from generation.generate import (
     Detokenizer,
     allowed_ids,
     complete,
-    complete_text,
     decode_rate,
     draw,
     encode_prompt,
     filtered,
+    generate_text,
 )
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -154,8 +154,8 @@ def test_logprobs_are_the_models_own_before_any_filter_and_a_penalty_keeps_a_tex
 def test_nothing_but_the_tokens_is_changed():
     gpt = byte_gpt(dropout=0.5).train()
     state, weights = torch.get_rng_state(), copy.deepcopy(gpt.state_dict())
-    parts = list(complete_text(gpt, BYTE, "hi", max_new_tokens=40, seed=3))
-    assert "".join(parts) == "".join(complete_text(gpt, BYTE, "hi", max_new_tokens=40, seed=3)) and len(parts) > 1
+    parts = list(generate_text(gpt, BYTE, "hi", max_new_tokens=40, seed=3))
+    assert "".join(parts) == "".join(generate_text(gpt, BYTE, "hi", max_new_tokens=40, seed=3)) and len(parts) > 1
     assert gpt.training and torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, weights[name]) for name, value in gpt.state_dict().items())
     next(parts := complete(gpt, BYTE, [[1]], seeds=[0], params=SamplingParams()))

@@ -17,7 +17,7 @@ from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT, load_weights, plain_weights
 from model.layers import LARGE, LayerNorm, Linear, RMSNorm
-from model.loss import UNSCORED, chunk_nats_and_slope, summed_nats
+from model.loss import IGNORE_INDEX, chunk_loss_and_gradient, fused_cross_entropy
 from model.size import cache_bytes_per_token, count_parameters, count_weights, flops_per_token, without_weights
 from training.plan import LiveBytes
 
@@ -205,7 +205,7 @@ V, C = 50, 8
 def plain(x, weight, targets, softcap):
     logits = (x @ weight.T).to(torch.promote_types(x.dtype, torch.float32))
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=UNSCORED, reduction="sum")
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -214,13 +214,13 @@ def test_the_loss_has_value_and_gradient_of_the_plain_one(softcap, tokens, monke
     x = torch.randn(4, 9, C, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(V, C, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(V, (4, 9))
-    targets[1, 3:] = UNSCORED
+    targets[1, 3:] = IGNORE_INDEX
     expected = plain(x, weight, targets, softcap)
     expected = (expected, *torch.autograd.grad(expected / 7, (x, weight)))
     for most, multiple in ((int(tokens * V * 4), 1), (None, 1), (None, 64)):  # a GPU wants padding of the heads
         monkeypatch.setitem(model.loss.LARGEST_CHUNK, "cpu", int(tokens * V * 4) if most is None else 1 << 30)
         monkeypatch.setitem(model.loss.MULTIPLE, "cpu", multiple)
-        nats = summed_nats(x, weight, targets, softcap, largest_chunk=most)
+        nats = fused_cross_entropy(x, weight, targets, softcap, largest_chunk=most)
         for got, wanted in zip((nats, *torch.autograd.grad(nats / 7, (x, weight))), expected, strict=True):
             close(got, wanted, rtol=1e-12, atol=1e-12)
 
@@ -235,7 +235,9 @@ def test_in_float32_value_and_gradient_are_near_float64_however_large_or_small_t
         [part.detach().to(dtype).requires_grad_() for part in (x, weight)] for dtype in (torch.float64, torch.float32)
     )
     for tensors in (exact, rounded):
-        nats = plain(*tensors, targets, softcap) if tensors is exact else summed_nats(*tensors, targets, softcap)
+        nats = (
+            plain(*tensors, targets, softcap) if tensors is exact else fused_cross_entropy(*tensors, targets, softcap)
+        )
         tensors += [nats, *torch.autograd.grad(nats, tensors[:2])]
     for got, wanted in zip(rounded[2:], exact[2:], strict=True):
         close(got.double(), wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
@@ -243,29 +245,29 @@ def test_in_float32_value_and_gradient_are_near_float64_however_large_or_small_t
 
 def test_nothing_scored_is_no_loss_and_products_of_the_loss_are_autocasts_but_the_softmax_is_not():
     x, weight = torch.randn(2, 3, C, requires_grad=True), torch.randn(V, C, requires_grad=True)
-    nats, targets = summed_nats(x, weight, torch.full((2, 3), UNSCORED)), torch.randint(V, (2, 3))
+    nats, targets = fused_cross_entropy(x, weight, torch.full((2, 3), IGNORE_INDEX)), torch.randint(V, (2, 3))
     assert nats == 0 and not any(gradient.any() for gradient in torch.autograd.grad(nats, (x, weight)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = summed_nats(x, weight, targets)
+        rounded = fused_cross_entropy(x, weight, targets)
     assert rounded.dtype == torch.float32
     close(rounded, plain(x.bfloat16(), weight.bfloat16(), targets, None))
 
 
 def test_only_what_is_scored_is_multiplied():
-    rows, targets = [], torch.full((2, 3), UNSCORED)
+    rows, targets = [], torch.full((2, 3), IGNORE_INDEX)
     targets[1, 1:] = 4
 
     def spy(x, *others):
         rows.append(len(x))
-        return chunk_nats_and_slope(x, *others)
+        return chunk_loss_and_gradient(x, *others)
 
-    summed_nats(torch.randn(2, 3, C), torch.randn(V, C), targets, nats_and_slope=spy)
+    fused_cross_entropy(torch.randn(2, 3, C), torch.randn(V, C), targets, loss_and_gradient=spy)
     assert rows == [2]
 
 
 def test_a_second_pass_back_adds_the_same_gradient_again():
     x, weight = torch.randn(2, 3, C, requires_grad=True), torch.randn(V, C, requires_grad=True)
-    nats = 3 * summed_nats(x, weight, torch.randint(V, (2, 3)))
+    nats = 3 * fused_cross_entropy(x, weight, torch.randint(V, (2, 3)))
     nats.backward(retain_graph=True)
     once = x.grad.clone(), weight.grad.clone()
     nats.backward()
@@ -331,14 +333,14 @@ def test_the_logits_of_a_batch_are_never_held_at_once(monkeypatch):
     monkeypatch.setitem(model.loss.LARGEST_CHUNK, "cpu", 4 * vocabulary * N // 16)
     x, weight = torch.randn(1, N, C, requires_grad=True), torch.randn(vocabulary, C, requires_grad=True)
     targets, logits, most = torch.randint(vocabulary, (1, N)), 4 * N * vocabulary, {}
-    for loss in (summed_nats, plain):
+    for loss in (fused_cross_entropy, plain):
         with LiveBytes() as live:
             loss(x, weight, targets, None).backward()
         most[loss] = live.most
-    assert most[summed_nats] < 0.3 * logits < logits < most[plain]
+    assert most[fused_cross_entropy] < 0.3 * logits < logits < most[plain]
     monkeypatch.setitem(model.loss.LARGEST_CHUNK, "cpu", 1 << 40)  # all at once: one buffer of logits
     with LiveBytes() as live:
-        summed_nats(x, weight, targets).backward()
+        fused_cross_entropy(x, weight, targets).backward()
     assert live.most < 1.1 * logits < 0.5 * most[plain]
 
 

@@ -15,7 +15,7 @@ from test_generate import BYTE, texts_of
 from test_resume import ROOT, rows
 from torch.amp import GradScaler
 
-from data.batches import PreparedData
+from data.batches import TokenDataset
 from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -42,7 +42,7 @@ def new_run(device: torch.device, precision: torch.dtype, **settings) -> Run:
     torch.manual_seed(0)
     model = GPT(config.model).to(device)
     text = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint16)
-    return Run(config, device, precision, PreparedData(BYTE, text, text, "random", "random"), model, forward=model)
+    return Run(config, device, precision, TokenDataset(BYTE, text, text, "random", "random"), model, forward=model)
 
 
 def two_steps(run: Run) -> list[float]:
@@ -68,7 +68,7 @@ def test_compiled_steps_have_the_losses_of_eager_ones(attention):
     eager, compiled = (new_run(DEVICE, dtype, attention=attention, n_layer=1) for _ in range(2))
     for block in compiled.model.blocks:
         block.compile()
-    compiled.model.nats_and_slope = torch.compile(compiled.model.nats_and_slope)
+    compiled.model.loss_and_gradient = torch.compile(compiled.model.loss_and_gradient)
     assert two_steps(compiled)[::2] == pytest.approx(two_steps(eager)[::2], rel=TOLERANCE[dtype])
     torch._dynamo.reset()
 

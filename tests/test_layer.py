@@ -7,7 +7,7 @@ import torch
 from conftest import close, layer, leaky_attention
 
 from common.errors import SettingsError
-from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, Pass, check, check_names, ignored
+from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, check, check_names, ignored
 from model.attention.functions import causal_blocks, flex, matmul
 from model.attention.masks import causal_mask, text_mask
 from model.attention.recurrent import Recurrent
@@ -95,14 +95,23 @@ def test_failures_are_counted_and_become_the_exit_status(monkeypatch, capsys):
 @torch.no_grad()
 def test_any_number_of_leading_dimensions_are_as_one_and_starts_are_a_mask(form):
     attention, x = layer(form, n_kv_head=2), torch.randn(3, 2, 5, C)
-    H, starts = attention.n_head, torch.tensor([[0, 0, 0, 0, 0], [0, 0, 2, 2, 2]])
+    H, doc_starts = attention.n_head, torch.tensor([[0, 0, 0, 0, 0], [0, 0, 2, 2, 2]])
     close(attention(x), torch.stack([attention(each) for each in x]))
     close(attention(x[0, 0]), attention(x)[0, 0])
-    close(attention(x, Pass(starts=starts.repeat(3, 1)))[1], attention(x[1], Pass(starts=starts)))
+    close(
+        attention(x, AttentionContext(doc_starts=doc_starts.repeat(3, 1)))[1],
+        attention(x[1], AttentionContext(doc_starts=doc_starts)),
+    )
     for shape in ((2, 1, 1, 5), (H, 1, 5), (2, H, 5, 5)) if form in ROWS else ():
         mask = torch.rand(shape) > 0.3
-        close(attention(x[0], Pass(mask=mask, starts=starts)), attention(x[0], Pass(mask=mask & text_mask(starts, 5))))
-        close(attention(x[0], Pass(mask=mask))[1], attention(x[0, 1], Pass(mask=mask[1] if len(shape) > 3 else mask)))
+        close(
+            attention(x[0], AttentionContext(mask=mask, doc_starts=doc_starts)),
+            attention(x[0], AttentionContext(mask=mask & text_mask(doc_starts, 5))),
+        )
+        close(
+            attention(x[0], AttentionContext(mask=mask))[1],
+            attention(x[0, 1], AttentionContext(mask=mask[1] if len(shape) > 3 else mask)),
+        )
 
 
 @form_of_rows
@@ -121,7 +130,7 @@ def test_a_window_sees_itself_and_the_positions_just_before(form):
 def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
     """Each row sums to 1, where that is so, and weighs the layer's own values to the layer's own output."""
     attention, x = layer(form, position=position, attention_dropout=0.5, n_kv_head=2).train(), torch.randn(2, 6, C)
-    now = Pass(starts=torch.tensor([[0] * 6, [0, 0, 2, 2, 2, 5]]), cache=KVCache(3))
+    now = AttentionContext(doc_starts=torch.tensor([[0] * 6, [0, 0, 2, 2, 2, 5]]), cache=KVCache(3))
     weights = attention.weights(x, now)  # of all at once, without dropout and without a cache
     if form in SUM_TO_ONE:
         close(weights.sum(-1), torch.ones(weights.shape[:-1]))
@@ -181,7 +190,7 @@ def test_windows_and_alibi_of_plain_sdpa_alone_go_through_flex_which_sees_what_d
     monkeypatch.setattr("model.attention.layer.flex", lambda *arguments: called.append(1) or flex(*arguments))
     blocks = {attention.window or T: causal_blocks(T, attention.window or T, CPU)}
     for cache in (None, KVCache(T)):  # which has rows of earlier passes too
-        close(attention(x, Pass(blocks=blocks, cache=cache)), attention(x), rtol=1e-9, atol=1e-9)
+        close(attention(x, AttentionContext(blocks=blocks, cache=cache)), attention(x), rtol=1e-9, atol=1e-9)
     assert attention.flex_window == is_flex == len(called)
 
 
@@ -242,8 +251,8 @@ def test_settings_that_change_nothing_are_known_and_change_nothing(form):
 @pytest.mark.parametrize("attention", [*STATES, "sdpa+key_offset", "sdpa+forget"])
 def test_what_sums_up_or_shifts_the_past_takes_starts_and_refuses_a_mask(attention):
     for call in (layer(attention), layer(attention).weights):  # F4
-        with pytest.raises(ValueError, match=r"takes no mask: say by starts where texts begin"):
-            call(torch.randn(2, 5, C), Pass(mask=torch.ones(2, 1, 1, 5)))
+        with pytest.raises(ValueError, match=r"takes no mask: doc_starts says where texts begin"):
+            call(torch.randn(2, 5, C), AttentionContext(mask=torch.ones(2, 1, 1, 5)))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -251,7 +260,7 @@ def test_what_sums_up_or_shifts_the_past_takes_starts_and_refuses_a_mask(attenti
     ("name", "shape"),
     [
         *(("mask", shape) for shape in ((3, 5), (2, 1, 1, 4), (3, 1, 1, 5), (1, 1, 2, 1, 1, 5))),
-        *(("starts", shape) for shape in ((5,), (2, 4), (3, 5))),
+        *(("doc_starts", shape) for shape in ((5,), (2, 4), (3, 5))),
     ],
 )
 @torch.no_grad()
@@ -259,19 +268,19 @@ def test_a_pass_that_does_not_fit_is_a_value_error_that_names_the_shapes(name, s
     for form in ("sdpa", "mla", *(["delta"] if name != "mask" else [])):
         for x in (torch.randn(2, 5, C), torch.randn(1, 2, 5, C)):
             with pytest.raises(ValueError, match=re.escape(f"{name} {shape}")):
-                layer(form)(x, Pass(**{name: torch.zeros(shape).long()}))
+                layer(form)(x, AttentionContext(**{name: torch.zeros(shape).long()}))
 
 
 @torch.no_grad()
 def test_a_cache_without_room_or_of_other_shapes_is_a_value_error_that_names_the_shapes():
     cache, x = KVCache(6), torch.randn(2, 5, C)
-    layer()(x, Pass(cache=cache))
+    layer()(x, AttentionContext(cache=cache))
     cache.position = 5
     with pytest.raises(ValueError, match="the cache has room for 6 positions, not for 10"):
-        layer()(x, Pass(cache=cache))
+        layer()(x, AttentionContext(cache=cache))
     for other, batch in ((layer(n_kv_head=2), 2), (layer(head_size=8), 2), (layer(), 1)):
         with pytest.raises(ValueError, match=r"do not fit a cache of \(2, 4, 6, 4\)"):
-            other(x[:batch, :1], Pass(cache=cache))
+            other(x[:batch, :1], AttentionContext(cache=cache))
 
 
 def test_modifiers_act_in_the_order_of_their_registration_with_those_that_add_a_key_last():
@@ -290,10 +299,10 @@ def test_index_chooses_the_nearer_of_equal_keys_however_the_text_is_read():
         weight.copy_(torch.randn_like(weight) * weight.shape[-1] ** -0.5)
     x = torch.randn(6, width)[torch.randint(6, (4, T))]  # six tokens, again and again
     whole, padded = index(x), torch.cat((torch.randn(4, 5, width), x), 1)
-    close(index(padded, Pass(starts=torch.full((4, T + 5), 5)))[:, 5:], whole, atol=1e-5)
+    close(index(padded, AttentionContext(doc_starts=torch.full((4, T + 5), 5)))[:, 5:], whole, atol=1e-5)
     for ends in (range(1, T + 1), (7, 8, 19, T)):
         cache, parts = KVCache(T), []
         for end in ends:
-            parts.append(index(x[:, cache.position : end], Pass(cache=cache)))
+            parts.append(index(x[:, cache.position : end], AttentionContext(cache=cache)))
             cache.position = end
         close(torch.cat(parts, 1), whole, atol=1e-5)

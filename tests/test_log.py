@@ -202,6 +202,6 @@ def test_an_evaluation_keeps_documents_apart_and_computes_as_training_does(docum
         apart, rounded = (evaluate(run.model, run.data, 16, 8, autocast).loss for autocast in (whole, run.autocast))
         joined = evaluate(run.model, replace(run.data, document_mask=False), 16, 8, whole).loss
         assert rounded == pytest.approx(apart, rel=1e-3) and rounded != apart and not math.isclose(joined, apart)
-        tokens, starts = first_windows(run.model, run.data)
-        begun = starts > 0  # others before the window
-        assert begun.any() and tokens.gather(1, starts)[begun].eq(run.data.tokenizer.eot_token).all()
+        tokens, doc_starts = first_windows(run.model, run.data)
+        begun = doc_starts > 0  # others before the window
+        assert begun.any() and tokens.gather(1, doc_starts)[begun].eq(run.data.tokenizer.eot_token).all()

@@ -11,7 +11,7 @@ from conftest import close, random_gpt, settings_of
 
 from common.errors import HuggingFaceError, SettingsError
 from interop.huggingface import to_huggingface
-from model.attention import Pass
+from model.attention import AttentionContext
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.ngrams import ngram_hashes
@@ -40,14 +40,14 @@ def embedded(model: GPT, text: list[int]) -> torch.Tensor:
 
 def test_a_token_adds_the_row_at_the_hash_of_its_last_ids_for_each_n():
     model, text = random_gpt(**TABLES), torch.randint(61, (12,))
-    close(model.ngrams(text[None], Pass())[0], embedded(model, text.tolist()), rtol=0, atol=0)
+    close(model.ngrams(text[None], AttentionContext())[0], embedded(model, text.tolist()), rtol=0, atol=0)
 
 
 @torch.inference_mode()
 def test_ids_before_the_document_or_the_text_count_as_none():
     model, tokens = random_gpt(**TABLES), torch.randint(61, (2, 9))
-    starts = torch.tensor([[0, 0, 0, 3, 3, 3, 3, 7, 7], [0, 1, 2, 2, 2, 2, 2, 2, 2]])
-    found = model.ngrams(tokens, Pass(starts=starts))
+    doc_starts = torch.tensor([[0, 0, 0, 3, 3, 3, 3, 7, 7], [0, 1, 2, 2, 2, 2, 2, 2, 2]])
+    found = model.ngrams(tokens, AttentionContext(doc_starts=doc_starts))
     for row, ends in enumerate(([0, 3, 7, 9], [0, 1, 2, 9])):
         alone = [embedded(model, tokens[row, a:b].tolist()) for a, b in itertools.pairwise(ends)]
         close(found[row], torch.cat(alone), rtol=0, atol=0)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from common.errors import DataError
 from data import prepare
 from data.config import DataConfig, TokenizerConfig
-from data.prepare import LONGEST_SHARE, PreparedData, Split
+from data.prepare import LONGEST_SHARE, Split, TokenDataset
 from data.tokenizer import END_OF_TEXT, LONGEST, encode_text, make_tokenizer, save_tokenizer, train_bpe
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -47,11 +47,11 @@ def prepared(tmp_path: Path, path: Path, *, name="byte", vocab_size=300, encodin
     return prepare.prepare(data, config, encoding=encoding, log=([] if log is None else log).append)
 
 
-def documents(data: PreparedData, tokens: np.ndarray) -> list[str]:
+def documents(data: TokenDataset, tokens: np.ndarray) -> list[str]:
     """The documents of a split, decoded."""
-    starts = np.flatnonzero(tokens == data.tokenizer.eot_token)
-    assert starts[0] == 0, "a split begins with <|endoftext|>"
-    return [data.tokenizer.decode(part[1:].tolist()) for part in np.split(tokens, starts)[1:]]
+    doc_starts = np.flatnonzero(tokens == data.tokenizer.eot_token)
+    assert doc_starts[0] == 0, "a split begins with <|endoftext|>"
+    return [data.tokenizer.decode(part[1:].tolist()) for part in np.split(tokens, doc_starts)[1:]]
 
 
 def cache_names(tmp_path: Path) -> list[str]:
@@ -73,10 +73,10 @@ def test_nasty_documents_become_the_tokens_of_each_after_its_mark_in_order(tmp_p
     texts = [*NASTY, *essays(2000)]
     path = write_jsonl(tmp_path / "a.jsonl", [*texts[:5], "", *texts[5:]])
     data = prepared(tmp_path, path, name=tokenizer, val_fraction=0.1, separator=None)
-    held_out = set(documents(data, data.val))
-    assert 300 < len(held_out) < 500 and not any(len(text) > 10_000 for text in held_out)
+    validation = set(documents(data, data.val))
+    assert 300 < len(validation) < 500 and not any(len(text) > 10_000 for text in validation)
     mark = [data.tokenizer.eot_token]
-    for tokens, kept in ((data.val, held_out), (data.train, set(texts) - held_out)):
+    for tokens, kept in ((data.val, validation), (data.train, set(texts) - validation)):
         expected = [[*mark, *encode_text(data.tokenizer, text)] for text in texts if text in kept]
         assert tokens.tolist() == [*itertools.chain(*expected)]
 
@@ -397,13 +397,13 @@ def test_batches_are_windows_of_the_training_text_and_evaluations_cover_the_rest
     batch = data.training(64, 4, 1)(7, 0, 4)
     assert np.array_equal(batch.inputs[:, 1:], batch.targets[:, :-1]) and batch.inputs.shape == (4, 64)
     places = [bytes(row.astype("<u2")) in data.train.tobytes() for row in batch.inputs]
-    assert all(places) and (batch.starts is not None) == mask
-    held_out = list(data.held_out(64, 4))
-    assert sum(batch.targets.size for batch in held_out) == len(data.val) - 1
+    assert all(places) and (batch.doc_starts is not None) == mask
+    validation = list(data.validation(64, 4))
+    assert sum(batch.targets.size for batch in validation) == len(data.val) - 1
     if mask:
-        first = held_out[0]
-        assert np.array_equal(first.starts[0][first.inputs[0] == 256], np.flatnonzero(first.inputs[0] == 256))
-    assert data.held_out_tokens(64, 100) == 100 and data.held_out_tokens(64, 10**9) == len(data.val)
+        first = validation[0]
+        assert np.array_equal(first.doc_starts[0][first.inputs[0] == 256], np.flatnonzero(first.inputs[0] == 256))
+    assert data.validation_tokens(64, 100) == 100 and data.validation_tokens(64, 10**9) == len(data.val)
     assert (data.targets(64), data.vocab_size, data.token_bytes().sum()) == (64, 257, 256)
     assert data.epochs(2 * len(data.train)) == "2.00 epochs"
 
@@ -421,7 +421,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def opened(folder: Path, name: str = "gpt2", **settings) -> PreparedData:
+def opened(folder: Path, name: str = "gpt2", **settings) -> TokenDataset:
     return prepare.prepare(DataConfig(source="nanogpt", path=str(folder)), TokenizerConfig(name=name), **settings)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from conftest import close, layer, random_gpt
 
-from model.attention import Pass
+from model.attention import AttentionContext
 from model.attention.recurrent import CHUNK, in_chunks, token_by_token
 from model.cache import KVCache
 
@@ -111,9 +111,9 @@ def test_the_gated_delta_rule_begins_with_heads_that_fade_from_slowly_to_fast():
 def test_documents_longer_and_shorter_than_a_chunk_are_each_as_alone(attention, borders):
     model, tokens = random_gpt(attention=attention, block_size=200).double(), torch.randint(61, (1, 200))
     ends = [0, *borders, 200]
-    starts = torch.cat([torch.full((1, end - start), start) for start, end in pairwise(ends)], 1)
+    doc_starts = torch.cat([torch.full((1, end - start), start) for start, end in pairwise(ends)], 1)
     alone = [model(tokens[:, start:end]) for start, end in pairwise(ends)]
-    close(model(tokens, starts=starts), torch.cat(alone, 1), rtol=1e-9, atol=1e-9)
+    close(model(tokens, doc_starts=doc_starts), torch.cat(alone, 1), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("form", ["linear", "retention", "delta"])
@@ -122,7 +122,7 @@ def test_states_are_float32_and_gathered_in_float32_whatever_the_precision(form)
     attention, x, cache = layer(form).bfloat16(), torch.randn(1, 700, C).bfloat16(), KVCache(700)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         q, k, v = attention.project(x)
-        y = attention.gather(q, k, v, x, Pass(cache=cache))
+        y = attention.gather(q, k, v, x, AttentionContext(cache=cache))
     assert y.dtype == torch.bfloat16 and cache.layers[0]["state"].dtype == torch.float32
-    wide = attention.float().gather(q.float(), k.float(), v.float(), x.float(), Pass())
+    wide = attention.float().gather(q.float(), k.float(), v.float(), x.float(), AttentionContext())
     close(y.float(), wide, rtol=1e-2, atol=2e-3 * wide.abs().max().item())

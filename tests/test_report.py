@@ -25,13 +25,13 @@ from browser import browse, data_of, drawn_on_paper, needs_axe, needs_browser, v
 from conftest import attention_maps
 from test_text_page import page_of_two
 
+from pages import report
 from pages.report import MAP_BYTES, MAPPED, Report, commit, is_mapped
 from pages.runs import POINTS, run_page, spread, thin
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, Summary, write_job, write_summary
 from sweeps.leaderboard import write_leaderboard
 from train import train
-from training import report
 
 PRESS = 'const press = (where, key) => where.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));'
 

@@ -27,7 +27,7 @@ import train as train_module
 import training.start
 import training.step
 from common.console import Signals, ending_signals
-from common.errors import SettingsError, shown
+from common.errors import SettingsError, format_value
 from common.files import is_locked
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, open_checkpoint, read_meta
@@ -259,7 +259,9 @@ def test_a_run_is_not_finished_by_an_end_that_it_has_passed(config, shorter):
     last = Path(config.run_dir) / "checkpoints/last/meta.json"
     before = last.read_bytes()
     name, value = list(shorter.items())[-1]
-    with pytest.raises(SettingsError, match=rf"{name}={shown(value)} ends before step 5, where resume=.* is: raise it"):
+    with pytest.raises(
+        SettingsError, match=rf"{name}={format_value(value)} ends before step 5, where resume=.* is: raise it"
+    ):
         train(replace(config, resume=config.run_dir, **shorter))
     assert last.read_bytes() == before
 

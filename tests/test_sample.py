@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import random_gpt, run_here
 
-from common.errors import SettingsError, shown
+from common.errors import SettingsError, format_value
 from common.text import visible
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer
@@ -221,7 +221,11 @@ OUT_OF_RANGE = dict(temperature=(-0.1, 1e-45, 1e-7, nan, inf), top_k=(0,), top_p
 OUT_OF_RANGE |= dict(repetition_penalty=(0.0, inf), seed=(-1, 2**63 - 1), num_samples=(0,), max_new_tokens=(0,))
 OUT_OF_RANGE |= dict(batch_size=(0,))
 REFUSED = [
-    *(({name: value}, f"{name}={shown(value)} must be") for name, values in OUT_OF_RANGE.items() for value in values),
+    *(
+        ({name: value}, f"{name}={format_value(value)} must be")
+        for name, values in OUT_OF_RANGE.items()
+        for value in values
+    ),
     ({"stop": [""]}, "stop has an empty string, which every text contains: remove it"),
     ({"prompt": "a", "prompt_file": "b"}, "prompt=a and prompt_file=b are given: choose one"),
     ({"interactive": True, "results": "-"}, "results=- and interactive=true are given: choose one"),

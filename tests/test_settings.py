@@ -19,10 +19,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import train as train_module
-from cli.hydra_command import CONF, SWEEP, brought_by, check_typed, compose_settings, explain, groups_help, to_settings
+from cli.hydra_command import (
+    CONF,
+    SWEEP,
+    check_typed,
+    compose_settings,
+    explain,
+    groups_help,
+    inherited_settings,
+    to_settings,
+)
 from cli.hydra_command import register_schema as register
-from cli.settings import ALIASES, by_name, described, from_arguments, help_text, sentence_for, setting_docs
-from common.errors import SettingsError, shown
+from cli.settings import ALIASES, described, from_arguments, help_text, parse_overrides, sentence_for, setting_docs
+from common.errors import SettingsError, format_value
 from common.text import flat, hydra_quoted, seen_from_here
 from data.config import VOCABULARIES
 from eval import EvalConfig
@@ -40,8 +49,8 @@ TEXTS += ["x\\\n", "${x}", "\\${x}", "${", "$5", "日本 😀", "", "  two", "tr
 def composed(*typed: str) -> TrainConfig:
     """What `python train.py` makes of what is typed; of a sweep what is checked before Hydra makes its jobs."""
     arguments = [argument for argument in typed if argument not in SWEEP]
-    check_typed(by_name(arguments), is_sweep := len(arguments) < len(typed))
-    brought, values = brought_by(by_name(arguments))
+    check_typed(parse_overrides(arguments), is_sweep := len(arguments) < len(typed))
+    brought, values = inherited_settings(parse_overrides(arguments))
     register(brought)
     try:
         if not is_sweep:
@@ -138,7 +147,7 @@ def test_what_is_not_text_is_read_by_its_type():
 
 def test_a_value_is_shown_as_it_is_typed():
     values = {None: "null", True: "true", 2.0: "2", 0.1: "0.1", math.nan: "nan", 1e-06: "1e-06", 7: "7", "a.0": "a.0"}
-    assert {value: shown(value) for value in values} == values and shown(["a", 1]) == "[a,1]"
+    assert {value: format_value(value) for value in values} == values and format_value(["a", 1]) == "[a,1]"
 
 
 def test_tab_offers_what_an_attention_may_be_made_of():
@@ -315,7 +324,7 @@ def test_what_the_machine_refuses_is_a_sentence_and_a_mistake_of_ours_is_not(err
 
 @pytest.mark.parametrize("script", SCHEMAS)
 def test_help_lists_every_setting_with_its_default_and_what_its_docstring_says(script):
-    schema, told = SCHEMAS[script], help_text(SCHEMAS[script], by_name, "about")
+    schema, told = SCHEMAS[script], help_text(SCHEMAS[script], parse_overrides, "about")
     listed = {name: (default, meaning) for name, default, meaning in described(schema)}
     assert listed.keys() == flat(asdict(schema(to="x") if script == "export.py" else schema())).keys()
     for name, (default, meaning) in listed.items():

@@ -83,12 +83,12 @@ def test_batches_are_a_function_of_seed_and_step_and_cut_without_a_change(name):
     assert not np.array_equal(later.inputs, whole.inputs)
     assert not np.array_equal(data.training(32, 12, seed=4)(5, 0, 12).inputs, whole.inputs)
     assert ((whole.targets != -1).sum(axis=1) == data.targets(32)).all()
-    held_out = [np.concatenate([part.inputs for part in data.held_out(32, size)]) for size in (5, HELD_OUT)]
-    assert np.array_equal(*held_out) and len(held_out[0]) == HELD_OUT
-    assert data.held_out_tokens(32) == data.held_out_tokens(32, 10**6) == held_out[0].size
-    few = np.concatenate([part.inputs for part in data.held_out(32, 2, most=100)])
-    assert np.array_equal(few, held_out[0][:3]) and data.held_out_tokens(32, 100) == few.size
-    assert not (held_out[0][:, None, :] == whole.inputs).all(-1).any()
+    validation = [np.concatenate([part.inputs for part in data.validation(32, size)]) for size in (5, HELD_OUT)]
+    assert np.array_equal(*validation) and len(validation[0]) == HELD_OUT
+    assert data.validation_tokens(32) == data.validation_tokens(32, 10**6) == validation[0].size
+    few = np.concatenate([part.inputs for part in data.validation(32, 2, most=100)])
+    assert np.array_equal(few, validation[0][:3]) and data.validation_tokens(32, 100) == few.size
+    assert not (validation[0][:, None, :] == whole.inputs).all(-1).any()
 
 
 def test_a_window_never_changes_between_releases():

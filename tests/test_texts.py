@@ -43,9 +43,15 @@ def test_a_path_alone_chooses_text_or_parquet_and_each_source_has_its_own_share(
     for path, source in (("notes.txt", "text"), ("a/*.parquet", "hf"), ("parquet", "text")):
         assert {DataConfig(source=default, path=path).source for default in ("stdlib", "shakespeare")} == {source}
         assert DataConfig(source="jsonl", path=path).source == "jsonl"
-    shares = [DataConfig(source=source, path="a").held_out for source in ("text", "jsonl", "hf")]
-    assert [*shares, DataConfig().held_out, DataConfig(source="shakespeare").held_out] == [0.1, 0.01, 0.01, 0.04, 0.1]
-    assert DataConfig(val_fraction=0.3).held_out == 0.3
+    shares = [DataConfig(source=source, path="a").validation_fraction for source in ("text", "jsonl", "hf")]
+    assert [*shares, DataConfig().validation_fraction, DataConfig(source="shakespeare").validation_fraction] == [
+        0.1,
+        0.01,
+        0.01,
+        0.04,
+        0.1,
+    ]
+    assert DataConfig(val_fraction=0.3).validation_fraction == 0.3
 
 
 @pytest.mark.parametrize(

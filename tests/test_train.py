@@ -18,7 +18,7 @@ import training.start as start_module
 import training.terminal
 from common.errors import SettingsError
 from data.config import DataConfig
-from generation.generate import complete_text
+from generation.generate import generate_text
 from model.config import GPTConfig
 from model.size import without_weights
 from runs.checkpoint import open_checkpoint, read_meta
@@ -63,7 +63,7 @@ def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best", "last", "step_10", "step_20"]
     assert not list(run.glob(".*unfinished"))
     checkpoint = open_checkpoint(train_config.run_dir)
-    text = "".join(complete_text(checkpoint.model, checkpoint.tokenizer, "the", max_new_tokens=20))
+    text = "".join(generate_text(checkpoint.model, checkpoint.tokenizer, "the", max_new_tokens=20))
     assert 1 <= len(text) <= 20
     summary = read_summary(run)
     told = (summary.status, summary.device, summary.seed, summary.step, summary.reason)

@@ -6,7 +6,7 @@ from conftest import close, layer
 from einops import rearrange
 from torch import nn
 
-from model.attention import Pass
+from model.attention import AttentionContext
 from model.attention.functions import matmul
 from model.attention.masks import causal_mask, padding_mask
 
@@ -30,7 +30,7 @@ def test_average_is_the_running_mean_of_the_values_in_three_ways(position):
     ):
         close(attention(x), attention.o_proj(means))
     assert set(attention.state_dict()) == {"v_proj.weight", "o_proj.weight"}
-    weights = attention.weights(x[:1, :4], Pass(mask=padding_mask(torch.tensor([[0, 1, 0, 1]]))))
+    weights = attention.weights(x[:1, :4], AttentionContext(mask=padding_mask(torch.tensor([[0, 1, 0, 1]]))))
     close(weights[0, 0], torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0.5, 0, 0.5]]))
 
 
@@ -70,7 +70,7 @@ def test_stacked_heads_single_ones_and_split_ones_load_each_others_weights_and_a
         for mask in (None, padding_mask(real), torch.rand(2, settings.get("n_head", H), T, T) > 0.3):
             results = []
             for each in (split, other):
-                y = each(x, Pass(mask=mask))
+                y = each(x, AttentionContext(mask=mask))
                 results.append((y, *torch.autograd.grad(y.square().sum(), [x, *each.parameters()])))
             for a, b in zip(*results, strict=True):
                 close(a, b)
@@ -85,7 +85,9 @@ def test_the_padded_batch_of_the_tutorial_is_masked_by_ones_and_zeros_of_each_te
     weights = weights.masked_fill(attention_mask[:, None, None].expand(3, 8, 2, 2) == 0, -torch.inf).softmax(-1)
     close(matmul(q, k, v, mask=padding_mask(attention_mask)), weights @ v)
     y = attention.o_proj((weights @ v).transpose(1, 2).contiguous().view(3, 2, 128))
-    close(attention(x, Pass(mask=padding_mask(attention_mask)))[:, 1], y[:, 1])  # the last query, which sees all
+    close(
+        attention(x, AttentionContext(mask=padding_mask(attention_mask)))[:, 1], y[:, 1]
+    )  # the last query, which sees all
 
 
 def test_rotary_positions_are_given_for_each_token_and_turn_queries_and_keys_before_their_products():
@@ -101,7 +103,7 @@ def test_rotary_positions_are_given_for_each_token_and_turn_queries_and_keys_bef
     close(matmul(q, k, v, mask=SEEN.float().view(1, 1, 1, T, T)), y)
     rotation = attention.rope.cos_sin(positions.expand(2, B, T)).flatten(0, 1).unsqueeze(1)  # the same for all heads
     close(
-        attention(x, Pass(rotations={attention.rope: rotation})),
+        attention(x, AttentionContext(rotations={attention.rope: rotation})),
         attention.o_proj(rearrange(y, "... h s d -> ... s (h d)")),
     )
 

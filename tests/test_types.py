@@ -10,7 +10,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 import model
-from model.attention.contract import obeys_contract
+from model.attention.contract import attention_function
 from model.attention.masks import padding_mask
 
 MODULES = [importlib.import_module(info.name) for info in pkgutil.walk_packages(model.__path__, "model.")]
@@ -27,7 +27,7 @@ def test_every_annotation_can_be_read():
 
 
 def test_a_wrong_shape_is_noticed():
-    @obeys_contract
+    @attention_function
     def too_narrow(q, k, v, allowed, bias, scale, dropout_p):
         return v[..., 1:]
 

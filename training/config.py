@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from common.errors import SettingsError, at_least, fraction, one_of, positive, shown
+from common.errors import SettingsError, at_least, format_value, fraction, one_of, positive
 from data.config import DIVISIBLE, VAL_FRACTIONS, VOCABULARIES, DataConfig, TokenizerConfig
 from model.config import GPTConfig
 
@@ -106,7 +106,7 @@ class WandbConfig:
         if (project := self.project) is not None and (not 0 < len(project) < 129 or set(project) & set("/\\#?%:")):
             raise SettingsError(f"wandb.project={project} must be 1 to 128 characters, none of them / \\ # ? % :")
         if not all(0 < len(tag) < 65 for tag in self.tags or ()):
-            raise SettingsError(f"wandb.tags={shown(self.tags)} has a tag that is not of 1 to 64 characters")
+            raise SettingsError(f"wandb.tags={format_value(self.tags)} has a tag that is not of 1 to 64 characters")
 
     @property
     def active_mode(self) -> str:
@@ -239,7 +239,7 @@ class TrainConfig:
         found: dict[str, str] = {}
         for names, needed in NEEDS:
             setting, _, values = needed.partition("=")
-            value = shown(attrgetter(setting)(self))
+            value = format_value(attrgetter(setting)(self))
             if value not in values.split():
                 because = f"{setting.removesuffix('.source').removesuffix('.name')}={value}"
                 found |= dict.fromkeys(names.split(), because)

@@ -89,7 +89,7 @@ class Ranks:
         dist.all_gather_into_tensor(whole, own)
         return whole[: len(rows)]
 
-    def from_first(self, value: Value) -> Value:
+    def broadcast(self, value: Value) -> Value:
         """Return rank 0's value on every rank."""
         if not self.launched:
             return value
@@ -117,7 +117,7 @@ def parallelize(
     if compiled:
         for block in model.blocks:
             block.compile()
-        model.nats_and_slope = torch.compile(model.nats_and_slope)
+        model.loss_and_gradient = torch.compile(model.loss_and_gradient)
     if not ranks.launched:
         return model
     if how == "ddp":  # as views, the gradients exist once, in the buckets that are sent
@@ -137,7 +137,7 @@ def parallelize(
     return model
 
 
-def gradients_of(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+def sync_gradients(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     """Wrap the passes of one micro-batch so that only a step's last one exchanges gradients between copies."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last else model.no_sync()

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from common.console import progress_bar
 from data.batches import Batch
-from data.prepare import PreparedData
+from data.prepare import TokenDataset
 from model.gpt import GPT
-from model.loss import UNSCORED
+from model.loss import IGNORE_INDEX
 from runs.metrics import Evaluation
 from training.config import TrainConfig
 from training.distributed import Ranks
@@ -50,22 +50,22 @@ def evaluate(
     stays in its mode (train or eval).
     """
     device = next(model.parameters()).device
-    was_training, is_task = model.training, not isinstance(data, PreparedData)
+    was_training, is_task = model.training, not isinstance(data, TokenDataset)
     model.eval()
     lengths = torch.from_numpy(data.token_bytes())
     figures, sizes = [], []  # of each target: its nats and, in a task, whether it is the likeliest; its bytes
-    batches = data.held_out(block_size, batch_size, most)
-    total = data.held_out_tokens(block_size, most)
+    batches = data.validation(block_size, batch_size, most)
+    total = data.validation_tokens(block_size, most)
     bar = progress_bar(
         ranks.is_first, total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False
     )
     while turn := list(itertools.islice(batches, ranks.size)):
         # A rank without a batch runs another's: FSDP gathers weights from all ranks, so none may sit out.
         own = turn[min(ranks.rank, len(turn) - 1)]
-        scored = torch.from_numpy(own.targets != UNSCORED).to(device)
+        scored = torch.from_numpy(own.targets != IGNORE_INDEX).to(device)
         found = score_batch(model, own, device, autocast)[: 1 + is_task, scored]
         for number, batch in enumerate(turn):
-            wanted = torch.from_numpy(batch.targets[batch.targets != UNSCORED])
+            wanted = torch.from_numpy(batch.targets[batch.targets != IGNORE_INDEX])
             figures.append(found if number == ranks.rank else found.new_zeros(len(found), len(wanted)))
             sizes.append(lengths[wanted])
             bar.update(batch.inputs.size)
@@ -81,9 +81,9 @@ def score_batch(
 ) -> Float[Tensor, "2 B T"]:
     """Return the nats of each target of a batch, and 1 where it is the likeliest id, else 0."""
     inputs, targets = torch.from_numpy(batch.inputs).to(device), torch.from_numpy(batch.targets).to(device)
-    starts = None if batch.starts is None else torch.from_numpy(batch.starts).to(device)
+    doc_starts = None if batch.doc_starts is None else torch.from_numpy(batch.doc_starts).to(device)
     with autocast:
-        nats, hits = model(inputs, targets, starts=starts, each=True)
+        nats, hits = model(inputs, targets, doc_starts=doc_starts, each=True)
     return torch.stack([nats, hits.to(nats)])
 
 
@@ -92,7 +92,7 @@ def first_windows(model: GPT, data: "Data") -> tuple[Int[Tensor, "B T"], Int[Ten
     and where in them documents begin, if they are kept apart."""
     block_size = model.config.block_size
     T = min(block_size, MEASURED_TOKENS)
-    batch = next(data.held_out(block_size, MEASURED_TOKENS // T))
-    device, starts = next(model.parameters()).device, batch.starts
+    batch = next(data.validation(block_size, MEASURED_TOKENS // T))
+    device, doc_starts = next(model.parameters()).device, batch.doc_starts
     tokens = torch.from_numpy(batch.inputs[:, :T]).to(device)
-    return tokens, None if starts is None else torch.from_numpy(starts[:, :T]).to(device)
+    return tokens, None if doc_starts is None else torch.from_numpy(doc_starts[:, :T]).to(device)

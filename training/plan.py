@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from common.errors import DataError, one_of
 from common.text import duration, plural, si
 from data.config import TokenizerConfig
-from data.prepare import PreparedData
+from data.prepare import TokenDataset
 from data.tasks import Data
 from data.tokenizer import PUBLISHED, make_tokenizer
 from model.attention.functions import fused, sdpa
@@ -31,8 +31,8 @@ from training.device import choose_device, choose_precision, fast_products, keep
 from training.distributed import Ranks
 from training.evaluation import score_batch, targets_scored
 from training.optimizer import optimizer_state
-from training.run import Run, steps_to_take, windows_each
-from training.start import begin_with, check_machine, open_data, refuse_too_large
+from training.run import Run, rank_batch_size, steps_to_take
+from training.start import check_machine, load_pretrained, open_data, refuse_too_large
 from training.step import train_step
 from training.terminal import describe
 
@@ -111,7 +111,7 @@ def predict_memory(
         train_step(run, 1)
         activations = max(0, live.most - before - weights)
         live.most = live.now
-        batch = next(run.data.held_out(config.model.block_size, config.eval_batch_size or micro))
+        batch = next(run.data.validation(config.model.block_size, config.eval_batch_size or micro))
         score_batch(run.model.eval(), batch, torch.device("cpu"), run.autocast)
     return Memory(weights, weights, state, activations, live.most)
 
@@ -122,7 +122,7 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
         model = GPT(config.model)
     text = np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)
     tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
-    data = PreparedData(tokenizer, text, text, "made up", "made up", config.data.document_mask)
+    data = TokenDataset(tokenizer, text, text, "made up", "made up", config.data.document_mask)
     return Run(config, device, precision, data, model, forward=model)
 
 
@@ -136,14 +136,14 @@ def plan_run(config: TrainConfig) -> str:
         check_machine(config, device, Ranks())
     else:
         one_of("plan.device", config.plan.device, DEVICES)
-        windows_each(config, config.plan.devices)
+        rank_batch_size(config, config.plan.devices)
     data = planned_data(config)
     model = without_weights(config.model)
     config = replace(config, max_steps=steps_to_take(config, model))
     flops, size = flops_per_token(model), config.tokens_per_step
     parts = ", ".join(f"{kind} {count:,}" for kind, count in count_parameters(model).items() if count)
     tied = ", which is lm_head too" if config.model.tie_embeddings else ""
-    scored = partial(data.held_out_tokens, config.model.block_size) if data else int
+    scored = partial(data.validation_tokens, config.model.block_size) if data else int
     unknown = [f"text      unknown without tokenizer={config.tokenizer.name}, which could not be downloaded"]
     lines = [
         *(describe(config, data, model) if data else unknown),
@@ -157,7 +157,7 @@ def plan_run(config: TrainConfig) -> str:
 
 def planned_data(config: TrainConfig) -> Data | None:
     """Return open_data(), or None, with the vocabulary's known size, where the published tokenizer cannot be had."""
-    _, encoding = begin_with(config)
+    _, encoding = load_pretrained(config)
     if encoding is None and not config.data.is_task and (ids := PUBLISHED.get(config.tokenizer.name)):
         try:
             make_tokenizer(config.tokenizer, ())

@@ -8,7 +8,7 @@ import tiktoken
 import torch
 from torch import Tensor
 
-from common.errors import SettingsError, naming, shown
+from common.errors import SettingsError, format_value, naming
 from common.files import user_path
 from model.attention import SETTINGS, SOFTMAX
 from model.config import GPTConfig
@@ -46,7 +46,7 @@ def open_pretrained(config: TrainConfig) -> tuple[Read, tiktoken.Encoding | None
             found, encoding = checkpoint.model.config, checkpoint.encoding
             read = plain_weights(checkpoint.model).__getitem__
         config.model = inherit(found, config.model)
-    asked = [f"{name}={shown(now)}" for name, now in asdict(config.model).items() if now != getattr(found, name)]
+    asked = [f"{name}={format_value(now)}" for name, now in asdict(config.model).items() if now != getattr(found, name)]
     but = f", but for {', '.join(asked)}" if asked else ""
     kept = "weights, tokenizer and settings" if encoding else "weights and settings"
     log.info("init_from=%s: its %s%s", config.init_from, kept, but)
@@ -73,7 +73,7 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
         free = f"model.{name}" in MAY_CHANGE_ON_INIT
         free |= name == "attention" and weights_of(found, value) == weights_of(found, found.attention)
         if not free and value not in (None, settings[name]):
-            differing.append(f"model.{name}={shown(value)} (it has {shown(settings[name])})")
+            differing.append(f"model.{name}={format_value(value)} (it has {format_value(settings[name])})")
         elif free and (name != "vocab_size" or value is not None):
             settings[name] = value
     if differing:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from common.console import Signals
-from common.errors import SettingsError, shown
+from common.errors import SettingsError, format_value
 from common.text import plural
 from model.gpt import GPT, plain_weights
 from model.size import flops_per_token
 from runs.checkpoint import Meta, Progress
 from runs.directory import log_sizes
 from runs.metrics import Row
-from runs.saver import Saver
+from runs.saver import AsyncCheckpointer
 from training import __version__
 from training.config import TrainConfig
 from training.distributed import Ranks, local
@@ -61,7 +61,7 @@ class Run:
         self.started = time.perf_counter()
         self.has_to_compile = self.compiled
         self.max_steps = steps_to_take(config, self.model)
-        self.micro_batch_size = config.micro_batch_size or windows_each(config, self.ranks.size)
+        self.micro_batch_size = config.micro_batch_size or rank_batch_size(config, self.ranks.size)
         self.batch = self.data.training(config.model.block_size, config.batch_size, config.seed)
         self.targets_per_step = config.batch_size * self.data.targets(config.model.block_size)
         self.autocast = torch.autocast(kind, dtype=self.dtype, enabled=self.dtype != torch.float32)
@@ -73,8 +73,8 @@ class Run:
         self.skipped = torch.zeros(2, dtype=torch.int64, device=self.device)
 
     @cached_property
-    def saver(self) -> Saver:
-        return Saver(self.directory / "checkpoints", self.config.keep_checkpoints, self.data.tokenizer)
+    def saver(self) -> AsyncCheckpointer:
+        return AsyncCheckpointer(self.directory / "checkpoints", self.config.keep_checkpoints, self.data.tokenizer)
 
     @property
     def seconds(self) -> float:
@@ -101,7 +101,7 @@ class Run:
         """Whether every rank holds only rows of each weight (FSDP)."""
         return self.ranks.launched and self.config.distributed != "ddp"
 
-    def share_done(self) -> float:
+    def fraction_done(self) -> float:
         """Return how much of the run is over, from 0 to 1, by steps or by minutes, whichever is further."""
         share = self.progress.step / self.max_steps if self.max_steps else 0.0
         if self.config.max_minutes is not None:
@@ -125,7 +125,7 @@ class Run:
         self.started = time.perf_counter()
         self.saved = progress.step
         weights, optimizer = dict[str, Tensor](), dict[str, Tensor]()
-        if not self.ranks.from_first(self.ranks.is_first and self.saver.has(progress.step)):
+        if not self.ranks.broadcast(self.ranks.is_first and self.saver.has(progress.step)):
             weights, optimizer = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
         if self.is_sharded:
             from training.sharding import gather
@@ -166,7 +166,7 @@ class Run:
             return
         remedies = [f"lower optimizer.lr={config.optimizer.lr}"]
         if not 0 < config.grad_clip <= 1:
-            remedies.append(f"set grad_clip=1 (it is {shown(config.grad_clip)})")
+            remedies.append(f"set grad_clip=1 (it is {format_value(config.grad_clip)})")
         if self.dtype != torch.float32:
             remedies.append(f"set precision=fp32 (it is {self.precision})")
         if last := self.saver.last():
@@ -217,7 +217,7 @@ def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
     return steps
 
 
-def windows_each(config: TrainConfig, processes: int) -> int:
+def rank_batch_size(config: TrainConfig, processes: int) -> int:
     """Return the windows of a step that each process has; SettingsError when the batch does not divide evenly."""
     size = config.micro_batch_size
     if config.batch_size % (processes * (size or 1)):

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 
 from common.console import Signals
-from common.errors import DeviceError, SettingsError, device_failed, first_line, shown, why
+from common.errors import DeviceError, SettingsError, device_failed, first_line, format_value, os_error_reason
 from common.files import replace_text, user_path
 from common.text import hydra_quoted
 from data.prepare import prepare
@@ -50,7 +50,7 @@ from training.device import (
 )
 from training.distributed import Ranks, new_model, parallelize
 from training.optimizer import load_optimizer_state
-from training.run import Run, steps_to_take, windows_each
+from training.run import Run, rank_batch_size, steps_to_take
 from training.terminal import show_log
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
         ranks.join(device)
         keep_freed_memory(device)
         check_machine(config, device, ranks)
-        checkpoint, meta = ranks.from_first(checkpoint_to_resume(config, stack) if ranks.is_first else (None, None))
+        checkpoint, meta = ranks.broadcast(checkpoint_to_resume(config, stack) if ranks.is_first else (None, None))
         run = build_run(config, ranks, device, checkpoint, meta)
         if ranks.is_first:
-            enter_directory(run, checkpoint, meta, stack)
-        run.directory = ranks.from_first(run.directory)
+            prepare_directory(run, checkpoint, meta, stack)
+        run.directory = ranks.broadcast(run.directory)
         stack.callback(run.saver.wait)
         with run.signals:
             yield run
@@ -91,7 +91,7 @@ def build_run(
     """Return a new run, or the one that goes on from a checkpoint; it has no directory yet."""
     if meta:
         check_settings(asdict(config), meta)
-    pretrained, encoding = begin_with(config)
+    pretrained, encoding = load_pretrained(config)
     if checkpoint and meta and meta.own_tokenizer:
         encoding = read_tokenizer(checkpoint / TOKENIZER)
     data = open_data(config, encoding, prepares=ranks.local_rank == 0)
@@ -119,7 +119,7 @@ def build_run(
     return run
 
 
-def begin_with(config: TrainConfig) -> tuple[Callable[[GPT], object], Encoding | None]:
+def load_pretrained(config: TrainConfig) -> tuple[Callable[[GPT], object], Encoding | None]:
     """Return what gives a fresh model the weights of config.init_from, if it is set, and their tokenizer."""
     if not config.init_from:
         return lambda model: None, None
@@ -145,7 +145,7 @@ def refuse_past(run: Run, saved: Meta) -> None:
     lowered = config.max_minutes if config.max_minutes != saved.config.get("max_minutes") else None
     if step > (run.max_steps or math.inf) or minutes > (lowered or math.inf):
         names = ("max_steps", "max_minutes", "max_flops")
-        given = " and ".join(f"{name}={shown(value)}" for name in names if (value := getattr(config, name)))
+        given = " and ".join(f"{name}={format_value(value)}" for name in names if (value := getattr(config, name)))
         problem = f"{given or f'max_steps={run.max_steps}'} ends before step {step}, where resume={config.resume} is"
         raise SettingsError(problem, "raise it, or leave it out")
 
@@ -227,7 +227,7 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
     shards = {"fsdp": ranks.size, "hsdp": ranks.local_size}.get(config.distributed, 1)
     # Weights, gradients, and the one state that Muon keeps of each, all float32; AdamW keeps two.
     state = 12 * parameters // shards
-    each = windows_each(config, ranks.size)
+    each = rank_batch_size(config, ranks.size)
     micro = config.micro_batch_size or each
     window = model.block_size * (8 + 2 * model.n_embd * model.n_layer)  # its tokens, and the input of every block
     if state + micro * window <= memory:
@@ -281,7 +281,7 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, M
     return None, None
 
 
-def enter_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stack: ExitStack) -> None:
+def prepare_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stack: ExitStack) -> None:
     """Give the run its directory, locked until the stack is closed, with its settings and log in it: a new one, or
     that of the checkpoint, without what came after it."""
     directory = checkpoint.parent.parent if checkpoint else Path(run.config.run_dir or "outputs")
@@ -311,7 +311,7 @@ def writable(setting: str, directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = "choose a folder on a disk with room that you may write to"
-        raise SettingsError(f"{setting}={directory} cannot be written ({why(error)})", remedy) from error
+        raise SettingsError(f"{setting}={directory} cannot be written ({os_error_reason(error)})", remedy) from error
 
 
 @contextmanager

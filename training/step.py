@@ -9,7 +9,7 @@ from torch import Tensor
 
 from common.text import hydra_quoted
 from training.device import memory_errors, to_device
-from training.distributed import gradients_of
+from training.distributed import sync_gradients
 from training.run import Run
 
 
@@ -27,12 +27,12 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         last = first + run.micro_batch_size
         batch = run.batch(step, first, last)
         inputs, targets = (to_device(part, run.device) for part in (batch.inputs, batch.targets))  # (B, T)
-        starts = None if batch.starts is None else to_device(batch.starts, run.device)
+        doc_starts = None if batch.doc_starts is None else to_device(batch.doc_starts, run.device)
         torch.manual_seed(dropout_seed(config.seed, step, first))
-        with gradients_of(run.forward, last=last == end):
+        with sync_gradients(run.forward, last=last == end):
             with run.autocast:
                 # A sum over targets, divided by those of the whole batch: micro-batches change nothing.
-                loss = run.forward(inputs, targets, starts=starts) / run.targets_per_step
+                loss = run.forward(inputs, targets, doc_starts=doc_starts) / run.targets_per_step
             # DDP and FSDP average over the ranks, but each rank's loss is already its share of the sum.
             run.scaler.scale(loss * ranks.size).backward()
         total_loss += loss.detach()
@@ -43,10 +43,10 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     gradients = [parameter.grad for parameter in run.model.parameters() if parameter.grad is not None]
     grad_norm = torch.nn.utils.get_total_norm(gradients)
     grad_norm = grad_norm.full_tensor() if hasattr(grad_norm, "full_tensor") else grad_norm
-    excess = (grad_norm / (config.grad_clip or float("inf"))).clamp(min=1)
+    clip_divisor = (grad_norm / (config.grad_clip or float("inf"))).clamp(min=1)
     skip = ~(total_loss + grad_norm).isfinite()
     for optimizer in run.optimizers:
-        optimizer.step(skip, excess)
+        optimizer.step(skip, clip_divisor)
     # Under DDP gradients stay views of the buckets that are sent: a new step's first micro-batches would fill others.
     run.model.zero_grad(set_to_none=run.forward is run.model)
     run.scaler.update()
@@ -64,7 +64,7 @@ def dropout_seed(seed: int, step: int, row: int) -> int:
 
 
 @contextmanager
-def memory_named(run: Run) -> Iterator[None]:
+def explain_out_of_memory(run: Run) -> Iterator[None]:
     """Turn running out of memory into a SettingsError that names micro_batch_size and a smaller one to try."""
     try:
         yield

@@ -12,7 +12,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from common.console import in_notebook, progress_bar
 from common.text import LogFormatter, command, hydra_quoted, plural
-from data.prepare import PreparedData
+from data.prepare import TokenDataset
 from model.gpt import GPT
 from model.size import count_parameters, parameters_read
 from runs.metrics import Row
@@ -52,7 +52,7 @@ class Terminal(Logger):
         if "val_loss" in row:
             return self.tell_evaluation(row, sample)
         self.figures = f": loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s"
-        if isinstance(self.run.data, PreparedData):
+        if isinstance(self.run.data, TokenDataset):
             self.figures += f", epoch {row['tokens'] / len(self.run.data.train):.2f}"
         if self.run.device.type == "cuda":
             self.figures += f", {peak_memory(self.run.device) / 1e9:.1f} GB"
@@ -117,11 +117,11 @@ def describe(config: TrainConfig, data: "Data", model: GPT) -> list[str]:
     block_size = config.model.block_size
     length = plural(config.max_steps, "step") if config.max_steps else f"{config.max_minutes:g} minutes in steps"
     length += f" of {config.batch_size} × {block_size} tokens"
-    if isinstance(data, PreparedData):
+    if isinstance(data, TokenDataset):
         steps, counts = config.max_steps, [None, config.max_steps]
         if steps and steps <= config.eval_interval:  # there is no evaluation but the last
             counts = [steps]
-        scored = dict.fromkeys(data.held_out_tokens(block_size, targets_scored(config, count)) for count in counts)
+        scored = dict.fromkeys(data.validation_tokens(block_size, targets_scored(config, count)) for count in counts)
         spread = " and at the end ".join(f"{count:,}" for count in scored)
         part = f" ({spread} of them, spread evenly, at each)" if min(scored) < len(data.val) else ""
         read = f"{len(data.train):,} for training, {len(data.val):,} for validation{part}"

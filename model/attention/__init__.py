@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from common.errors import SettingsError
 from model.attention import registry
 from model.attention.functions import SOFTMAX
-from model.attention.layer import MultiHeadAttention, Pass
+from model.attention.layer import AttentionContext, MultiHeadAttention
 from model.attention.registry import SETTINGS, check_names, form, modifier, register_all
 from model.config import AttentionConfig
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from model.attention.registry import FORMS, MODIFIERS
 
 __all__ = [
-    "FORMS", "MODIFIERS", "SETTINGS", "SOFTMAX", "MultiHeadAttention", "Pass", "check_names", "form",
-    "ignored", "make_attention", "modifier",
+    "FORMS", "MODIFIERS", "SETTINGS", "SOFTMAX", "AttentionContext", "MultiHeadAttention", "Pass", "check_names",
+    "form", "ignored", "make_attention", "modifier",
 ]  # fmt: skip
 
+Pass = AttentionContext  # its name in version 0.1
 
 if not TYPE_CHECKING:
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.errors import SettingsError
-from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, MultiHeadAttention, Pass, make_attention
+from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, MultiHeadAttention, make_attention
 from model.attention.masks import padding_mask
 from model.attention.recurrent import Recurrent, token_by_token
 from model.cache import KVCache
@@ -58,7 +58,7 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
 
 def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list[Tensor]:
     """Return what the layer gives, and what it adds to the loss."""
-    now = Pass(mask=mask, loss=torch.zeros((), device=x.device, requires_grad=True))
+    now = AttentionContext(mask=mask, loss=torch.zeros((), device=x.device, requires_grad=True))
     y = layer(x, now)
     assert now.loss is not None
     return [y, now.loss]
@@ -75,23 +75,23 @@ def padding_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     attention_mask = torch.ones(B, T, device=x.device)
     attention_mask[1, [0, 1, 9, 10, 20]] = 0
     changed = torch.where(attention_mask[..., None] == 1, x, torch.randn_like(x))
-    real, now = attention_mask[1] == 1, Pass(mask=padding_mask(attention_mask))
+    real, now = attention_mask[1] == 1, AttentionContext(mask=padding_mask(attention_mask))
     return [(layer(changed, now)[1, real], layer(x, now)[1, real])]
 
 
 def document_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     """Let nothing of a text reach the next one in the window, and treat each like the same text alone."""
-    starts = torch.zeros(B, T, dtype=torch.long, device=x.device)
-    starts[1, 10:] = 10
+    doc_starts = torch.zeros(B, T, dtype=torch.long, device=x.device)
+    doc_starts[1, 10:] = 10
     alone = torch.cat((layer(x[1:, :10]), layer(x[1:, 10:])), dim=1)
-    return [(layer(x, Pass(starts=starts)), torch.cat((layer(x[:1]), alone)))]
+    return [(layer(x, AttentionContext(doc_starts=doc_starts)), torch.cat((layer(x[:1]), alone)))]
 
 
 def cached(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     """Give in two chunks of prefill and one-token steps what one pass over the whole text gives."""
     cache, pieces = KVCache(T), []
     for piece in x.split((9, 7, *[1] * 8), dim=1):
-        pieces.append(layer(piece, Pass(cache=cache)))
+        pieces.append(layer(piece, AttentionContext(cache=cache)))
         cache.position += piece.size(1)
     return [(torch.cat(pieces, dim=1), layer(x))]
 
@@ -117,7 +117,7 @@ def make_layer(attention: str) -> MultiHeadAttention:
 
 def give_tokens(layer: torch.nn.Module, arguments: tuple) -> tuple:
     """Give a layer ids of two tokens, told apart by x, for what reads them."""
-    x, now = (*arguments, Pass())[:2]
+    x, now = (*arguments, AttentionContext())[:2]
     now.tokens = (x[..., 0] > 0).long()
     return x, now
 

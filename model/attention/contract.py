@@ -13,7 +13,7 @@
     returns    (…, H, T, Dv); a query that may attend nowhere gets zeros, and no gradient
 
 ValueError, naming the shapes, when the arguments do not fit together. Most functions of functions.py are only their
-mathematics, or only their weights: obeys_contract() and weighted() do the rest.
+mathematics, or only their weights: attention_function() and weighted() do the rest.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ Bias = Float[Overlay, ""] | None
 Allowed = Bool[Overlay, ""] | None
 
 
-def obeys_contract(compute: Callable[..., Tensor]) -> AttentionFunction:
+def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
     """Make an attention function of its mathematics, `compute(q, k, v, allowed, bias, scale, dropout_p)`.
 
     compute gets k and v with all H heads; `allowed`, which is None where every pair is, or bool with at least one key
@@ -72,7 +72,7 @@ def weighted(weights: Callable[[Scores, Allowed], Scores], cap: float | None = N
         scores = masked(scores, allowed, bias)
         return F.dropout(weights(scores, allowed).to(v.dtype), dropout_p) @ v
 
-    return _named_as(weights, obeys_contract(compute))
+    return _named_as(weights, attention_function(compute))
 
 
 def masked(scores: Float[Tensor, "..."], allowed: Allowed, bias: Bias = None) -> Float[Tensor, "..."]:

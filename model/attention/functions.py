@@ -22,9 +22,9 @@ from model.attention.contract import (
     Query,
     Scores,
     Value,
+    attention_function,
     check_arguments,
     masked,
-    obeys_contract,
     repeat_heads,
     upcast,
     weighted,
@@ -38,7 +38,7 @@ SHORT = 256  # queries and keys up to which `bmm` beats the fused kernels of a C
 
 
 @form("matmul")
-@obeys_contract
+@attention_function
 def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), one step per line."""
     # A dot product of D independent terms of variance 1 has variance D. The scale, 1/√D, brings it back
@@ -69,7 +69,7 @@ def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
 
 
 @form("einsum")
-@obeys_contract
+@attention_function
 def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same in index notation: it names the axes that are summed and those that stay."""
     scores = masked(torch.einsum("...td,...sd->...ts", q * scale, k), allowed, bias)
@@ -78,7 +78,7 @@ def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
 
 
 @form("bmm")
-@obeys_contract
+@attention_function
 def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same with batch and heads folded into one axis, N = … × H.
 
@@ -95,7 +95,7 @@ def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, 
 
 
 @form("loop")
-@obeys_contract
+@attention_function
 def loop(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same one query at a time. In float64 it is the reference for the other forms."""
     added = masked(q.new_zeros(*q.shape[:-1], k.shape[-2]), allowed, bias)  # (…, H, T, S): 0, the bias, or −∞
@@ -128,7 +128,7 @@ def fused(
     (H, T, D), Dv = q.shape[-3:], v.shape[-1]
     # They align the first query with the first key. A single query is the last: it sees every key.
     if mask is not None or bias is not None or (is_causal and T not in (1, k.shape[-2])):
-        return fused_with_matrix(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+        return sdpa_with_mask(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     scale = D**-0.5 if scale is None else scale
     if T == 1 and k.shape[-3] != H and not q.is_cpu:
         # The queries of one token that share a key head are so many queries of one head: then no key is copied.
@@ -154,8 +154,8 @@ def flash_takes(q: Query, width: int) -> bool:
     return q.is_cuda and q.dtype == torch.bfloat16 and width <= 256
 
 
-@obeys_contract
-def fused_with_matrix(
+@attention_function
+def sdpa_with_mask(
     q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float
 ) -> Output:  # fmt: skip
     """torch's kernels, to which mask and bias are one matrix."""

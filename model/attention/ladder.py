@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, obeys_contract
+from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, attention_function
 from model.attention.functions import matmul
-from model.attention.layer import OF_ORDER, MultiHeadAttention, Stream
+from model.attention.layer import POSITION_SETTINGS, MultiHeadAttention, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import Linear
@@ -32,7 +32,7 @@ class Average(OneHead):
     RoPE has nothing to rotate, and ALiBi's penalty would make the mean uneven.
     """
 
-    takes, ignores = ("window",), ("qk_norm", *OF_ORDER, *OneHead.ignores)
+    takes, ignores = ("window",), ("qk_norm", *POSITION_SETTINGS, *OneHead.ignores)
 
     def __init__(self, config: AttentionConfig, number: int = 0) -> None:
         super().__init__(replace(config, position="none"), number)
@@ -85,7 +85,7 @@ class Stacked(MultiHeadAttention):
         return torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)
 
 
-@obeys_contract
+@attention_function
 def head_by_head(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The attention of each head by itself, the results stacked."""
     pairs, heads = (*q.shape[:-1], k.shape[-2]), []  # (…, H, T, S)

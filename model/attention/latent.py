@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.attention.contract import Output, Query, Value
 from model.attention.functions import sdpa
-from model.attention.layer import NORM_EPS, Keys, MultiHeadAttention, Pass, Stream
+from model.attention.layer import NORM_EPS, AttentionContext, Keys, MultiHeadAttention, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import Linear, RMSNorm
@@ -57,7 +57,7 @@ class LatentAttention(MultiHeadAttention):
     def per_head(self, y: Float[Tensor, "B T HD"]) -> Float[Tensor, "B H T D"]:
         return y.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
-    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: Pass) -> Output:
+    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: AttentionContext) -> Output:
         if now.cache is None:
             turned, c = k.split((self.turned, self.latent), -1)
             k = torch.cat((turned.expand(*v.shape[:-1], -1), self.per_head(self.k_up(c[:, 0]))), -1)
@@ -112,7 +112,7 @@ class GroupedTied(MultiHeadAttention):
     def keys(self, turned: Float[Tensor, "B 1 S half"], v: Value) -> Float[Tensor, "B Hkv S _"]:
         return torch.cat((turned.expand(*v.shape[:-1], -1), v[..., self.turned :]), -1)
 
-    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: Pass) -> Output:
+    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: AttentionContext) -> Output:
         if now.cache is not None:
             rows = (("turned", k[:, :1, :, : self.turned]), ("tied", v))
             turned, v = (now.cache.append(self.number, name, new) for name, new in rows)

@@ -22,7 +22,14 @@ from model.rope import Rope, rotate
 
 NORM_EPS = 1e-6
 # What means nothing to a form that has no order of its own.
-OF_ORDER = ("position", "rope_theta", "rope_fraction", "rope_scaling", "rope_scaling_factor", "rope_trained_length")
+POSITION_SETTINGS = (
+    "position",
+    "rope_theta",
+    "rope_fraction",
+    "rope_scaling",
+    "rope_scaling_factor",
+    "rope_trained_length",
+)
 
 Stream = Float[Tensor, "*lead T C"]
 Keys = Float[Tensor, "B _ S E"]
@@ -30,13 +37,13 @@ Keys = Float[Tensor, "B _ S E"]
 
 
 @dataclass
-class Pass:
+class AttentionContext:
     """Per-call state shared by the layers. The GPT makes one for each forward pass; a layer alone may go without."""
 
     mask: Shaped[Tensor, "..."] | None = None
     """Broadcasts to (B, H, T, S), S = T plus what is cached: 1 or True where a query may attend. Causality and window
     hold in any case. Forms and modifiers that sum up or shift the past take `starts` instead."""
-    starts: Int[Tensor, "B T"] | None = None
+    doc_starts: Int[Tensor, "B T"] | None = None
     """At which position, counted from the first in the cache, the text of each token begins; 0 when None. What comes
     before is out of sight, as the document before or the padding on the left."""
     tokens: Int[Tensor, "B T"] | None = None
@@ -67,16 +74,16 @@ class Pass:
         rows = torch.cat((kept.get(name, new.new_zeros(*new.shape[:2], most, new.shape[3])), new), 2)
         kept[name] = rows[:, :, T:].detach()
         before = [rows[:, :, most - back : most - back + T] for back in range(1, most + 1)]
-        if self.starts is None:
+        if self.doc_starts is None:
             return before
-        into = torch.arange(self.past, self.past + T, device=new.device) - self.starts  # (B, T)
+        into = torch.arange(self.past, self.past + T, device=new.device) - self.doc_starts  # (B, T)
         return [row.masked_fill((into < back)[:, None, :, None], 0) for back, row in enumerate(before, 1)]
 
     def begins(self, T: int) -> Bool[Tensor, "B 1 T"] | None:
         """Return which tokens are the first of their text, for all heads."""
-        if self.starts is None:
+        if self.doc_starts is None:
             return None
-        return (self.starts == torch.arange(self.past, self.past + T, device=self.starts.device))[:, None]
+        return (self.doc_starts == torch.arange(self.past, self.past + T, device=self.doc_starts.device))[:, None]
 
 
 class Call(NamedTuple):
@@ -103,7 +110,7 @@ class MultiHeadAttention(nn.Module):
     """What modifiers may change."""
     ignores: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
     """Settings that change nothing in this form; position, where it is ALiBi that does not."""
-    keeps_rows: ClassVar[bool] = True
+    has_kv_cache: ClassVar[bool] = True
     """Whether the cache grows with the text; else a state sums it up."""
     chooses: ClassVar[bool] = False
     """Whether it leaves out keys by their scores, so that a rounding may change the result."""
@@ -123,7 +130,7 @@ class MultiHeadAttention(nn.Module):
         for name in sorted(kinds, key=lambda name: kinds[name].last):  # a stable sort
             self.modifiers[name] = kinds[name](self, config)
         self.changing: list[Any] = [*self.modifiers.values()]  # a list is quicker to walk
-        self.takes_masks = self.keeps_rows and not any(kind.needs_starts for kind in kinds.values())
+        self.takes_masks = self.has_kv_cache and not any(kind.needs_starts for kind in kinds.values())
 
     def make_rope(self, config: AttentionConfig) -> Rope:
         return Rope.of(config, self.head_size)
@@ -136,24 +143,24 @@ class MultiHeadAttention(nn.Module):
         self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
 
-    def forward(self, x: Stream, now: Pass | None = None) -> Stream:
+    def forward(self, x: Stream, now: AttentionContext | None = None) -> Stream:
         """Mix x over the past. Any number of leading dimensions count as one, which the pass is about.
 
         Raises ValueError, naming the shapes, when mask, starts or cache do not fit x.
         """
-        now = now or Pass()
+        now = now or AttentionContext()
         if x.ndim != 3:
             return self(x.reshape(-1, *x.shape[-2:]), now).view(x.shape)
         return self.merge(self.attended(x, now))
 
-    def weights(self, x: Stream, now: Pass | None = None) -> Float[Tensor, "B H T T"]:
+    def weights(self, x: Stream, now: AttentionContext | None = None) -> Float[Tensor, "B H T T"]:
         """Return the weights of forward(x) without dropout, for pictures and statistics.
 
         What is gathered is the weights times the values, so with the identity matrix for values it is the weights.
         """
-        return self.attended(x, replace(now or Pass(), cache=None, weights_only=True))
+        return self.attended(x, replace(now or AttentionContext(), cache=None, weights_only=True))
 
-    def attended(self, x: Stream, now: Pass) -> Float[Tensor, "B H T _"]:
+    def attended(self, x: Stream, now: AttentionContext) -> Float[Tensor, "B H T _"]:
         """Return what each head gathered, or its weights."""
         self.check(x, now)
         q, k, v = self.rotated(x, now)
@@ -165,17 +172,19 @@ class MultiHeadAttention(nn.Module):
                 y = modifier.finish(y, v, x, now)
         return y
 
-    def check(self, x: Stream, now: Pass) -> None:
+    def check(self, x: Stream, now: AttentionContext) -> None:
         """Raise ValueError where this layer cannot do with x what the pass says."""
         B, T, _ = x.shape
         if now.mask is not None:
             if not self.takes_masks:
-                raise ValueError("what sums up or shifts the past takes no mask: say by starts where texts begin.")
+                raise ValueError("what sums up or shifts the past takes no mask: doc_starts says where texts begin.")
             check_broadcast("mask", now.mask, (B, self.n_head, T, now.past + T))
-        if now.starts is not None and now.starts.shape != (B, T):
-            raise ValueError(f"starts {tuple(now.starts.shape)} are not one for each token of x {tuple(x.shape)}.")
+        if now.doc_starts is not None and now.doc_starts.shape != (B, T):
+            raise ValueError(
+                f"doc_starts {tuple(now.doc_starts.shape)} are not one for each token of x {tuple(x.shape)}."
+            )
 
-    def rotated(self, x: Stream, now: Pass) -> tuple[Query, Keys, Value]:
+    def rotated(self, x: Stream, now: AttentionContext) -> tuple[Query, Keys, Value]:
         """Project, mix and rotate."""
         q, k, v = self.project(x)
         for modifier in self.changing:
@@ -183,7 +192,7 @@ class MultiHeadAttention(nn.Module):
         q, k = self.at_positions(x, now, q, k)
         return q, k, v
 
-    def at_positions(self, x: Stream, now: Pass, *heads: Float[Tensor, "B _ T _"]) -> tuple[Tensor, ...]:
+    def at_positions(self, x: Stream, now: AttentionContext, *heads: Float[Tensor, "B _ T _"]) -> tuple[Tensor, ...]:
         """Rotate queries or keys of x by their positions, where the layer has RoPE."""
         if self.rope is None:
             return heads
@@ -202,7 +211,7 @@ class MultiHeadAttention(nn.Module):
         # (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
         return self.qkv_proj(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
-    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: Pass) -> Output:
+    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: AttentionContext) -> Output:
         """Remember keys and values, and attend to all in reach."""
         T = q.shape[-2]
         if now.cache is not None:
@@ -212,15 +221,15 @@ class MultiHeadAttention(nn.Module):
             return flex(q, k, v, blocks, slopes)
         return self.attend_to(self.call(q, k, v, now), x, now)
 
-    def call(self, q: Query, k: Key, v: Value, now: Pass) -> Call:
+    def call(self, q: Query, k: Key, v: Value, now: AttentionContext) -> Call:
         """Return the keys and values in reach, and the mask, bias and is_causal to lay over their scores."""
         T, S, mask = q.shape[-2], k.shape[-2], None
         if now.mask is not None:
             mask = as_bool(now.mask)
             if mask.ndim > 2 and mask.shape[-3] > 1:  # a head may have several queries: see Differential
                 mask = repeat_heads(mask, self.query_heads)
-        if now.starts is not None:
-            apart = text_mask(now.starts, S)
+        if now.doc_starts is not None:
+            apart = text_mask(now.doc_starts, S)
             mask = apart if mask is None else mask & apart
         reach = S if self.window is None else min(S, self.window + T - 1)
         if reach < S:  # the first query does not see further back, so neither does any other
@@ -232,7 +241,7 @@ class MultiHeadAttention(nn.Module):
         bias = alibi_bias(self.n_head, T, reach, q.device) if self.alibi else None
         return Call(q, k, v, mask, bias, is_causal=mask is None)
 
-    def attend_to(self, call: Call, x: Stream, now: Pass) -> Output:
+    def attend_to(self, call: Call, x: Stream, now: AttentionContext) -> Output:
         """Let the modifiers change the call, and make it."""
         for modifier in self.changing:
             call = modifier.score(call, x, now)

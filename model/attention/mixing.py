@@ -8,7 +8,7 @@ from torch import nn
 
 from common.errors import SettingsError
 from model.attention.contract import Key, Query, Value
-from model.attention.layer import NORM_EPS, MultiHeadAttention, Pass, Stream
+from model.attention.layer import NORM_EPS, AttentionContext, MultiHeadAttention, Stream
 from model.attention.modifiers import Modifier, PerHead
 from model.attention.registry import modifier
 from model.config import AttentionConfig
@@ -26,7 +26,7 @@ class JointNorm(Modifier):
             RMSNorm(heads * layer.head_size, eps=NORM_EPS) for heads in (layer.query_heads, layer.kv_heads)
         )
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
         q, k = (
             norm(t.transpose(1, 2).flatten(2)).view(t.transpose(1, 2).shape).transpose(1, 2)  # over (B, T, n·D)
             for norm, t in ((self.q_norm, q), (self.k_norm, k))
@@ -50,9 +50,9 @@ class Conv(Modifier):
         channels = (layer.query_heads + 2 * layer.kv_heads) * layer.head_size
         now_alone = torch.tensor([0.0] * (self.width - 1) + [1.0])
         self.weight = nn.Parameter(now_alone.repeat(channels, 1))  # (channels, 4), the latest token last
-        self.activation = nn.Identity() if layer.keeps_rows else nn.SiLU()
+        self.activation = nn.Identity() if layer.has_kv_cache else nn.SiLU()
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
         new = torch.cat((q, k, v), 1)
         *others, own = self.weight.to(q.dtype).view(-1, 1, q.shape[-1], self.width).unbind(-1)  # (n, 1, D) each
         mixed = own * new
@@ -79,7 +79,7 @@ class ValueEmbedding(Modifier):
         self.gate = PerHead(config.n_embd, layer.kv_heads)
         self.embedding = nn.Embedding(vocab_size, layer.kv_heads * layer.head_size)
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
         if now.tokens is None:
             raise ValueError("value_embedding needs the token ids of x: say them by Pass(tokens=…).")
         # (B, T, Hkv·D) -> (B, T, Hkv, D) -> (B, Hkv, T, D)

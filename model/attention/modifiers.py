@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from common.errors import SettingsError
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
-from model.attention.layer import Call, Keys, MultiHeadAttention, Pass, Stream
+from model.attention.layer import AttentionContext, Call, Keys, MultiHeadAttention, Stream
 from model.attention.masks import alibi_slopes
 from model.attention.registry import modifier
 from model.config import AttentionConfig
@@ -38,15 +38,15 @@ class Modifier(nn.Module):
         super().__init__()
         self.layer_number = layer.number
 
-    def mix(self, q: Query, k: Keys, v: Value, x: Stream, now: Pass) -> tuple[Query, Keys, Value]:
+    def mix(self, q: Query, k: Keys, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Keys, Value]:
         """Change queries, keys and values before they are rotated and remembered."""
         return q, k, v
 
-    def score(self, call: Call, x: Stream, now: Pass) -> Call:
+    def score(self, call: Call, x: Stream, now: AttentionContext) -> Call:
         """Change what lies over the scores, or add a key."""
         return call
 
-    def finish(self, y: Output, v: Value, x: Stream, now: Pass) -> Float[Tensor, "..."]:
+    def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Float[Tensor, "..."]:
         """Change what each head gathered; v holds the values of the queries' own tokens."""
         return y
 
@@ -75,7 +75,7 @@ class ValueResidual(Modifier):
         super().__init__(layer, config)
         self.mixture = nn.Parameter(torch.tensor([1.0, 0.0]))
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
         own, first = self.mixture.to(v.dtype)
         return q, k, own * v + first * now.shared.setdefault("values", v)
 
@@ -91,7 +91,7 @@ class KeyOffset(Modifier):
 
     needs_starts = True
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> tuple[Query, Key, Value]:
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
         half, (before,) = k.shape[-1] // 2, now.earlier(self.layer_number, "last_key", k, 1)
         return q, torch.cat((k[..., :half], before[..., half:]), -1), v
 
@@ -107,7 +107,7 @@ class LogN(Modifier):
         super().__init__(layer, config)
         self.factor = nn.Parameter(torch.full((layer.n_head,), 0.43))
 
-    def score(self, call: Call, x: Stream, now: Pass) -> Call:
+    def score(self, call: Call, x: Stream, now: AttentionContext) -> Call:
         (H, T), S, mask = call.q.shape[1:3], call.k.shape[2], call.mask
         if mask is None:  # causality alone needs no matrix
             n = torch.arange(S - T + 1, S + 1, device=call.q.device)[:, None]
@@ -140,7 +140,7 @@ class Forget(Modifier):
         """Return what the gates of each token are the sigmoid of."""
         return self.gate(x)
 
-    def score(self, call: Call, x: Stream, now: Pass) -> Call:
+    def score(self, call: Call, x: Stream, now: AttentionContext) -> Call:
         T, reach, log_f = call.q.shape[-2], call.k.shape[-2], F.logsigmoid(upcast(self.logits(x)))[..., None]
         if now.cache is not None:
             log_f = now.cache.append(self.layer_number, type(self).__name__, log_f)  # (B, H, T, 1) -> (B, H, S, 1)
@@ -180,7 +180,7 @@ class Sink(Modifier):
             raise SettingsError(problem, "leave out sink, or choose another form")
         self.bias = nn.Parameter(torch.zeros(layer.n_head))
 
-    def score(self, call: Call, x: Stream, now: Pass) -> Call:
+    def score(self, call: Call, x: Stream, now: AttentionContext) -> Call:
         # In front, where causality lets every query see it.
         k, v = (F.pad(t, (0, 0, 1, 0)) for t in (call.k, call.v))
         mask, (H, S) = call.mask, (call.q.shape[-3], call.k.shape[-2])
@@ -208,11 +208,11 @@ class Differential(Modifier):
         layer.make_projections(config)
         self.weight = PerHead(config.n_embd, layer.n_head)
 
-    def score(self, call: Call, x: Stream, now: Pass) -> Call:
+    def score(self, call: Call, x: Stream, now: AttentionContext) -> Call:
         """Give both queries of a head what lies over its scores."""
         return call if call.bias is None else call._replace(bias=repeat_heads(call.bias, call.q.shape[-3]))
 
-    def finish(self, y: Output, v: Value, x: Stream, now: Pass) -> Float[Tensor, "..."]:
+    def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Float[Tensor, "..."]:
         first, second = y.unflatten(1, (-1, 2)).unbind(2)  # (B, 2H, T, Dv) -> twice (B, H, T, Dv)
         return first - torch.sigmoid(self.weight(x))[..., None] * second
 
@@ -228,7 +228,7 @@ class Exclusive(Modifier):
         super().__init__(layer, config)
         self.strength = nn.Parameter(torch.zeros(layer.n_head))
 
-    def finish(self, y: Output, v: Value, x: Stream, now: Pass) -> Output:
+    def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Output:
         v = F.normalize(upcast(v), dim=-1).to(y.dtype)  # in half precision small values would vanish when squared
         v = repeat_heads(v, y.shape[-3])
         return y - torch.tanh(self.strength)[:, None, None].to(y.dtype) * (y * v).sum(-1, keepdim=True) * v
@@ -244,7 +244,7 @@ class Gate(Modifier):
         super().__init__(layer, config)
         self.gate = PerHead(config.n_embd, layer.n_head * (layer.head_size if self.each_channel else 1))
 
-    def finish(self, y: Output, v: Value, x: Stream, now: Pass) -> Output:
+    def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Output:
         gate = self.gate(x).unflatten(1, (y.shape[1], -1)).transpose(2, 3)  # (B, H·n, T) -> (B, H, T, n)
         return y * (2 * torch.sigmoid(gate))
 
@@ -267,5 +267,5 @@ class GateSilu(Modifier):
         super().__init__(layer, config)
         self.gate_proj = Linear(config.n_embd, layer.n_head * layer.head_size, bias=False)
 
-    def finish(self, y: Output, v: Value, x: Stream, now: Pass) -> Output:
+    def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Output:
         return y * F.silu(self.gate_proj(x)).unflatten(-1, (y.shape[1], -1)).transpose(1, 2)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
 from model.attention.functions import matmul
-from model.attention.layer import NORM_EPS, OF_ORDER, MultiHeadAttention, Pass, Stream
+from model.attention.layer import NORM_EPS, POSITION_SETTINGS, AttentionContext, MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
 from model.config import AttentionConfig
@@ -161,8 +161,8 @@ class Recurrent(MultiHeadAttention):
     """
 
     takes: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
-    ignores = ("attention_window", "attention_dropout", *OF_ORDER, *MultiHeadAttention.ignores)
-    keeps_rows = False
+    ignores = ("attention_window", "attention_dropout", *POSITION_SETTINGS, *MultiHeadAttention.ignores)
+    has_kv_cache = False
     flops_of_state = 4.0
     """Floating-point operations a token for each number of the state: to write it, and to read it."""
 
@@ -174,7 +174,7 @@ class Recurrent(MultiHeadAttention):
         """Return ln α and β, or None where all of v is written."""
         return x.new_zeros(1, x.shape[1], 1), None
 
-    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
+    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
         """Read and write the state, in float32 at least, whatever autocast says."""
         log_decay, beta = self.rates(x)
         kept, scan = now.kept(self.number), token_by_token if q.shape[-2] == 1 else self.scan
@@ -197,7 +197,7 @@ class LinearAttention(Recurrent):
     A value of 1 beside the others sums the weights.
     """
 
-    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
+    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
         y = super().gather(F.elu(q) + 1, F.elu(k) + 1, F.pad(v, (0, 1), value=1.0), x, now)
         return y[..., :-1] / y[..., -1:]
 
@@ -214,7 +214,7 @@ class Retention(Recurrent):
         head = torch.arange(self.n_head, dtype=torch.float32, device=x.device)
         return torch.log1p(-torch.exp2(-5 - head))[:, None, None].expand(-1, x.shape[1], -1), None
 
-    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
+    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
         y = super().gather(q * self.head_size**-0.5, k, v, x, now)
         return y if now.weights_only else F.rms_norm(y, [self.head_size], eps=NORM_EPS)
 
@@ -243,7 +243,7 @@ class GatedDelta(Recurrent):
         fade = F.softplus(upcast(self.fade(x))).unflatten(1, (self.n_head, -1)).mT  # (B, H·n, T) -> (B, H, T, n)
         return -upcast(self.log_rate).exp()[:, None, None] * fade, torch.sigmoid(upcast(self.beta(x)))
 
-    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
+    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
         q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (upcast(q), upcast(k)))  # as theirs
         y = super().gather(q * self.head_size**-0.5, k, v, x, now)
         return y if now.weights_only else self.out_norm(y)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.attention.contract import Allowed, AttentionFunction, Key, Output, Query, Scores, Value, upcast, weighted
 from model.attention.functions import sdpa
-from model.attention.layer import MultiHeadAttention, Pass, Stream
+from model.attention.layer import AttentionContext, MultiHeadAttention, Stream
 from model.attention.masks import causal_mask
 from model.attention.registry import form
 from model.config import AttentionConfig
@@ -87,7 +87,7 @@ class IndexedAttention(MultiHeadAttention):
         self.index_proj = Linear(config.n_embd, *parts, bias=False)
         self.index_norm = LayerNorm(self.head_size, eps=1e-6)
 
-    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: Pass) -> Output:
+    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
         asks, key, share = self.index_proj(x.detach()).split(self.index_proj.parts, -1)
         asks = asks.unflatten(-1, (self.index_heads, -1)).transpose(1, 2)  # (B, T, J·D) -> (B, J, T, D)
         asks, key = self.at_positions(x, now, asks, self.index_norm(key).unsqueeze(1))
