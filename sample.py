@@ -33,7 +33,7 @@ def sample(config: SampleConfig) -> None:
 
         check_compiler(device)
         # Of any length and number of texts: it compiles again only where one text is left.
-        checkpoint.model.compiled_hidden = torch.compile(checkpoint.model.hidden, dynamic=True)
+        checkpoint.model.runtime.compiled_hidden = torch.compile(checkpoint.model.hidden, dynamic=True)
     if sys.stderr.isatty():
         print(f"{visible(checkpoint.path)}, step {checkpoint.meta.progress.step}", file=sys.stderr)
     try:

@@ -80,7 +80,7 @@ class Decoder:
     def _forward(self, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None = None) -> Logits:
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
             # A prompt has a length of its own, for which nothing is compiled.
-            hidden = self.model.compiled_hidden if self.cache.position else None
+            hidden = self.model.runtime.compiled_hidden if self.cache.position else None
             x = (hidden or self.model.hidden)(sent(tokens, self.device), doc_starts=doc_starts, cache=self.cache)
             return self.model.logits(x[:, -1]).float()
 

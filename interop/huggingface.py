@@ -24,9 +24,10 @@ from interop.tokenizer import GGML_PRE
 from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
 from model.config import GPTConfig
-from model.gpt import GPT, load_weights, plain_weights, save_file
+from model.gpt import GPT
 from model.layers import Linear
 from model.size import count_weights, without_weights
+from model.weights import load_weights, plain_weights, save_file
 
 
 class Target(NamedTuple):
@@ -96,12 +97,12 @@ def _obstacles(model: GPT, kind: str) -> list[str]:
     found = [name for name, value in (wanted | TARGETS[kind].settings).items() if getattr(config, name) != value]
     layers = [config.at(layer) for layer in range(config.n_layer)]
     foreign = {layer.form for layer in layers} - {*SOFTMAX, "single_head", "stacked"}
-    heads = {(each.n_head, each.kv_heads, each.head_size) for each in model.attentions}
+    heads = {(each.n_head, each.kv_heads, each.head_dim) for each in model.attentions}
     lacks = {
         "attention": foreign or len(heads) > 1 or any({*layer.modifiers} - {"window"} for layer in layers),
         "attention_window": kind != "qwen3" and any(layer.attention_window for layer in layers),
         "n_kv_head": kind == "gpt2" and attention.kv_heads != attention.n_head,
-        "head_size": kind == "gpt2" and attention.n_head * attention.head_size != config.n_embd,
+        "head_size": kind == "gpt2" and attention.n_head * attention.head_dim != config.n_embd,
         "n_head": kind == "llama" and config.n_embd % attention.n_head,  # where it must divide the width
         "norm_eps": kind == "qwen3" and config.norm_eps != NORM_EPS,  # that of QK-norm
     }
@@ -279,7 +280,7 @@ def _change_layout(theirs: str, tensor: Tensor, model: GPT, *, back: bool = Fals
         return tensor.t() if ".h." in f".{theirs}" and tensor.ndim == 2 else tensor
     if not any(part in theirs for part in ("q_proj", "k_proj", "q_norm", "k_norm")):
         return tensor
-    half = model.attentions[0].head_size // 2
+    half = model.attentions[0].head_dim // 2
     pairs = (2, half) if back else (half, 2)
     return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
 
@@ -289,7 +290,7 @@ def _their_config(model: GPT, kind: str) -> dict[str, Any]:
     attention = model.attentions[0]
     target = TARGETS[kind]
     ours = asdict(config) | {"n_inner": config.inner}
-    ours |= {"n_head": attention.n_head, "n_kv_head": attention.kv_heads, "head_size": attention.head_size}
+    ours |= {"n_head": attention.n_head, "n_kv_head": attention.kv_heads, "head_size": attention.head_dim}
     theirs = {their: ours[name] for name, their in target.names.items()} | target.fixed
     theirs["tie_word_embeddings"] = config.tie_embeddings
     if kind == "gpt2":

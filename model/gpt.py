@@ -1,13 +1,10 @@
 """The GPT: token embedding, a stack of blocks (attention, then MLP), final norm, language-model head."""
 
 import math
-import os
-import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -27,6 +24,19 @@ from model.rope import Rope
 Tokens = Int[Tensor, "B T"]
 DocStarts = Int[Tensor, "B T"] | None
 Stream = Float[Tensor, "B T C"]
+
+
+@dataclass
+class Runtime:
+    """How this process runs a GPT. Training and sampling set it; no weight and no file knows of it."""
+
+    loss_and_gradient: Callable[..., Any] = chunk_loss_and_gradient
+    """Compiled in a compiled run."""
+    largest_chunk: int | None = None
+    """Bytes of float32 logits at a time: see fused_cross_entropy."""
+    blocks_are_compiled: bool = False
+    compiled_hidden: Callable[..., Stream] | None = None
+    """GPT.hidden() as decoding calls it after the prompt; None where nothing is compiled."""
 
 
 class GPT(nn.Module):
@@ -56,13 +66,11 @@ class GPT(nn.Module):
         for attention in self.attentions:
             if attention.rope is not None:
                 attention.rope = self.ropes.setdefault(attention.rope, attention.rope)
-        mixing = {(a.kv_heads, a.head_size) for a in self.attentions if "value_residual" in a.modifiers}
+        mixing = {(a.kv_heads, a.head_dim) for a in self.attentions if "value_residual" in a.modifiers}
         if len(mixing) > 1:
             problem = f"attention={config.attention}: value_residual adds the values of layers with other heads"
             raise SettingsError(problem, "leave it out of the layers that differ")
-        self.loss_and_gradient = chunk_loss_and_gradient  # which training may compile
-        self.largest_chunk: int | None = None  # see fused_cross_entropy
-        self.compiled_hidden: Callable[..., Stream] | None = None  # hidden(), for tokens after those of a prompt
+        self.runtime = Runtime()
         self.initialize()
 
     def forward(
@@ -90,9 +98,9 @@ class GPT(nn.Module):
             return self.logits(x)
         x, weight = self.final_norm(x), self.lm_head.weight
         if each:
-            return nats_of_each(x, weight, targets, self.config.logit_softcap, self.largest_chunk)
+            return nats_of_each(x, weight, targets, self.config.logit_softcap, self.runtime.largest_chunk)
         nats = fused_cross_entropy(
-            x, weight, targets, self.config.logit_softcap, self.loss_and_gradient, self.largest_chunk
+            x, weight, targets, self.config.logit_softcap, self.runtime.loss_and_gradient, self.runtime.largest_chunk
         )
         # Of the layers' own loss the gradient alone: what is reported stays the cross-entropy.
         return nats if now.loss is None else nats + (now.loss - now.loss.detach())
@@ -141,9 +149,9 @@ class GPT(nn.Module):
 
     def flex_blocks(self, x: Stream, doc_starts: DocStarts) -> dict[int, BlockMask]:
         """Return the blocks of flex_attention by window, in compiled training on a GPU with room for it."""
-        compiled, T = self.blocks[0]._compiled_call_impl is not None, x.size(1)
+        T = x.size(1)
         fits = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 0) and T > 128
-        if not (fits and self.training and compiled and doc_starts is None):
+        if not (fits and self.training and self.runtime.blocks_are_compiled and doc_starts is None):
             return {}
         windows = {attention.window or T for attention in self.attentions if attention.flex_window}
         return {window: causal_blocks(T, window, x.device) for window in windows}
@@ -184,8 +192,8 @@ class GPT(nn.Module):
 class Block(nn.Module):
     """Attention, then MLP, each normalised at its input and added to the residual stream."""
 
-    recompute = False
-    """Whether training keeps x alone for the backward pass, and there computes the rest again (Chen et al. 2016)."""
+    activation_checkpointing = False
+    """Whether training saves x alone, and the backward pass computes the rest again (Chen et al. 2016)."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -196,7 +204,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Stream, now: AttentionContext) -> Stream:
-        if self.recompute and torch.is_grad_enabled():
+        if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(self.add, x, now, use_reentrant=False)
         return self.add(x, now)
 
@@ -243,35 +251,3 @@ def make_norm(config: GPTConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return RMSNorm(config.n_embd, eps=config.norm_eps)
     return LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
-
-
-def plain_weights(model: GPT) -> dict[str, Tensor]:
-    """Return the weights under their plain names, without an lm_head tied to the embedding."""
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    if model.config.tie_embeddings:
-        del weights["lm_head.weight"]
-    return weights
-
-
-def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
-    """Copy the weights of `plain_weights` into a model; ValueError, naming one, when they do not fit."""
-    if model.config.tie_embeddings:
-        weights = weights | {"lm_head.weight": weights["token_embedding.weight"]}
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if wrong := {item[0] for item in shapes.items() ^ {name: tensor.shape for name, tensor in weights.items()}.items()}:
-        raise ValueError(f"the weight {min(wrong)} is missing, or not what the settings ask for")
-    model.load_state_dict(weights)
-
-
-def save_file(weights: dict[str, Tensor], file: Path) -> None:
-    """Write a safetensors file, readable as the umask says; the library would make it the owner's alone."""
-    file.touch()
-    mode = file.stat().st_mode
-    try:
-        safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
-    except safetensors.SafetensorError as error:  # which is no OSError, though the disk may be full
-        if not (system := re.search(r"\(os error (\d+)\)", str(error))):
-            raise
-        raise OSError(int(system[1]), os.strerror(int(system[1])), str(file)) from error
-    if file.stat().st_mode != mode:  # some file systems have one mode for all, and refuse to change it
-        file.chmod(mode)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from common.errors import SettingsError
 from model.cache import KVCache
 from model.config import GPTConfig
-from model.gpt import GPT, plain_weights
+from model.gpt import GPT
 
 
 class DrawNothing(TorchFunctionMode):
@@ -30,10 +30,10 @@ def without_weights(config: GPTConfig) -> GPT:
 
 
 def count_weights(config: GPTConfig) -> tuple[int, int]:
-    """Return how many tensors plain_weights() would have, and numbers in them, by one block of each kind."""
+    """Return how many tensors the weights would have, and numbers in them, by one block of each kind."""
     kinds = config.attention.count("/") + 1
     try:
-        weights = plain_weights(without_weights(replace(config, n_layer=min(kinds, config.n_layer))))
+        weights = dict(without_weights(replace(config, n_layer=min(kinds, config.n_layer))).named_parameters())
     except (RuntimeError, OverflowError, TypeError):  # torch cannot count them
         widths = [f"model.{name}={getattr(config, name)}" for name in ("n_embd", "vocab_size", "block_size")]
         raise SettingsError("a weight would have more than 2^63 numbers", f"lower {' or '.join(widths)}") from None

@@ -32,8 +32,9 @@ from common.files import from_json, pointed, reading, replace_text, replacing, u
 from common.text import command
 from data.tokenizer import read_tokenizer, save_tokenizer
 from model.config import GPTConfig
-from model.gpt import GPT, load_weights, plain_weights, save_file
+from model.gpt import GPT
 from model.size import count_weights
+from model.weights import load_weights, plain_weights, save_file
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr

@@ -24,8 +24,8 @@ from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.score import learned_task
 from model.config import GPTConfig
-from model.gpt import plain_weights
 from model.size import count_weights
+from model.weights import plain_weights
 from runs.checkpoint import (
     Meta,
     Progress,

@@ -28,7 +28,7 @@ for form in sys.argv[1:]:
     counter = CompileCounter()
     for block in gpt.blocks:
         block.compile(backend=counter)
-    gpt.loss_and_gradient = torch.compile(gpt.loss_and_gradient, backend=counter)
+    gpt.runtime.loss_and_gradient = torch.compile(gpt.runtime.loss_and_gradient, backend=counter)
     tokens = torch.randint(11, (2, 8))
     for _ in range(2):
         gpt(tokens, tokens).backward()
@@ -68,7 +68,7 @@ for form in sys.argv[1:]:
     gpt, texts = GPT(GPTConfig(attention=form, **sizes, **window)), []
     counter = CompileCounter()
     for compiled in (None, torch.compile(gpt.hidden, dynamic=True, backend=counter)):
-        gpt.compiled_hidden = compiled
+        gpt.runtime.compiled_hidden = compiled
         for prompts in ([[1], [2, 3], [4, 5, 6]], [[7]]):
             seeds, params = [1, 2, 3][: len(prompts)], SamplingParams(max_new_tokens=60)
             parts = complete(gpt, tokenizer, prompts, seeds=seeds, params=params)
@@ -107,7 +107,7 @@ def test_blocks_are_made_once_for_each_window_in_compiled_training_on_a_gpu_that
         x, short = (torch.empty(1, T, 64, device="cuda") for T in (129, 128))
     for model, blocks in ((gpt, {70: (129, 70)}), (alibi, {129: (129, 129)})):
         assert model.flex_blocks(x, None) == {}  # not compiled
-        model.blocks[0].compile(backend="eager")
+        model.runtime.blocks_are_compiled = True
         assert model.flex_blocks(x, None) == blocks
         for other, doc_starts in ((short, None), (torch.empty(1, 129, 64), None), (x, torch.zeros(1, 129))):
             assert model.flex_blocks(other, doc_starts) == {}

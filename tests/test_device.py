@@ -154,7 +154,7 @@ def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch, ho
     as one compiled function."""
     happened = []
     model = random_gpt()
-    plain_loss = model.loss_and_gradient
+    plain_loss = model.runtime.loss_and_gradient
 
     class Wrapped(nn.Module):
         def __init__(self, module, **_):
@@ -170,7 +170,7 @@ def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch, ho
         forward = parallelize(model, ranks, how, torch.device("cpu"), torch.float32, compiled=True)
         assert torch._dynamo.config.optimize_ddp == (how != "ddp")
     assert happened == ["compiled", "compiled", "wrapped"]
-    assert model.loss_and_gradient is not plain_loss
+    assert model.runtime.loss_and_gradient is not plain_loss
     assert getattr(forward, "module", forward) is model and isinstance(forward, Wrapped) == (how == "ddp")
 
 

@@ -176,7 +176,7 @@ def test_no_logits_of_all_targets_exist_in_an_evaluation(train_config, monkeypat
     seen = []
     monkeypatch.setattr(F, "linear", lambda x, w, b=None, of=F.linear: seen.append((x, w)) or of(x, w, b))
     with open_run(train_config) as run:
-        run.model.largest_chunk = 4 * 257 * 16
+        run.model.runtime.largest_chunk = 4 * 257 * 16
         evaluate(run.model, run.data, 16, 8, run.autocast)
     rows = [len(x) for x, weight in seen if len(weight) == 257]
     assert rows and max(rows) <= 16

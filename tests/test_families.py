@@ -97,7 +97,7 @@ def rows_of(theirs, kind, D):
 
 
 def copy_heads(ours, theirs, name):
-    D, channels = ours.head_size, 0 if ours.rope is None or name in INTERLEAVED else ours.rope.channels
+    D, channels = ours.head_dim, 0 if ours.rope is None or name in INTERLEAVED else ours.rope.channels
     for kind in ("weight", "bias") if ours.qkv_proj.bias is not None else ("weight",):
         q, k, v, gate = rows_of(theirs, kind, D)
         parts = (turned(q, channels), turned(k, channels), v.flatten(0, 1))
@@ -114,7 +114,7 @@ def copy_heads(ours, theirs, name):
 
 
 def copy_latent(ours, theirs, name):
-    D, turned_, latent = ours.head_size, ours.turned, ours.latent
+    D, turned_, latent = ours.head_dim, ours.turned, ours.latent
     q = theirs.q_proj.weight.unflatten(0, (H, D + turned_))  # ours has the rotated channels in front
     ours.q_proj.weight.copy_(torch.cat((q[:, D:], q[:, :D]), 1).flatten(0, 1))
     ours.c_proj.weight.copy_(theirs.kv_a_proj_with_mqa.weight[:latent])

@@ -68,7 +68,7 @@ def test_compiled_steps_have_the_losses_of_eager_ones(attention):
     eager, compiled = (new_run(DEVICE, dtype, attention=attention, n_layer=1) for _ in range(2))
     for block in compiled.model.blocks:
         block.compile()
-    compiled.model.loss_and_gradient = torch.compile(compiled.model.loss_and_gradient)
+    compiled.model.runtime.loss_and_gradient = torch.compile(compiled.model.runtime.loss_and_gradient)
     assert two_steps(compiled)[::2] == pytest.approx(two_steps(eager)[::2], rel=TOLERANCE[dtype])
     torch._dynamo.reset()
 

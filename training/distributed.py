@@ -117,7 +117,8 @@ def parallelize(
     if compiled:
         for block in model.blocks:
             block.compile()
-        model.loss_and_gradient = torch.compile(model.loss_and_gradient)
+        model.runtime.blocks_are_compiled = True
+        model.runtime.loss_and_gradient = torch.compile(model.runtime.loss_and_gradient)
     if not ranks.launched:
         return model
     if how == "ddp":  # as views, the gradients exist once, in the buckets that are sent

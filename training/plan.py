@@ -101,10 +101,10 @@ def predict_memory(
     live = LiveBytes()
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         run = trial_run(few, torch.device("cpu"), dtype)
-        run.model.largest_chunk = LARGEST_CHUNK_ON_GPU if on_gpu else None
+        run.model.runtime.largest_chunk = LARGEST_CHUNK_ON_GPU if on_gpu else None
         for attention in run.model.attentions if on_gpu else ():
-            if attention.attend is sdpa:  # a CPU's fused kernel writes the scores where there is dropout
-                attention.attend, attention.dropout = fused, 0.0
+            if attention.function is sdpa:  # a CPU's fused kernel writes the scores where there is dropout
+                attention.function, attention.dropout = fused, 0.0
         weights = sum(parameter.nbytes for parameter in run.model.parameters())
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
         live.most = before = live.now

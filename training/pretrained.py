@@ -12,7 +12,8 @@ from common.errors import SettingsError, format_value, naming
 from common.files import user_path
 from model.attention import SETTINGS, SOFTMAX
 from model.config import GPTConfig
-from model.gpt import GPT, load_weights, plain_weights
+from model.gpt import GPT
+from model.weights import load_weights, plain_weights
 from runs.checkpoint import find_checkpoints, first_intact, open_checkpoint, read_settings
 from runs.directory import WITHOUT_WEIGHTS
 from training.config import TrainConfig

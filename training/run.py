@@ -15,8 +15,9 @@ from torch.amp import GradScaler
 from common.console import Signals
 from common.errors import SettingsError, format_value
 from common.text import plural
-from model.gpt import GPT, plain_weights
+from model.gpt import GPT
 from model.size import flops_per_token
+from model.weights import plain_weights
 from runs.checkpoint import Meta, Progress
 from runs.directory import log_sizes
 from runs.metrics import Row
@@ -67,7 +68,7 @@ class Run:
         self.autocast = torch.autocast(kind, dtype=self.dtype, enabled=self.dtype != torch.float32)
         self.scaler = GradScaler(kind, enabled=self.dtype == torch.float16)  # elsewhere it does nothing
         for block in self.model.blocks:
-            block.recompute = config.recompute == "block"
+            block.activation_checkpointing = config.recompute == "block"
         self.optimizers = make_optimizers(self.model, config.optimizer, self.ranks)
         # On the device: how many steps changed nothing, in total and in a row.
         self.skipped = torch.zeros(2, dtype=torch.int64, device=self.device)

@@ -26,8 +26,9 @@ from data.texts import Source
 from data.tokenizer import read_tokenizer
 from model.attention import ignored
 from model.config import GPTConfig
-from model.gpt import GPT, load_weights
+from model.gpt import GPT
 from model.size import count_weights, memory_of, without_weights
+from model.weights import load_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, Meta, readable
 from runs.directory import (
     check_settings,

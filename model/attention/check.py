@@ -35,8 +35,8 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     exact, with_gradient = copy.deepcopy(layer).double(), x.dtype != torch.bfloat16
     if isinstance(exact, Recurrent):
         exact.scan = token_by_token
-    elif layer.attend in [FORMS[name] for name in SOFTMAX]:
-        exact.attend = FORMS["loop"]
+    elif layer.function in [FORMS[name] for name in SOFTMAX]:
+        exact.function = FORMS["loop"]
     mask = torch.rand(B, 1, T, T, device=x.device) > 0.4
     mask[0, 0, 3] = False
     pairs: Pairs = []

@@ -80,8 +80,8 @@ class Stacked(MultiHeadAttention):
         super().__init__(config, number, head_by_head)
 
     def heads(self, x: Stream) -> Float[Tensor, "B n T D"]:
-        weights, bias = self.qkv_proj.weight.split(self.head_size), self.qkv_proj.bias  # (n·D, C) -> n times (D, C)
-        biases = [None] * len(weights) if bias is None else bias.split(self.head_size)
+        weights, bias = self.qkv_proj.weight.split(self.head_dim), self.qkv_proj.bias  # (n·D, C) -> n times (D, C)
+        biases = [None] * len(weights) if bias is None else bias.split(self.head_dim)
         return torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)
 
 

@@ -40,7 +40,7 @@ class LatentAttention(MultiHeadAttention):
         return Rope.of(replace(config, rope_fraction=1.0), self.turned)
 
     def make_projections(self, config: AttentionConfig) -> None:
-        C, H, D = config.n_embd, self.n_head, self.head_size
+        C, H, D = config.n_embd, self.n_head, self.head_dim
         self.q_proj = Linear(C, self.query_heads * (self.turned + D), bias=config.qkv_bias)
         self.k_proj = Linear(C, self.turned, bias=config.qkv_bias)
         self.c_proj = Linear(C, self.latent, bias=config.qkv_bias)
@@ -74,7 +74,7 @@ class LatentAttention(MultiHeadAttention):
 
     def flops(self, block_size: int) -> float:
         """As the other forms: scores of turned + D channels, values of D."""
-        return super().flops(block_size) * (self.turned + 2 * self.head_size) / (2 * self.head_size)
+        return super().flops(block_size) * (self.turned + 2 * self.head_dim) / (2 * self.head_dim)
 
 
 @form("gta")
@@ -98,7 +98,7 @@ class GroupedTied(MultiHeadAttention):
         return Rope.of(replace(config, rope_fraction=1.0), self.turned)
 
     def make_projections(self, config: AttentionConfig) -> None:
-        C, D = config.n_embd, self.head_size
+        C, D = config.n_embd, self.head_dim
         self.q_proj = Linear(C, self.query_heads * D, bias=config.qkv_bias)
         self.k_proj = Linear(C, self.turned, bias=config.qkv_bias)
         self.v_proj = Linear(C, self.kv_heads * D, bias=config.qkv_bias)
@@ -106,7 +106,7 @@ class GroupedTied(MultiHeadAttention):
 
     def project(self, x: Stream) -> tuple[Query, Keys, Value]:
         """Return the queries, the keys [rotated, half of v], and the values."""
-        q, v = (proj(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2) for proj in (self.q_proj, self.v_proj))
+        q, v = (proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.v_proj))
         return q, self.keys(self.k_proj(x).unsqueeze(1), v), v
 
     def keys(self, turned: Float[Tensor, "B 1 S half"], v: Value) -> Float[Tensor, "B Hkv S _"]:

@@ -119,8 +119,8 @@ class MultiHeadAttention(nn.Module):
         """number: which one of the GPT's layers this is; attend: the function, by default that of config.attention."""
         super().__init__()
         self.n_head = self.query_heads = config.n_head
-        self.kv_heads, self.head_size, self.number = config.kv_heads, config.head_channels, number
-        self.attend = attend or FORMS[config.form]
+        self.kv_heads, self.head_dim, self.number = config.kv_heads, config.head_channels, number
+        self.function = attend or FORMS[config.form]
         self.dropout, self.window = config.attention_dropout, config.attention_window
         self.alibi = config.position == "alibi"
         self.rope = self.make_rope(config) if config.position == "rope" and "nope" not in config.modifiers else None
@@ -133,11 +133,11 @@ class MultiHeadAttention(nn.Module):
         self.takes_masks = self.has_kv_cache and not any(kind.needs_starts for kind in kinds.values())
 
     def make_rope(self, config: AttentionConfig) -> Rope:
-        return Rope.of(config, self.head_size)
+        return Rope.of(config, self.head_dim)
 
     def make_projections(self, config: AttentionConfig) -> None:
         """Make what project() and merge() multiply by; again where a modifier has changed query_heads."""
-        C, D, rows = config.n_embd, self.head_size, self.kv_heads * self.head_size
+        C, D, rows = config.n_embd, self.head_dim, self.kv_heads * self.head_dim
         self.qkv_proj = Linear(C, self.query_heads * D, rows, rows, bias=config.qkv_bias)
         self.o_proj: nn.Module = Linear(self.n_head * D, C, bias=config.bias)
         self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
@@ -209,7 +209,7 @@ class MultiHeadAttention(nn.Module):
     def heads(self, x: Stream) -> Float[Tensor, "B n T D"]:
         """Multiply x by the weights of all queries, keys and values at once, and cut the channels into heads."""
         # (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
-        return self.qkv_proj(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        return self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: AttentionContext) -> Output:
         """Remember keys and values, and attend to all in reach."""
@@ -246,7 +246,9 @@ class MultiHeadAttention(nn.Module):
         for modifier in self.changing:
             call = modifier.score(call, x, now)
         dropout_p = self.dropout if self.training and not now.weights_only else 0.0
-        attend = matmul if now.weights_only and self.attend is sdpa else self.attend  # its kernels take no such values
+        attend = (
+            matmul if now.weights_only and self.function is sdpa else self.function
+        )  # its kernels take no such values
         return attend(**call._asdict(), dropout_p=dropout_p)
 
     def merge(self, y: Output) -> Stream:
@@ -260,14 +262,16 @@ class MultiHeadAttention(nn.Module):
         with a window.
         """
         sees = min(self.window or block_size, block_size)
-        return 4 * self.query_heads * self.head_size * (sees - sees**2 / (2 * block_size))
+        return 4 * self.query_heads * self.head_dim * (sees - sees**2 / (2 * block_size))
 
     @property
     def flex_window(self) -> bool:
         """Whether compiled training on a GPU is faster by flex_attention: torch's fused kernels take ALiBi and windows
         as a (T, T) matrix only."""
-        plain = self.attend is sdpa and not any(modifier.changes in ("queries", "scores") for modifier in self.changing)
-        takes = plain and self.dropout == 0 and 16 <= self.head_size <= 256
+        plain = self.function is sdpa and not any(
+            modifier.changes in ("queries", "scores") for modifier in self.changing
+        )
+        takes = plain and self.dropout == 0 and 16 <= self.head_dim <= 256
         return takes and (self.alibi or self.window is not None)
 
 

@@ -23,7 +23,7 @@ class JointNorm(Modifier):
         super().__init__(layer, config)
         layer.q_norm = layer.k_norm = None
         self.q_norm, self.k_norm = (
-            RMSNorm(heads * layer.head_size, eps=NORM_EPS) for heads in (layer.query_heads, layer.kv_heads)
+            RMSNorm(heads * layer.head_dim, eps=NORM_EPS) for heads in (layer.query_heads, layer.kv_heads)
         )
 
     def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
@@ -47,7 +47,7 @@ class Conv(Modifier):
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        channels = (layer.query_heads + 2 * layer.kv_heads) * layer.head_size
+        channels = (layer.query_heads + 2 * layer.kv_heads) * layer.head_dim
         now_alone = torch.tensor([0.0] * (self.width - 1) + [1.0])
         self.weight = nn.Parameter(now_alone.repeat(channels, 1))  # (channels, 4), the latest token last
         self.activation = nn.Identity() if layer.has_kv_cache else nn.SiLU()
@@ -77,7 +77,7 @@ class ValueEmbedding(Modifier):
             problem = f"attention={config.attention}: value_embedding needs the number of token ids"
             raise SettingsError(problem, "make the layer with a GPTConfig that has vocab_size")
         self.gate = PerHead(config.n_embd, layer.kv_heads)
-        self.embedding = nn.Embedding(vocab_size, layer.kv_heads * layer.head_size)
+        self.embedding = nn.Embedding(vocab_size, layer.kv_heads * layer.head_dim)
 
     def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
         if now.tokens is None:

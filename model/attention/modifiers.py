@@ -242,7 +242,7 @@ class Gate(Modifier):
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        self.gate = PerHead(config.n_embd, layer.n_head * (layer.head_size if self.each_channel else 1))
+        self.gate = PerHead(config.n_embd, layer.n_head * (layer.head_dim if self.each_channel else 1))
 
     def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Output:
         gate = self.gate(x).unflatten(1, (y.shape[1], -1)).transpose(2, 3)  # (B, H·n, T) -> (B, H, T, n)
@@ -265,7 +265,7 @@ class GateSilu(Modifier):
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        self.gate_proj = Linear(config.n_embd, layer.n_head * layer.head_size, bias=False)
+        self.gate_proj = Linear(config.n_embd, layer.n_head * layer.head_dim, bias=False)
 
     def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Output:
         return y * F.silu(self.gate_proj(x)).unflatten(-1, (y.shape[1], -1)).transpose(1, 2)

@@ -187,7 +187,7 @@ class Recurrent(MultiHeadAttention):
 
     def flops(self, block_size: int) -> float:
         """flops_of_state for each number of the states, as token by token; chunks take more, in fewer products."""
-        return self.flops_of_state * self.n_head * self.head_size**2
+        return self.flops_of_state * self.n_head * self.head_dim**2
 
 
 @form("linear")
@@ -215,8 +215,8 @@ class Retention(Recurrent):
         return torch.log1p(-torch.exp2(-5 - head))[:, None, None].expand(-1, x.shape[1], -1), None
 
     def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
-        y = super().gather(q * self.head_size**-0.5, k, v, x, now)
-        return y if now.weights_only else F.rms_norm(y, [self.head_size], eps=NORM_EPS)
+        y = super().gather(q * self.head_dim**-0.5, k, v, x, now)
+        return y if now.weights_only else F.rms_norm(y, [self.head_dim], eps=NORM_EPS)
 
 
 @form("delta")
@@ -237,7 +237,7 @@ class GatedDelta(Recurrent):
         self.fade = PerHead(C, H, torch.full((H,), FADE))  # softplus gives 0.01 at first,
         rates = [math.log(1 + 15 * h / max(1, H - 1)) for h in range(H)]  # so that α is from 0.99 to 0.85
         self.log_rate = nn.Parameter(torch.tensor(rates))
-        self.out_norm = RMSNorm(self.head_size, eps=NORM_EPS)
+        self.out_norm = RMSNorm(self.head_dim, eps=NORM_EPS)
 
     def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
         fade = F.softplus(upcast(self.fade(x))).unflatten(1, (self.n_head, -1)).mT  # (B, H·n, T) -> (B, H, T, n)
@@ -245,7 +245,7 @@ class GatedDelta(Recurrent):
 
     def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
         q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (upcast(q), upcast(k)))  # as theirs
-        y = super().gather(q * self.head_size**-0.5, k, v, x, now)
+        y = super().gather(q * self.head_dim**-0.5, k, v, x, now)
         return y if now.weights_only else self.out_norm(y)
 
 
@@ -259,5 +259,5 @@ class KimiDelta(GatedDelta):
 
     def __init__(self, config: AttentionConfig, number: int = 0) -> None:
         super().__init__(config, number)
-        channels = self.n_head * self.head_size
+        channels = self.n_head * self.head_dim
         self.fade = PerHead(config.n_embd, channels, torch.full((channels,), FADE))

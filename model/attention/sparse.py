@@ -64,7 +64,7 @@ class BlockAttention(MultiHeadAttention):
         """4 D for each pair of a query head and a key that it attends to, 2 D for each mean of an earlier block."""
         most = [min(t + 1, self.best * self.block + t % self.block + 1) for t in range(block_size)]
         earlier = sum(t // self.block for t in range(block_size))
-        return self.query_heads * self.head_size * (4 * sum(most) + 2 * earlier) / block_size
+        return self.query_heads * self.head_dim * (4 * sum(most) + 2 * earlier) / block_size
 
 
 @form("index")
@@ -83,9 +83,9 @@ class IndexedAttention(MultiHeadAttention):
     def __init__(self, config: AttentionConfig, number: int = 0) -> None:
         super().__init__(config, number, sdpa)
         self.best, self.index_heads = max(1, config.block_size // 4), max(1, self.n_head // 2)
-        parts = self.index_heads * self.head_size, self.head_size, self.index_heads
+        parts = self.index_heads * self.head_dim, self.head_dim, self.index_heads
         self.index_proj = Linear(config.n_embd, *parts, bias=False)
-        self.index_norm = LayerNorm(self.head_size, eps=1e-6)
+        self.index_norm = LayerNorm(self.head_dim, eps=1e-6)
 
     def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
         asks, key, share = self.index_proj(x.detach()).split(self.index_proj.parts, -1)
@@ -96,7 +96,7 @@ class IndexedAttention(MultiHeadAttention):
             k, v, key = (now.cache.append(self.number, name, new) for name, new in rows)
         call = self.call(q, k, v, now)
         T, S = q.shape[2], call.k.shape[2]
-        scores = F.relu(upcast(asks * self.head_size**-0.5) @ upcast(key[:, :, -S:]).mT)  # (B, J, T, S)
+        scores = F.relu(upcast(asks * self.head_dim**-0.5) @ upcast(key[:, :, -S:]).mT)  # (B, J, T, S)
         index = (upcast(share).mT[..., None] * scores).sum(1, keepdim=True) * self.index_heads**-0.5
         seen = causal_mask(T, S, x.device) if call.mask is None else call.mask
         chosen = self.chosen(index.detach(), seen)
@@ -130,4 +130,4 @@ class IndexedAttention(MultiHeadAttention):
         """4 D for each pair of a query head and a key that it attends to, 2 D for each of an index head and any key."""
         seen = [min(t + 1, self.window or block_size) for t in range(block_size)]
         attended = sum(min(n, self.best) for n in seen)
-        return 2 * self.head_size * (2 * self.query_heads * attended + self.index_heads * sum(seen)) / block_size
+        return 2 * self.head_dim * (2 * self.query_heads * attended + self.index_heads * sum(seen)) / block_size

@@ -1,0 +1,43 @@
+"""The weights of a model in files: under their plain names, in safetensors."""
+
+import os
+import re
+from pathlib import Path
+
+import safetensors.torch
+from torch import Tensor
+
+from model.gpt import GPT
+
+
+def plain_weights(model: GPT) -> dict[str, Tensor]:
+    """Return the weights under their plain names, without an lm_head tied to the embedding."""
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_embeddings:
+        del weights["lm_head.weight"]
+    return weights
+
+
+def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
+    """Copy the weights of `plain_weights` into a model; ValueError, naming one, if they do not fit."""
+    if model.config.tie_embeddings:
+        weights = weights | {"lm_head.weight": weights["token_embedding.weight"]}
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if wrong := {item[0] for item in shapes.items() ^ {name: tensor.shape for name, tensor in weights.items()}.items()}:
+        raise ValueError(f"the weight {min(wrong)} is missing, or not what the settings ask for")
+    model.load_state_dict(weights)
+
+
+def save_file(weights: dict[str, Tensor], file: Path) -> None:
+    """Write a safetensors file whose mode follows the umask; the library's own would be the owner's alone."""
+    file.touch()
+    mode = file.stat().st_mode
+    try:
+        safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:  # no OSError, even if the disk is full
+        system = re.search(r"\(os error (\d+)\)", str(error))
+        if not system:
+            raise
+        raise OSError(int(system[1]), os.strerror(int(system[1])), str(file)) from error
+    if file.stat().st_mode != mode:  # some file systems have one mode for all, and refuse to change it
+        file.chmod(mode)
