@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.settings import run_command
+from cli.command import run_command
 from common.errors import CheckpointError, SettingsError, at_least, naming, one_of, os_error_reason
 from common.text import seen_from_here, visible
 from generation.config import check_page

@@ -6,7 +6,7 @@ python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a 
 
 from dataclasses import dataclass
 
-from cli.settings import run_command
+from cli.command import run_command
 from common.errors import SettingsError, naming
 from common.text import visible
 from training.config import TrainConfig

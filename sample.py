@@ -7,7 +7,7 @@ python sample.py checkpoint=outputs/DATE/TIME-xxxx interactive=true
 
 import sys
 
-from cli.settings import run_command
+from cli.command import run_command
 from common.errors import CheckpointError
 from common.text import visible
 from generation.config import SampleConfig

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cli.hydra_command import run_train_command
-from cli.settings import build
+from common.settings import build
 from common.text import command, flat, hydra_quoted, visible
 from training.config import TrainConfig
 

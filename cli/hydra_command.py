@@ -12,17 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.settings import (
-    build,
-    help_entry,
-    help_text,
-    mistakes_explained,
-    parse_overrides,
-    sentence_for,
-    setting_hints,
-    unknown_setting,
-)
+from cli.command import help_entry, help_text
 from common.errors import SettingsError, first_line, format_value
+from common.mistakes import mistakes_explained, sentence_for
+from common.settings import build, parse_overrides, setting_hints, unknown_setting
 from common.text import LogFormatter, flat, literal, quote
 from runs.summary import begin_job, fail_job, has_checkpoints
 from training.config import TrainConfig
@@ -44,7 +37,7 @@ RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0
 
 
 def run_train_command(function: Function) -> None:
-    """As settings.run_command(), with Hydra's groups and sweeps."""
+    """As cli.command.run_command(), with Hydra's groups and sweeps."""
     with mistakes_explained(explain):
         arguments = sys.argv[1:]
         if {"--help", "-h"} & set(arguments):

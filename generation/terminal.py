@@ -7,8 +7,8 @@ from dataclasses import asdict, fields
 
 import tiktoken
 
-from cli.settings import from_arguments
 from common.errors import SettingsError, format_value
+from common.settings import from_arguments
 from common.text import visible
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import complete, encode_prompt

@@ -4,9 +4,9 @@ python -m sweeps FOLDER"""
 import sys
 from pathlib import Path
 
-from cli.settings import mistakes_explained
 from common.errors import SettingsError
 from common.files import reading, replace_text
+from common.mistakes import mistakes_explained
 from common.text import visible
 from pages.runs import run_page
 from runs.summary import read_summary

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cli.settings import mistakes_explained
 from common.errors import SettingsError, at_least, positive
 from common.files import replace_text
+from common.mistakes import mistakes_explained
 from common.text import visible
 from sweeps.evidence import Estimate, holm, t_quantile
 from sweeps.law import FAILED, Law, at_best_rate

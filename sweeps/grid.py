@@ -20,10 +20,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from cli.hydra_command import check_composed, check_typed
-from cli.settings import parse_overrides
 from common.console import ending_signals
 from common.errors import SettingsError, first_line, os_error_reason
 from common.files import user_path
+from common.settings import parse_overrides
 from common.text import hydra_quoted, literal, quote, visible
 from runs.directory import lock_run
 from sweeps.leaderboard import write_leaderboard

@@ -15,9 +15,9 @@ import pytest
 from conftest import run_here
 
 import train
-from cli.settings import mistakes_explained
 from common.errors import SettingsError, naming
 from common.files import reading, writing
+from common.mistakes import mistakes_explained
 from common.text import command as started_by
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer

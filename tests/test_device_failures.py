@@ -8,8 +8,8 @@ import pytest
 import torch
 from test_resume import before_step
 
-from cli.settings import mistakes_explained, sentence_for
 from common.errors import DeviceError, SettingsError
+from common.mistakes import mistakes_explained, sentence_for
 from runs.checkpoint import read_meta
 from runs.metrics import read_metrics
 from runs.summary import read_summary

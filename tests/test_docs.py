@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 
 import model.attention as registered
 from cli.hydra_command import CONF, GROUPS, to_settings
-from cli.settings import from_arguments, setting_hints
+from common.settings import from_arguments, setting_hints
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import train as train_module
+from cli.command import described, help_text, setting_docs
 from cli.hydra_command import (
     CONF,
     SWEEP,
@@ -30,8 +31,9 @@ from cli.hydra_command import (
     to_settings,
 )
 from cli.hydra_command import register_schema as register
-from cli.settings import ALIASES, described, from_arguments, help_text, parse_overrides, sentence_for, setting_docs
 from common.errors import SettingsError, format_value
+from common.mistakes import sentence_for
+from common.settings import ALIASES, from_arguments, parse_overrides
 from common.text import flat, hydra_quoted, seen_from_here
 from data.config import VOCABULARIES
 from eval import EvalConfig

@@ -1,0 +1,83 @@
+"""How a command ends: in one sentence for a person's mistake, with a status that tells the shell."""
+
+import errno
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.console import close_console, open_console, print_error
+from common.errors import DeviceError, SettingsError, device_failed, first_line
+from common.text import LogFormatter, visible
+
+# The system's errors that a mistake of ours would give: all others are a person's. user_path(), reading() and writing()
+# of common/files.py name the setting that led there, where a path was given.
+OURS = (None, errno.ENOENT, errno.EEXIST, errno.EBADF, errno.EINVAL)
+# Libraries' words where the machine, or a limit, gives them too little.
+TOO_LITTLE = ("out of memory", "can't allocate memory", "bad_alloc", "failed to map segment", "can't start new thread")
+
+
+@contextmanager
+def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda error: None) -> Iterator[None]:
+    """End the process with status 1 and one sentence if the body raises a person's mistake.
+
+    explain: returns the sentence of a library's exception that stands for a mistake, None for others.
+    """
+    status = 0
+    rank = os.environ.get("RANK")
+    at_once = rank is not None
+    open_console()
+    if logging.lastResort:  # prints messages that no handler takes
+        logging.lastResort.setFormatter(LogFormatter())
+    try:
+        refuse_deleted_folder()
+        yield
+    except BrokenPipeError:  # the reader of the output, such as head, has seen enough
+        pass
+    except SystemExit as exiting:
+        status = exiting.code if isinstance(exiting.code, int) else 1
+    except KeyboardInterrupt:
+        print_error("stopped by Ctrl-C")
+        status = 130
+        at_once = True
+    except Exception as error:
+        sentence = sentence_for(error) or explain(error)
+        if not sentence and rank is None:
+            raise
+        # All of torchrun's processes make the same mistake, and the first one prints it; but a device fails alone.
+        if not (rank or "").strip("0").isdecimal() or not sentence or isinstance(error, DeviceError | RuntimeError):
+            print_error(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
+        status = 1
+    close_console()
+    if at_once:
+        # An orderly shutdown can hang, waiting for ranks that are gone or for threads, and all that is worth
+        # keeping is on the disk.
+        os._exit(status)
+    if status:
+        sys.exit(status)
+
+
+def refuse_deleted_folder() -> None:
+    """Raise SettingsError if the working directory no longer exists: torch cannot even be imported there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise SettingsError("the working directory has been deleted", "change to a folder that exists") from None
+
+
+def sentence_for(error: BaseException) -> str | None:
+    """Return the sentence of a person's mistake, None for an error of ours."""
+    if isinstance(error, SettingsError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno not in OURS:
+        place = error.filename or "standard output or a file"
+        return f"{place} cannot be used ({error.strerror}): check its name, its permissions and the room on its disk."
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in TOO_LITTLE):
+        remedy = "choose a smaller model or batch, or raise the limits that ulimit -a shows"
+        return f"there is not enough memory, or too few threads ({first_line(error)}): {remedy}."
+    if device_failed(error):
+        return f"the GPU failed ({first_line(error)}): look for the cause in nvidia-smi and dmesg, or set device=cpu."
+    return None

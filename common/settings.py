@@ -1,0 +1,140 @@
+"""Settings from what is typed: NAME=VALUE in, a checked dataclass out, one sentence for a mistake."""
+
+import difflib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from types import NoneType
+from typing import Any, TypeVar, get_args
+
+import yaml
+
+from common.errors import SettingsError, format_value
+from common.text import flat
+
+Schema = TypeVar("Schema")
+MAY_BE_EMPTY = ("prompt", "sample_prompt")
+"""Settings for which an empty text means something."""
+TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# Other trainers' names of settings.
+ALIASES = {"learning_rate": "optimizer.lr", "max_iters": "max_steps", "out_dir": "run_dir", "d_model": "model.n_embd"}
+
+
+def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
+    """Return the values of NAME=VALUE arguments by name, without the + that Hydra wants before some.
+
+    Raises SettingsError for any other argument, and for an empty value: a shell variable that is not set gives one.
+    """
+    values = {}
+    for argument in arguments:
+        name, equals, value = argument.lstrip("+").partition("=")
+        if name.startswith("-") or not name or not equals:
+            remedy = "settings are typed NAME=VALUE, without dashes; --help lists them"
+            raise SettingsError(f"cannot read {argument!r}", remedy)
+        if not value and name not in MAY_BE_EMPTY:
+            raise SettingsError(f"{name}= is empty", "give it a value, or leave it out")
+        values[name] = value
+    return values
+
+
+def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
+    """Return the `schema` object of NAME=VALUE arguments, which change `base` or the defaults."""
+    values = {} if base is None else flat(asdict(base))  # type: ignore[call-overload]
+    return build(schema, values | parse_overrides(arguments))
+
+
+def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
+    """Return the checked `schema` object of values by dotted names; SettingsError for an unknown name or wrong type."""
+    settings = {name: field for name, field, _ in settings_in(schema)}
+    for name in values:
+        if name not in settings:
+            raise unknown_setting(name, settings)
+
+    def make(group: type, prefix: str) -> Any:
+        given = {}
+        for field in fields(group):
+            name = prefix + field.name
+            if is_dataclass(field.type):
+                given[field.name] = make(field.type, f"{name}.")  # type: ignore[arg-type]
+            elif name in values:
+                given[field.name] = read_value(name, values[name], field.type)
+        return group(**given)
+
+    try:
+        return make(schema, "")
+    except SettingsError as error:
+        name = error.problem.partition("=")[0]
+        if error.remedy or name not in settings:
+            raise
+        remedy = f"correct it, or leave it out for {name}={typed_default(settings[name])}"
+        raise SettingsError(error.problem, remedy) from None
+
+
+def read_value(name: str, value: Any, hint: Any) -> Any:
+    """Return a value, as typed or as Hydra read it, in its setting's type; SettingsError if it is of another."""
+    is_nullable = NoneType in get_args(hint)
+    if is_nullable and value in (None, "null"):
+        return None
+    wanted, read = READERS[get_args(hint)[0] if is_nullable else hint]
+    try:
+        return read(value)
+    except (LookupError, ValueError, yaml.YAMLError):
+        raise SettingsError(f"{name}={format_value(value)} is not {wanted}{', or null' * is_nullable}") from None
+
+
+def whole_number(value: Any) -> int:
+    """Return 1000 for 1000, 1e3 and 1000.0."""
+    text = format_value(value)
+    if not float(text).is_integer():
+        raise ValueError("a whole number is wanted")
+    return int(text) if text.lstrip("+-").isdecimal() else int(float(text))
+
+
+def texts(value: Any) -> list[str]:
+    """Return the texts of [a,b], or the one that is typed without brackets."""
+    items = yaml.load(value, yaml.BaseLoader) if isinstance(value, str) and value[:1] == "[" else value
+    items = items if isinstance(items, list) else [items]
+    if any(isinstance(item, (list, dict, NoneType)) for item in items):
+        raise ValueError("a text is wanted")
+    return [format_value(item) for item in items]
+
+
+READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {  # of each type: its noun and its reader
+    str: ("a text", format_value),
+    bool: ("true or false", lambda value: TRUTHS[format_value(value).lower()]),
+    int: ("a whole number", whole_number),
+    float: ("a number", lambda value: float(format_value(value))),
+    list[str]: ("a list of texts, as in '[a,b]'", texts),
+    list[int]: ("a list of whole numbers, as in '[1,2]'", lambda value: [whole_number(text) for text in texts(value)]),
+}
+
+
+def settings_in(schema: Any, prefix: str = "") -> Iterator[tuple[str, Field, type]]:
+    """Yield each setting's dotted name, field and dataclass; a dataclass's own settings come before its groups'."""
+    for field in sorted(fields(schema), key=lambda field: is_dataclass(field.type)):
+        if is_dataclass(field.type):
+            yield from settings_in(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, field, schema
+
+
+def setting_hints(schema: type) -> dict[str, Any]:
+    """Return the type hint of each setting by its dotted name."""
+    return {name: field.type for name, field, _ in settings_in(schema)}
+
+
+def typed_default(field: Field) -> str:
+    """Return a setting's default as a person would type it."""
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return default if isinstance(default, str) and default else json.dumps(default)
+
+
+def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
+    """Return the error for a name that is not one of `names`, with the nearest ones that are."""
+    meant = {known.rpartition(".")[2]: known for known in names} | {known: known for known in names}
+    meant |= {alias: known for alias, known in ALIASES.items() if known in names}
+    words = (name, name.rpartition(".")[2])
+    near = [meant[match] for word in words for match in difflib.get_close_matches(word, meant, n=2, cutoff=0.75)]
+    near = [known for known in names if known.startswith(f"{name}.")] or near  # of a group such as wandb
+    remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "--help lists them all"
+    return SettingsError(f"there is no setting {name}", remedy)
