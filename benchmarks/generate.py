@@ -21,7 +21,7 @@ import torch
 from torch.nn.attention import sdpa_kernel
 
 from generation.config import SamplingParams
-from generation.generate import BACKENDS, Decoder, draw, filtered
+from generation.generate import BACKENDS, Decoder, filter_logits, sample
 from model.config import GPTConfig
 from model.gpt import GPT
 
@@ -89,7 +89,7 @@ def ours(settings: dict, batch: int, new: int) -> Callable[[], None]:
         logits = decoder.prefill([[0]] * batch, new)
         for _ in range(new):
             uniform = torch.cat([torch.rand(1, generator=generator) for generator in generators])
-            logits = decoder.step(draw(filtered(logits, PARAMS), uniform).tolist())
+            logits = decoder.step(sample(filter_logits(logits, PARAMS), uniform).tolist())
 
     return run
 

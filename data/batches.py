@@ -102,8 +102,8 @@ class TokenDataset:
     tokenizer: Encoding
     train: np.ndarray
     val: np.ndarray
-    name: str
-    """What changes with the text, its split and the tokenizer."""
+    fingerprint: str
+    """Changes with the text, its split and the tokenizer."""
     description: str
     """The text in words."""
     document_mask: bool = False

@@ -109,6 +109,10 @@ class TaskData:
     tokenizer = None
 
     @property
+    def fingerprint(self) -> str:
+        return self.name
+
+    @property
     def vocab_size(self) -> int:
         return self.task.ids(self.name)
 

@@ -1,11 +1,10 @@
 """From prompts to text: a batch is read once, then continued one token at a time through the KV cache.
 
-A sample depends on its prompt and its seed, not on those beside it.
+A sample depends on its prompt and its seed, never on the rest of the batch.
 """
 
 import codecs
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,28 +28,29 @@ Logits = Float[Tensor, "B V"]
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class Part(NamedTuple):
-    """The next part of a sample's text."""
+class Chunk(NamedTuple):
+    """The next chunk of a sample's text."""
 
     sample: int
     text: str
     finish: str | None = None
-    """In a sample's last part why it ended: "end" (of the document), "stop" or "length"."""
+    """Why the sample ended, in its last chunk: "end" (of the document), "stop" or "length"."""
     logprob: tuple[int, float] | None = None
-    """The token drawn and its log-probability in nats, if asked for; then every token gives a part."""
+    """The token and its log-probability in nats, if asked for; then every token gives a chunk."""
 
 
 class Decoder:
-    """A model, and the batch of texts that it writes, padded on the left so that all end together.
+    """A model with its KV cache and the batch of texts in it, padded on the left so that all end together.
 
-    A text that has filled block_size begins anew from its latest half; a stack of states alone has no such limit.
+    When the context is full, the last half of it is prefilled again; a stack of states alone has no such limit.
     """
 
     def __init__(self, model: GPT) -> None:
-        self.model, self.device = model, model.token_embedding.weight.device
+        self.model = model
+        self.device = model.token_embedding.weight.device
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
-        """Begin a batch of texts of 1 to block_size tokens; return the logits that follow. room: tokens to come."""
+        """Read a new batch of texts of 1 to block_size tokens; return the next logits. room: tokens to come."""
         if not all(texts):
             raise ValueError("a text to continue needs at least one token")
         self.texts = [list(text) for text in texts]
@@ -58,11 +58,11 @@ class Decoder:
         self.cache = KVCache(min(longest + room, self.model.limit or longest + room))
         padding = torch.tensor([longest - len(text) for text in texts])
         tokens = torch.tensor([[0] * (longest - len(text)) + text for text in texts])  # (B, T)
-        doc_starts = padding[:, None] * (torch.arange(longest) >= padding[:, None])  # padding is a text of its own
+        doc_starts = padding[:, None] * (torch.arange(longest) >= padding[:, None])  # padding is its own document
         return self._forward(tokens, doc_starts.to(self.device) if padding.any() else None)
 
     def step(self, tokens: list[int]) -> Logits:
-        """Append a token to each text; return the logits that follow."""
+        """Append a token to each text; return the next logits."""
         for text, token in zip(self.texts, tokens, strict=True):
             text.append(token)
         limit = self.model.limit
@@ -71,7 +71,7 @@ class Decoder:
         return self._forward(torch.tensor(tokens)[:, None])
 
     def take(self, rows: list[int]) -> None:
-        """Go on with these texts alone, in this order; one that comes several times is continued in several ways."""
+        """Keep these rows of the batch alone, in this order; a row that is named twice is copied."""
         if rows == list(range(len(self.texts))):
             return
         self.texts = [list(self.texts[row]) for row in rows]
@@ -79,14 +79,14 @@ class Decoder:
 
     def _forward(self, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None = None) -> Logits:
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
-            # A prompt has a length of its own, for which nothing is compiled.
+            # Prompts have too many lengths to be compiled.
             hidden = self.model.runtime.compiled_hidden if self.cache.position else None
-            x = (hidden or self.model.hidden)(sent(tokens, self.device), doc_starts=doc_starts, cache=self.cache)
+            x = (hidden or self.model.hidden)(copy_to(self.device, tokens), doc_starts=doc_starts, cache=self.cache)
             return self.model.logits(x[:, -1]).float()
 
 
-def filtered(logits: Logits, params: SamplingParams, seen: Bool[Tensor, "B V"] | None = None) -> Logits:
-    """Change logits in the order of Hugging Face's `generate`; what a filter drops becomes −∞.
+def filter_logits(logits: Logits, params: SamplingParams, seen: Bool[Tensor, "B V"] | None = None) -> Logits:
+    """Return the logits after the filters, in the order of Hugging Face's `generate`: dropped tokens have −∞.
 
     repetition_penalty: make tokens that the text has `seen` less likely (Keskar et al. 2019, CTRL, section 4.1). A
         negative logit is multiplied, because dividing it would make the token likelier.
@@ -106,7 +106,7 @@ def filtered(logits: Logits, params: SamplingParams, seen: Bool[Tensor, "B V"] |
     if params.top_p < 1:
         descending, order = logits.sort(descending=True)
         probabilities = descending.softmax(-1)
-        beyond = cumulative_sum(probabilities, -1) - probabilities >= params.top_p  # what came before already reaches p
+        beyond = cumulative_sum(probabilities, -1) - probabilities >= params.top_p  # the likelier ones already reach p
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
     if params.min_p > 0:
         probabilities = logits.softmax(-1)
@@ -115,40 +115,41 @@ def filtered(logits: Logits, params: SamplingParams, seen: Bool[Tensor, "B V"] |
     return logits
 
 
-def draw(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     """Return the token at which the summed probabilities pass each row's uniform number in [0, 1).
 
-    One number a token, whatever the vocabulary. A token of probability 0 is never drawn.
+    One number a token, whatever the vocabulary. A token of probability 0 is never sampled.
     """
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     summed = (logits.softmax(-1) * 2.0**52).long().cumsum(-1)  # of integers, which CUDA adds deterministically
     total = summed[:, -1:]
-    threshold = (sent(uniform, logits.device).to(wide)[:, None] * total).long()
+    threshold = (copy_to(logits.device, uniform).to(wide)[:, None] * total).long()
     return torch.searchsorted(summed, torch.minimum(threshold, total - 1), right=True)[:, 0]  # a float32 rounds up
 
 
-def sent(few: Tensor, device: torch.device) -> Tensor:
+def copy_to(device: torch.device, few: Tensor) -> Tensor:
     """Copy a few numbers to a device. CUDA stages them first, so that neither side waits for the other."""
     return few.to(device, non_blocking=device.type == "cuda")
 
 
 @torch.inference_mode()
-def complete(
+def generate(
     model: GPT, tokenizer: tiktoken.Encoding, prompts: list[list[int]], *, seeds: list[int], params: SamplingParams,
     logprobs: bool = False,
-) -> Iterator[Part]:  # fmt: skip
-    """Yield what follows each of `prompts` (from encode_prompt), part by part as it becomes text.
+) -> Iterator[Chunk]:  # fmt: skip
+    """Yield the continuation of each of `prompts` (from encode_prompt), chunk by chunk as it becomes text.
 
     A sample ends where the model ends the document, before the first of params.stop, or after params.max_new_tokens.
     The model's mode (train or eval) is restored. Raises FloatingPointError when logits are not finite.
     """
-    allowed, size = allowed_ids(tokenizer, model), model.config.block_size
-    texts = [Detokenizer(tokenizer, params.stop) for _ in prompts]
+    allowed = allowed_ids(tokenizer, model)
+    detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    decoder, samples = Decoder(model), list(range(len(prompts)))
+    decoder = Decoder(model)
     with eval_mode(model):
-        prompts = [prompt[-size:] for prompt in prompts]
-        distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]  # equal prompts are read once
+        # 1) Prefill each distinct prompt once, then give each sample its own copy of the cache.
+        prompts = [prompt[-model.config.block_size :] for prompt in prompts]
+        distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
         rows = [distinct.index(prompt) for prompt in prompts]
         logits = decoder.prefill(distinct, params.max_new_tokens)[rows]
         decoder.take(rows)
@@ -157,42 +158,49 @@ def complete(
             seen = torch.zeros_like(logits, dtype=torch.bool)
             for row, prompt in enumerate(prompts):
                 seen[row, prompt] = True
+
+        active = list(range(len(prompts)))  # the sample in each row of the batch
         for left in reversed(range(params.max_new_tokens)):
-            # Draw on the device. The tokens are read back together with a flag: the only wait of a step.
+            # 2) Sample the next token of each row, on the device.
             finite = logits.isfinite().all()
-            logits = logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
-            changed = filtered(logits, params, seen)
+            if allowed is not None:
+                logits = logits.masked_fill(~allowed, -torch.inf)
+            filtered = filter_logits(logits, params, seen)
             if params.temperature == 0:
-                drawn = changed.argmax(-1)
+                sampled = filtered.argmax(-1)
             else:
-                drawn = draw(changed, torch.cat([torch.rand(1, generator=generators[sample]) for sample in samples]))
-            *tokens, is_finite = torch.cat((drawn, finite[None])).tolist()
+                sampled = sample(filtered, torch.cat([torch.rand(1, generator=generators[index]) for index in active]))
+
+            # 3) Read the tokens back, together with the flag: the only wait of a step.
+            *tokens, is_finite = torch.cat((sampled, finite[None])).tolist()
             if not is_finite:
                 raise FloatingPointError("its logits are not finite")
-            nats = logits.log_softmax(-1).gather(-1, drawn[:, None])[:, 0].tolist() if logprobs else []
+            nats = logits.log_softmax(-1).gather(-1, sampled[:, None])[:, 0].tolist() if logprobs else []
 
-            # Yield the text that is certain now, and go on with the samples that have not ended.
-            rows = []
-            for row, (sample, token) in enumerate(zip(samples, tokens, strict=True)):
-                text, finish = texts[sample].feed(token, last=not left)
+            # 4) Yield the text that is certain now.
+            rows = []  # that go on
+            for row, (index, token) in enumerate(zip(active, tokens, strict=True)):
+                text, finish = detokenizers[index].feed(token, last=not left)
                 if text or finish or logprobs:
-                    yield Part(sample, text, finish, (token, nats[row]) if logprobs else None)
+                    yield Chunk(index, text, finish, (token, nats[row]) if logprobs else None)
                 if finish is None:
                     rows.append(row)
             if not rows:
                 return
+
+            # 5) Drop the rows that have ended, and feed the others their tokens.
             if seen is not None:
-                seen = seen.scatter(-1, drawn[:, None], True)
-            if len(rows) < len(samples):
-                samples = [samples[row] for row in rows]
-                seen = seen if seen is None else seen[rows]
+                seen = seen.scatter(-1, sampled[:, None], True)
+            if len(rows) < len(active):
+                active = [active[row] for row in rows]
+                seen = None if seen is None else seen[rows]
                 decoder.take(rows)
             logits = decoder.step([tokens[row] for row in rows])
 
 
 @contextmanager
 def eval_mode(model: GPT) -> Iterator[None]:
-    """Switch the model's dropout off, and at the end back to what it was."""
+    """Put the model in eval mode within, and restore its mode."""
     was_training = model.training
     model.eval()
     try:
@@ -204,34 +212,26 @@ def eval_mode(model: GPT) -> Iterator[None]:
 def generate_text(
     model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int, seed: int = 0
 ) -> Iterator[str]:
-    """Yield the text of one sample after `prompt`, part by part."""
+    """Yield the continuation of `prompt`, chunk by chunk."""
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    for part in complete(model, tokenizer, [encode_prompt(tokenizer, prompt)], seeds=[seed], params=params):
-        yield part.text
+    for chunk in generate(model, tokenizer, [encode_prompt(tokenizer, prompt)], seeds=[seed], params=params):
+        yield chunk.text
 
 
 complete_text = generate_text  # its name in version 0.1
 
 
-def encode_prompt(
-    tokenizer: tiktoken.Encoding, prompt: str, special_tokens: bool = False, block_size: int | None = None
-) -> list[int]:
+def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str, special_tokens: bool = False) -> list[int]:
     """Return a prompt's tokens as the start of a document, as in training: <|endoftext|>, then the text.
 
     special_tokens: whether the names of special tokens in the prompt stand for the tokens or are text like any other.
-    block_size: the model's context. Only the end of a longer prompt is returned, which is said on stderr.
     """
     text = tokenizer.encode(prompt, allowed_special="all") if special_tokens else encode_text(tokenizer, prompt)
-    tokens = [tokenizer.eot_token, *map(int, text)]
-    if block_size is not None and len(tokens) > block_size:
-        message = f"The prompt has {len(tokens):,} tokens, but the model sees {block_size:,}: only its end is read."
-        print(message, file=sys.stderr)
-        return tokens[-block_size:]
-    return tokens
+    return [tokenizer.eot_token, *map(int, text)]
 
 
 def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] | None:
-    """Return which ids stand for something: a vocabulary may be padded, and published ones have gaps. None for all."""
+    """Return a mask of the ids that have a text, None if all have: padded and published vocabularies have gaps."""
     weight = model.token_embedding.weight
     ids = torch.tensor([*tokenizer._mergeable_ranks.values(), *tokenizer._special_tokens.values()])
     known = torch.zeros(len(weight), dtype=torch.bool)
@@ -240,33 +240,39 @@ def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] 
 
 
 class Detokenizer:
-    """Turns tokens into text as soon as it is certain.
+    """Turns tokens into text as soon as the text is certain.
 
-    A character is held back until all its bytes are there, and the possible beginning of a stop string until it is
-    decided. Bytes that can never become text are shown as U+FFFD.
+    A character waits for all its bytes, and what may begin a stop string until it does or does not. Bytes that are no
+    UTF-8 become U+FFFD.
     """
 
     def __init__(self, tokenizer: tiktoken.Encoding, stop: Sequence[str] = ()) -> None:
-        self.tokenizer, self.stop, self.pending = tokenizer, stop, ""
+        self.tokenizer = tokenizer
+        self.stop = stop
+        self.pending = ""
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token: int, last: bool = False) -> tuple[str, str | None]:
-        """Return the text that one more token makes certain, and a Part's finish; last: no more tokens come."""
+        """Return the text that one more token makes certain, and a Chunk's finish; last: no token follows."""
+        # Bytes to characters: those of an unfinished character wait in the decoder.
         finish = "end" if token == self.tokenizer.eot_token else "length" if last else None
         content = b"" if finish == "end" else self.tokenizer.decode_single_token_bytes(token)
         self.pending += self.decoder.decode(content, final=finish is not None)
+        # Cut before a stop string, or hold back the longest ending that may begin one.
         if found := [place for word in self.stop if (place := self.pending.find(word)) >= 0]:
             return self.pending[: min(found)], "stop"
         begun = [n for word in self.stop for n in range(1, len(word)) if self.pending.endswith(word[:n])]
         certain = len(self.pending) - (0 if finish else max(begun, default=0))
-        text, self.pending = self.pending[:certain], self.pending[certain:]
+        text = self.pending[:certain]
+        self.pending = self.pending[certain:]
         return text, finish
 
 
 @torch.inference_mode()
 def decode_rate(model: GPT, steps: int = 48) -> float:
-    """Return how many tokens a second a model generates for one text at the end of its context, by the median step."""
-    decoder, times = Decoder(model), list[float]()
+    """Return the tokens per second of one text at the end of the model's context, by the median step."""
+    decoder = Decoder(model)
+    times = list[float]()
     with eval_mode(model):
         token = decoder.prefill([[0] * max(1, model.config.block_size - steps)], steps).argmax(-1).tolist()
         for _ in range(steps):

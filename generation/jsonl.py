@@ -13,7 +13,7 @@ from common.files import read_foreign, reading, user_path, writing
 from common.text import PICTURES
 from data.texts import json_records
 from generation.config import SampleConfig
-from generation.generate import Part, complete, encode_prompt
+from generation.generate import Chunk, encode_prompt, generate
 from runs.checkpoint import Checkpoint
 
 ESCAPES = {code: f"\\u{code:04x}" for code in PICTURES if code > 0x1F}  # what JSON may have raw
@@ -40,28 +40,40 @@ def read_prompts(where: str) -> list[dict[str, Any]]:
 
 def write_results(checkpoint: Checkpoint, config: SampleConfig, records: list[dict[str, Any]]) -> None:
     """Write each record, in order, with its text, why that ended, and if asked for its log-probabilities."""
-    model, tokenizer, block_size = checkpoint.model, checkpoint.tokenizer, checkpoint.model.config.block_size
+    model = checkpoint.model
+    tokenizer = checkpoint.tokenizer
     jobs = ((record, number) for record in records for number in range(config.num_samples))
     bar = progress_bar(total=len(records) * config.num_samples, unit="text")
     with results_file(config.results) as file, bar:
         while batch := list(islice(jobs, config.batch_size)):
-            prompts = [encode_prompt(tokenizer, job["prompt"], config.special_tokens, block_size) for job, _ in batch]
+            # Generate a batch to its end.
+            prompts = [encode_prompt(tokenizer, record["prompt"], config.special_tokens) for record, _ in batch]
+            for tokens in prompts:
+                warn_if_cropped(tokens, model.config.block_size)
             seeds = [config.seed + number for _, number in batch]
-            samples: list[list[Part]] = [[] for _ in batch]
-            for part in complete(model, tokenizer, prompts, seeds=seeds, params=config, logprobs=config.logprobs):
-                samples[part.sample].append(part)
-                bar.update(part.finish is not None)
-            for (record, number), parts in zip(batch, samples, strict=True):
-                result = record | {"text": "".join(part.text for part in parts), "finish": parts[-1].finish}
+            samples: list[list[Chunk]] = [[] for _ in batch]
+            for chunk in generate(model, tokenizer, prompts, seeds=seeds, params=config, logprobs=config.logprobs):
+                samples[chunk.sample].append(chunk)
+                bar.update(chunk.finish is not None)
+            # Write a line for each of its samples.
+            for (record, number), chunks in zip(batch, samples, strict=True):
+                result = record | {"text": "".join(chunk.text for chunk in chunks), "finish": chunks[-1].finish}
                 if config.num_samples > 1:
                     result["sample"] = number
                 if config.logprobs:
-                    drawn = [part.logprob for part in parts if part.logprob]
+                    scored = [chunk.logprob for chunk in chunks if chunk.logprob]
                     result["logprobs"] = [
-                        {"token": tokenizer.decode([token]), "logprob": round(nats, 6)} for token, nats in drawn
+                        {"token": tokenizer.decode([token]), "logprob": round(nats, 6)} for token, nats in scored
                     ]
                 file.write(json.dumps(result, ensure_ascii=False).translate(ESCAPES) + "\n")
             file.flush()
+
+
+def warn_if_cropped(prompt: list[int], block_size: int) -> None:
+    """Say on stderr if the model reads only the end of a prompt."""
+    if len(prompt) > block_size:
+        size = f"The prompt has {len(prompt):,} tokens, but the model sees {block_size:,}"
+        print(f"{size}: only its end is read.", file=sys.stderr)
 
 
 @contextmanager

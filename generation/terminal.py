@@ -11,7 +11,8 @@ from common.errors import SettingsError, format_value
 from common.settings import from_arguments
 from common.text import visible
 from generation.config import SampleConfig, SamplingParams
-from generation.generate import complete, encode_prompt
+from generation.generate import encode_prompt, generate
+from generation.jsonl import warn_if_cropped
 from model.gpt import GPT
 from runs.checkpoint import Checkpoint
 
@@ -30,7 +31,8 @@ def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig
     Control characters are made visible, and a terminal's prompt is dimmed. Returns the first sample's text. Ctrl-C ends
     an interactive one where it is.
     """
-    tokens = encode_prompt(tokenizer, prompt, config.special_tokens, model.config.block_size)
+    tokens = encode_prompt(tokenizer, prompt, config.special_tokens)
+    warn_if_cropped(tokens, model.config.block_size)
     begun, count, written = visible(prompt), config.num_samples, ""
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         begun = f"\x1b[2m{begun}\x1b[0m"
@@ -44,7 +46,7 @@ def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig
             print(heading(first), end="", flush=True)
             seeds = [config.seed + number for number in numbers]
             texts = [""] * len(seeds)
-            for part in complete(model, tokenizer, [tokens] * len(seeds), seeds=seeds, params=config):
+            for part in generate(model, tokenizer, [tokens] * len(seeds), seeds=seeds, params=config):
                 texts[part.sample] += part.text
                 if part.sample == 0:
                     written += part.text * (first == 0)

@@ -35,7 +35,7 @@ class Report(Logger):
         self.run, self.next_time = run, time.perf_counter() + FIRST
         self.evaluations = sum("val_loss" in row for row in rows)
         self.file = open_log(run.directory / RECORD, "a" if run.progress.step else "w")
-        text, cuda = getattr(run.data, "description", run.data.name), run.device.type == "cuda"
+        text, cuda = getattr(run.data, "description", run.data.fingerprint), run.device.type == "cuda"
         machine = {"system": platform.platform(terse=True), "python": platform.python_version()}
         machine["processor"] = torch.cuda.get_device_name(run.device) if cuda else platform.machine()
         command = shlex.join(["python", *sys.argv])

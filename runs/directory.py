@@ -153,7 +153,7 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
     log.warning("%s.", sentence)
 
 
-def tidy(run: Path, saved: Meta | None) -> None:
+def remove_leftovers(run: Path, saved: Meta | None) -> None:
     """Take out of a run's directory what a killed save has left, and what came after the checkpoint it goes on from.
 
     Later checkpoints, which are damaged, are renamed.

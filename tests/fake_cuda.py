@@ -26,7 +26,7 @@ from data.batches import TokenDataset
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.config import SamplingParams
-from generation.generate import Decoder, draw, filtered
+from generation.generate import Decoder, filter_logits, sample
 from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -190,7 +190,7 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
             logits = decoder._forward(torch.zeros(2, 16, dtype=torch.int64))
             found["prompt"] = watch.found()
             for _ in range(2):
-                drawn = draw(filtered(logits, params, torch.zeros_like(logits, dtype=torch.bool)), uniform)
+                drawn = sample(filter_logits(logits, params, torch.zeros_like(logits, dtype=torch.bool)), uniform)
                 logits = decoder.model.logits(decoder.model.hidden(drawn[:, None], cache=decoder.cache)[:, -1]).float()
             found["token"] = watch.found() | {"logits": name(logits)}
     return found

@@ -38,8 +38,8 @@ from runs.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
+from runs.checkpointer import AsyncCheckpointer, remove_old
 from runs.directory import settings_to_go_on
-from runs.saver import AsyncCheckpointer, remove_old
 from training.config import TrainConfig
 from training.pretrained import pretrained_config
 

@@ -55,7 +55,7 @@ from torch._dynamo.utils import counters
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.config import SamplingParams
-from generation.generate import complete
+from generation.generate import generate
 from model.config import GPTConfig
 from model.gpt import GPT
 
@@ -71,7 +71,7 @@ for form in sys.argv[1:]:
         gpt.runtime.compiled_hidden = compiled
         for prompts in ([[1], [2, 3], [4, 5, 6]], [[7]]):
             seeds, params = [1, 2, 3][: len(prompts)], SamplingParams(max_new_tokens=60)
-            parts = complete(gpt, tokenizer, prompts, seeds=seeds, params=params)
+            parts = generate(gpt, tokenizer, prompts, seeds=seeds, params=params)
             texts.append(sorted((part.sample, part.text) for part in parts))
     print(form, counter.frame_count, len(counters["graph_break"]), texts[:2] == texts[2:])
 """

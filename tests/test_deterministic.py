@@ -5,7 +5,7 @@ import torch
 from conftest import close, layer
 
 from generation.config import SamplingParams
-from generation.generate import draw, filtered
+from generation.generate import filter_logits, sample
 from model.attention import MultiHeadAttention
 from model.layers import SIDE, cumulative_sum
 
@@ -59,7 +59,7 @@ def test_a_sum_by_products_is_cumsum(n, dim, request):
 
 def test_tokens_are_drawn_without_cumsum(no_cumsum):
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).log()
-    assert [draw(logits, torch.tensor([u])).item() for u in (0.0, 0.2, 0.6, 0.999)] == [1, 2, 3, 3]
-    assert (filtered(logits, SamplingParams(temperature=1.0, top_p=0.6)) > -torch.inf).tolist() == [
+    assert [sample(logits, torch.tensor([u])).item() for u in (0.0, 0.2, 0.6, 0.999)] == [1, 2, 3, 3]
+    assert (filter_logits(logits, SamplingParams(temperature=1.0, top_p=0.6)) > -torch.inf).tolist() == [
         [False, False, True, True]
     ]

@@ -16,12 +16,12 @@ from generation.generate import (
     Decoder,
     Detokenizer,
     allowed_ids,
-    complete,
     decode_rate,
-    draw,
     encode_prompt,
-    filtered,
+    filter_logits,
+    generate,
     generate_text,
+    sample,
 )
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -33,7 +33,7 @@ def texts_of(model, prompts, seeds, *, new=30, logprobs=False, stop=(), **params
     """What follows each prompt: the tokens drawn, and their log-probabilities."""
     drawn = [[] for _ in prompts]
     params = SamplingParams(max_new_tokens=new, stop=list(stop), **params)
-    for part in complete(model, BYTE, prompts, seeds=seeds, params=params, logprobs=True):
+    for part in generate(model, BYTE, prompts, seeds=seeds, params=params, logprobs=True):
         drawn[part.sample].append(part.logprob)
     return drawn if logprobs else [[token for token, _ in text] for text in drawn]
 
@@ -69,24 +69,24 @@ def test_the_filters_in_their_order_equal_hugging_faces_and_change_no_input(seed
     for processor in (getattr(processors, f"{name}LogitsWarper")(value) for name, value in names.items()):
         theirs = processor(text, theirs)
     # They sum probabilities from the small end, we from the large one: at the very edge rounding decides.
-    likeliest = filtered(logits, SamplingParams(top_k=k, **params), seen).double()
-    nucleus = filtered(likeliest, SamplingParams(top_p=p)).softmax(-1)
+    likeliest = filter_logits(logits, SamplingParams(top_k=k, **params), seen).double()
+    nucleus = filter_logits(likeliest, SamplingParams(top_p=p)).softmax(-1)
     sums = likeliest.softmax(-1).sort(descending=True).values.cumsum(-1)
     assume((sums - p).abs().min() > 1e-6 and (nucleus - m * nucleus.amax(-1, keepdim=True)).abs().min() > 1e-6)
-    close(filtered(logits, SamplingParams(top_k=k, top_p=p, min_p=m, **params), seen), theirs)
+    close(filter_logits(logits, SamplingParams(top_k=k, top_p=p, min_p=m, **params), seen), theirs)
     greedy = SamplingParams(temperature=0, top_k=k, repetition_penalty=penalty)
-    close(filtered(logits, greedy, seen), penalized)
+    close(filter_logits(logits, greedy, seen), penalized)
     assert torch.equal(logits, before)
-    tied = filtered(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), SamplingParams(top_k=2))
+    tied = filter_logits(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), SamplingParams(top_k=2))
     assert tied.isfinite().tolist() == [[True, True, True, False]]  # what ties with the last of them stays
 
 
 def test_a_number_draws_the_token_whose_share_of_the_line_it_falls_in():
     logits = torch.tensor([[0.1, 0.0, 0.6, 0.3]]).log()
     numbers = [0.0, 0.099, 0.101, 0.699, 0.701, 1 - 2**-24]
-    assert [draw(logits, torch.tensor([u])).item() for u in numbers] == [0, 0, 2, 2, 3, 3]
+    assert [sample(logits, torch.tensor([u])).item() for u in numbers] == [0, 0, 2, 2, 3, 3]
     logits, n = random_logits(1, B=1, V=8), 200_000
-    drawn = draw(logits.expand(n, 8), torch.rand(n, generator=torch.Generator().manual_seed(0)))
+    drawn = sample(logits.expand(n, 8), torch.rand(n, generator=torch.Generator().manual_seed(0)))
     shares = torch.bincount(drawn, minlength=8) / n
     close(shares, logits[0].softmax(-1), atol=0.004, rtol=0)  # 3.6 standard errors
 
@@ -95,7 +95,7 @@ def test_a_number_draws_the_token_whose_share_of_the_line_it_falls_in():
 def test_a_token_without_probability_is_never_drawn(seed, u):
     allowed = torch.rand(1000, generator=torch.Generator().manual_seed(seed)) < 0.01
     allowed[seed % 1000] = True
-    assert allowed[draw(random_logits(seed, V=1000).masked_fill(~allowed, -torch.inf), torch.full((3,), u))].all()
+    assert allowed[sample(random_logits(seed, V=1000).masked_fill(~allowed, -torch.inf), torch.full((3,), u))].all()
 
 
 # What a sample depends on.
@@ -118,7 +118,7 @@ def test_a_step_reads_its_tokens_back_from_the_device_once_and_nothing_else(devi
     params, counts = dict(top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2), []
     for new in (4, 12):
         device_reads.clear()
-        list(complete(byte_gpt(), BYTE, [[5], [7]], seeds=[1, 2], params=SamplingParams(max_new_tokens=new, **params)))
+        list(generate(byte_gpt(), BYTE, [[5], [7]], seeds=[1, 2], params=SamplingParams(max_new_tokens=new, **params)))
         counts.append(len(device_reads))
     assert device_reads.count("tolist") >= 12 and counts[1] - counts[0] == 12 - 4
 
@@ -158,7 +158,7 @@ def test_nothing_but_the_tokens_is_changed():
     assert "".join(parts) == "".join(generate_text(gpt, BYTE, "hi", max_new_tokens=40, seed=3)) and len(parts) > 1
     assert gpt.training and torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, weights[name]) for name, value in gpt.state_dict().items())
-    next(parts := complete(gpt, BYTE, [[1]], seeds=[0], params=SamplingParams()))
+    next(parts := generate(gpt, BYTE, [[1]], seeds=[0], params=SamplingParams()))
     parts.close()
     assert gpt.training and decode_rate(gpt, steps=3) > 0 and gpt.training
 
@@ -173,7 +173,7 @@ def test_padding_and_unused_ids_are_not_drawn():
     gpt.lm_head.weight.data[256:260] *= 100
     for temperature in (0, 5.0):
         params = SamplingParams(temperature=temperature, repetition_penalty=3.0, max_new_tokens=20)
-        drawn = complete(gpt, gaps, [[260]] * 8, seeds=[*range(8)], params=params, logprobs=True)
+        drawn = generate(gpt, gaps, [[260]] * 8, seeds=[*range(8)], params=params, logprobs=True)
         assert {part.logprob[0] for part in drawn} <= {*range(256), 260}
 
 
@@ -193,7 +193,7 @@ class Scripted(GPT):
 
 def written(script, logprobs=False, **params):
     params = SamplingParams(**{"max_new_tokens": 50} | params)
-    parts = complete(Scripted(script), BYTE, [[256]], seeds=[0], params=params, logprobs=logprobs)
+    parts = generate(Scripted(script), BYTE, [[256]], seeds=[0], params=params, logprobs=logprobs)
     return [(part.text, part.finish) for part in parts]
 
 
@@ -249,7 +249,7 @@ def test_a_prompt_begins_a_document_and_its_special_tokens_are_text_unless_allow
 def test_a_text_without_a_token_cannot_be_continued():
     for empty in ([[]], [[1], []]):
         with pytest.raises(ValueError, match="a text to continue needs at least one token"):
-            list(complete(byte_gpt(), BYTE, empty, seeds=[0, 0], params=SamplingParams()))
+            list(generate(byte_gpt(), BYTE, empty, seeds=[0, 0], params=SamplingParams()))
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"repetition_penalty": 2.0}], ids=str)

@@ -94,7 +94,7 @@ def large_encoding(size: int) -> tiktoken.Encoding:
 def test_a_folder_of_the_cache_is_nanogpts_train_bin_and_val_bin(tmp_path, text_file, tokenizer, dtype):
     encoding = large_encoding(70_000) if tokenizer == "large" else None
     data = prepared(tmp_path, text_file, name="bpe", encoding=encoding)
-    folder = tmp_path / "cache" / "tokens" / data.name
+    folder = tmp_path / "cache" / "tokens" / data.fingerprint
     assert {file.name for file in folder.iterdir()} == {"train.bin", "val.bin", "tokenizer.json", "meta.json"}
     for name in ("train", "val"):
         raw = np.fromfile(folder / f"{name}.bin", dtype)
@@ -235,17 +235,17 @@ def test_a_second_run_reads_no_text_and_trains_no_tokenizer(tmp_path, text_file,
     monkeypatch.setattr(prepare, "Split", None)
     monkeypatch.setattr(prepare, "make_tokenizer", None)
     second = prepared(tmp_path, text_file, name="bpe", log=(log := []))
-    assert log == [] and second.name == first.name
+    assert log == [] and second.fingerprint == first.fingerprint
     assert second.train.tolist() == first.train.tolist() and isinstance(second.train.base, np.memmap)
 
 
 def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
     changes = [{}, {"name": "bpe"}, {"name": "bpe", "vocab_size": 301}, {"val_fraction": 0.2}]
     changes += [{"encoding": train_bpe([text_file.read_text()], size)} for size in (258, 259)]
-    seen = {prepared(tmp_path, text_file, **change).name for change in changes}
+    seen = {prepared(tmp_path, text_file, **change).fingerprint for change in changes}
     text_file.write_text("other text\n" * 600)
     other = prepared(tmp_path, text_file)
-    assert len(seen | {other.name}) == 7 and documents(other, other.train)[0].startswith("other text")
+    assert len(seen | {other.fingerprint}) == 7 and documents(other, other.train)[0].startswith("other text")
 
 
 @pytest.mark.parametrize(
@@ -258,11 +258,11 @@ def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
 )
 def test_a_file_of_another_size_or_an_unreadable_meta_prepares_again(tmp_path, text_file, name, content):
     whole = prepared(tmp_path, text_file)
-    file, expected = tmp_path / "cache" / "tokens" / whole.name / name, whole.train.tolist()
+    file, expected = tmp_path / "cache" / "tokens" / whole.fingerprint / name, whole.train.tolist()
     file.unlink() if content is None else file.write_bytes(content)
     log: list[str] = []
     assert prepared(tmp_path, text_file, log=log).train.tolist() == expected and log[0].startswith("Preparing")
-    assert cache_names(tmp_path) == [whole.name] and prepared(tmp_path, text_file, log=log) and len(log) == 1
+    assert cache_names(tmp_path) == [whole.fingerprint] and prepared(tmp_path, text_file, log=log) and len(log) == 1
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text_file, monkeypatch):
@@ -273,7 +273,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text_file, mo
 
 
 def test_ids_of_the_cache_beyond_the_vocabulary_are_refused_with_their_folder(tmp_path, text_file):
-    folder = tmp_path / "cache" / "tokens" / prepared(tmp_path, text_file).name
+    folder = tmp_path / "cache" / "tokens" / prepared(tmp_path, text_file).fingerprint
     tokens = np.fromfile(folder / "train.bin", "<u2")
     tokens[-1] = 257
     tokens.tofile(folder / "train.bin")
@@ -287,7 +287,7 @@ def test_one_that_does_not_prepare_waits_for_the_tokens_of_another(tmp_path, tex
     monkeypatch.setattr(prepare.time, "sleep", lambda _: waited.append(prepared(tmp_path, text_file)))
     log: list[str] = []
     found = prepare.prepare(data, TokenizerConfig(name="byte", vocab_size=300), log=log.append, prepares=False)
-    assert log == [] and [found.name] == [one.name for one in waited]
+    assert log == [] and [found.fingerprint] == [one.fingerprint for one in waited]
 
 
 def test_stories_of_one_file_are_documents_held_out_whole_and_null_makes_it_one(tmp_path):
@@ -296,7 +296,10 @@ def test_stories_of_one_file_are_documents_held_out_whole_and_null_makes_it_one(
     found = documents(data, data.train), documents(data, data.val)
     assert sorted(found[0] + found[1]) == sorted(essays(1000)) and 80 < len(found[1]) < 130
     whole = prepared(tmp_path, tmp_path / "a.txt", separator=None)
-    assert whole.name != data.name and len(documents(whole, whole.train)) == len(documents(whole, whole.val)) == 1
+    assert (
+        whole.fingerprint != data.fingerprint
+        and len(documents(whole, whole.train)) == len(documents(whole, whole.val)) == 1
+    )
 
 
 def start(tmp_path: Path, file: Path, *, before: str = "") -> subprocess.Popen:
@@ -429,9 +432,9 @@ def test_nanogpts_tokens_are_mapped_where_they_lie(folder):
     before, data = sorted(folder.iterdir()), opened(folder)
     assert (len(data.train), len(data.val)) == (1000, 100) and data.train[2:4].tolist() == [100, 150]
     assert data.training(8, 4, 1)(0, 0, 4).inputs.shape == (4, 8) and data.vocab_size == 50_257
-    assert sorted(folder.iterdir()) == before and opened(folder).name == data.name
+    assert sorted(folder.iterdir()) == before and opened(folder).fingerprint == data.fingerprint
     np.arange(200).astype("<u2").tofile(folder / "val.bin")
-    assert opened(folder).name != data.name
+    assert opened(folder).fingerprint != data.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from model.gpt import GPT
 from model.size import flops_per_token
 from model.weights import plain_weights
 from runs.checkpoint import Meta, Progress
+from runs.checkpointer import AsyncCheckpointer
 from runs.directory import log_sizes
 from runs.metrics import Row
-from runs.saver import AsyncCheckpointer
 from training import __version__
 from training.config import TrainConfig
 from training.distributed import Ranks, local
@@ -141,7 +141,7 @@ class Run:
             config=asdict(self.config),
             progress=Progress(**asdict(self.progress)),
             home=str(self.directory.resolve()),
-            data=self.data.name,
+            data=self.data.fingerprint,
             own_tokenizer=self.own_tokenizer,
             computed_on=self.computed_on(),
             scaler=self.scaler.state_dict(),

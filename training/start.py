@@ -38,7 +38,7 @@ from runs.directory import (
     make_run_directory,
     newest_intact,
     refuse_used,
-    tidy,
+    remove_leftovers,
 )
 from training.config import TrainConfig
 from training.device import (
@@ -97,8 +97,8 @@ def build_run(
         encoding = read_tokenizer(checkpoint / TOKENIZER)
     data = open_data(config, encoding, prepares=ranks.local_rank == 0)
     refuse_too_large(config, device, ranks)  # now that the vocabulary is known
-    if meta and meta.data != data.name:
-        check_settings(asdict(config), meta, data.name)
+    if meta and meta.data != data.fingerprint:
+        check_settings(asdict(config), meta, data.fingerprint)
     precision = choose_precision(config.precision, device)
     torch.manual_seed(config.seed)
     lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
@@ -292,7 +292,7 @@ def prepare_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stac
             lock_run(directory, stack)
             refuse_used(directory)  # another run may have begun and ended here since it was asked
         run.directory = directory
-        tidy(directory, meta)
+        remove_leftovers(directory, meta)
         if meta:
             run.saver.link(run.progress.step, run.progress.best_step)
         written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
