@@ -1,4 +1,4 @@
-"""The settings of sample.py; generation/generate.py applies those of drawing."""
+"""The settings of sample.py and eval.py; generation/generate.py applies SamplingParams."""
 
 import math
 from dataclasses import dataclass, field
@@ -95,6 +95,44 @@ class SampleConfig(SamplingParams):
         if not 0 <= self.seed < 2**63 - self.num_samples:
             problem = f"seed={self.seed} must be from 0 to 2^63 less num_samples={self.num_samples}"
             raise SettingsError(problem, "change one of them")
+
+
+@dataclass(kw_only=True)
+class TextConfig:
+    """The text to score."""
+
+    path: str | None = None
+    """A file, a folder (searched at any depth) or a glob; the validation split of the checkpoint's run when null."""
+
+
+@dataclass(kw_only=True)
+class EvalConfig:
+    """What to score, and how."""
+
+    checkpoint: str | None = None
+    """A run's directory, for its best checkpoint, or a checkpoint's; the newest run when null."""
+    against: str | None = None
+    """A second one, to compare on the same text."""
+    data: TextConfig = field(default_factory=TextConfig)
+    stride: int | None = None
+    """Each token has at least block_size - stride tokens before it; an eighth of block_size when null. 1 is exact and
+    slow; block_size, the most, is fast and what the trainer reports."""
+    page: str | None = None
+    """File for a page of the text: each token's surprise, what was expected, what every head looked at."""
+    probes: bool = False
+    """Instead of scoring, probe what the model does: induction, loss by position up to 16 × block_size, sinks, gates, a
+    needle. Figures go to step_N.probes.json beside the checkpoint."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    precision: str = "auto"
+    """Type of the matrix products: fp32, bf16 or fp16; auto is the run's, whose own auto is bf16 where that is fast."""
+
+    def __post_init__(self) -> None:
+        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        at_least("stride", self.stride, 1)
+        check_page(self.page)
+        if self.probes and (given := [name for name in ("against", "stride", "page") if getattr(self, name)]):
+            raise SettingsError(f"{given[0]}={getattr(self, given[0])} and probes=true are both given", "choose one")
 
 
 def check_page(page: str | None) -> None:

@@ -44,20 +44,20 @@ class Scores:
         return Evaluation.of_tokens(self.nats, self.bytes)
 
 
-class How(NamedTuple):
-    """How a text is read.
+class ScoringParams(NamedTuple):
+    """How a text is scored.
 
-    Windows of block_size tokens begin `stride` apart, an eighth of block_size for None, and each scores only its last
-    `stride` targets. So every token past the first window is predicted from at least block_size - stride others.
+    Sequences of block_size tokens begin `stride` apart, an eighth of block_size for None, and each scores only its last
+    `stride` targets. So every token past the first sequence is predicted from at least block_size - stride others.
     """
 
     autocast: torch.autocast
     stride: int | None = None
     separator: int | None = None
-    """<|endoftext|>, where the model keeps documents apart."""
+    """<|endoftext|>, if the model keeps documents apart."""
 
 
-def score(model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], how: How) -> Scores:
+def score(model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], params: ScoringParams) -> Scores:
     """Return the scores of every token except the first, with a progress bar.
 
     Raises FloatingPointError when they are not finite.
@@ -65,65 +65,69 @@ def score(model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"
     length = min(model.config.block_size, len(tokens) - 1)
     nats = np.empty(len(tokens) - 1, dtype=np.float32)
     with progress_bar(total=len(nats), desc="scoring", unit="token", unit_scale=True) as bar:
-        for doc_starts, scored in passes(len(nats), length, how.stride, max(1, PASS_TOKENS // length)):
-            windows = np.stack([tokens[start : start + length + 1] for start in doc_starts])
-            for start, row in zip(doc_starts, nats_of(model, windows, scored, how), strict=True):
+        for starts, scored in passes(len(nats), length, params.stride, max(1, PASS_TOKENS // length)):
+            sequences = np.stack([tokens[start : start + length + 1] for start in starts])
+            for start, row in zip(starts, token_nats(model, sequences, scored, params), strict=True):
                 nats[start + length - scored : start + length] = row
-            bar.update(scored * len(doc_starts))
+            bar.update(scored * len(starts))
     if not np.isfinite(nats).all():
         raise FloatingPointError("its logits are not finite")
     return Scores(nats, token_bytes(tokenizer)[tokens[1:]])
 
 
-def passes(targets: int, length: int, stride: int | None, batch: int) -> Iterator[tuple[list[int], int]]:
-    """Yield for each forward pass where its windows begin, and how many targets at a window's end are new.
+def passes(targets: int, length: int, stride: int | None, batch_size: int) -> Iterator[tuple[list[int], int]]:
+    """Yield for each forward pass the starts of its sequences, and how many targets at the end of each are new.
 
-    stride: of the windows; at most their length, and an eighth of it for None.
+    stride: between starts; at most `length`, and an eighth of it for None.
     """
     yield [0], length
     stride = min(stride or max(1, length // 8), length)
-    doc_starts = list(range(stride, targets - length + 1, stride))
-    for first in range(0, len(doc_starts), batch):
-        yield doc_starts[first : first + batch], stride
-    done = (doc_starts[-1] if doc_starts else 0) + length
+    starts = list(range(stride, targets - length + 1, stride))
+    for first in range(0, len(starts), batch_size):
+        yield starts[first : first + batch_size], stride
+    done = (starts[-1] if starts else 0) + length
     if done < targets:
         yield [targets - length], targets - done
 
 
 @torch.inference_mode()
-def nats_of(model: GPT, windows: Int[np.ndarray, "B T1"], scored: int, how: How) -> Float[np.ndarray, "B scored"]:
-    """Return the nats of the last `scored` targets of each window.
+def token_nats(
+    model: GPT, sequences: Int[np.ndarray, "B T1"], scored: int, params: ScoringParams
+) -> Float[np.ndarray, "B scored"]:
+    """Return the nats of the last `scored` targets of each sequence.
 
-    A window may be longer than block_size, but only the logits of so many tokens are in memory at a time.
+    A sequence may be longer than block_size, but the logits of at most so many tokens are in memory at a time.
     """
-    inputs, doc_starts = inputs_of(model, windows[:, :-1], how.separator)
-    targets = torch.from_numpy(windows[:, -scored:].astype(np.int64)).to(inputs.device)
-    size, nats = model.config.block_size, []
-    with how.autocast:
+    inputs, doc_starts = model_inputs(model, sequences[:, :-1], params.separator)
+    targets = torch.from_numpy(sequences[:, -scored:].astype(np.int64)).to(inputs.device)
+    block_size = model.config.block_size
+    nats = []
+    with params.autocast:
         x = model.hidden(inputs, doc_starts=doc_starts)[:, -scored:]
-        for some, wanted in zip(x.split(size, 1), targets.split(size, 1), strict=True):
-            logits = model.logits(some).float().transpose(1, 2)  # (B, V, some)
-            nats.append(F.cross_entropy(logits, wanted, reduction="none"))
+        for part, part_targets in zip(x.split(block_size, 1), targets.split(block_size, 1), strict=True):
+            logits = model.logits(part).float().transpose(1, 2)  # (B, V, part)
+            nats.append(F.cross_entropy(logits, part_targets, reduction="none"))
     return torch.cat(nats, 1).cpu().numpy()
 
 
-def inputs_of(
-    model: GPT, windows: Int[np.ndarray, "B T"], separator: int | None
+def model_inputs(
+    model: GPT, sequences: Int[np.ndarray, "B T"], separator: int | None
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
-    """Return windows on the model's device, and where in them documents begin if `separator` keeps these apart."""
+    """Return sequences on the model's device, and the starts of their documents if `separator` keeps these apart."""
     device = model.token_embedding.weight.device
-    doc_starts = None if separator is None else torch.from_numpy(document_starts(windows, separator)).to(device)
-    return torch.from_numpy(windows.astype(np.int64)).to(device), doc_starts
+    doc_starts = None if separator is None else torch.from_numpy(document_starts(sequences, separator)).to(device)
+    return torch.from_numpy(sequences.astype(np.int64)).to(device), doc_starts
 
 
 def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
-    """Return the second model's bits per byte minus the first's on the same text, and the standard error of that.
+    """Return the second model's bits per byte minus the first's on the same text, and its standard error.
 
     Their tokenizers may differ. The text is cut into blocks of about BLOCK_BYTES. Most of what makes a block hard is
     hard for both models, so the error is that of the differences between their blocks; None of a single block.
     """
     total = int(first.bytes.sum())
-    blocks, bits = max(1, total // BLOCK_BYTES), []
+    blocks = max(1, total // BLOCK_BYTES)
+    bits = []
     for scores in (first, second):
         begins = np.cumsum(scores.bytes) - scores.bytes  # the byte that each token begins at
         block = np.minimum(begins * blocks // max(total, 1), blocks - 1)
@@ -134,12 +138,13 @@ def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
 
 
 def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, list[np.ndarray]]:
-    """Return what the text is, in words, and its tokens for each checkpoint.
+    """Return a description of the text, and its tokens for each checkpoint.
 
     path: as data.path; None means the validation split of the first checkpoint's run. Raises DataError when there is
     no such text any more, or too little of it.
     """
-    first, own = checkpoints[0].tokenizer, None
+    first = checkpoints[0].tokenizer
+    own = None  # the tokens of the validation split, in the first checkpoint's ids
     if path is not None:
         source = Source(DataConfig(source="text", path=path))
         description, documents = source.description, ["".join(pieces) for pieces in source.documents()]
@@ -157,8 +162,10 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
 
 
 def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
-    """Return in words and in tokens what the checkpoint's run was validated on; DataError where it is gone."""
-    meta, path, remedy = checkpoint.meta, checkpoint.path, "give a text with data.path=..."
+    """Return the description and the tokens of a run's validation split; DataError if it is gone."""
+    meta = checkpoint.meta
+    path = checkpoint.path
+    remedy = "give a text with data.path=..."
     run = path.parents[1] if path.parent.name == "checkpoints" else path
     if not meta.data or meta.home != str(run.resolve()):  # its settings choose no places on this machine
         raise DataError(f"{path} was not trained here and has no validation split", remedy)

@@ -1,6 +1,6 @@
-"""What a trained model can do beside its mean loss: look back, go on past its trained length, attend to nothing.
+"""Probes of a trained model beside its mean loss: induction, lengths beyond the trained one, sinks, gates, a needle.
 
-Figures of layers and heads are lists by layer, then head; None stands for a layer that has no score matrix.
+Figures of heads are lists by layer, then head; None stands for a layer that has no score matrix.
 """
 
 import random
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from data.tokenizer import encode_text
-from generation.score import How, inputs_of, learned_task, load_text, nats_of
+from generation.score import ScoringParams, learned_task, load_text, model_inputs, token_nats
 from model.gpt import GPT
 from model.heads import Weights, for_each_layer
 from runs.checkpoint import Checkpoint
@@ -34,22 +34,25 @@ NAMES = ("apple", "river", "stone", "cloud", "tiger", "piano", "lemon", "robot")
 
 
 class Probes:
-    """Measures one model, in eval mode, which reads as `how` says."""
+    """Measures one model, in eval mode."""
 
-    def __init__(self, model: GPT, how: How) -> None:
-        self.model, self.how, self.block_size = model.eval(), how, model.config.block_size
+    def __init__(self, model: GPT, params: ScoringParams) -> None:
+        self.model = model.eval()
+        self.params = params
+        self.block_size = model.config.block_size
         self.longest = self.block_size * (1 if model.config.position == "learned" else FARTHEST)
 
     def nats(self, rows: Int[np.ndarray, "B T1"]) -> Float[np.ndarray, "B T"]:
-        """Return the surprise of every token but the first of each row, all of it in sight."""
-        return nats_of(self.model, rows, rows.shape[1] - 1, self.how)
+        """Return the nats of every token but the first of each row, given all before it."""
+        return token_nats(self.model, rows, rows.shape[1] - 1, self.params)
 
     def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> list[list[float] | None]:
         """Return `function` of each layer's weights, one number a head; None for a layer without a score matrix."""
-        tokens, doc_starts = inputs_of(self.model, rows, self.how.separator)
-        with self.how.autocast:
-            found = for_each_layer(self.model, tokens, function, doc_starts)
-        return [each.tolist() if a.has_kv_cache else None for a, each in zip(self.model.attentions, found, strict=True)]
+        tokens, doc_starts = model_inputs(self.model, rows, self.params.separator)
+        with self.params.autocast:
+            figures = for_each_layer(self.model, tokens, function, doc_starts)
+        layers = zip(self.model.attentions, figures, strict=True)
+        return [each.tolist() if attention.has_kv_cache else None for attention, each in layers]
 
     def induction(self, ids: int) -> dict[str, Any]:
         """Probe for induction heads (Olsson et al. 2022): a block of random ids, and the same again.
@@ -60,25 +63,26 @@ class Probes:
         """
         L = min(self.block_size, HEAD_TOKENS) // 2
         rows = np.tile(np.random.Generator(np.random.PCG64(1)).integers(0, ids, (BLOCKS, L)), 2)
-        nats, second = self.nats(rows), torch.arange(L, 2 * L)
+        nats = self.nats(rows)
+        second = torch.arange(L, 2 * L)  # places of the second copy
         score = self.by_head(rows, lambda weights: weights[..., second, second - L + 1].float().mean((0, -1)))
         figures = {"first_copy": float(nats[:, : L - 1].mean()), "second_copy": float(nats[:, L:].mean())}
         return {"block": L, **figures, "score": score}
 
     def by_position(self, tokens: Int[np.ndarray, " N"]) -> dict[str, Any]:
-        """Return the mean nats at each position of windows of up to FARTHEST times block_size, which do not slide.
+        """Return the mean nats at each position of sequences of up to FARTHEST times block_size, apart from each other.
 
-        Learned positions end at block_size, and so do the windows.
+        With learned positions, sequences are no longer than block_size.
         """
         T = min(self.longest, len(tokens) - 1)
-        windows = (len(tokens) - 1) // T
-        kept = min(windows, max(1, READ_TOKENS // T))
-        places = [number * windows // kept * T for number in range(kept)]
-        loss = np.mean([self.nats(tokens[None, place : place + T + 1])[0] for place in places], axis=0)
-        return {"trained": self.block_size, "windows": kept, "nats": loss.tolist()}
+        whole = (len(tokens) - 1) // T
+        count = min(whole, max(1, READ_TOKENS // T))
+        starts = [number * whole // count * T for number in range(count)]  # spread evenly
+        loss = np.mean([self.nats(tokens[None, start : start + T + 1])[0] for start in starts], axis=0)
+        return {"trained": self.block_size, "windows": count, "nats": loss.tolist()}
 
     def heads(self, rows: Int[np.ndarray, "B T"]) -> dict[str, Any]:
-        """Return figures of the weights of held-out windows, means over queries, and of the gates.
+        """Return figures of the weights on held-out sequences, means over queries, and of the gates.
 
         first: the weight on the first token, of queries after it; sink_mass: its mean over heads; sink_share: the
         share of heads above SINK (Gu et al. 2025). gates: of each the mean of its factor and the share below CLOSED.
@@ -96,8 +100,8 @@ class Probes:
                     hook = gate.register_forward_hook(partial(note, f"layer {layer} {name}", GATES[name]))
                     stack.callback(hook.remove)
             first = self.by_head(rows, lambda weights: weights[:, :, 1:, 0].float().mean((0, 2)))
-        known = np.array([head for one in first for head in one or ()])
-        sinks = {"sink_mass": float(known.mean()), "sink_share": float((known > SINK).mean())} if len(known) else {}
+        masses = np.array([mass for layer in first for mass in layer or ()])
+        sinks = {"sink_mass": float(masses.mean()), "sink_share": float((masses > SINK).mean())} if len(masses) else {}
         return {"first": first, **sinks, "gates": gates}
 
     def needle(self, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> dict[str, Any]:
@@ -108,46 +112,59 @@ class Probes:
         """
         lengths = [self.block_size * n // 2 for n in (1, 2, 4, 8)]
         lengths = [n for n in lengths if 64 <= n <= min(self.longest, len(tokens))]
-        drawn = random.Random(1)
+        generator = random.Random(1)
 
-        def ratio(length: int, depth: float) -> float:
-            (name, other), number = drawn.sample(NAMES, 2), f" {drawn.randrange(1000, 10_000)}"
+        def log_ratio(length: int, depth: float) -> float:
+            # The needle, and the questions for it and for a name that the text does not have.
+            name, other = generator.sample(NAMES, 2)
+            number = f" {generator.randrange(1000, 10_000)}"
             texts = (f"\n{name} ={number}\n", number, f"\n{name} =", f"\n{other} =")
             line, answer, asked, wrong = (encode_text(tokenizer, text) for text in texts)
+            # Held-out text around the needle.
             room = length + 1 - len(line) - len(answer) - max(len(asked), len(wrong))
-            begin, cut = drawn.randrange(len(tokens) - room + 1), round(depth * room)
-            before = np.concatenate((tokens[begin : begin + cut], line, tokens[begin + cut : begin + room]))
+            begin = generator.randrange(len(tokens) - room + 1)
+            cut = begin + round(depth * room)
+            before = np.concatenate((tokens[begin:cut], line, tokens[cut : begin + room]))
+            # The nats of the number after each question.
             rows = [np.concatenate((before, question, answer))[None] for question in (asked, wrong)]
             known, guessed = (self.nats(row)[0, -len(answer) :].sum() for row in rows)
             return float(guessed - known)
 
-        nats = [[float(np.mean([ratio(n, depth) for _ in range(TRIALS)])) for depth in DEPTHS] for n in lengths]
+        nats = [[float(np.mean([log_ratio(n, depth) for _ in range(TRIALS)])) for depth in DEPTHS] for n in lengths]
         return {"lengths": lengths, "depths": list(DEPTHS), "nats": nats}
 
 
-def probe(checkpoint: Checkpoint, how: How, path: str | None = None) -> dict[str, Any]:
+def probe(checkpoint: Checkpoint, params: ScoringParams, path: str | None = None) -> dict[str, Any]:
     """Return the figures of every probe that fits the model.
 
-    path: of the text, as load_text() has it. A model of a synthetic task is probed on the task's held-out windows,
-    without loss by position and needle.
+    path: as load_text()'s. A model of a synthetic task is probed on the task's held-out sequences, without loss by
+    position and needle.
     """
-    model, probes = checkpoint.model, Probes(checkpoint.model, how)
+    model = checkpoint.model
+    probes = Probes(model, params)
     T = min(model.config.block_size, HEAD_TOKENS)
     if checkpoint.encoding is None and path is None:
         task = learned_task(checkpoint)
         rows = next(task.validation(model.config.block_size, HEAD_TOKENS // T)).inputs[:, :T]
         return {"induction": probes.induction(task.vocab_size), "heads": probes.heads(rows)}
     _, (tokens,) = load_text(path, [checkpoint])
-    tokenizer, T = checkpoint.tokenizer, min(T, len(tokens))
+    tokenizer = checkpoint.tokenizer
+    T = min(T, len(tokens))
     rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
-    found = {"induction": probes.induction(tokenizer.eot_token), "heads": probes.heads(rows)}
-    return found | {"by_position": probes.by_position(tokens), "needle": probes.needle(tokenizer, tokens)}
+    return {
+        "induction": probes.induction(tokenizer.eot_token),
+        "heads": probes.heads(rows),
+        "by_position": probes.by_position(tokens),
+        "needle": probes.needle(tokenizer, tokens),
+    }
 
 
-def summary(found: dict[str, Any]) -> Iterator[str]:
-    """Yield lines that tell what the probes have found."""
-    induction, heads = found["induction"], found["heads"]
-    scores = {(layer, head): x for layer, one in enumerate(induction["score"]) for head, x in enumerate(one or ())}
+def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
+    """Yield lines that sum the figures of the probes up."""
+    induction = figures["induction"]
+    heads = figures["heads"]
+    # Induction and sinks.
+    scores = {(layer, head): x for layer, row in enumerate(induction["score"]) for head, x in enumerate(row or ())}
     copies = f"{induction['first_copy']:.3f} nats/token in {induction['block']} random ids"
     yield f"induction   {copies}, {induction['second_copy']:.3f} when they come again"
     if scores:
@@ -157,14 +174,16 @@ def summary(found: dict[str, Any]) -> Iterator[str]:
         yield f"sinks       {heads['sink_mass']:.3f} of the weight is on the first token; {share}"
     for name, (mean, closed) in heads["gates"].items():
         yield f"gate        {name}: mean {mean:.3f}, {closed:.1%} below {CLOSED}"
-    if "by_position" in found:
-        nats, trained = found["by_position"]["nats"], found["by_position"]["trained"]
+    # Loss by position, and the needle: of texts alone.
+    if "by_position" in figures:
+        nats = figures["by_position"]["nats"]
+        trained = figures["by_position"]["trained"]
         ends = [trained * 2**n for n in range(5) if trained * 2**n <= len(nats)] or [len(nats)]
-        shown = "  ".join(f"{end:,}: {np.mean(nats[end // 2 : end]):.3f}" for end in ends)
-        yield f"positions   {shown} nats/token in the second half of so many"
-        for length, ratio in zip(found["needle"]["lengths"], found["needle"]["nats"], strict=True):
-            shown = "  ".join(f"{depth:.0%}: {nats:+.2f}" for depth, nats in zip(DEPTHS, ratio, strict=True))
-            yield f"needle      {length:,} tokens, by depth  {shown} nats"
+        means = "  ".join(f"{end:,}: {np.mean(nats[end // 2 : end]):.3f}" for end in ends)
+        yield f"positions   {means} nats/token in the second half of so many"
+        for length, ratios in zip(figures["needle"]["lengths"], figures["needle"]["nats"], strict=True):
+            by_depth = "  ".join(f"{depth:.0%}: {nats:+.2f}" for depth, nats in zip(DEPTHS, ratios, strict=True))
+            yield f"needle      {length:,} tokens, by depth  {by_depth} nats"
     if None in induction["score"]:
-        without = ", ".join(str(layer) for layer, one in enumerate(induction["score"]) if one is None)
+        without = ", ".join(str(layer) for layer, row in enumerate(induction["score"]) if row is None)
         yield f"note        layer {without} keeps a state and has no score matrix: its heads are left out"

@@ -11,7 +11,7 @@ from torch import Tensor
 from common.files import writing
 from common.text import plural, seen_from_here
 from generation.generate import encode_prompt
-from generation.score import How, inputs_of, passes
+from generation.score import ScoringParams, model_inputs, passes
 from model.gpt import GPT
 from model.heads import Weights, for_each_layer
 from pages.kit import shape
@@ -25,24 +25,27 @@ ATTENTION_BYTES = 7_500_000  # of a page, before base64 makes four of three
 
 
 def read_prompt(checkpoint: Checkpoint, prompt: str, special_tokens: bool, page: str) -> str:
-    """Write the page of a prompt, or of its end where it is longer than LONGEST, and return what to say of it."""
+    """Write the page of a prompt, or of its last LONGEST tokens, and return a line for the terminal."""
     tokens = np.array(encode_prompt(checkpoint.tokenizer, prompt, special_tokens))
     size = plural(len(tokens), "token") if len(tokens) <= LONGEST else f"the last {LONGEST:,} of {len(tokens):,} tokens"
-    plain = How(torch.autocast(checkpoint.model.token_embedding.weight.device.type, enabled=False))
+    plain = ScoringParams(torch.autocast(checkpoint.model.token_embedding.weight.device.type, enabled=False))
     with writing("page", page) as file:
         write_page(file, [checkpoint], [tokens[-LONGEST:]], [plain], f"A prompt: {size}.")
     return f"{page}: {size}"
 
 
-def write_page(file: Path, checkpoints: list[Checkpoint], texts: list[np.ndarray], hows: list[How], told: str) -> None:
-    """Write the page of how checkpoints read a text, or its beginning; told: what to say of it."""
+def write_page(
+    file: Path, checkpoints: list[Checkpoint], texts: list[np.ndarray], params: list[ScoringParams], summary: str
+) -> None:
+    """Write the page of how checkpoints read a text, or its beginning, under a summary."""
     begun = beginnings([checkpoint.tokenizer for checkpoint in checkpoints], texts)
     readings = [
-        read(c.model, c.tokenizer, tokens, how, name=seen_from_here(c.path), models=len(checkpoints))
-        for c, tokens, how in zip(checkpoints, begun, hows, strict=True)
+        read(c.model, c.tokenizer, tokens, each, name=seen_from_here(c.path), models=len(checkpoints))
+        for c, tokens, each in zip(checkpoints, begun, params, strict=True)
     ]
-    kept = "" if len(begun[0]) == len(texts[0]) else f" Shown here are the first {len(begun[0]):,} tokens."
-    file.write_text(text_page(readings, told + kept), encoding="utf-8")
+    if len(begun[0]) < len(texts[0]):
+        summary += f" Shown here are the first {len(begun[0]):,} tokens."
+    file.write_text(text_page(readings, summary), encoding="utf-8")
 
 
 def beginnings(tokenizers: list[tiktoken.Encoding], texts: list[np.ndarray]) -> list[np.ndarray]:
@@ -55,33 +58,45 @@ def beginnings(tokenizers: list[tiktoken.Encoding], texts: list[np.ndarray]) -> 
 
 @torch.inference_mode()
 def read(
-    model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], how: How, *, name: str, models: int = 1
+    model: GPT,
+    tokenizer: tiktoken.Encoding,
+    tokens: Int[np.ndarray, " N"],
+    params: ScoringParams,
+    *,
+    name: str,
+    models: int = 1,
 ) -> Reading:
-    """Return a model's reading of a text, in the windows of score().
+    """Return a model's reading of a text, in the sequences of score().
 
     name: the model's, on the page. models: how many share the page. Of each token's weights the largest are kept, as
     many as fit and at most MOST_KEYS.
     """
-    N, config = len(tokens), model.config
+    N = len(tokens)
+    config = model.config
     length = min(config.block_size, N)
     rows = 1 + config.n_layer * (1 + config.n_head)
     kept = max(1, min(MOST_KEYS, length, ATTENTION_BYTES // (3 * N * rows * models)))
-    nats, answers, looked = np.full(N, np.nan, np.float32), list[tuple[np.ndarray, ...]](), list[tuple]()
-    for doc_starts, scored in passes(N, length, how.stride, max(1, 2**20 // length**2)):
-        windows = np.stack([tokens[start : start + length] for start in doc_starts])
-        inputs, begins = inputs_of(model, windows, how.separator)
-        offsets = np.repeat(doc_starts, scored)
-        with how.autocast:
-            logits = model.logits(model.hidden(inputs, doc_starts=begins)[:, -scored:])  # (B, scored, V)
-            keys, weights, heads = largest_weights(model, inputs, begins, scored, kept)
-        logprobs = logits.float().log_softmax(-1).flatten(0, 1)
-        following = offsets + np.tile(np.arange(length - scored, length), len(doc_starts)) + 1
+    nats = np.full(N, np.nan, np.float32)
+    expected = list[tuple[np.ndarray, ...]]()  # of each pass: the likeliest tokens and their probabilities
+    looked = list[tuple]()  # of each pass: the keys with the largest weights, and these
+    for starts, scored in passes(N, length, params.stride, max(1, 2**20 // length**2)):
+        # One pass: logits and weights of the last `scored` tokens of each sequence.
+        sequences = np.stack([tokens[start : start + length] for start in starts])
+        inputs, doc_starts = model_inputs(model, sequences, params.separator)
+        with params.autocast:
+            logits = model.logits(model.hidden(inputs, doc_starts=doc_starts)[:, -scored:])  # (B, scored, V)
+            keys, weights, heads = largest_weights(model, inputs, doc_starts, scored, kept)
+        logprobs = logits.float().log_softmax(-1).flatten(0, 1)  # (B·scored, V)
+        # The nats of the tokens that follow: the last token of the text has none.
+        offsets = np.repeat(starts, scored)
+        following = offsets + np.tile(np.arange(length - scored, length), len(starts)) + 1
         following = following[following < N]
         nats[following] = -logprobs[range(len(following)), tokens[following].astype(np.int64)].cpu().numpy()
+        # What was expected there, and looked at, by its place in the text.
         best = logprobs.topk(min(ALTERNATIVES, logprobs.size(-1)))
-        answers.append((best.indices.cpu().numpy(), best.values.exp().cpu().numpy()))
+        expected.append((best.indices.cpu().numpy(), best.values.exp().cpu().numpy()))
         looked.append((keys + offsets[:, None], weights))
-    likeliest, chances = map(np.concatenate, zip(*answers, strict=True))
+    likeliest, chances = map(np.concatenate, zip(*expected, strict=True))
     keys, weights = (np.concatenate(parts, 1) for parts in zip(*looked, strict=True))
     title = f"{shape(config.attention, config.n_layer, config.n_head, config.n_embd)} ({name})"
     return Reading(title, tokenizer, tokens, nats, likeliest, chances, heads, keys, weights)
@@ -90,7 +105,7 @@ def read(
 def largest_weights(
     model: GPT, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None, scored: int, kept: int
 ) -> tuple[Int[np.ndarray, "R Q K"], Float[np.ndarray, "R Q K"], list[int]]:
-    """Return what the last `scored` tokens of each window look at most, how much, and how many heads each layer has.
+    """Return the keys and weights that the last `scored` tokens of each sequence look at most, and each layer's heads.
 
     The rows are a Reading's. Weights below 0 count as 0; one layer's weights are in memory at a time.
     """

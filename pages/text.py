@@ -38,22 +38,25 @@ def byte_ends(tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> In
 def text_page(readings: list[Reading], summary: str) -> str:
     """Return the page, which needs nothing else, of one model's reading of a text or of two models'."""
     others = readings[::-1] if len(readings) > 1 else [None]
-    models = [described(one, other) for one, other in zip(readings, others, strict=True)]
+    models = [page_data(reading, other) for reading, other in zip(readings, others, strict=True)]
     title = visible(" and ".join(reading.name for reading in readings))
     return fill_page("text.html", title, {"summary": visible(summary), "models": models})
 
 
-def described(reading: Reading, other: Reading | None) -> dict[str, Any]:
-    """Return what the page knows of a reading; beside another one also that one's surprise at the same bytes."""
-    bits, ends = reading.nats / math.log(2), byte_ends(reading.tokenizer, reading.tokens)
+def page_data(reading: Reading, other: Reading | None) -> dict[str, Any]:
+    """Return a reading as the page's script takes it, beside another one with that one's surprise at the same bytes."""
+    bits = reading.nats / math.log(2)
+    ends = byte_ends(reading.tokenizer, reading.tokens)
     vocabulary, numbers = np.unique(np.append(reading.tokens, reading.likeliest), return_inverse=True)
-    count, largest = len(reading.tokens), max(1.0, float(reading.weights.max()))
+    count = len(reading.tokens)
+    largest = max(1.0, float(reading.weights.max()))
     data = {
         "heads": reading.heads, "top": reading.keys.shape[-1], "largest": largest,
         "vocabulary": [name_of(reading.tokenizer, token) for token in vocabulary.tolist()],
         "tokens": numbers[:count].tolist(), "likeliest": numbers[count:].tolist(),
         "chances": [float(f"{chance:.3g}") for chance in reading.chances.flatten().tolist()],
-        "shown": shown(reading.tokenizer, reading.tokens), "bits": np.round(bits, 3).tolist(), "ends": ends.tolist(),
+        "shown": token_texts(reading.tokenizer, reading.tokens),
+        "bits": np.round(bits, 3).tolist(), "ends": ends.tolist(),
         "keys": packed(reading.keys.astype("<u2")), "weights": packed_shares(reading.weights / largest),
     }  # fmt: skip
     if other:  # which may cut the same bytes into other tokens: each spreads its surprise evenly over its bytes
@@ -74,8 +77,8 @@ def name_of(tokenizer: tiktoken.Encoding, token: int) -> str:
         return f"‹{token}›"
 
 
-def shown(tokenizer: tiktoken.Encoding, tokens: np.ndarray) -> list[str]:
-    """Return what each token adds to the text: a character of several tokens comes with its last one."""
+def token_texts(tokenizer: tiktoken.Encoding, tokens: np.ndarray) -> list[str]:
+    """Return the text that each token adds: a character of several tokens comes with its last one."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     texts = [decoder.decode(tokenizer.decode_single_token_bytes(token)) for token in tokens.tolist()]
     return [visible(text) for text in [*texts[:-1], texts[-1] + decoder.decode(b"", final=True)]]

@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import generation.score
+from cli.eval import score_checkpoints, scoring_params
 from common.errors import CheckpointError, DataError, SettingsError
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer, train_bpe
-from eval import EvalConfig, TextConfig, evaluate, how_to_read
-from generation.score import How, Scores, compare, score
+from generation.config import EvalConfig, TextConfig
+from generation.score import Scores, ScoringParams, compare, score
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from runs.metrics import Evaluation
 from train import train
@@ -45,7 +46,7 @@ def text_settings(text_file, tmp_path):
 
 def test_figures_in_bf16_are_within_its_rounding_and_without_a_word_are_the_runs_own(text_settings):
     (own,), (exact,), (rounded,) = (
-        evaluate(EvalConfig(**text_settings, precision=name)) for name in ("auto", "fp32", "bf16")
+        score_checkpoints(EvalConfig(**text_settings, precision=name)) for name in ("auto", "fp32", "bf16")
     )
     assert np.array_equal(own.nats, exact.nats) and not np.array_equal(own.nats, rounded.nats)
     assert rounded.total.loss == pytest.approx(exact.total.loss, rel=torch.finfo(torch.bfloat16).eps)
@@ -58,7 +59,7 @@ def test_figures_in_bf16_are_within_its_rounding_and_without_a_word_are_the_runs
 @torch.inference_mode()
 def test_with_stride_1_every_token_is_scored_after_all_the_context_there_is(position):
     model, tokens = random_gpt(position=position, vocab_size=257), np.random.default_rng(0).integers(256, size=45)
-    scores = score(model, BYTE, tokens, How(PLAIN, 1))
+    scores = score(model, BYTE, tokens, ScoringParams(PLAIN, 1))
     for place in range(1, 45):
         context = torch.from_numpy(tokens[max(0, place - 16) : place])[None]
         expected = -model(context)[0, -1].log_softmax(-1)[tokens[place]]
@@ -78,7 +79,7 @@ def test_every_token_is_scored_once_after_at_least_the_context_that_the_stride_l
     assert seen == list(range(size - 1)) and all(len(doc_starts) <= batch for doc_starts, _ in passes)
     eighths = [list(generation.score.passes(size - 1, 16, each, batch)) for each in (None, 2)]
     assert eighths[0] == eighths[1]
-    scores = score(model, BYTE, tokens, How(PLAIN, stride))
+    scores = score(model, BYTE, tokens, ScoringParams(PLAIN, stride))
     assert np.isfinite(scores.nats).all() and len(scores.nats) == size - 1
 
 
@@ -88,9 +89,9 @@ def test_documents_are_apart_where_the_run_kept_them_so(apart, tmp_path):
     config = TrainConfig(model=model.config, data=DataConfig(document_mask=apart))
     save_checkpoint(tmp_path / "one", model=model, tokenizer=BYTE, config=config)
     checkpoint = open_checkpoint(str(tmp_path / "one"))
-    how = how_to_read(checkpoint, EvalConfig(stride=1, precision="fp32"))
-    found = score(checkpoint.model, BYTE, np.array([*b"abc", end, *b"de"]), how).nats[-2:]
-    assert np.allclose(found, score(model, BYTE, np.array([end, *b"de"]), how).nats, atol=1e-5) == apart
+    params = scoring_params(checkpoint, EvalConfig(stride=1, precision="fp32"))
+    found = score(checkpoint.model, BYTE, np.array([*b"abc", end, *b"de"]), params).nats[-2:]
+    assert np.allclose(found, score(model, BYTE, np.array([end, *b"de"]), params).nats, atol=1e-5) == apart
 
 
 def test_the_figures_are_what_their_names_say():
@@ -126,7 +127,7 @@ def test_the_difference_and_its_standard_error_are_those_of_paired_blocks(monkey
 def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_file, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bpe = train_bpe([text_file.read_text()], 300)
-    scores = evaluate(EvalConfig(**text_settings, against=str(save(tmp_path / "two", 2, bpe))))
+    scores = score_checkpoints(EvalConfig(**text_settings, against=str(save(tmp_path / "two", 2, bpe))))
     out = capsys.readouterr().out
     assert re.search(r"^checkpoint +one +two$", out, re.M)
     assert scores[0].bytes.sum() == scores[1].bytes.sum() == text_file.stat().st_size
@@ -146,7 +147,7 @@ def test_another_tokenizer_reads_the_documents_of_the_validation_split_and_no_ot
 
 def test_a_text_too_short_for_a_standard_error_is_compared_without_one(text_settings, tmp_path, text_file, capsys):
     text_file.write_text("a" * 1999)
-    evaluate(EvalConfig(**text_settings, against=str(save(tmp_path / "two", 2, BYTE))))
+    score_checkpoints(EvalConfig(**text_settings, against=str(save(tmp_path / "two", 2, BYTE))))
     shown = r"^difference +[+-]\d\.\d+ bits/byte \(with a standard error from 2,000 bytes on\)$"
     assert re.search(shown, capsys.readouterr().out, re.M)
 
@@ -156,7 +157,7 @@ def test_a_text_too_short_for_a_standard_error_is_compared_without_one(text_sett
 
 def both_figures(config: TrainConfig) -> tuple[Evaluation, dict[str, float]]:
     """What eval.py measures of a run's best checkpoint with the trainer's windows, and what the trainer did."""
-    out = evaluate(EvalConfig(checkpoint=config.run_dir, stride=16, device="cpu"))[0].total
+    out = score_checkpoints(EvalConfig(checkpoint=config.run_dir, stride=16, device="cpu"))[0].total
     return out, json.loads((Path(config.run_dir) / "checkpoints/best/meta.json").read_text())["progress"]["metrics"]
 
 
@@ -185,12 +186,12 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
     train(train_config)
     shutil.copytree(train_config.run_dir, tmp_path / "copy", symlinks=True)
     with pytest.raises(DataError, match="was not trained here"):
-        evaluate(EvalConfig(checkpoint=str(tmp_path / "copy")))
+        score_checkpoints(EvalConfig(checkpoint=str(tmp_path / "copy")))
     changes = {"no validation split to score": lambda: text_file.write_text("another text. " * 900)}
     for message, change in (changes | {r"cannot be read .*give a text with data\.path": text_file.unlink}).items():
         change()
         with pytest.raises(DataError, match=message):
-            evaluate(EvalConfig(checkpoint=train_config.run_dir))
+            score_checkpoints(EvalConfig(checkpoint=train_config.run_dir))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(change, message, text_se
     if "data" in change:
         change["data"] = TextConfig(**change["data"])
     with pytest.raises((SettingsError, ValueError), match=re.escape(message)) as refused:
-        evaluate(EvalConfig(**text_settings | change))
+        score_checkpoints(EvalConfig(**text_settings | change))
     assert "\n" not in str(refused.value)
 
 
@@ -226,7 +227,7 @@ def test_what_is_not_finite_is_refused_in_weights_and_in_logits(text_settings, t
         config = TrainConfig(model=model.config, precision="fp32")
         save_checkpoint(tmp_path / str(bad), model=model, tokenizer=BYTE, config=config)
         with pytest.raises(CheckpointError, match=message):
-            evaluate(EvalConfig(**text_settings | {"checkpoint": str(tmp_path / str(bad))}))
+            score_checkpoints(EvalConfig(**text_settings | {"checkpoint": str(tmp_path / str(bad))}))
 
 
 def test_models_of_a_task_are_compared_on_its_windows_and_others_refused(tmp_path, capsys):
@@ -240,15 +241,15 @@ def test_models_of_a_task_are_compared_on_its_windows_and_others_refused(tmp_pat
         config = TrainConfig(model=model.config, data=DataConfig(source="recall"))
         save_checkpoint(tmp_path / name, model=model, tokenizer=None, config=config)
     asked = {"checkpoint": str(tmp_path / "one"), "device": "cpu"}
-    first, second = evaluate(EvalConfig(**asked, against=str(tmp_path / "two")))
+    first, second = score_checkpoints(EvalConfig(**asked, against=str(tmp_path / "two")))
     shown = capsys.readouterr().out
     assert first.loss != second.loss and re.search(rf"nats/answer +{first.loss:.4f} +{second.loss:.4f}\n", shown)
     assert shown.startswith("task        recall: ") and f"accuracy    {first.accuracy:.4f}" in shown
     for name in ("short", "few"):
         with pytest.raises(SettingsError, match=rf"{name} has .*, too few for recall: name another checkpoint"):
-            evaluate(EvalConfig(**asked, against=str(tmp_path / name)))
+            score_checkpoints(EvalConfig(**asked, against=str(tmp_path / name)))
     with pytest.raises(SettingsError, match="data=recall has no text to show: leave it out"):
-        evaluate(EvalConfig(**asked, page="x.html"))
+        score_checkpoints(EvalConfig(**asked, page="x.html"))
 
 
 # The page
@@ -257,7 +258,7 @@ def test_models_of_a_task_are_compared_on_its_windows_and_others_refused(tmp_pat
 def test_the_page_tints_a_token_by_its_own_surprise_and_says_what_it_leaves_out(text_settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pages.reading.LONGEST", 50)
-    scores = evaluate(EvalConfig(**text_settings, page="t.html", against=str(save(tmp_path / "two", 2))))
+    scores = score_checkpoints(EvalConfig(**text_settings, page="t.html", against=str(save(tmp_path / "two", 2))))
     data = data_of(tmp_path / "t.html")
     assert re.search(r"wide \(one\) and sdpa, .* wide \(two\)</title>", (tmp_path / "t.html").read_text())
     for model, scored, other in zip(data["models"], scores, scores[::-1], strict=True):
@@ -282,5 +283,5 @@ def test_the_tokens_of_a_nanogpt_folder_are_those_of_the_checkpoints_tokenizer(
     train(replace(config, tokenizer=TokenizerConfig(name="byte")))
     made = mock.Mock(side_effect=AssertionError("a published tokenizer would be downloaded"))
     monkeypatch.setattr("data.prepare.make_tokenizer", made)
-    (found,) = evaluate(EvalConfig(checkpoint=config.run_dir, device="cpu"))
+    (found,) = score_checkpoints(EvalConfig(checkpoint=config.run_dir, device="cpu"))
     assert len(found.nats) == 1999

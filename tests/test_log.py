@@ -19,7 +19,7 @@ from tqdm import tqdm
 import training.step
 import training.terminal
 from data.config import DataConfig
-from generation.score import How, score
+from generation.score import ScoringParams, score
 from model.size import flops_per_token
 from pages.report import Report
 from runs.checkpoint import read_meta
@@ -183,7 +183,7 @@ def documents(train_config, tmp_path):
 def test_a_long_validation_text_is_scored_in_part_saying_so_with_the_error_over_documents(documents, monkeypatch):
     with open_run(documents) as run:
         whole = evaluate(run.model, run.data, 16, 8, run.autocast)
-        scores = score(run.model, run.data.tokenizer, run.data.val[:], How(run.autocast, 16)).total
+        scores = score(run.model, run.data.tokenizer, run.data.val[:], ScoringParams(run.autocast, 16)).total
         assert whole.tokens == len(run.data.val) - 1
         assert (whole.bpb, whole.bpb_stderr) == pytest.approx((scores.bpb, scores.bpb_stderr), rel=1e-3)
         assert "spread evenly" not in "\n".join(describe(run.config, run.data, run.model))

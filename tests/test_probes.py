@@ -14,14 +14,14 @@ from conftest import random_gpt, run_here
 
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
-from generation.score import How
+from generation.score import ScoringParams
 from model.config import GPTConfig
 from model.gpt import GPT
-from pages.probes import DEPTHS, NAMES, Probes, probe, summary
+from pages.probes import DEPTHS, NAMES, Probes, probe, probe_lines
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
-OFF = How(torch.autocast("cpu", enabled=False))
+OFF = ScoringParams(torch.autocast("cpu", enabled=False))
 TOKENS = np.random.default_rng(3).integers(0, 61, 700).astype(np.uint32)
 
 
@@ -76,11 +76,11 @@ def test_learned_positions_end_where_they_end_and_a_state_has_no_scores():
     hybrid = probes(attention="delta/sdpa")
     heads, induction = hybrid.heads(TOKENS[:16].reshape(1, 16)), hybrid.induction(61)
     assert heads["first"][0] is None and len(heads["first"][1]) == 4 and induction["score"][0] is None
-    said = [*summary({"heads": heads, "induction": induction})]
+    said = [*probe_lines({"heads": heads, "induction": induction})]
     assert said[-1] == "note        layer 0 keeps a state and has no score matrix: its heads are left out"
     states = probes(attention="linear")
     found = {"heads": states.heads(TOKENS[:16].reshape(1, 16)), "induction": states.induction(61)}
-    assert found["heads"]["first"] == [None, None] and len([*summary(found)]) == 2
+    assert found["heads"]["first"] == [None, None] and len([*probe_lines(found)]) == 2
 
 
 def test_a_needle_is_worth_what_its_name_adds():
@@ -114,7 +114,7 @@ def test_the_command_writes_figures_into_the_run_and_prints_them(tmp_path):
     done = run_here(*asked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "run/checkpoints/step_1.probes.json").read_text())
-    assert list(summary(found)) == done.stdout.splitlines()[1:-1]
+    assert list(probe_lines(found)) == done.stdout.splitlines()[1:-1]
     again = run_here(*asked, "against=run", cwd=tmp_path)
     assert again.returncode == 1 and "against=run and probes=true are both given: choose one" in again.stderr
 
@@ -142,9 +142,9 @@ def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch):
     model = random_gpt(vocab_size=257)
     encoding = make_tokenizer(TokenizerConfig(name="byte"), ())
     save_checkpoint(tmp_path / "step_1", model=model, tokenizer=encoding, config=TrainConfig(model=model.config))
-    monkeypatch.setattr("pages.probes.probe", lambda *_: {})
-    monkeypatch.setattr("pages.probes.summary", lambda found: ["all figures"])
-    monkeypatch.setattr("common.files.replace_text", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
+    monkeypatch.setattr("cli.eval.probe", lambda *_: {})
+    monkeypatch.setattr("cli.eval.probe_lines", lambda found: ["all figures"])
+    monkeypatch.setattr("cli.eval.replace_text", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
     done = run_here("eval.py", "checkpoint=step_1", "probes=true", cwd=tmp_path)
     assert "all figures" in done.stdout and done.returncode == 1
     assert re.search(r"probes=true: .*step_1\.probes\.json cannot be written \(Permission denied\): copy", done.stderr)

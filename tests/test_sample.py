@@ -208,7 +208,7 @@ def test_an_empty_line_continues_the_first_sample_a_prompt_may_have_lines_and_qu
 
 
 def test_any_number_of_samples_takes_the_memory_of_one_batch(run_directory, monkeypatch):
-    monkeypatch.setattr("generation.terminal.generate", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("cli.sample.generate", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):  # it had begun
         sample(SampleConfig(checkpoint=str(run_directory), num_samples=10**15))
 

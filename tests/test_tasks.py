@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from conftest import run_here
 
+from cli.eval import score_checkpoints
 from common.errors import CheckpointError, SettingsError
 from data.batches import random_stream
 from data.config import DataConfig, TaskConfig
 from data.tasks import HELD_OUT, TASKS, TaskData
-from eval import EvalConfig, evaluate
+from generation.config import EvalConfig
 from model.config import GPTConfig
 from model.gpt import GPT
 from runs.checkpoint import save_checkpoint
@@ -112,12 +113,12 @@ def test_a_run_reports_accuracy_in_place_of_bits_per_byte(task_config, capsys):
     assert [row["step"] for row in evaluations] == [10, 20] and not any("val_bpb" in row for row in evaluations)
     summary, best = json.loads((run / "summary.json").read_text()), min(evaluations, key=lambda row: row["val_loss"])
     assert summary["val_accuracy"] == best["val_accuracy"] and summary["val_bpb"] is None
-    (result,) = evaluate(EvalConfig(checkpoint=f"{run}/checkpoints/step_20", device="cpu"))
+    (result,) = score_checkpoints(EvalConfig(checkpoint=f"{run}/checkpoints/step_20", device="cpu"))
     expected = (evaluations[-1]["val_loss"], evaluations[-1]["val_accuracy"])
     assert (result.loss, result.accuracy) == pytest.approx(expected, rel=1e-5) and 0 <= result.accuracy <= 1
     assert f"accuracy    {result.accuracy:.4f}" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="learned data=recall, not text"):
-        evaluate(EvalConfig(checkpoint=str(run), data=replace(EvalConfig().data, path=__file__)))
+        score_checkpoints(EvalConfig(checkpoint=str(run), data=replace(EvalConfig().data, path=__file__)))
 
 
 @pytest.mark.parametrize(

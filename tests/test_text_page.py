@@ -17,7 +17,7 @@ import pages
 import pages.reading
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer, train_bpe
-from generation.score import How, score
+from generation.score import ScoringParams, score
 from pages.reading import beginnings, read, read_prompt
 from pages.text import Reading, text_page
 from runs.checkpoint import open_checkpoint, save_checkpoint
@@ -34,7 +34,7 @@ def write_text_page(page: Path, readings: list[Reading], summary: str) -> None:
 
 
 def reading_of(model, tokens, *, tokenizer=BYTE, stride=4, name="a run", models=1) -> Reading:
-    return read(model, tokenizer, np.array(tokens), How(PLAIN, stride), name=name, models=models)
+    return read(model, tokenizer, np.array(tokens), ScoringParams(PLAIN, stride), name=name, models=models)
 
 
 def attention_of(model: dict) -> np.ndarray:
@@ -67,7 +67,7 @@ def test_every_weight_of_a_short_text_is_on_the_page_those_below_0_as_0_as_share
 def test_a_text_longer_than_the_window_is_read_as_it_is_scored():
     model, tokens = random_gpt(vocab_size=257), np.random.default_rng(0).integers(256, size=45)
     found = reading_of(model, tokens, stride=1)
-    expected = score(model, BYTE, tokens, How(PLAIN, 1)).nats
+    expected = score(model, BYTE, tokens, ScoringParams(PLAIN, 1)).nats
     np.testing.assert_allclose(found.nats[1:], expected, atol=1e-4)
     assert np.isnan(found.nats[0])
     window = torch.from_numpy(tokens[25:41])[None]  # the one that ends with token 40

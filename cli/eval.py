@@ -1,0 +1,135 @@
+"""What eval.py does: the scores of a text or of a task's held-out sequences, and probes."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from common.errors import CheckpointError, SettingsError, naming, os_error_reason
+from common.files import replace_text, writing
+from common.text import seen_from_here, visible
+from data.tasks import HELD_OUT
+from generation.config import EvalConfig
+from generation.score import BLOCK_BYTES, PASS_TOKENS, Scores, ScoringParams, compare, learned_task, load_text, score
+from pages.probes import probe, probe_lines
+from pages.reading import write_page
+from runs.checkpoint import Checkpoint, open_checkpoint, readable
+from runs.metrics import Evaluation, finite
+from training.device import choose_device, choose_precision
+from training.evaluation import evaluate
+
+# The printed rows: title, attribute of Evaluation, format.
+TEXT_FIGURES = {"tokens": ("tokens", ","), "nats/token": ("loss", ".4f"), "perplexity": ("perplexity", ",.2f")}
+TEXT_FIGURES |= {"bits/byte": ("bpb", ".4f"), "± documents": ("bpb_stderr", ".4f")}
+TASK_FIGURES = {"answers": ("tokens", ","), "nats/answer": ("loss", ".4f"), "accuracy": ("accuracy", ".4f")}
+
+
+def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
+    """Print and return the figures of one checkpoint, or of two side by side; none of probes."""
+    device = choose_device(config.device)
+    checkpoints = [open_checkpoint(config.checkpoint, device)]
+    if config.against is not None:
+        with naming(f"against={config.against}"):
+            checkpoints.append(open_checkpoint(config.against, device))
+    if config.probes:
+        probe_checkpoint(config, checkpoints[0])
+        return []
+    if config.data.path is None and checkpoints[0].encoding is None:
+        return score_task(config, checkpoints)
+    with writing("page", config.page) if config.page else nullcontext() as page:
+        return score_text(config, checkpoints, page)
+
+
+def score_text(config: EvalConfig, checkpoints: list[Checkpoint], page: Path | None) -> list[Scores]:
+    """Print and return the scores of checkpoints on one text, and write its page if `page` is given."""
+    # Score the same text by each checkpoint, in the tokens of its own tokenizer.
+    description, texts = load_text(config.data.path, checkpoints)
+    params = [scoring_params(checkpoint, config) for checkpoint in checkpoints]
+    scores = []
+    for checkpoint, tokens, each in zip(checkpoints, texts, params, strict=True):
+        try:
+            scores.append(score(checkpoint.model, checkpoint.tokenizer, tokens, each))
+        except FloatingPointError as error:
+            remedy = "set precision=fp32, or take another one"
+            raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
+    # Print a column of figures for each, then how they differ.
+    totals = [each.total for each in scores]
+    print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
+    print_columns(checkpoints, totals, TEXT_FIGURES)
+    summary = f"{description}. Bits per byte: {' and '.join(f'{each.bpb:.4f}' for each in totals)}."
+    if len(scores) > 1:
+        difference, stderr = compare(*scores)
+        if stderr is None:
+            figure = f"{difference:+.4f}"
+            note = f"with a standard error from {2 * BLOCK_BYTES:,} bytes on"
+        else:
+            figure = f"{difference:+.4f} ± {stderr:.4f}"
+            note = "standard error"
+        print(f"difference  {figure} bits/byte ({note})")
+        summary += f" The second's less the first's: {figure}."
+    if page:
+        write_page(page, checkpoints, texts, params, summary)
+        print(f"page        {visible(config.page)}")
+    return scores
+
+
+def score_task(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Evaluation]:
+    """Print and return the figures of checkpoints on held-out sequences of the task that the first has learned."""
+    task = learned_task(checkpoints[0])
+    block_size = checkpoints[0].model.config.block_size
+    if config.page:
+        raise SettingsError(f"page={config.page}: data={task.name} has no text to show", "leave it out")
+    for model in (checkpoint.model.config for checkpoint in checkpoints[1:]):
+        if (model.vocab_size or 0) < task.vocab_size or model.block_size < block_size:
+            problem = f"has {model.vocab_size} ids and windows of {model.block_size}, too few for {task.name}"
+            raise SettingsError(f"against={config.against} {problem}", "name another checkpoint")
+    batch_size = max(1, PASS_TOKENS // block_size)
+    results = [
+        evaluate(each.model, task, block_size, batch_size, scoring_params(each, config).autocast)
+        for each in checkpoints
+    ]
+    print(f"task        {task.name}: {HELD_OUT:,} held-out windows of {block_size:,} tokens")
+    print_columns(checkpoints, results, TASK_FIGURES)
+    return results
+
+
+def probe_checkpoint(config: EvalConfig, checkpoint: Checkpoint) -> None:
+    """Print the figures of the probes, and write them beside the checkpoint."""
+    file = checkpoint.path.with_name(f"{checkpoint.path.name}.probes.json")
+    figures = probe(checkpoint, scoring_params(checkpoint, config), config.data.path)
+    print_columns([checkpoint], [], {})
+    print(visible("\n".join(probe_lines(figures))), flush=True)
+    try:
+        replace_text(file, json.dumps(finite(figures), indent=1) + "\n")
+    except OSError as error:
+        raise SettingsError(
+            f"probes=true: {file} cannot be written ({os_error_reason(error)})", "copy the run elsewhere"
+        ) from None
+    print(visible(f"figures     {seen_from_here(file)}"))
+
+
+def scoring_params(checkpoint: Checkpoint, config: EvalConfig) -> ScoringParams:
+    """Return how to score: in the precision asked for, else the run's, and with documents apart if the run's are."""
+    device = checkpoint.model.token_embedding.weight.device
+    settings = checkpoint.meta.config
+    name = settings.get("precision", "auto") if config.precision == "auto" else config.precision
+    dtype = choose_precision(name, device)
+    autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+    with readable(checkpoint.path):
+        document_mask = settings.get("data", {}).get("document_mask")
+    separator = checkpoint.encoding.eot_token if document_mask and checkpoint.encoding else None
+    return ScoringParams(autocast, config.stride, separator)
+
+
+def print_columns(
+    checkpoints: list[Checkpoint], results: list[Evaluation], figures: dict[str, tuple[str, str]]
+) -> None:
+    """Print a column for each checkpoint, and a row for each of the figures that is not None."""
+    rows = {"checkpoint": [visible(seen_from_here(checkpoint.path)) for checkpoint in checkpoints]}
+    for title, (name, form) in figures.items():
+        rows[title] = [format(value, form) for result in results if (value := getattr(result, name)) is not None]
+    width = max(len(cell) for cells in rows.values() for cell in cells) + 2
+    for title, cells in rows.items():
+        if cells:
+            print(f"{title:12}" + "".join(f"{cell:{width}}" for cell in cells).rstrip())

@@ -1,0 +1,145 @@
+"""What sample.py does: samples on the screen or in a file, and a session of prompts."""
+
+import os
+import sys
+from contextlib import suppress
+from dataclasses import asdict, fields
+
+import tiktoken
+import torch
+
+from common.errors import CheckpointError, SettingsError, format_value
+from common.settings import from_arguments
+from common.text import visible
+from generation.config import SampleConfig, SamplingParams
+from generation.generate import encode_prompt, generate
+from generation.jsonl import read_input, read_prompts, warn_if_cropped, write_results
+from model.gpt import GPT
+from pages.reading import read_prompt
+from runs.checkpoint import Checkpoint, open_checkpoint
+from training.device import check_compiler, choose_device, decoding_precision, memory_errors
+
+HELP = """Type a prompt and the model continues it; an empty line continues the last text.
+A line that ends in \\ goes on in the next one.
+Ctrl-C stops the text, Ctrl-D or /quit ends the session.
+/settings            what can be changed, with its present value
+/temperature 0.5     change a setting for the texts to come
+//text               a prompt that begins with a slash"""
+CHANGEABLE = [*(field.name for field in fields(SamplingParams)), "seed", "num_samples", "special_tokens"]
+
+
+def write_samples(config: SampleConfig) -> None:
+    """Print the samples, or write them to a file, as they are generated."""
+    device = choose_device(config.device)
+    # The prompts, whose mistakes do not wait for the model.
+    prompt = read_input("prompt_file", config.prompt_file) if config.prompt_file else config.prompt
+    records = read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}]
+    # The model, in the type of its weights.
+    checkpoint = open_checkpoint(config.checkpoint, device)
+    model = checkpoint.model
+    model.to(decoding_precision(config.precision, device))
+    if config.compile == "on":
+        check_compiler(device)
+        # dynamic: one graph for any length and number of texts; torch compiles again only where one text is left.
+        model.runtime.compiled_hidden = torch.compile(model.hidden, dynamic=True)
+    if sys.stderr.isatty():
+        print(f"{visible(checkpoint.path)}, step {checkpoint.meta.progress.step}", file=sys.stderr)
+    # The output that was asked for.
+    try:
+        with memory_errors(f"batch_size={config.batch_size} needs more memory than there is", "lower it"):
+            if config.page:
+                print(visible(read_prompt(checkpoint, prompt, config.special_tokens, config.page)))
+            elif config.interactive:
+                converse(checkpoint, config)
+            elif config.prompts or config.results:
+                write_results(checkpoint, config, records)
+            else:
+                print_samples(model, checkpoint.tokenizer, config, prompt)
+    except FloatingPointError as error:
+        remedy = "set precision=bf16" if config.precision == "fp16" else "take an earlier one"
+        raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
+
+
+def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
+    """Print the prompt with each sample behind it: the first of a batch as it comes, the others when all are there.
+
+    Control characters are made visible, and a terminal's prompt is dimmed. Returns the first sample's text. In an
+    interactive session Ctrl-C stops the text alone.
+    """
+    count = config.num_samples
+    tokens = encode_prompt(tokenizer, prompt, config.special_tokens)
+    warn_if_cropped(tokens, model.config.block_size)
+    shown_prompt = visible(prompt)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        shown_prompt = f"\x1b[2m{shown_prompt}\x1b[0m"
+
+    def heading(number: int) -> str:
+        return f"--- sample {number + 1} of {count}\n{shown_prompt}" if count > 1 else shown_prompt
+
+    first_text = ""
+    try:
+        for first in range(0, count, config.batch_size):
+            numbers = range(count)[first : first + config.batch_size]
+            seeds = [config.seed + number for number in numbers]
+            # Stream the first sample of the batch.
+            print(heading(first), end="", flush=True)
+            texts = [""] * len(seeds)
+            for chunk in generate(model, tokenizer, [tokens] * len(seeds), seeds=seeds, params=config):
+                texts[chunk.sample] += chunk.text
+                if chunk.sample == 0:
+                    first_text += chunk.text * (first == 0)
+                    print(visible(chunk.text), end="", flush=True)
+            print()
+            # Print the others behind it.
+            for number, text in zip(numbers[1:], texts[1:], strict=True):
+                print(heading(number) + visible(text))
+    except KeyboardInterrupt:
+        print()
+        if not config.interactive:
+            raise
+    return first_text
+
+
+def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
+    """Read prompts from the terminal and continue each, until the end of the input."""
+    with suppress(ImportError):  # a Python may be built without it
+        import readline  # noqa: F401  (the arrow keys recall earlier lines)
+    text = ""
+    print("/help shows what can be typed.")
+    while True:
+        # Read a line, with those that a backslash joins to it.
+        try:
+            line = input("> ")
+            while line.endswith("\\"):
+                line = line[:-1] + "\n" + input("... ")
+        except (EOFError, KeyboardInterrupt) as end:
+            print()
+            if isinstance(end, EOFError):
+                return
+            continue
+        if line.strip() == "/quit":
+            return
+        # Run its command, or continue it.
+        try:
+            if line.startswith("/") and not line.startswith("//"):
+                config = run_line(line[1:], config)
+            else:
+                prompt = line.removeprefix("/") if line else text
+                text = prompt + print_samples(checkpoint.model, checkpoint.tokenizer, config, prompt)
+        except SettingsError as error:
+            print(visible(error))
+
+
+def run_line(line: str, config: SampleConfig) -> SampleConfig:
+    """Run a line that began with a slash; return the settings after it."""
+    name, _, value = line.replace("=", " ", 1).partition(" ")
+    settings = {key: format_value(value) for key, value in asdict(config).items() if key in CHANGEABLE}
+    if name in settings and value.strip():
+        return from_arguments(SampleConfig, [f"{name}={value.strip()}"], config)
+    if name == "settings":
+        print(*(visible(f"{key} {settings[key]}") for key in settings), sep="\n")
+    elif name in settings:
+        print(visible(f"{name} {settings[name]}"))
+    else:
+        print(HELP if name == "help" else f"there is no /{visible(name)}: /help shows what there is.")
+    return config
