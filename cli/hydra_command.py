@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,10 +88,10 @@ def call_hydra(arguments: list[str], function: Function) -> None:
     """Let Hydra answer -sc or --cfg, or call `function` with each job's settings of a sweep."""
     import hydra
 
-    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
-    def job(cfg: "DictConfig") -> Any:  # pickled for other processes, with what it names that is not imported there
+    def job(cfg: "DictConfig") -> Any:  # pickled for other processes, with all that it names of this module
         return run_job(cfg, function)
 
+    job.check = check_job  # type: ignore[attr-defined]  # for the sweeper, which gets this function
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
     inherited = filter(None, [os.environ.get("PYTHONPATH")])
     os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
@@ -99,7 +99,7 @@ def call_hydra(arguments: list[str], function: Function) -> None:
     # Its plugins' schemas have the names of ours, which is said in this process and again in joblib's.
     warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.process")
-    job()
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(job)()
 
 
 def show_log() -> None:
@@ -169,8 +169,6 @@ def register_schema(brought: dict[str, Any]) -> None:
     OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
     # Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${floordiv:${max_steps},0.5}.
     OmegaConf.register_new_resolver("floordiv", lambda *n: int(functools.reduce(operator.floordiv, n)), replace=True)
-    # Hydra copies its store of schemas for every group that it looks at.
-    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     ConfigStore.instance().store(name="train_schema", node=literal(asdict(TrainConfig())))
     ConfigStore.instance().store(name="brought", node=literal(brought))
 
@@ -197,10 +195,13 @@ def to_settings(cfg: "DictConfig", typed: Iterable[str] = ()) -> TrainConfig:
     return config
 
 
-def check_composed(cfg: "DictConfig", typed: Iterable[str]) -> None:
+def check_job(overrides: Sequence[str], compose: Callable[[], "DictConfig"]) -> None:
     """Raise SettingsError if a job of a sweep cannot run, as far as is known before its text is read."""
     from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
+    typed = parse_overrides(overrides)
+    check_typed(typed, is_sweep=True)
+    cfg = compose()
     try:
         config = to_settings(cfg, typed)
     except InterpolationKeyError:

@@ -8,7 +8,7 @@ The test of sweeps/evidence.py may be looked at after every pair. docs/sweeps.md
 import statistics
 from typing import Any
 
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 
 from common.errors import SettingsError, one_of
 from common.files import replace_text
@@ -16,7 +16,7 @@ from common.text import visible
 from runs.metrics import is_number
 from runs.summary import NUMBERS, read_summary, sentence_of
 from sweeps.evidence import confidence_sequence, e_value, judge
-from sweeps.grid import VARIANTS, Grid
+from sweeps.grid import VARIANTS, Grid, combinations, error_of
 from sweeps.leaderboard import csv_text, literal_markdown, markdown_lines
 
 ALPHA = 0.05  # the chance that any variant without an effect ends in better or worse, divided among the variants
@@ -64,7 +64,7 @@ class Decide(Grid):
         seed = given.pop("seed").value() if "seed" in given else 1
         if type(seed) is not int or seed < 0:
             raise SettingsError(f"seed={seed} must be a whole number from 0, that of the first pair")
-        (fixed,) = self.split_arguments([*given.values()], None)[0]
+        (fixed,) = combinations(given.values())
         for variant in self.variants:
             self.check_job([*fixed, f"seed={seed}", *variant])
         return fixed, seed
@@ -89,8 +89,8 @@ class Decide(Grid):
 
     def figure(self, name: str, result: JobReturn) -> float | str:
         """Return a job's figure that is compared, or why there is none."""
-        if result.status == JobStatus.FAILED:
-            return f"job {name} failed: {sentence_of(result._return_value)}"
+        if error := error_of(result):
+            return f"job {name} failed: {sentence_of(error)}"
         summary = read_summary(self.folder / name)
         reached = getattr(summary, self.metric) if summary and summary.status == "finished" else None
         return f"job {name} has no {self.metric}" if reached is None else reached

@@ -6,24 +6,24 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import product
+from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from cli.hydra_command import check_composed, check_typed
 from common.console import ending_signals
 from common.errors import SettingsError, first_line, os_error_reason
 from common.files import user_path
-from common.settings import parse_overrides
 from common.text import hydra_quoted, literal, quote, visible
 from runs.directory import lock_run
 from sweeps.leaderboard import write_leaderboard
@@ -44,7 +44,7 @@ def jobs_at_once() -> int:
 OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, replace=True)
 
 
-class Grid(BasicSweeper):
+class Grid(Sweeper):
     """Runs every combination of the values given, with every variant; a job that fails does not end the others."""
 
     config: DictConfig
@@ -52,14 +52,20 @@ class Grid(BasicSweeper):
     launcher: Launcher
 
     def __init__(self, params: dict[str, str] | None = None, variants: Sequence[str] | None = None) -> None:
-        # Not by BasicSweeper, whose module Hydra runs anew to find plugins: its super() then fails.
+        super().__init__()
         self.params = params or {}
         self.given = [""] if variants is None else variants
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Check what was chosen for the sweep itself, and make its launcher."""
-        launcher, plugins = config.hydra.runtime.choices["hydra/launcher"], Plugins.instance()
-        if launcher in EXTRAS and config.hydra.launcher._target_ not in plugins.class_name_to_class:
+        """Check the sweep's own settings, and make its launcher.
+
+        task_function: has an attribute `check`, which takes the overrides of a job and a function that composes them.
+        """
+        # The settings of hydra.launcher and hydra.sweeper.
+        launcher = config.hydra.runtime.choices["hydra/launcher"]
+        plugins = Plugins.instance()
+        installed = [f"{plugin.__module__}.{plugin.__name__}" for plugin in plugins.discover(Launcher)]
+        if launcher in EXTRAS and config.hydra.launcher._target_ not in installed:
             remedy = f'pip install -e ".[{EXTRAS[launcher]}]"'
             raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
         if isinstance(self.given, str) or not isinstance(self.given, Sequence) or not self.given:
@@ -68,20 +74,25 @@ class Grid(BasicSweeper):
             remedy = "leave it out, or write an experiment's ranges as {seed: '1,2,3'}"
             raise SettingsError(f"hydra.sweeper.params={self.params} is no mapping", remedy)
         self.variants = [str(variant).split() for variant in self.given]
+
+        # The folder. Each parallel job composes its settings anew, and would make up another default.
         if config.dry_run:  # it leaves nothing behind
             config.hydra.sweep.dir = "."
             config.hydra.overrides.hydra.append("hydra.sweep.subdir=.")
-        # Each parallel job composes its settings anew, and would make up another default folder.
         self.folder = user_path("hydra.sweep.dir", config.hydra.sweep.dir)
         if (self.folder / "checkpoints").is_dir() and not config.dry_run:
             raise SettingsError(f"hydra.sweep.dir={self.folder} is a run's folder", "name a sweep's, or a new one")
         self.go_on = hydra_quoted("hydra.sweep.dir", self.folder)
         config.hydra.sweep.dir = literal(str(self.folder))
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(self.folder)}")
-        # Windows has no masks, by which a signal waits for a worker's first job.
+
+        # The launcher. Windows has no masks, by which a signal waits for a worker's first job.
         self.is_stoppable = launcher == "joblib" and hasattr(signal, "pthread_sigmask")
         job = partial(run_stoppable, task_function) if self.is_stoppable else task_function
-        super().setup(hydra_context=hydra_context, task_function=job, config=config)
+        self.task_function: Any = task_function
+        self.config = config
+        self.hydra_context = hydra_context
+        self.launcher = plugins.instantiate_launcher(hydra_context, job, config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
@@ -89,8 +100,7 @@ class Grid(BasicSweeper):
         for override in given.values():
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 raise SettingsError(f"{override.input_line} needs hydra/sweeper=optuna", "or list values, as in 1,2,3")
-        combinations = self.split_arguments([*given.values()], None)[0]
-        jobs = [[*job, *variant] for job in combinations for variant in self.variants]
+        jobs = [[*job, *variant] for job in combinations(given.values()) for variant in self.variants]
         self.check_jobs(jobs)
         with self.keeping_folder():
             results = self.launch(jobs, 0)
@@ -103,7 +113,7 @@ class Grid(BasicSweeper):
         if both := typed.keys() & self.parse(self.variants[0]):
             problem = f"{min(both)} is what hydra.sweeper.variants compares"
             raise SettingsError(problem, f"leave it out, or {VARIANTS}")
-        given = self.parse(self._parse_config()) | typed
+        given = self.parse([f"{name}={value}" for name, value in self.params.items()]) | typed
         for override in given.values():
             if override.is_sweep_override():
                 check_values(override)
@@ -131,9 +141,9 @@ class Grid(BasicSweeper):
 
     def check_job(self, job: Sequence[str]) -> None:
         """Compose a job as Hydra will, and raise SettingsError if it cannot run."""
-        typed = parse_overrides(job)
-        check_typed(typed, is_sweep=True)
-        check_composed(self.hydra_context.config_loader.load_sweep_config(self.config, list(job)), typed)
+        self.task_function.check(
+            job, partial(self.hydra_context.config_loader.load_sweep_config, self.config, list(job))
+        )
 
     def launch(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
         """Run jobs, the first of which is job `number`; SettingsError when a parallel launcher gives up."""
@@ -200,3 +210,19 @@ def check_values(override: Override) -> None:
         raise SettingsError(problem, "write it as interval(0.005,0.05) or range(1,5)")
     if override.is_discrete_sweep() and next(override.sweep_string_iterator(), None) is None:
         raise SettingsError(f"{override.input_line} has no value", "write it as 1,2,3 or range(1,5)")
+
+
+def combinations(overrides: Iterable[Override]) -> list[list[str]]:
+    """Return the jobs of a grid, each as its overrides: every combination of the values given."""
+    choices = []
+    for override in overrides:
+        is_choice = override.is_sweep_override()
+        values = override.sweep_string_iterator() if is_choice else [override.get_value_element_as_str()]
+        choices.append([f"{override.get_key_element()}={value}" for value in values])
+    return [list(job) for job in product(*choices)]
+
+
+def error_of(result: JobReturn) -> BaseException | None:
+    """Return the exception that ended a job, None if none did."""
+    # The public property, return_value, raises it and prints the job's overrides as well (Hydra 1.3.8).
+    return result._return_value if result.status == JobStatus.FAILED else None

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import JobStatus
 from omegaconf import OmegaConf
 
 from common.errors import SettingsError, naming
 from common.files import replace_text
 from common.text import visible
 from runs.summary import Summary, read_job, read_summary
-from sweeps.grid import Grid
+from sweeps.grid import Grid, combinations, error_of
 
 TRIED = 200  # combinations with a value, before it counts as one that never works
 
@@ -65,7 +64,7 @@ class Search(Grid):
         if not space:
             remedy = "give a range, as in 'optimizer.lr=tag(log,interval(0.005,0.05))' or model.n_head=2,4,8"
             raise SettingsError("hydra/sweeper=optuna has nothing to search", remedy)
-        (fixed,) = self.split_arguments([o for name, o in given.items() if name not in space], None)[0]
+        (fixed,) = combinations(override for name, override in given.items() if name not in space)
         self.check_space(fixed, space)
         return space, fixed
 
@@ -105,8 +104,8 @@ class Search(Grid):
         left = {number: job for number, job in jobs.items() if not self.has_failed(number, job)}
         named = [[*job, f"hydra.sweep.subdir={number}"] for number, job in left.items()]
         for (number, job), result in zip(left.items(), self.launch(named, min(jobs)), strict=True):
-            if result.status == JobStatus.FAILED and not self.has_failed(number, job):
-                raise result._return_value  # the job could not begin: its folder is another's, or closed
+            if (error := error_of(result)) and not self.has_failed(number, job):
+                raise error  # the job could not begin: its folder is another's, or closed
         return {number: loss_of(self.folder / str(number))[1] for number in jobs}
 
     def has_failed(self, number: int, job: list[str]) -> bool:

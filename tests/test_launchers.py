@@ -178,8 +178,8 @@ def test_a_mistake_ends_in_one_sentence_and_status_1(mistake, tmp_path):
 def test_without_slurm_or_without_the_plugin_one_sentence_says_so(tmp_path):
     result = run("-m", "hydra/launcher=submitit_slurm", "seed=1,2", cwd=tmp_path)
     assert result.returncode == 1 and "are you indeed on a slurm cluster" in result.stderr.strip().splitlines()[-1]
-    (tmp_path / "hydra_plugins").mkdir()
-    (tmp_path / "hydra_plugins" / "__init__.py").touch()  # hides those that are installed
+    (tmp_path / "hydra_plugins").mkdir()  # hides those that are installed, but not ours
+    (tmp_path / "hydra_plugins" / "__init__.py").write_text(f"__path__ = [{str(ROOT / 'hydra_plugins')!r}]")
     for launcher, extra in (("joblib", "parallel"), ("submitit_slurm", "slurm")):
         result = run("-m", f"hydra/launcher={launcher}", "seed=1,2", cwd=tmp_path, PYTHONPATH=str(tmp_path))
         sentence = f'error: hydra/launcher={launcher} is not installed: pip install -e ".[{extra}]".\n'

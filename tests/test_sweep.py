@@ -25,14 +25,14 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from sweeping import ROOT, cells, command, in_memory, put_job, put_summary, refusal, run, run_here, tiny, wait_for
 
-from cli.hydra_command import CONF
+from cli.hydra_command import CONF, check_job
 from common.errors import SettingsError
 from common.files import is_locked
+from hydra_plugins._tinygpt import AfterJob
 from runs.directory import lock_run
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, begin_job, fail_job, read_job
 from sweeps.grid import Grid
-from sweeps.hooks import AfterJob
 from sweeps.leaderboard import (
     ACTIVE,
     comma_separated,
@@ -353,6 +353,7 @@ def test_a_combination_that_cannot_run_is_named_first_and_the_others_run(tmp_pat
 def test_a_clusters_jobs_are_not_checked_against_this_machine():
     typed = ["device=cuda:99", "data.path=/no/where"]
     sweeper = Grid()
+    sweeper.task_function = SimpleNamespace(check=check_job)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         sweeper.hydra_context = SimpleNamespace(config_loader=loader)

@@ -1,4 +1,9 @@
-"""What Hydra loads before a sweep (conf/train.yaml names it): our sweepers, and what is done between two jobs."""
+"""What Hydra loads by name for a sweep: our sweepers, and the callback between two jobs (conf/ has both names).
+
+Hydra makes a sweeper of a class only if it is in the namespace package hydra_plugins, which is found because the
+checkout is on the path. At every start Hydra imports the modules there, but not those whose names begin with an
+underscore. A single run does without sweeps, so this is one: conf/train.yaml's callback brings it for a sweep.
+"""
 
 import gc
 import os
@@ -8,29 +13,40 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from sweeps.decide import Decide
-from sweeps.grid import Grid
+import sweeps.decide
+import sweeps.grid
+import sweeps.search
 from sweeps.leaderboard import write_leaderboard
-from sweeps.search import Search
 
-# Hydra instantiates callbacks before sweepers, and sweepers only by a name under hydra_plugins. Plugins.register()
-# would take the name from the class's __module__, which pickle needs to be true.
+
+class Grid(sweeps.grid.Grid):
+    """hydra/sweeper=grid."""
+
+
+class Search(sweeps.search.Search):
+    """hydra/sweeper=optuna."""
+
+
+class Decide(sweeps.decide.Decide):
+    """hydra/sweeper=decide."""
+
+
 for sweeper in (Grid, Search, Decide):
-    Plugins.instance().class_name_to_class[f"hydra_plugins.tinygpt.{sweeper.__name__}"] = sweeper
+    Plugins.instance().register(sweeper)
 
 
 class AfterJob(Callback):
-    """Frees what a job held and rewrites the leaderboard; a parallel launcher calls it in the job's own process."""
+    """Frees a job's memory and rewrites the leaderboard; a parallel launcher calls it in the job's own process."""
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         if config.hydra.mode != RunMode.MULTIRUN:
             return
-        error = job_return._return_value if job_return.status == JobStatus.FAILED else None
+        error = sweeps.grid.error_of(job_return)
         while error is not None:  # the frames of an exception hold the job's model
             traceback.clear_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
