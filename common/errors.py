@@ -78,6 +78,17 @@ def cause(error: BaseException) -> str:
     return f"it has no {first_line(error)}" if isinstance(error, KeyError) else os_error_reason(error)
 
 
+@contextmanager
+def damage_named(kind: type[SettingsError], problem: str, remedy: str) -> Iterator[None]:
+    """Raise `kind` for whatever a damaged file raises within: PROBLEM (cause): REMEDY."""
+    try:
+        yield
+    except (kind, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in tiktoken or tokenizers is no Exception
+        raise kind(f"{problem} ({cause(error)})", remedy) from error
+
+
 def format_value(value: object) -> str:
     """Return a setting's value as a person types it: null, true, 2 instead of 2.0, [a,b]."""
     if value is None or isinstance(value, bool):

@@ -6,15 +6,17 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import IO, Any, get_args, get_origin
 
+from filelock import lock_descriptor  # flock, or LockFileEx on Windows
+
 from common.errors import SettingsError, os_error_reason
 
-UNFINISHED = ".unfinished"  # the ending of a name that something is being written under
+UNFINISHED = ".unfinished"  # ends the name of what is being written
 LARGEST = 1 << 28
 """Bytes of the largest foreign file that is read whole; published tokenizer.json files take up to 35 MB."""
 
@@ -27,25 +29,35 @@ def user_path(setting: str, path: str) -> Path:
     """
     try:
         place = Path(path).expanduser()
-        with suppress(FileNotFoundError, NotADirectoryError):
-            place.stat()
-        return place
     except RuntimeError:
         raise SettingsError(f"{setting}={path} names no user of this machine", "write the folder out") from None
-    except OSError as error:
-        raise SettingsError(
-            f"{setting}={path} cannot be used ({os_error_reason(error)})", "name another place"
-        ) from None
+    missing = suppress(FileNotFoundError, NotADirectoryError)
+    with os_errors_named(setting, path, "used", "name another place"), missing:
+        place.stat()
+    return place
 
 
 @contextmanager
-def reading(setting: str, path: str) -> Iterator[None]:
-    """Turn an OSError while SETTING=PATH is read into a SettingsError."""
+def os_errors_named(
+    setting: str, path: object, verb: str, remedy: str, without_folder: str | None = None
+) -> Iterator[None]:
+    """Turn an OSError within into a SettingsError: SETTING=PATH cannot be VERB (reason): REMEDY.
+
+    without_folder: the remedy if a folder on the way is missing. A broken pipe is that of what is printed meanwhile.
+    """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        remedy = "give one that exists and that you may read"
-        raise SettingsError(f"{setting}={path} cannot be read ({os_error_reason(error)})", remedy) from None
+        if without_folder and isinstance(error, FileNotFoundError):
+            remedy = without_folder
+        raise SettingsError(f"{setting}={path} cannot be {verb} ({os_error_reason(error)})", remedy) from None
+
+
+def reading(setting: str, path: str) -> AbstractContextManager[None]:
+    """Turn an OSError while SETTING=PATH is read into a SettingsError."""
+    return os_errors_named(setting, path, "read", "give one that exists and that you may read")
 
 
 def regular(path: Path) -> Path:
@@ -66,10 +78,10 @@ def read_foreign(path: Path) -> bytes:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` for a new file or folder, which takes the place of `path` at the end.
+    """Yield a temporary name beside `path` for a new file or folder, which replaces `path` atomically at the end.
 
     Everything is flushed to disk, then renamed in one step: a reader, a kill or a power cut finds the old one or the
-    new one. If the body raises, the old one stays as it was and nothing else is left.
+    new one. If the body raises, the old one stays and the new one is removed.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
@@ -92,13 +104,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(setting: str, path: str) -> Iterator[Path]:
-    """Yield a name for the new file or folder that SETTING=PATH asks for, which takes its place at the end.
+    """Yield a temporary name for the file or folder SETTING=PATH, which replaces it atomically at the end.
 
-    A link is followed, wherever it leads; a pipe or a device is written itself. What the system refuses, at once or in
-    the body, raises SettingsError.
+    A link is followed, wherever it leads; a pipe or a device is written itself. An OSError, at once or in the body,
+    becomes a SettingsError.
     """
     place = user_path(setting, path)
-    try:
+    with os_errors_named(setting, path, "written", "name another place", without_folder="make its folder first"):
         if place.is_dir():
             raise IsADirectoryError("Is a directory")
         if place.exists() and not place.is_file():
@@ -108,11 +120,6 @@ def writing(setting: str, path: str) -> Iterator[Path]:
             unfinished.touch()  # what cannot be written is refused before the work
             unfinished.unlink()
             yield unfinished
-    except BrokenPipeError:  # of what is printed meanwhile
-        raise
-    except OSError as error:
-        remedy = "make its folder first" if isinstance(error, FileNotFoundError) else "name another place"
-        raise SettingsError(f"{setting}={path} cannot be written ({os_error_reason(error)})", remedy) from None
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -134,8 +141,6 @@ def lock(file: Path, wait: float = 0.2, mode: str = "a") -> IO[str]:
     wait: seconds for those that only ask, which hold the lock for an instant. mode: of opening the file. Raises
     BlockingIOError if another process still holds the lock then.
     """
-    from filelock import lock_descriptor  # flock, or LockFileEx on Windows; --help does not wait for it
-
     held = file.open(mode)
     until = time.monotonic() + wait
     while not lock_descriptor(held.fileno(), blocking=False):

@@ -1,6 +1,6 @@
-"""Synthetic tasks that tell mechanisms apart in minutes: fresh windows at every step, of which only answers are scored.
+"""Synthetic tasks that tell mechanisms apart in minutes: new sequences at every step, scored on their answers alone.
 
-A window's inputs are ids below data.task.vocab_size; the target of a place is the answer wanted there, or -1. T is
+A sequence's inputs are ids below data.task.vocab_size; the target of a place is the answer wanted there, or -1. T is
 model.block_size, V the vocabulary and n data.task.items.
 """
 
@@ -14,15 +14,15 @@ from common.errors import SettingsError
 from data.batches import Batch, TokenDataset, random_stream
 from data.config import TaskConfig
 
-HELD_OUT = 512  # windows that an evaluation scores
+HELD_OUT = 512  # sequences that an evaluation scores
 POWER = 0.01  # of recall's gaps, as in Zoology
 NOTHING = -1  # the target where nothing is scored
 
 Random = np.random.RandomState
-Windows = tuple[np.ndarray, np.ndarray]  # inputs and targets, int64 [rows, T] each
+Sequences = tuple[np.ndarray, np.ndarray]  # inputs and targets, int64 [rows, T] each
 
 
-def recall(random: Random, rows: int, T: int, task: TaskConfig) -> Windows:
+def recall(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
     """Multi-query associative recall (Arora et al. 2023, "Zoology", section 3.1 and zoology/data/multiquery_ar.py).
 
     Begins with n pairs of a key from 1 … V/2 - 1 and a value from V/2 … V - 1, no key and no value twice. In the
@@ -37,14 +37,15 @@ def recall(random: Random, rows: int, T: int, task: TaskConfig) -> Windows:
     gaps = np.arange(1, (T - 2 * n) // 2 + 1)
     places = 2 * n + 2 * distinct(random, rows, n, gaps ** (POWER - 1))
     inputs = random.randint(0, V if task.random_non_queries else 1, (rows, T))
-    inputs[:, 0 : 2 * n : 2], inputs[:, 1 : 2 * n : 2] = keys, values
+    inputs[:, 0 : 2 * n : 2] = keys
+    inputs[:, 1 : 2 * n : 2] = values
     np.put_along_axis(inputs, places, keys, axis=1)
     targets = np.full_like(inputs, NOTHING)
     np.put_along_axis(targets, places, values, axis=1)
     return inputs, targets
 
 
-def copy(random: Random, rows: int, T: int, task: TaskConfig) -> Windows:
+def copy(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
     """Copying (Jelassi et al. 2024, "Repeat After Me"): T/2 random ids from 1 … V - 1, a 0, and they are to follow.
 
     What has been copied so far is seen, as when text is generated.
@@ -54,7 +55,7 @@ def copy(random: Random, rows: int, T: int, task: TaskConfig) -> Windows:
     return np.hstack((text, mark, text[:, :-1])), np.hstack((np.full_like(text, NOTHING), text))
 
 
-def selective_copy(random: Random, rows: int, T: int, task: TaskConfig) -> Windows:
+def selective_copy(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
     """Selective copying (Gu & Dao 2023, "Mamba", section 4.1.1): n ids among noise, to be told in their order.
 
     The ids, from 2 … V - 1, are at random places of the first T - n; the others there hold 0, the noise. The last n
@@ -70,7 +71,7 @@ def selective_copy(random: Random, rows: int, T: int, task: TaskConfig) -> Windo
     return inputs, targets
 
 
-def induction(random: Random, rows: int, T: int, task: TaskConfig) -> Windows:
+def induction(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
     """Induction heads (Gu & Dao 2023, "Mamba", section 4.1.2): what came after the mark the first time?
 
     Random ids from 1 … V - 1, with the mark 0 at a random place before the last two and again at the last, whose
@@ -86,9 +87,9 @@ def induction(random: Random, rows: int, T: int, task: TaskConfig) -> Windows:
 
 
 def distinct(random: Random, rows: int, count: int, weights: np.ndarray) -> np.ndarray:
-    """Return for each row `count` different numbers below N, drawn one after the other with weights [N].
+    """Return `count` numbers below N for each row, drawn without replacement with weights [N].
 
-    The order of exponential times with rates `weights` is that of such draws (Efraimidis & Spirakis 2006).
+    Exponential times with rates `weights` come in the order of such draws (Efraimidis & Spirakis 2006).
     """
     times = random.standard_exponential((rows, len(weights))) / weights
     return times.argsort(axis=1)[:, :count]
@@ -104,7 +105,7 @@ class TaskData:
     name: str
     task: TaskConfig
     seed: int
-    """Determines the windows that are held out."""
+    """Determines the sequences that are held out."""
 
     tokenizer = None
 
@@ -117,7 +118,7 @@ class TaskData:
         return self.task.ids(self.name)
 
     def targets(self, block_size: int) -> int:
-        """Return the number of answers in a window."""
+        """Return the number of answers in a sequence."""
         return self._sizes(block_size)[0]
 
     def token_bytes(self) -> np.ndarray:
@@ -125,12 +126,12 @@ class TaskData:
         return np.zeros(self.vocab_size, dtype=np.int64)
 
     def validation_tokens(self, block_size: int, most: int | None = None) -> int:
-        """Return how many tokens an evaluation of up to `most` tokens reads."""
-        windows = HELD_OUT if most is None else min(HELD_OUT, max(1, most // block_size))
-        return windows * block_size
+        """Return the number of tokens that an evaluation of up to `most` tokens reads."""
+        rows = HELD_OUT if most is None else min(HELD_OUT, max(1, most // block_size))
+        return rows * block_size
 
     def check(self, block_size: int) -> None:
-        """Raise SettingsError when a window or the vocabulary is too small for the task."""
+        """Raise SettingsError if a sequence or the vocabulary is too small for the task."""
         _, shortest, fewest_ids = self._sizes(block_size)
         is_odd = self.name in ("recall", "copy") and block_size % 2
         if block_size < shortest or is_odd or self.vocab_size < fewest_ids:
@@ -140,20 +141,20 @@ class TaskData:
             raise SettingsError(problem, f"choose {even} from {shortest} on and {fewest_ids} ids or more")
 
     def training(self, block_size: int, batch_size: int, seed: int) -> Callable[[int, int, int], Batch]:
-        """Return what gives rows start to stop of the batch of a step, a function of the seed and the step."""
-        draw = lru_cache(maxsize=1)(lambda step: self._draw(batch_size, block_size, seed, step))
-        return lambda step, start, stop: Batch(*(ids[start:stop] for ids in draw(step)))
+        """Return batch(step, start, stop): rows start to stop of a step, deterministic in (seed, step)."""
+        make = lru_cache(maxsize=1)(lambda step: self._make(batch_size, block_size, seed, step))
+        return lambda step, start, stop: Batch(*(ids[start:stop] for ids in make(step)))
 
     def validation(self, block_size: int, batch_size: int, most: int | None = None) -> Iterator[Batch]:
-        """Yield the HELD_OUT windows of an evaluation, the first ones up to `most` tokens, batch_size at a time."""
-        inputs, targets = self._draw(HELD_OUT, block_size, self.seed, "held out")
-        windows = self.validation_tokens(block_size, most) // block_size
-        for first in range(0, windows, batch_size):
-            rows = slice(first, min(first + batch_size, windows))
+        """Yield the HELD_OUT sequences of an evaluation, the first ones up to `most` tokens, batch_size at a time."""
+        inputs, targets = self._make(HELD_OUT, block_size, self.seed, "held out")
+        count = self.validation_tokens(block_size, most) // block_size
+        for first in range(0, count, batch_size):
+            rows = slice(first, min(first + batch_size, count))
             yield Batch(inputs[rows], targets[rows])
 
     def _sizes(self, T: int) -> tuple[int, int, int]:
-        """Return how many answers a window of T tokens has, the shortest such window and the fewest ids."""
+        """Return the number of answers in a sequence of T tokens, the shortest such sequence and the fewest ids."""
         n = self.task.items
         return {
             "recall": (n, 4 * n, 2 * n + 2),
@@ -162,7 +163,7 @@ class TaskData:
             "induction": (1, 3, 3),
         }[self.name]
 
-    def _draw(self, rows: int, block_size: int, *key: object) -> Windows:
+    def _make(self, rows: int, block_size: int, *key: object) -> Sequences:
         return TASKS[self.name](random_stream(self.name, *key), rows, block_size, self.task)
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.request import urlopen
 
 from common.errors import DataError, first_line, naming, os_error_reason
 from common.files import replacing, user_path
@@ -260,8 +261,6 @@ def download_shakespeare(cache_dir: str) -> Path:
     path = user_path("data.cache_dir", cache_dir) / "tinyshakespeare.txt"
     if path.is_file():
         return path
-    from urllib.request import urlopen
-
     try:
         with urlopen(SHAKESPEARE_URL, timeout=20) as response:  # seconds without an answer
             content = response.read()

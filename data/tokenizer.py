@@ -7,16 +7,15 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import rustbpe  # type: ignore[import-untyped]
 import tiktoken
 
-from common.errors import DataError, cause, first_line
+from common.errors import DataError, damage_named, first_line
 from common.files import read_foreign
-
-if TYPE_CHECKING:
-    from data.config import TokenizerConfig
+from data.config import TokenizerConfig
 
 END_OF_TEXT = "<|endoftext|>"
 LONGEST = 1 << 18
@@ -38,7 +37,7 @@ PUBLISHED = {"gpt2": 50_257, "cl100k_base": 100_277, "o200k_base": 200_019}
 """The published encodings with their numbers of ids, which are known without a download."""
 
 
-def make_tokenizer(config: "TokenizerConfig", training_text: Iterable[str]) -> tiktoken.Encoding:
+def make_tokenizer(config: TokenizerConfig, training_text: Iterable[str]) -> tiktoken.Encoding:
     """Return the encoding that `config` names. Only bpe reads `training_text`.
 
     Raises DataError when a published encoding cannot be downloaded.
@@ -60,8 +59,6 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
 
     A text with too few pairs to merge gives a smaller vocabulary.
     """
-    import rustbpe  # type: ignore[import-untyped]
-
     # In the calling thread: another would not end with the process, and a process of its own would outlive one that is
     # killed. Ctrl-C waits for the merging: 0.3 s for 2,048 tokens of 4 MB, 2.7 s for 32,000 of 62 MB.
     trainer = rustbpe.Tokenizer()
@@ -152,7 +149,8 @@ def read_tokenizer(path: Path) -> tiktoken.Encoding:
 
     Raises DataError when the file is missing or damaged, or the encoding loses text.
     """
-    try:
+    remedy = "restore it from a copy, or prepare the data again"
+    with damage_named(DataError, f"{path} is not a tokenizer that this version can read", remedy):
         content = json.loads(read_foreign(path))
         tokens = enumerate(content.pop("mergeable_ranks"))
         ranks = {a2b_base64(token, strict_mode=True): rank for rank, token in tokens if token is not None}
@@ -160,11 +158,6 @@ def read_tokenizer(path: Path) -> tiktoken.Encoding:
             raise ValueError(f"it has no pattern, or no id of its own for {END_OF_TEXT}")
         encoding = tiktoken.Encoding(**content, mergeable_ranks=ranks)
         check_lossless(encoding)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic in tiktoken is no Exception
-        problem = f"{path} is not a tokenizer that this version can read ({cause(error)})"
-        raise DataError(problem, "restore it from a copy, or prepare the data again") from error
     return encoding
 
 

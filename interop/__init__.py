@@ -1,28 +1,21 @@
-"""Other projects' files: where they are, and errors in a sentence for what is wrong with them."""
+"""Other projects' files: where they lie, and errors in a sentence if they are damaged."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 
-from common.errors import HuggingFaceError, cause
+from common.errors import HuggingFaceError, cause, damage_named
 
 
-@contextmanager
-def readable(where: object) -> Iterator[None]:
-    """Turn whatever a damaged file raises into a HuggingFaceError."""
-    try:
-        yield
-    except (HuggingFaceError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic in tiktoken or tokenizers is no Exception
-        remedy = "copy or download it again, or choose another model"
-        raise HuggingFaceError(f"{where} cannot be read ({cause(error)})", remedy) from error
+def importing(where: object) -> AbstractContextManager[None]:
+    """Raise HuggingFaceError for whatever a damaged file raises within."""
+    remedy = "copy or download it again, or choose another model"
+    return damage_named(HuggingFaceError, f"{where} cannot be read", remedy)
 
 
-@lru_cache  # settings, weights and tokenizer are in one folder, for which the hub is asked once
+@lru_cache  # settings, weights and tokenizer come from one folder: ask the hub once
 def find_folder(where: str) -> Path:
-    """Return a local folder, or that of the files of this name on the hub, which huggingface_hub downloads once."""
+    """Return a local folder, or the one to which huggingface_hub downloads the model of this name, once."""
     try:
         if (folder := Path(where).expanduser()).is_dir():
             return folder

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.errors import HuggingFaceError
 from common.files import from_json, read_foreign, regular
-from interop import find_folder, readable
+from interop import find_folder, importing
 from interop.tokenizer import GGML_PRE
 from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
@@ -162,7 +162,7 @@ def from_huggingface(where: str) -> GPT:
     """
     config, read = read_huggingface(where)
     model = GPT(config)
-    with readable(where):
+    with importing(where):
         load_weights(model, {name: read(name) for name, _ in model.named_parameters()})
     return model.eval()
 
@@ -172,7 +172,7 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
     folder = find_folder(where)
     config = read_config(where)
     index = folder / "model.safetensors.index.json"  # of the several files that a large one is in
-    with readable(where):
+    with importing(where):
         files = json.loads(read_foreign(index))["weight_map"].values() if index.exists() else ["model.safetensors"]
         weights: dict[str, Tensor] = {}  # mapped from the files
         for file in sorted(set(files)):
@@ -198,7 +198,7 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
 def read_config(where: str) -> GPTConfig:
     """Return the settings of a GPT-2, Llama or Qwen3 in our words, without its weights; HuggingFaceError as above."""
     file = find_folder(where) / "config.json"
-    with readable(where):
+    with importing(where):
         if not file.exists() and file.with_name("adapter_config.json").exists():
             remedy = "merge it into its model, with peft's merge_and_unload() and save_pretrained()"
             raise HuggingFaceError(f"{where} is an adapter, such as LoRA's, not a model", remedy)

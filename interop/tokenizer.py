@@ -11,7 +11,7 @@ import tiktoken
 from common.errors import HuggingFaceError
 from common.files import read_foreign
 from data.tokenizer import END_OF_TEXT, check_lossless
-from interop import readable
+from interop import importing
 
 # What ByteLevel cuts by itself, and after a Digits step, which makes each digit a piece of its own: then spaces before
 # one stand at the end of a piece.
@@ -86,7 +86,7 @@ def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encod
     NFC is left out: a text in another form gets other ids.
     """
     file = folder / "tokenizer.json"
-    with readable(file):
+    with importing(file):
         content = json.loads(read_foreign(file))
         pattern = _pattern(content, file)
         model = content["model"]

@@ -15,8 +15,8 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 from torch import Tensor
 
-from common.errors import CheckpointError, cause
+from common.errors import CheckpointError, damage_named
 from common.files import from_json, pointed, reading, replace_text, replacing, user_path
 from common.text import command
 from data.tokenizer import read_tokenizer, save_tokenizer
@@ -48,7 +48,7 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass
 class Progress:
-    """How far a run is."""
+    """The progress of a run."""
 
     step: int = 0
     """Updates made."""
@@ -57,7 +57,7 @@ class Progress:
     evaluated: int = 0
     """The step of the latest evaluation."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What that evaluation found."""
+    """Its figures."""
     best_loss: float | None = None
     """The loss of the best evaluation on the targets that all of them score; None before there is a finite one."""
     best_step: int = 0
@@ -90,7 +90,7 @@ class Progress:
 
 @dataclass
 class Meta:
-    """What meta.json says beside the format's version and its own checksum."""
+    """The content of meta.json, without the format's version and its own checksum."""
 
     config: dict[str, Any]
     """The settings, of which `model` is a GPTConfig's."""
@@ -98,15 +98,15 @@ class Meta:
     home: str = ""
     """The directory of the run that wrote it."""
     data: str = ""
-    """A name for the tokens that changes with the text."""
+    """The fingerprint of the tokens."""
     own_tokenizer: bool = False
     """Whether the tokenizer came with the weights that the run began with."""
     computed_on: dict[str, Any] = field(default_factory=dict)
-    """What the last bits of the result depend on besides the settings."""
+    """The versions and the machine, on which the last bits of the result depend."""
     scaler: dict[str, Any] = field(default_factory=dict)
     """The state of fp16's gradient scaler."""
     logs: dict[str, int] = field(default_factory=dict)
-    """How long the run's logs were, in bytes."""
+    """Sizes of the run's logs, in bytes."""
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Size and checksum of the other files."""
 
@@ -122,7 +122,7 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> Encoding:
-        """What makes text of the model's ids; CheckpointError where a synthetic task was learned."""
+        """The tokenizer of the model's text; CheckpointError if it has learned a synthetic task."""
         if self.encoding is None:
             with readable(self.path):
                 learned = self.meta.config["data"]["source"]
@@ -139,9 +139,9 @@ def save_checkpoint(directory: Path, *, model: GPT, tokenizer: Encoding | None, 
 def write_checkpoint(
     directory: Path, weights: dict[str, Tensor], optimizer: dict[str, Tensor], meta: Meta, tokenizer: Encoding | None
 ) -> None:
-    """Write `directory` from tensors on the CPU: it is there afterwards whole, or as it was and an exception.
+    """Write `directory` from tensors on the CPU, atomically.
 
-    Of a checkpoint that is there already, which holds the same step, meta.json alone is written anew.
+    If the checkpoint exists, it holds the same step, and only its meta.json is replaced.
     """
     if directory.exists():
         meta.files = read_meta(directory).files
@@ -191,9 +191,12 @@ def read_meta(path: Path) -> Meta:
         return meta
 
 
-def read_settings(path: Path) -> GPTConfig:
-    """Return the settings of a checkpoint's model; CheckpointError if one is unknown here, or cannot be read."""
-    meta = read_meta(path)
+def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
+    """Return the settings of a checkpoint's model; CheckpointError if one is unknown here, or cannot be read.
+
+    meta: the checkpoint's meta.json, if it has been read already.
+    """
+    meta = meta or read_meta(path)
     with readable(path):
         settings = meta.config["model"]
         unknown = [f"model.{name}" for name in settings if name not in GPTConfig.__dataclass_fields__]
@@ -220,34 +223,32 @@ def verify_checkpoint(path: Path, *names: str) -> Meta:
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read a checkpoint, but for what only resuming needs; CheckpointError when it is unusable."""
+    """Read a checkpoint without its optimizer's state; CheckpointError if it is unusable."""
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     with readable(path):
-        config = read_settings(path)
+        # The weights, counted before a model is built: one that the settings ask for may not fit the memory.
+        config = read_settings(path, meta)
         weights = load_file(path / WEIGHTS)
         found = len(weights), sum(tensor.numel() for tensor in weights.values())
-        if found != (asked := count_weights(config)):  # before a model is built, which may not fit the memory
-            has, wants = (f"{count:,} tensors of {numbers:,} numbers" for count, numbers in (found, asked))
+        expected = count_weights(config)
+        if found != expected:
+            has, wants = (f"{count:,} tensors of {numbers:,} numbers" for count, numbers in (found, expected))
             raise ValueError(f"{WEIGHTS} has {has}, where its settings ask for {wants}")
-        if wrong := next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None):
-            raise ValueError(f"its {wrong} is not finite")
+        for name, tensor in weights.items():
+            if not tensor.isfinite().all():
+                raise ValueError(f"its {name} is not finite")
+        # The tokenizer, whose ids the model must have.
         tokenizer = read_tokenizer(path / TOKENIZER) if TOKENIZER in meta.files else None
         if tokenizer and tokenizer.n_vocab > len(weights["token_embedding.weight"]):
             raise ValueError(f"{TOKENIZER} has {tokenizer.n_vocab:,} ids, more than the model")
-        load_weights(model := GPT(config), weights)
+        model = GPT(config)
+        load_weights(model, weights)
     return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
 
 
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged file of the checkpoint `path` raises within into a CheckpointError."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:
-        problem = f"checkpoint={path} is damaged or incomplete ({cause(error)})"
-        raise CheckpointError(problem, "use another one") from error
+def readable(path: Path) -> AbstractContextManager[None]:
+    """Raise CheckpointError for whatever a damaged file of the checkpoint `path` raises within."""
+    return damage_named(CheckpointError, f"checkpoint={path} is damaged or incomplete", "use another one")
 
 
 def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Checkpoint:
@@ -256,9 +257,9 @@ def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Ch
 
 
 def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Callable[[str], None] = log.warning) -> T:
-    """Return what `read` gives for the first of a run's checkpoints that it can read; CheckpointError if none.
+    """Return read(path) of the first of a run's checkpoints that can be read; CheckpointError if none.
 
-    say: told of each damaged one why it is passed over, and which one is tried instead.
+    say: logs why a damaged one is skipped, and which one is tried instead.
     """
     if not checkpoints:
         raise CheckpointError("there is no checkpoint", "start a new run")
@@ -271,7 +272,7 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
 
 
 def find_checkpoints(where: str | None) -> list[Path]:
-    """Return the checkpoint directories that `where` can mean, at least one, the likeliest first.
+    """Return the checkpoint directories that `where` can mean, at least one, in the order to try them.
 
     where: a checkpoint; a run's directory, which means its best, then the last, then the others by step;
     None for the newest run.

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:  # --help does without it
-    import numpy as np
+import numpy as np
 
 LARGEST = 1e30  # of the figures in a file
 Row = dict[str, Any]  # a line of metrics.jsonl: `step`, `tokens` and `seconds` so far, and what was measured
@@ -30,13 +29,11 @@ class Evaluation:
     """Share of a synthetic task's answers that are right; None of a text."""
 
     @classmethod
-    def of_tokens(cls, nats: "np.ndarray", sizes: "np.ndarray", accuracy: float | None = None) -> Self:
+    def of_tokens(cls, nats: np.ndarray, sizes: np.ndarray, accuracy: float | None = None) -> Self:
         """Return the figures of tokens [N] with these nats and bytes. One of 0 bytes begins a document.
 
         bpb is a ratio of two sums over documents, which its standard error heeds.
         """
-        import numpy as np
-
         document = np.cumsum(sizes == 0)
         sums, lengths = (np.bincount(document, each) for each in (nats, sizes))
         total = float(sums.sum())

@@ -1,4 +1,4 @@
-"""The rules of data/batches.py: which windows a step sees."""
+"""The rules of data/batches.py: which sequences a step sees."""
 
 import numpy as np
 import pytest
@@ -14,21 +14,21 @@ def batches(length: int, *, block_size: int = 8, batch_size: int = 4, seed: int 
 
 
 def epoch(source: Batches, number: int) -> list[int]:
-    """Where the windows of an epoch begin, in their order."""
+    """Where the sequences of an epoch begin, in their order."""
     assert source.batch_size == 1
-    count = source.windows_per_epoch
-    return [int(source.batch(window)[0, 0]) for window in range(number * count, (number + 1) * count)]
+    count = source.sequences_per_epoch
+    return [int(source.batch(step)[0, 0]) for step in range(number * count, (number + 1) * count)]
 
 
 @given(length=st.integers(2, 3000), block_size=st.integers(1, 40), seed=st.integers(0, 2**64), number=st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
-def test_each_window_of_an_epoch_comes_exactly_once(length, block_size, seed, number):
+def test_each_sequence_of_an_epoch_comes_exactly_once(length, block_size, seed, number):
     length += block_size
     source = batches(length, block_size=block_size, batch_size=1, seed=seed)
-    doc_starts = sorted(epoch(source, number))
-    assert np.all(np.diff(doc_starts) == block_size) and doc_starts[0] >= 0
-    assert doc_starts[-1] + block_size < length
-    assert source.windows_per_epoch >= (length - 1) // block_size - 1  # less than two windows go unseen at the ends
+    starts = sorted(epoch(source, number))
+    assert np.all(np.diff(starts) == block_size) and starts[0] >= 0
+    assert starts[-1] + block_size < length
+    assert source.sequences_per_epoch >= (length - 1) // block_size - 1  # less than two sequences go unseen at the ends
 
 
 @pytest.mark.parametrize("length", [9, 15, 16, 17, 23, 24, 100, 103])
@@ -39,7 +39,7 @@ def test_over_the_epochs_every_token_is_a_target(length):
 
 
 def test_a_batch_never_changes_between_releases():
-    # Resuming a run of an older version must see the windows that it would have seen. An epoch ends after the second.
+    # Resuming a run of an older version must see the sequences that it would have seen. An epoch ends after the second.
     assert batches(1000, batch_size=6, seed=3).batch(41)[:, 0].tolist() == [596, 124, 643, 67, 907, 3]
     assert random_stream("a", 1).random_sample(2).tolist() == [0.13433907272685963, 0.08454942021612388]
 
@@ -66,7 +66,7 @@ def test_epochs_and_seeds_differ_in_order_and_in_borders():
         assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.15
 
 
-def test_a_document_begins_at_its_separator_or_before_the_window():
+def test_a_document_begins_at_its_separator_or_before_the_sequence():
     tokens = np.array([[5, 9, 5, 9, 9], [9, 5, 5, 5, 5]])
     assert document_starts(tokens, 9).tolist() == [[0, 1, 1, 3, 4], [0, 0, 0, 0, 0]]
 

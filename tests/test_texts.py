@@ -287,7 +287,7 @@ def test_places_that_cannot_be_read_are_refused_by_name(tmp_path, monkeypatch):
 
 def shakespeare(tmp_path: Path, monkeypatch, answer: mock.Mock) -> Source:
     """The source where the network gives `answer`, and where "To be" is all that is his."""
-    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    monkeypatch.setattr(texts, "urlopen", answer)
     monkeypatch.setattr(texts, "SHAKESPEARE_SHA256", hashlib.sha256(b"To be").hexdigest())
     return Source(DataConfig(source="shakespeare", cache_dir=str(tmp_path)))
 
