@@ -181,11 +181,11 @@ def to_settings(cfg: "DictConfig", typed: Iterable[str] = ()) -> TrainConfig:
     config = build(TrainConfig, flat(OmegaConf.to_container(ours, resolve=True)))  # type: ignore[arg-type]
     asked, idle = set(typed), config.idle()
     if any(name.startswith("model.") for name in asked):
-        from model.attention import ignored  # with torch, which a mistake above does not wait for
+        from model.attention import unused_settings  # with torch, which a mistake above does not wait for
 
         # A choice of model= may bring heads, and learned positions are the GPT's.
         model, kept = config.model, {"n_head"} | ({"position"} if config.model.position != "alibi" else set())
-        idle |= {f"model.{name}": f"attention={model.attention}" for name in ignored(model) - kept}
+        idle |= {f"model.{name}": f"attention={model.attention}" for name in unused_settings(model) - kept}
     now, default = (flat(asdict(settings)) for settings in (config, TrainConfig()))
     for name in sorted(asked & idle.keys()):
         full = "tokenizer.name" if name == "tokenizer" else name

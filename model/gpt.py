@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
-from common.errors import SettingsError
 from model.attention import AttentionContext, check_names, make_attention
 from model.attention.functions import causal_blocks
 from model.cache import KVCache
 from model.config import GPTConfig
 from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import chunk_loss_and_gradient, fused_cross_entropy, nats_of_each
+from model.ngrams import NGrams
 from model.rope import Rope
 
 Tokens = Int[Tensor, "B T"]
@@ -50,8 +50,6 @@ class GPT(nn.Module):
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
         if config.ngrams:
-            from model.ngrams import NGrams
-
             self.ngrams = NGrams(config)
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.block_size, config.n_embd)
@@ -66,10 +64,9 @@ class GPT(nn.Module):
         for attention in self.attentions:
             if attention.rope is not None:
                 attention.rope = self.ropes.setdefault(attention.rope, attention.rope)
-        mixing = {(a.kv_heads, a.head_dim) for a in self.attentions if "value_residual" in a.modifiers}
-        if len(mixing) > 1:
-            problem = f"attention={config.attention}: value_residual adds the values of layers with other heads"
-            raise SettingsError(problem, "leave it out of the layers that differ")
+        for attention in self.attentions:
+            for modifier in attention.modifiers.values():
+                modifier.check_stack(self.attentions, config.attention)
         self.runtime = Runtime()
         self.initialize()
 
@@ -90,10 +87,10 @@ class GPT(nn.Module):
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
         """
-        now = AttentionContext()
+        ctx = AttentionContext()
         if self.training and targets is not None:  # it needs a gradient, as after a layer: torch compiles them alike
-            now.loss = torch.zeros((), device=tokens.device, requires_grad=True)
-        x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, now=now)
+            ctx.loss = torch.zeros((), device=tokens.device, requires_grad=True)
+        x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if targets is None:
             return self.logits(x)
         x, weight = self.final_norm(x), self.lm_head.weight
@@ -103,7 +100,7 @@ class GPT(nn.Module):
             x, weight, targets, self.config.logit_softcap, self.runtime.loss_and_gradient, self.runtime.largest_chunk
         )
         # Of the layers' own loss the gradient alone: what is reported stays the cross-entropy.
-        return nats if now.loss is None else nats + (now.loss - now.loss.detach())
+        return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())
 
     def hidden(
         self,
@@ -111,11 +108,11 @@ class GPT(nn.Module):
         *,
         doc_starts: DocStarts = None,
         cache: KVCache | None = None,
-        now: AttentionContext | None = None,
+        ctx: AttentionContext | None = None,
     ) -> Stream:
         """Return the residual stream after the last block, as forward(), for callers that need only a few logits.
 
-        now: which this fills in for the layers, where the caller wants what they leave there.
+        ctx: which this fills in for the layers, where the caller wants what they leave there.
         """
         T, past = tokens.size(1), 0 if cache is None else cache.position
         if cache is not None:
@@ -124,16 +121,16 @@ class GPT(nn.Module):
             elif cache.doc_starts is not None:
                 doc_starts = cache.doc_starts[:, None].expand(-1, T)
         x = self.token_embedding(tokens)  # (B, T, C)
-        now = now or AttentionContext()
-        now.doc_starts, now.tokens, now.cache, now.blocks = doc_starts, tokens, cache, self.flex_blocks(x, doc_starts)
-        now.rotations = {rope: rope.table(x, past) for rope in self.ropes}
+        ctx = ctx or AttentionContext()
+        ctx.doc_starts, ctx.tokens, ctx.cache, ctx.blocks = doc_starts, tokens, cache, self.flex_blocks(x, doc_starts)
+        ctx.rotations = {rope: rope.table(x, past) for rope in self.ropes}
         if self.config.ngrams:
-            x = x + self.ngrams(tokens, now)
+            x = x + self.ngrams(tokens, ctx)
         if self.config.position == "learned":
             x = x + self.embedded_positions(past, T, doc_starts)
         x = self.dropout(x)
         for block in self.blocks:
-            x = block(x, now)
+            x = block(x, ctx)
         if cache is not None:
             cache.position += T
         return x
@@ -203,14 +200,14 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Stream, now: AttentionContext) -> Stream:
+    def forward(self, x: Stream, ctx: AttentionContext) -> Stream:
         if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(self.add, x, now, use_reentrant=False)
-        return self.add(x, now)
+            return checkpoint(self.add, x, ctx, use_reentrant=False)
+        return self.add(x, ctx)
 
-    def add(self, x: Stream, now: AttentionContext) -> Stream:
+    def add(self, x: Stream, ctx: AttentionContext) -> Stream:
         """Return x plus what attention and MLP add."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), now))
+        x = x + self.dropout(self.attention(self.attention_norm(x), ctx))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 

@@ -24,9 +24,9 @@ class NGrams(nn.Module):
         self.sizes, self.rows = config.ngrams, config.ngram_rows
         self.tables = nn.ModuleList(nn.Embedding(config.ngram_rows, config.n_embd) for _ in self.sizes)
 
-    def forward(self, tokens: Int[Tensor, "B T"], now: AttentionContext) -> Float[Tensor, "B T C"]:
+    def forward(self, tokens: Int[Tensor, "B T"], ctx: AttentionContext) -> Float[Tensor, "B T C"]:
         ids = (tokens + 1)[:, None, :, None]  # 0 is the id of what is before the text
-        hashes = ngram_hashes([ids, *now.earlier(INPUT, "ids", ids, max(self.sizes) - 1)])
+        hashes = ngram_hashes([ids, *ctx.previous(INPUT, "ids", ids, max(self.sizes) - 1)])
         tables = zip(self.sizes, self.tables, strict=True)
         return torch.stack([table(hashes[n - 1][:, 0, :, 0] % self.rows) for n, table in tables]).sum(0)
 

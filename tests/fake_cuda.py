@@ -121,9 +121,9 @@ class Watch:
         self.stream: set[str] = set()
         for block in model.blocks:
             block.register_forward_hook(lambda block, given, result: self.stream.add(name(result)))
-            gather = block.attention.gather
-            block.attention.gather = lambda q, k, v, x, now, gather=gather: (  # type: ignore[method-assign]
-                self.heads.add(" ".join(map(name, (q, k, v)))) or gather(q, k, v, x, now)
+            see = block.attention.see
+            block.attention.see = lambda q, k, v, ctx, see=see: (  # type: ignore[method-assign]
+                self.heads.add(" ".join(map(name, (q, k, v)))) or see(q, k, v, ctx)
             )
 
     def attend(

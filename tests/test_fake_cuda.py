@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from model.attention import FORMS, MODIFIERS
-from model.attention.registry import register_all
 
-register_all()
 HERE = Path(__file__).parent
 PAGE = (HERE.parent / "docs" / "hardware.md").read_text(encoding="utf-8")
 TORCH = Path(torch.__file__).parent
@@ -105,9 +103,9 @@ from model.gpt import Block
 add = Block.add
 with fake_gpu():
     for line in sys.argv[1:]:
-        def reading(self, x, now):
+        def reading(self, x, ctx):
             exec(line, {"x": x})
-            return add(self, x, now)
+            return add(self, x, ctx)
         with mock.patch.object(Block, "add", reading):
             try:
                 rehearse("sdpa")

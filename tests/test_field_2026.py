@@ -37,6 +37,14 @@ def random_layer(attention, **settings):
     return made
 
 
+def attended(attention, x, ctx):
+    """The queries, keys and values that a layer's forward pass attends with."""
+    seen = []
+    attention.see, see = lambda q, k, v, ctx: seen.append((q, k, v)) or see(q, k, v, ctx), attention.see
+    attention(x, ctx)
+    return seen[0]
+
+
 @torch.no_grad()
 def test_stick_breaks_off_a_share_of_what_the_keys_between_have_left():
     stick, x = random_layer("stick", position="none", n_kv_head=HKV), torch.randn(B, T, C).double()
@@ -90,8 +98,8 @@ def test_moba_is_softmax_over_the_own_block_and_the_best_before_it_by_mean_key(b
 
 def test_index_attends_to_the_keys_that_its_indexer_scores_best_which_learns_what_attention_weighs():
     made = random_layer("index", n_kv_head=HKV, position="none", block_size=12)  # 3 keys, 2 queries of the indexer
-    x, now = torch.randn(B, T, C).double().requires_grad_(), AttentionContext(doc_starts=LATE, loss=torch.zeros(()))
-    y = made(x, now)
+    x, ctx = torch.randn(B, T, C).double().requires_grad_(), AttentionContext(doc_starts=LATE, loss=torch.zeros(()))
+    y = made(x, ctx)
     q, k, v = made.project(x)
     k, v = (t.repeat_interleave(H // HKV, 1) for t in (k, v))
     asks, key, share = (x @ made.index_proj.weight.T).split((2 * D, D, 2), -1)
@@ -105,12 +113,12 @@ def test_index_attends_to_the_keys_that_its_indexer_scores_best_which_learns_wha
         rows[b, :, t] = torch.einsum("hs,hsd->hd", weights, v[b, :, best])
         wanted = weights.detach().mean(0)
         loss = loss + (wanted * (wanted.log() - index[best].log_softmax(0))).sum()
-    close((y, now.loss), (made.merge(rows), loss), rtol=1e-9, atol=1e-9)
+    close((y, ctx.loss), (made.merge(rows), loss), rtol=1e-9, atol=1e-9)
     indexer = [made.index_proj.weight, norm.weight, norm.bias]
-    found, wanted = (torch.autograd.grad(each, indexer, retain_graph=True) for each in (now.loss, loss))
+    found, wanted = (torch.autograd.grad(each, indexer, retain_graph=True) for each in (ctx.loss, loss))
     close(found, wanted, rtol=1e-9, atol=1e-9)
     others = [x, *(p for name, p in made.named_parameters() if "index" not in name)]
-    assert not any(g is not None for g in torch.autograd.grad(now.loss, others, allow_unused=True))
+    assert not any(g is not None for g in torch.autograd.grad(ctx.loss, others, allow_unused=True))
 
 
 @torch.no_grad()
@@ -162,7 +170,7 @@ def test_conv_sums_four_tokens_of_one_document_channel_by_channel(attention):
             mixed[b, :, t] += taps[..., 3 - back] * raw[b, :, t - back]
     if attention == "delta":
         mixed = F.silu(mixed)
-    got = torch.cat(made.rotated(x, AttentionContext(doc_starts=LATE)), 1)
+    got = torch.cat(attended(made, x, AttentionContext(doc_starts=LATE)), 1)
     close(got, mixed, rtol=1e-9, atol=1e-9)
     fresh, plain = layer("sdpa+conv"), layer()
     plain.load_state_dict(fresh.state_dict(), strict=False)
@@ -175,7 +183,7 @@ def test_a_value_embedding_joins_the_values_by_the_token_as_much_as_its_gate_say
     modifier, v = made.modifiers["value_embedding"], made.project(x)[2]
     own = modifier.embedding.weight[tokens].view(B, T, HKV, D)
     wanted = v + (2 * torch.sigmoid(x @ modifier.gate.weight.T)[..., None] * own).transpose(1, 2)
-    close(made.rotated(x, AttentionContext(tokens=tokens))[2], wanted, rtol=1e-9, atol=1e-9)
+    close(attended(made, x, AttentionContext(tokens=tokens))[2], wanted, rtol=1e-9, atol=1e-9)
     with pytest.raises(ValueError, match="needs the token ids of x"):
         made(x)
     with pytest.raises(SettingsError, match="needs the number of token ids: make the layer with a GPTConfig"):

@@ -7,9 +7,9 @@ import torch
 from conftest import close, layer, leaky_attention
 
 from common.errors import SettingsError
-from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, check, check_names, ignored
+from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, check, check_names, unused_settings
 from model.attention.functions import causal_blocks, flex, matmul
-from model.attention.masks import causal_mask, text_mask
+from model.attention.masks import causal_mask, document_mask
 from model.attention.recurrent import Recurrent
 from model.cache import KVCache
 from model.config import POSITIONS, AttentionConfig
@@ -36,10 +36,10 @@ def test_every_check_of_every_form_and_modifier_passes_and_says_so(capsys):
     assert {"sdpa+window", "sdpa+forget", "mla+sink", "delta+key_offset", "simple+nope"} <= set(names)
     assert "every check passed" in printed and "FAIL" not in printed
     layers = {name: check.make_layer(name) for name in set(names)}
-    needless = {name for name, layer in layers.items() if not layer.takes_masks}
+    needless = {name for name, layer in layers.items() if not layer.accepts_mask}
     assert {"sdpa+key_offset", "sdpa+forget", "sdpa+fade", "sdpa+conv", *STATES} <= needless
     assert not {"sdpa", "average", "sdpa+nope"} & needless
-    chooses = {name for name in FORMS if layers[name].chooses}  # in bfloat16 a rounding may choose others
+    chooses = {name for name in FORMS if layers[name].is_sparse}  # in bfloat16 a rounding may choose others
     assert {line.split()[0] for line in table if "n/a" in line} == needless | chooses
     assert chooses >= {"moba", "index"}
 
@@ -106,7 +106,7 @@ def test_any_number_of_leading_dimensions_are_as_one_and_starts_are_a_mask(form)
         mask = torch.rand(shape) > 0.3
         close(
             attention(x[0], AttentionContext(mask=mask, doc_starts=doc_starts)),
-            attention(x[0], AttentionContext(mask=mask & text_mask(doc_starts, 5))),
+            attention(x[0], AttentionContext(mask=mask & document_mask(doc_starts, 5))),
         )
         close(
             attention(x[0], AttentionContext(mask=mask))[1],
@@ -130,16 +130,16 @@ def test_a_window_sees_itself_and_the_positions_just_before(form):
 def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
     """Each row sums to 1, where that is so, and weighs the layer's own values to the layer's own output."""
     attention, x = layer(form, position=position, attention_dropout=0.5, n_kv_head=2).train(), torch.randn(2, 6, C)
-    now = AttentionContext(doc_starts=torch.tensor([[0] * 6, [0, 0, 2, 2, 2, 5]]), cache=KVCache(3))
-    weights = attention.weights(x, now)  # of all at once, without dropout and without a cache
+    ctx = AttentionContext(doc_starts=torch.tensor([[0] * 6, [0, 0, 2, 2, 2, 5]]), cache=KVCache(3))
+    weights = attention.weights(x, ctx)  # of all at once, without dropout and without a cache
     if form in SUM_TO_ONE:
         close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-    values, now.cache = attention.project(x)[2], None
+    values, ctx.cache = attention.project(x)[2], None
     values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
     gathered = weights @ values
     if form in ("retention", "delta", "kda"):  # which normalise it
         gathered = getattr(attention, "out_norm", RMSNorm(gathered.shape[-1], eps=1e-6))(gathered)
-    close(attention.merge(gathered), attention.eval()(x, now))
+    close(attention.merge(gathered), attention.eval()(x, ctx))
 
 
 # Training, precision, devices.
@@ -191,7 +191,7 @@ def test_windows_and_alibi_of_plain_sdpa_alone_go_through_flex_which_sees_what_d
     blocks = {attention.window or T: causal_blocks(T, attention.window or T, CPU)}
     for cache in (None, KVCache(T)):  # which has rows of earlier passes too
         close(attention(x, AttentionContext(blocks=blocks, cache=cache)), attention(x), rtol=1e-9, atol=1e-9)
-    assert attention.flex_window == is_flex == len(called)
+    assert attention.uses_flex == is_flex == len(called)
 
 
 # What a person may get wrong.
@@ -233,7 +233,7 @@ def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
 def test_settings_that_change_nothing_are_known_and_change_nothing(form):
     values = {"n_kv_head": 1, "qk_norm": False, "position": "alibi", "latent_size": 6, "attention_window": 2}
     values |= {"score_softcap": 1.0, "rope_fraction": 0.5, "qkv_bias": True, "head_size": 8, "n_head": 2}
-    idle, x, plain = ignored(AttentionConfig(attention=form)), torch.randn(1, 6, C), layer(form)
+    idle, x, plain = unused_settings(AttentionConfig(attention=form)), torch.randn(1, 6, C), layer(form)
     for name, value in values.items():
         other = layer(form, **{name: value})
         if same := other.state_dict().keys() == plain.state_dict().keys() and all(
@@ -242,10 +242,12 @@ def test_settings_that_change_nothing_are_known_and_change_nothing(form):
             other.load_state_dict(plain.state_dict())
             same = torch.equal(other(x), plain(x))
         assert same == (name in idle), name
-    mla, both = (ignored(AttentionConfig(attention=attention)) for attention in ("mla", "mla/delta"))
-    assert both == mla & ignored(AttentionConfig(attention="delta")) != mla
-    assert {"n_head", "head_size", "n_kv_head"} <= ignored(AttentionConfig(attention="simple/single_head"))
-    assert {"rope_theta", "rope_scaling", "rope_scaling_factor"} <= ignored(AttentionConfig(attention="average/linear"))
+    mla, both = (unused_settings(AttentionConfig(attention=attention)) for attention in ("mla", "mla/delta"))
+    assert both == mla & unused_settings(AttentionConfig(attention="delta")) != mla
+    assert {"n_head", "head_size", "n_kv_head"} <= unused_settings(AttentionConfig(attention="simple/single_head"))
+    assert {"rope_theta", "rope_scaling", "rope_scaling_factor"} <= unused_settings(
+        AttentionConfig(attention="average/linear")
+    )
 
 
 @pytest.mark.parametrize("attention", [*STATES, "sdpa+key_offset", "sdpa+forget"])

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from conftest import close, layer, random_gpt
 
 from model.attention import AttentionContext
+from model.attention.layer import Call
 from model.attention.recurrent import CHUNK, in_chunks, token_by_token
 from model.cache import KVCache
 
@@ -122,7 +123,7 @@ def test_states_are_float32_and_gathered_in_float32_whatever_the_precision(form)
     attention, x, cache = layer(form).bfloat16(), torch.randn(1, 700, C).bfloat16(), KVCache(700)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         q, k, v = attention.project(x)
-        y = attention.gather(q, k, v, x, AttentionContext(cache=cache))
+        y = attention.attend(Call(q, k, v), x, AttentionContext(cache=cache))
     assert y.dtype == torch.bfloat16 and cache.layers[0]["state"].dtype == torch.float32
-    wide = attention.float().gather(q.float(), k.float(), v.float(), x.float(), AttentionContext())
+    wide = attention.float().attend(Call(q.float(), k.float(), v.float()), x.float(), AttentionContext())
     close(y.float(), wide, rtol=1e-2, atol=2e-3 * wide.abs().max().item())

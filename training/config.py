@@ -234,7 +234,7 @@ class TrainConfig:
     def idle(self) -> dict[str, str]:
         """Return the settings that have no effect, each with the one that makes it idle, as in data=recall.
 
-        A form of attention ignores others besides: see model.attention.ignored().
+        A form of attention ignores others besides: see model.attention.unused_settings().
         """
         found: dict[str, str] = {}
         for names, needed in NEEDS:

@@ -24,7 +24,7 @@ from common.text import hydra_quoted
 from data.prepare import prepare
 from data.texts import Source
 from data.tokenizer import read_tokenizer
-from model.attention import ignored
+from model.attention import unused_settings
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import count_weights, memory_of, without_weights
@@ -199,7 +199,7 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
     """Raise SettingsError for what cannot train on this machine, say what is ignored, and choose exact kernels."""
     refuse_unable(config, device, ranks)
     model = config.model
-    if "n_head" in ignored(model):
+    if "n_head" in unused_settings(model):
         given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
         if idle := [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]:
             log.warning("attention=%s has one head, of width n_embd: %s is ignored.", model.attention, ", ".join(idle))

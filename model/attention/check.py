@@ -40,7 +40,7 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     mask = torch.rand(B, 1, T, T, device=x.device) > 0.4
     mask[0, 0, 3] = False
     pairs: Pairs = []
-    for overlay in (None, mask) if layer.takes_masks else (None,):
+    for overlay in (None, mask) if layer.accepts_mask else (None,):
         inputs = [x.detach().requires_grad_(), *layer.parameters()]
         references = [x.detach().double().requires_grad_(), *exact.parameters()]
         with torch.set_grad_enabled(with_gradient):
@@ -58,10 +58,10 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
 
 def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list[Tensor]:
     """Return what the layer gives, and what it adds to the loss."""
-    now = AttentionContext(mask=mask, loss=torch.zeros((), device=x.device, requires_grad=True))
-    y = layer(x, now)
-    assert now.loss is not None
-    return [y, now.loss]
+    ctx = AttentionContext(mask=mask, loss=torch.zeros((), device=x.device, requires_grad=True))
+    y = layer(x, ctx)
+    assert ctx.loss is not None
+    return [y, ctx.loss]
 
 
 def future_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
@@ -75,8 +75,8 @@ def padding_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     attention_mask = torch.ones(B, T, device=x.device)
     attention_mask[1, [0, 1, 9, 10, 20]] = 0
     changed = torch.where(attention_mask[..., None] == 1, x, torch.randn_like(x))
-    real, now = attention_mask[1] == 1, AttentionContext(mask=padding_mask(attention_mask))
-    return [(layer(changed, now)[1, real], layer(x, now)[1, real])]
+    real, ctx = attention_mask[1] == 1, AttentionContext(mask=padding_mask(attention_mask))
+    return [(layer(changed, ctx)[1, real], layer(x, ctx)[1, real])]
 
 
 def document_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
@@ -117,17 +117,17 @@ def make_layer(attention: str) -> MultiHeadAttention:
 
 def give_tokens(layer: torch.nn.Module, arguments: tuple) -> tuple:
     """Give a layer ids of two tokens, told apart by x, for what reads them."""
-    x, now = (*arguments, AttentionContext())[:2]
-    now.tokens = (x[..., 0] > 0).long()
-    return x, now
+    x, ctx = (*arguments, AttentionContext())[:2]
+    ctx.tokens = (x[..., 0] > 0).long()
+    return x, ctx
 
 
 def run(check: str, attention: str, device: torch.device, dtype: torch.dtype) -> str:
     """Run one cell of the table: its number is the largest error as a share of what is allowed."""
     torch.manual_seed(0)
     layer = make_layer(attention).to(device, dtype)
-    rounds = dtype == torch.bfloat16 and layer.chooses  # and a rounding may choose other keys
-    if (check == "value+grad" and rounds) or (check == "padding" and not layer.takes_masks):
+    rounds = dtype == torch.bfloat16 and layer.is_sparse  # and a rounding may choose other keys
+    if (check == "value+grad" and rounds) or (check == "padding" and not layer.accepts_mask):
         return "n/a"
     with torch.no_grad():
         pairs = CHECKS[check](layer, torch.randn(B, T, C, device=device, dtype=dtype))

@@ -13,7 +13,7 @@
     returns    (…, H, T, Dv); a query that may attend nowhere gets zeros, and no gradient
 
 ValueError, naming the shapes, when the arguments do not fit together. Most functions of functions.py are only their
-mathematics, or only their weights: attention_function() and weighted() do the rest.
+mathematics, or only their weights: attention_function() and from_weights() do the rest.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
     return _named_as(compute, attend)
 
 
-def weighted(weights: Callable[[Scores, Allowed], Scores], cap: float | None = None) -> AttentionFunction:
+def from_weights(weights: Callable[[Scores, Allowed], Scores], cap: float | None = None) -> AttentionFunction:
     """Make an attention function of its weights, `weights(scores, allowed)`; scores are −∞ where not `allowed`.
 
     cap: squash the scaled products into ± cap before mask and bias.

@@ -24,10 +24,10 @@ from model.attention.contract import (
     Value,
     attention_function,
     check_arguments,
+    from_weights,
     masked,
     repeat_heads,
     upcast,
-    weighted,
 )
 from model.attention.masks import causal_mask
 from model.attention.registry import form
@@ -64,7 +64,7 @@ def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
     # Drop some weights at random and scale the rest by 1/(1-p), so that the expected weight is unchanged.
     weights = F.dropout(weights, dropout_p)
 
-    # The weighted mean of the values.
+    # The from_weights mean of the values.
     return weights @ v  # (…, H, T, S) @ (…, H, S, Dv) -> (…, H, T, Dv)
 
 
@@ -183,14 +183,14 @@ def causal_blocks(T: int, window: int, device: torch.device) -> BlockMask:
 
 
 @form("softmax1")
-@weighted
+@from_weights
 def softmax1(scores: Scores, allowed: Allowed) -> Scores:
     """Softmax with 1 added to its denominator: a head may give its weight to nothing (Miller 2023)."""
     return F.pad(scores, (0, 1)).softmax(-1)[..., :-1]  # 1 = exp(0): one more key, with nothing to give
 
 
 @form("sigmoid")
-@weighted
+@from_weights
 def sigmoid(scores: Scores, allowed: Allowed) -> Scores:
     """σ(score − ln n), n the keys that the query may attend to (Ramapuram et al. 2024, eq. 3; theirs is the length).
 
@@ -201,7 +201,7 @@ def sigmoid(scores: Scores, allowed: Allowed) -> Scores:
 
 
 @form("sparsemax")
-@weighted
+@from_weights
 def sparsemax(scores: Scores, allowed: Allowed) -> Scores:
     """The point of the simplex nearest to the scores: many weights are exactly 0 (Martins & Astudillo 2016, alg. 1).
 
@@ -216,7 +216,7 @@ def sparsemax(scores: Scores, allowed: Allowed) -> Scores:
 
 
 @form("stick")
-@weighted
+@from_weights
 def stick(scores: Scores, allowed: Allowed) -> Scores:
     """Stick-breaking: each key takes a share σ(score) of what those after it have left (Tan et al. 2025).
 
@@ -235,4 +235,4 @@ def softcap(cap: float) -> AttentionFunction:
 
     No score leaves ± cap, nor any gradient a score far beyond it.
     """
-    return weighted(lambda scores, allowed: scores.softmax(-1), cap)
+    return from_weights(lambda scores, allowed: scores.softmax(-1), cap)

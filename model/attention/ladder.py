@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, attention_function
 from model.attention.functions import matmul
@@ -19,10 +18,15 @@ from model.layers import Linear
 class OneHead(MultiHeadAttention):
     """What the rungs have in common that do not divide the width among heads."""
 
-    ignores: ClassVar[tuple[str, ...]] = ("n_head", "n_kv_head", "head_size", *MultiHeadAttention.ignores)
+    unused_settings: ClassVar[tuple[str, ...]] = (
+        "n_head",
+        "n_kv_head",
+        "head_size",
+        *MultiHeadAttention.unused_settings,
+    )
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), number, matmul)
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), layer_idx, matmul)
 
 
 @form("average")
@@ -32,10 +36,11 @@ class Average(OneHead):
     RoPE has nothing to rotate, and ALiBi's penalty would make the mean uneven.
     """
 
-    takes, ignores = ("window",), ("qk_norm", *POSITION_SETTINGS, *OneHead.ignores)
+    modifiable = ("window",)
+    unused_settings = ("qk_norm", *POSITION_SETTINGS, *OneHead.unused_settings)
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(replace(config, position="none"), number)
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, position="none"), layer_idx)
 
     def make_projections(self, config: AttentionConfig) -> None:
         self.v_proj = Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
@@ -53,7 +58,8 @@ class Simple(OneHead):
     There is no weight to train.
     """
 
-    takes, ignores = ("window", "rotation"), ("qk_norm", "qkv_bias", *OneHead.ignores)
+    modifiable = ("window", "rotation")
+    unused_settings = ("qk_norm", "qkv_bias", *OneHead.unused_settings)
 
     def make_projections(self, config: AttentionConfig) -> None:
         self.o_proj = nn.Identity()
@@ -76,13 +82,15 @@ class Stacked(MultiHeadAttention):
     share their parameters' names and values: a checkpoint fits both.
     """
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(config, number, head_by_head)
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, layer_idx, head_by_head)
 
-    def heads(self, x: Stream) -> Float[Tensor, "B n T D"]:
-        weights, bias = self.qkv_proj.weight.split(self.head_dim), self.qkv_proj.bias  # (n·D, C) -> n times (D, C)
-        biases = [None] * len(weights) if bias is None else bias.split(self.head_dim)
-        return torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)
+    def project(self, x: Stream) -> tuple[Query, Key, Value]:
+        weights = self.qkv_proj.weight.split(self.head_dim)  # (n·D, C) -> n times (D, C)
+        biases = [None] * len(weights) if self.qkv_proj.bias is None else self.qkv_proj.bias.split(self.head_dim)
+        heads = torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)  # (B, n, T, D)
+        q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
+        return self.normalize(q, self.q_norm), self.normalize(k, self.k_norm), v
 
 
 @attention_function

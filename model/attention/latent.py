@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.attention.contract import Output, Query, Value
 from model.attention.functions import sdpa
-from model.attention.layer import NORM_EPS, AttentionContext, Keys, MultiHeadAttention, Stream
+from model.attention.layer import NORM_EPS, AttentionContext, Call, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import Linear, RMSNorm
@@ -28,13 +28,15 @@ class LatentAttention(MultiHeadAttention):
     multi-query attention, whose keys are [RoPE, c] and whose values are c.
     """
 
-    takes = ("window", "rotation", "queries", "scores", "result")
-    ignores = ("n_kv_head", "qk_norm", "rope_fraction", "score_softcap")
+    modifiable = ("window", "rotation", "queries", "scores", "result")
+    unused_settings = ("n_kv_head", "qk_norm", "rope_fraction", "score_softcap")
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         D = config.head_channels
-        self.latent, self.turned = config.latent_size or min(4, config.n_head) * D, max(2, D // 4 * 2)
-        super().__init__(replace(config, n_kv_head=None), number, sdpa)
+        self.latent = config.latent_size or min(4, config.n_head) * D
+        self.turned = max(2, D // 4 * 2)
+        super().__init__(replace(config, n_kv_head=None), layer_idx, sdpa)
+        self.scale = (self.turned + D) ** -0.5  # also of queries that W_k has made wider
 
     def make_rope(self, config: AttentionConfig) -> Rope:
         return Rope.of(replace(config, rope_fraction=1.0), self.turned)
@@ -45,7 +47,8 @@ class LatentAttention(MultiHeadAttention):
         self.k_proj = Linear(C, self.turned, bias=config.qkv_bias)
         self.c_proj = Linear(C, self.latent, bias=config.qkv_bias)
         self.c_norm = RMSNorm(self.latent, eps=NORM_EPS)
-        self.k_up, self.v_up = (Linear(self.latent, H * D, bias=False) for _ in range(2))
+        self.k_up = Linear(self.latent, H * D, bias=False)
+        self.v_up = Linear(self.latent, H * D, bias=False)
         self.o_proj = Linear(H * D, C, bias=config.bias)
 
     def project(self, x: Stream) -> tuple[Query, Keys, Value]:
@@ -57,20 +60,28 @@ class LatentAttention(MultiHeadAttention):
     def per_head(self, y: Float[Tensor, "B T HD"]) -> Float[Tensor, "B H T D"]:
         return y.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
-    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: AttentionContext) -> Output:
-        if now.cache is None:
+    def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
+        assert ctx.cache is not None
+        latent = ctx.cache.append(self.layer_idx, "latent", k)
+        return latent, latent[..., self.turned :]
+
+    def see(self, q: Query, k: Keys, v: Value, ctx: AttentionContext) -> Call:
+        """Make the keys of all heads, or with a cache move W_k to the queries."""
+        if ctx.cache is None:
             turned, c = k.split((self.turned, self.latent), -1)
             k = torch.cat((turned.expand(*v.shape[:-1], -1), self.per_head(self.k_up(c[:, 0]))), -1)
-            return self.attend_to(self.call(q, k, v, now), x, now)
-        k = now.cache.append(self.number, "latent", k)
-        # For each query head, (H, D, latent); with diff two of them share one.
-        shares = self.query_heads // self.n_head
-        k_up, v_up = (
-            up.weight.view(self.n_head, -1, self.latent).repeat_interleave(shares, 0) for up in (self.k_up, self.v_up)
-        )
-        absorbed = torch.cat((q[..., : self.turned], q[..., self.turned :] @ k_up), -1)  # (B, H, T, turned + latent)
-        call = self.call(absorbed, k, k[..., self.turned :], now)._replace(scale=q.shape[-1] ** -0.5)
-        return self.attend_to(call, x, now) @ v_up.mT  # (B, H, T, latent) -> (B, H, T, D)
+        else:
+            # (B, H, T, turned + D) -> (B, H, T, turned + latent)
+            q = torch.cat((q[..., : self.turned], q[..., self.turned :] @ self.of_queries(self.k_up)), -1)
+        return super().see(q, k, v, ctx)
+
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        y = super().attend(call, x, ctx)
+        return y if ctx.cache is None else y @ self.of_queries(self.v_up).mT  # (B, H, T, latent) -> (B, H, T, D)
+
+    def of_queries(self, up: Linear) -> Float[Tensor, "H D latent"]:
+        """Return the weights for each query head; with diff two of them share one."""
+        return up.weight.view(self.n_head, -1, self.latent).repeat_interleave(self.query_heads // self.n_head, 0)
 
     def flops(self, block_size: int) -> float:
         """As the other forms: scores of turned + D channels, values of D."""
@@ -87,12 +98,12 @@ class GroupedTied(MultiHeadAttention):
     Hkv D + D / 2 numbers a token, where grouped-query attention keeps 2 Hkv D.
     """
 
-    takes = ("window", "rotation", "queries", "scores", "result")
-    ignores = ("qk_norm", "rope_fraction", *MultiHeadAttention.ignores)
+    modifiable = ("window", "rotation", "queries", "scores", "result")
+    unused_settings = ("qk_norm", "rope_fraction", *MultiHeadAttention.unused_settings)
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         self.turned = max(1, config.head_channels // 2)
-        super().__init__(config, number, sdpa)
+        super().__init__(config, layer_idx, sdpa)
 
     def make_rope(self, config: AttentionConfig) -> Rope:
         return Rope.of(replace(config, rope_fraction=1.0), self.turned)
@@ -112,9 +123,8 @@ class GroupedTied(MultiHeadAttention):
     def keys(self, turned: Float[Tensor, "B 1 S half"], v: Value) -> Float[Tensor, "B Hkv S _"]:
         return torch.cat((turned.expand(*v.shape[:-1], -1), v[..., self.turned :]), -1)
 
-    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: AttentionContext) -> Output:
-        if now.cache is not None:
-            rows = (("turned", k[:, :1, :, : self.turned]), ("tied", v))
-            turned, v = (now.cache.append(self.number, name, new) for name, new in rows)
-            k = self.keys(turned, v)
-        return self.attend_to(self.call(q, k, v, now), x, now)
+    def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
+        assert ctx.cache is not None
+        turned = ctx.cache.append(self.layer_idx, "turned", k[:, :1, :, : self.turned])
+        v = ctx.cache.append(self.layer_idx, "tied", v)
+        return self.keys(turned, v), v

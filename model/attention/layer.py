@@ -1,8 +1,10 @@
-"""Causal self-attention as a layer: project, mix, rotate, remember, score, attend, finish, merge.
+"""Causal self-attention as a layer: project, mix, rotate, remember, see, attend, finish, merge.
 
-Modifiers (modifiers.py) act at three of these: mix, score and finish. Within a layer shapes have one batch dimension.
+MultiHeadAttention.forward takes these steps in turn. Modifiers (modifiers.py) act at three of them: mix, attend (on the
+scores) and finish.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from model.attention.contract import AttentionFunction, Key, Output, Query, Value, check_broadcast, repeat_heads
 from model.attention.functions import flex, matmul, sdpa, softcap
-from model.attention.masks import alibi_bias, alibi_slopes, as_bool, causal_mask, text_mask
+from model.attention.masks import alibi_bias, alibi_slopes, as_bool, causal_mask, document_mask
 from model.attention.registry import FORMS, MODIFIERS, form
 from model.cache import KVCache
 from model.config import AttentionConfig
@@ -21,7 +23,7 @@ from model.layers import Linear, RMSNorm
 from model.rope import Rope, rotate
 
 NORM_EPS = 1e-6
-# What means nothing to a form that has no order of its own.
+# Settings without meaning for a form that knows no order.
 POSITION_SETTINGS = (
     "position",
     "rope_theta",
@@ -32,69 +34,88 @@ POSITION_SETTINGS = (
 )
 
 Stream = Float[Tensor, "*lead T C"]
+Weights = Float[Tensor, "B H T T"]
 Keys = Float[Tensor, "B _ S E"]
-"""What tokens are found by: in multi-head latent attention of another width than the queries."""
+"""Keys; under MLA their width differs from the queries'."""
+NewKeys = Float[Tensor, "B _ T E"]
+NewValues = Float[Tensor, "B _ T F"]
 
 
 @dataclass
 class AttentionContext:
-    """Per-call state shared by the layers. The GPT makes one for each forward pass; a layer alone may go without."""
+    """Per-call state shared by the layers. The GPT makes one for each forward pass; a layer alone may go without.
+
+    name          shape                       written by   read by                            default
+    mask          broadcasts to (B, H, T, S)  the caller   see()                              causality alone
+    doc_starts    (B, T)                      GPT          see(), previous(), recurrent.py    all 0
+    tokens        (B, T)                      GPT          value_embedding                    None
+    cache         KVCache                     GPT          remember(), layer_cache(), forget  None: T = S
+    rotations     Rope: (T, D/2, 2)           GPT          rotate()                           those of past … past+T-1
+    blocks        window: BlockMask           GPT          attend(), if flex_attention serves none
+    shared        name: any                   layers       value_residual, in later layers    none
+    loss          ()                          index        GPT, which adds its gradient       None outside training
+    weights_only  bool                        weights()    forward(), attend()                False
+
+    mask        True or 1 where a query may attend; S is T plus the positions in the cache. Causality and window hold in
+                any case. Forms and modifiers that accumulate or shift the past accept doc_starts only.
+    doc_starts  the position of the first token of each token's text, counted from the first in the cache. Earlier
+                tokens are hidden: another document, or padding on the left.
+    rotations   Rope.cos_sin() of the positions, of any leading shape: (B, 1, T, D/2, 2) gives each text its own.
+    loss        auxiliary, in nats summed over tokens; layers add to it.
+    """
 
     mask: Shaped[Tensor, "..."] | None = None
-    """Broadcasts to (B, H, T, S), S = T plus what is cached: 1 or True where a query may attend. Causality and window
-    hold in any case. Forms and modifiers that sum up or shift the past take `starts` instead."""
     doc_starts: Int[Tensor, "B T"] | None = None
-    """At which position, counted from the first in the cache, the text of each token begins; 0 when None. What comes
-    before is out of sight, as the document before or the padding on the left."""
     tokens: Int[Tensor, "B T"] | None = None
-    """The token ids of x, where a layer reads them: see ValueEmbedding."""
     cache: KVCache | None = None
     shared: dict[str, Tensor] = field(default_factory=dict)
-    """What layers leave for those after them."""
     rotations: dict[Rope, Tensor] = field(default_factory=dict)
-    """Rope.cos_sin() of positions, (T, D/2, 2) or (B, 1, T, D/2, 2); by default they count on from the cache."""
     blocks: dict[int, BlockMask] = field(default_factory=dict)
-    """By window, causal_blocks() for layers that flex_attention serves best."""
     loss: Float[Tensor, ""] | None = None
-    """To which a layer adds a loss of its own, in nats summed over tokens; None where nobody trains."""
     weights_only: bool = False
-    """Whether the values are an identity matrix, so that the result is the weights."""
 
     @property
     def past(self) -> int:
+        """The number of positions in the cache."""
         return 0 if self.cache is None else self.cache.position
 
-    def kept(self, layer: int) -> dict[str, Tensor]:
-        """Return what the cache keeps for a layer, to read and to write; without a cache nothing comes of it."""
-        return {} if self.cache is None else self.cache.layers[layer]
+    def layer_cache(self, layer_idx: int) -> dict[str, Tensor]:
+        """Return the cache's tensors of a layer, to read and to write; without a cache an empty dictionary."""
+        return {} if self.cache is None else self.cache.layers[layer_idx]
 
-    def earlier(self, layer: int, name: str, new: Shaped[Tensor, "B n T D"], most: int) -> list[Tensor]:
-        """Return what stood 1, 2, … `most` tokens before each row of `new`, zeros where that was another text."""
-        T, kept = new.shape[2], self.kept(layer)
-        rows = torch.cat((kept.get(name, new.new_zeros(*new.shape[:2], most, new.shape[3])), new), 2)
+    def previous(self, layer_idx: int, name: str, new: Shaped[Tensor, "B n T D"], count: int) -> list[Tensor]:
+        """Return the rows 1, 2, … `count` tokens before each row of `new`; zeros where that is another text."""
+        T = new.shape[2]
+        kept = self.layer_cache(layer_idx)
+
+        # The last `count` rows of earlier passes, then the new ones.
+        before = kept.get(name, new.new_zeros(*new.shape[:2], count, new.shape[3]))
+        rows = torch.cat((before, new), 2)  # (B, n, count + T, D)
         kept[name] = rows[:, :, T:].detach()
-        before = [rows[:, :, most - back : most - back + T] for back in range(1, most + 1)]
+        shifted = [rows[:, :, count - back : count - back + T] for back in range(1, count + 1)]
         if self.doc_starts is None:
-            return before
-        into = torch.arange(self.past, self.past + T, device=new.device) - self.doc_starts  # (B, T)
-        return [row.masked_fill((into < back)[:, None, :, None], 0) for back, row in enumerate(before, 1)]
+            return shifted
 
-    def begins(self, T: int) -> Bool[Tensor, "B 1 T"] | None:
-        """Return which tokens are the first of their text, for all heads."""
+        # A token's place in its text says how many of them belong to it.
+        place = torch.arange(self.past, self.past + T, device=new.device) - self.doc_starts  # (B, T)
+        return [row.masked_fill((place < back)[:, None, :, None], 0) for back, row in enumerate(shifted, 1)]
+
+    def is_doc_start(self, T: int) -> Bool[Tensor, "B 1 T"] | None:
+        """Return which of the T tokens are the first of their text, for all heads; None without doc_starts."""
         if self.doc_starts is None:
             return None
         return (self.doc_starts == torch.arange(self.past, self.past + T, device=self.doc_starts.device))[:, None]
 
 
 class Call(NamedTuple):
-    """The arguments of an attention function, which modifiers may change."""
+    """The arguments of an attention function (see contract.py), which modifiers may change."""
 
     q: Query
     k: Key
     v: Value
-    mask: Bool[Tensor, "..."] | None
-    bias: Float[Tensor, "..."] | None
-    is_causal: bool
+    mask: Bool[Tensor, "..."] | None = None
+    bias: Float[Tensor, "..."] | None = None
+    is_causal: bool = False
     scale: float | None = None
 
 
@@ -104,159 +125,195 @@ class MultiHeadAttention(nn.Module):
     With fewer key/value heads than query heads several queries share one: multi-query (Shazeer 2019) and
     grouped-query attention (Ainslie et al. 2023). QK-norm keeps the scores bounded and training stable (Dehghani
     et al. 2023, ViT-22B; Henry et al. 2020 did it first, with an L2 norm and a learned scale).
+
+    A form is this class with another attention function, or a subclass that overrides a step of forward(): project,
+    remember, see, attend or merge.
     """
 
-    takes: ClassVar[tuple[str, ...]] = ("window", "rotation", "queries", "keys", "values", "scores", "result")
-    """What modifiers may change."""
-    ignores: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
-    """Settings that change nothing in this form; position, where it is ALiBi that does not."""
+    modifiable: ClassVar[tuple[str, ...]] = ("window", "rotation", "queries", "keys", "values", "scores", "result")
+    """The parts that modifiers may change."""
+    unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
+    """Settings without effect in this form; `position` only if ALiBi is among them."""
     has_kv_cache: ClassVar[bool] = True
-    """Whether the cache grows with the text; else a state sums it up."""
-    chooses: ClassVar[bool] = False
-    """Whether it leaves out keys by their scores, so that a rounding may change the result."""
+    """Whether the cache grows with the text; else the form keeps a state of fixed size."""
+    is_sparse: ClassVar[bool] = False
+    """Whether scores decide which keys are left out, so that rounding may change the result."""
 
-    def __init__(self, config: AttentionConfig, number: int = 0, attend: AttentionFunction | None = None) -> None:
-        """number: which one of the GPT's layers this is; attend: the function, by default that of config.attention."""
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0, function: AttentionFunction | None = None) -> None:
+        """function: the attention function, by default that of config.attention."""
         super().__init__()
+        self.layer_idx = layer_idx
         self.n_head = self.query_heads = config.n_head
-        self.kv_heads, self.head_dim, self.number = config.kv_heads, config.head_channels, number
-        self.function = attend or FORMS[config.form]
-        self.dropout, self.window = config.attention_dropout, config.attention_window
+        self.kv_heads = config.kv_heads
+        self.head_dim = config.head_channels
+        self.function = function or FORMS[config.form]
+        self.scale: float | None = None  # of the scores; 1/√D
+        self.dropout = config.attention_dropout
+        self.window = config.attention_window
         self.alibi = config.position == "alibi"
         self.rope = self.make_rope(config) if config.position == "rope" and "nope" not in config.modifiers else None
+
+        # What modifiers need is known before there are weights.
+        classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
+        if any(cls.replaces_qk_norm for cls in classes.values()):
+            config = replace(config, qk_norm=False)
+        queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
+        if queries_per_head > 1:
+            self.make_projections(config)  # and again below: the draws that a seed has always made
+            self.query_heads *= queries_per_head
+        self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
+
         self.make_projections(config)
-        self.modifiers = nn.ModuleDict()
-        kinds = {name: kind for name, kind in MODIFIERS.items() if name in config.modifiers}
-        for name in sorted(kinds, key=lambda name: kinds[name].last):  # a stable sort
-            self.modifiers[name] = kinds[name](self, config)
-        self.changing: list[Any] = [*self.modifiers.values()]  # a list is quicker to walk
-        self.takes_masks = self.has_kv_cache and not any(kind.needs_starts for kind in kinds.values())
+        self.modifiers: Any = nn.ModuleDict()
+        for name in sorted(classes, key=lambda name: classes[name].last):  # a stable sort
+            self.modifiers[name] = classes[name](self, config)
 
     def make_rope(self, config: AttentionConfig) -> Rope:
         return Rope.of(config, self.head_dim)
 
     def make_projections(self, config: AttentionConfig) -> None:
-        """Make what project() and merge() multiply by; again where a modifier has changed query_heads."""
-        C, D, rows = config.n_embd, self.head_dim, self.kv_heads * self.head_dim
-        self.qkv_proj = Linear(C, self.query_heads * D, rows, rows, bias=config.qkv_bias)
+        """Make the weights of project() and merge()."""
+        C, D = config.n_embd, self.head_dim
+        queries, keys = self.query_heads * D, self.kv_heads * D
+        self.qkv_proj = Linear(C, queries, keys, keys, bias=config.qkv_bias)
         self.o_proj: nn.Module = Linear(self.n_head * D, C, bias=config.bias)
         self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
 
-    def forward(self, x: Stream, now: AttentionContext | None = None) -> Stream:
-        """Mix x over the past. Any number of leading dimensions count as one, which the pass is about.
+    def forward(self, x: Stream, ctx: AttentionContext | None = None) -> Stream | Weights:
+        """Mix x over the past. Several leading dimensions are flattened into one, the B of ctx.
 
-        Raises ValueError, naming the shapes, when mask, starts or cache do not fit x.
+        Raises ValueError, naming the shapes, if mask, doc_starts or cache do not fit x.
         """
-        now = now or AttentionContext()
+        ctx = ctx or AttentionContext()
         if x.ndim != 3:
-            return self(x.reshape(-1, *x.shape[-2:]), now).view(x.shape)
-        return self.merge(self.attended(x, now))
+            return self(x.reshape(-1, *x.shape[-2:]), ctx).view(x.shape)
+        self.check(x, ctx)
 
-    def weights(self, x: Stream, now: AttentionContext | None = None) -> Float[Tensor, "B H T T"]:
+        # Project each token: its query asks, its key answers, its value is what others gather from it.
+        q, k, v = self.project(x)  # (B, T, C) -> (B, H, T, D), (B, Hkv, T, D), (B, Hkv, T, D)
+
+        # Mix: modifiers of queries, keys and values act before positions enter.
+        for modifier in self.modifiers.values():
+            q, k, v = modifier.mix(q, k, v, x, ctx)
+
+        # Rotate queries and keys by their positions: their products then depend on the distance.
+        q = self.rotate(q, ctx)
+        k = self.rotate(k, ctx)
+
+        # weights() wants no values: the weights times the identity are the weights.
+        if ctx.weights_only:
+            v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)  # (B, Hkv, T, T)
+
+        # Remember: the cache takes the new rows and gives those of all S positions; without one, S = T.
+        keys, values = k, v
+        if ctx.cache is not None:
+            keys, values = self.remember(k, v, ctx)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
+
+        # See: which of these keys are in reach, and the mask and bias over their scores, (B, H, T, S).
+        call = self.see(q, keys, values, ctx)
+
+        # Attend: softmax(q kᵀ / √D + bias) v, or what else the form does.
+        y = self.attend(call, x, ctx)  # (B, H, T, D)
+
+        # Finish: modifiers of the result see it beside each token's own value.
+        for modifier in self.modifiers.values():
+            if modifier.on_weights or not ctx.weights_only:
+                y = modifier.finish(y, v, x, ctx)
+
+        # Merge the heads into a change to the residual stream.
+        return y if ctx.weights_only else self.merge(y)  # (B, H, T, D) -> (B, T, C)
+
+    def weights(self, x: Float[Tensor, "B T C"], ctx: AttentionContext | None = None) -> Weights:
         """Return the weights of forward(x) without dropout, for pictures and statistics.
 
-        What is gathered is the weights times the values, so with the identity matrix for values it is the weights.
+        The result of a head is its weights times the values, so with the identity matrix for values it is the weights.
         """
-        return self.attended(x, replace(now or AttentionContext(), cache=None, weights_only=True))
+        return self.forward(x, replace(ctx or AttentionContext(), cache=None, weights_only=True))
 
-    def attended(self, x: Stream, now: AttentionContext) -> Float[Tensor, "B H T _"]:
-        """Return what each head gathered, or its weights."""
-        self.check(x, now)
-        q, k, v = self.rotated(x, now)
-        if now.weights_only:
-            v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)
-        y = self.gather(q, k, v, x, now)
-        for modifier in self.changing:
-            if modifier.on_weights or not now.weights_only:
-                y = modifier.finish(y, v, x, now)
-        return y
-
-    def check(self, x: Stream, now: AttentionContext) -> None:
-        """Raise ValueError where this layer cannot do with x what the pass says."""
+    def check(self, x: Stream, ctx: AttentionContext) -> None:
+        """Raise ValueError if the context does not fit x or this layer."""
         B, T, _ = x.shape
-        if now.mask is not None:
-            if not self.takes_masks:
+        if ctx.mask is not None:
+            if not self.accepts_mask:
                 raise ValueError("what sums up or shifts the past takes no mask: doc_starts says where texts begin.")
-            check_broadcast("mask", now.mask, (B, self.n_head, T, now.past + T))
-        if now.doc_starts is not None and now.doc_starts.shape != (B, T):
+            check_broadcast("mask", ctx.mask, (B, self.n_head, T, ctx.past + T))
+        if ctx.doc_starts is not None and ctx.doc_starts.shape != (B, T):
             raise ValueError(
-                f"doc_starts {tuple(now.doc_starts.shape)} are not one for each token of x {tuple(x.shape)}."
+                f"doc_starts {tuple(ctx.doc_starts.shape)} are not one for each token of x {tuple(x.shape)}."
             )
 
-    def rotated(self, x: Stream, now: AttentionContext) -> tuple[Query, Keys, Value]:
-        """Project, mix and rotate."""
-        q, k, v = self.project(x)
-        for modifier in self.changing:
-            q, k, v = modifier.mix(q, k, v, x, now)
-        q, k = self.at_positions(x, now, q, k)
-        return q, k, v
+    def project(self, x: Stream) -> tuple[Query, Keys, Value]:
+        """Return the queries, keys and values of x, normalised where the layer has QK-norm."""
+        # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
+        return self.normalize(q, self.q_norm), self.normalize(k, self.k_norm), v
 
-    def at_positions(self, x: Stream, now: AttentionContext, *heads: Float[Tensor, "B _ T _"]) -> tuple[Tensor, ...]:
-        """Rotate queries or keys of x by their positions, where the layer has RoPE."""
+    def normalize(self, heads: Float[Tensor, "B n T D"], norm: nn.Module | None) -> Float[Tensor, "B n T D"]:
+        return heads if norm is None else norm(heads)
+
+    def rotate(self, heads: Float[Tensor, "B n T E"], ctx: AttentionContext) -> Float[Tensor, "B n T E"]:
+        """Rotate queries or keys by their positions, if the layer has RoPE."""
         if self.rope is None:
             return heads
-        rotation = now.rotations[self.rope] if self.rope in now.rotations else self.rope.table(x, now.past)
-        return tuple(rotate(each, rotation) for each in heads)
+        rotation = ctx.rotations.get(self.rope)
+        if rotation is None:
+            rotation = self.rope.table(heads, ctx.past)
+        return rotate(heads, rotation)
 
-    def project(self, x: Stream) -> tuple[Query, Keys, Value]:
-        """Return the queries, keys and values of x, not yet rotated."""
-        q, k, v = self.heads(x).split((self.query_heads, self.kv_heads, self.kv_heads), 1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v
+    def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
+        """Append new keys and values to the cache, and return those of all positions."""
+        assert ctx.cache is not None
+        return ctx.cache.append(self.layer_idx, "k", k), ctx.cache.append(self.layer_idx, "v", v)
 
-    def heads(self, x: Stream) -> Float[Tensor, "B n T D"]:
-        """Multiply x by the weights of all queries, keys and values at once, and cut the channels into heads."""
-        # (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
-        return self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    def see(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
+        """Return the call with the keys and values in reach, and mask, bias and is_causal over their scores."""
+        T, S = q.shape[-2], k.shape[-2]
 
-    def gather(self, q: Query, k: Keys, v: Value, x: Stream, now: AttentionContext) -> Output:
-        """Remember keys and values, and attend to all in reach."""
-        T = q.shape[-2]
-        if now.cache is not None:
-            k, v = (now.cache.append(self.number, name, new) for name, new in (("k", k), ("v", v)))
-        elif self.flex_window and (blocks := now.blocks.get(self.window or T)):
-            slopes = torch.tensor(alibi_slopes(self.n_head), device=q.device) if self.alibi else None
-            return flex(q, k, v, blocks, slopes)
-        return self.attend_to(self.call(q, k, v, now), x, now)
-
-    def call(self, q: Query, k: Key, v: Value, now: AttentionContext) -> Call:
-        """Return the keys and values in reach, and the mask, bias and is_causal to lay over their scores."""
-        T, S, mask = q.shape[-2], k.shape[-2], None
-        if now.mask is not None:
-            mask = as_bool(now.mask)
-            if mask.ndim > 2 and mask.shape[-3] > 1:  # a head may have several queries: see Differential
+        # Keys that the caller hides, and those of other texts.
+        mask = None
+        if ctx.mask is not None:
+            mask = as_bool(ctx.mask)
+            if mask.ndim > 2 and mask.shape[-3] > 1:  # a row for each head, which may have several queries: diff
                 mask = repeat_heads(mask, self.query_heads)
-        if now.doc_starts is not None:
-            apart = text_mask(now.doc_starts, S)
-            mask = apart if mask is None else mask & apart
+        if ctx.doc_starts is not None:
+            same_text = document_mask(ctx.doc_starts, S)
+            mask = same_text if mask is None else mask & same_text
+
+        # The first query sees no key before its window, so neither does any later one.
         reach = S if self.window is None else min(S, self.window + T - 1)
-        if reach < S:  # the first query does not see further back, so neither does any other
-            k, v = k[..., -reach:, :], v[..., -reach:, :]
+        if reach < S:
+            k = k[..., -reach:, :]
+            v = v[..., -reach:, :]
             mask = mask if mask is None else mask[..., -reach:]
-        if T > 1 and (mask is not None or (self.window or reach) < reach):  # a single query is the last: it sees all
+
+        # Causality is a flag where nothing else hides keys. A single query is the last: it sees all.
+        if T > 1 and (mask is not None or (self.window or reach) < reach):
             causal = causal_mask(T, reach, q.device, self.window)
             mask = causal if mask is None else mask & causal
-        bias = alibi_bias(self.n_head, T, reach, q.device) if self.alibi else None
-        return Call(q, k, v, mask, bias, is_causal=mask is None)
 
-    def attend_to(self, call: Call, x: Stream, now: AttentionContext) -> Output:
-        """Let the modifiers change the call, and make it."""
-        for modifier in self.changing:
-            call = modifier.score(call, x, now)
-        dropout_p = self.dropout if self.training and not now.weights_only else 0.0
-        attend = (
-            matmul if now.weights_only and self.function is sdpa else self.function
-        )  # its kernels take no such values
-        return attend(**call._asdict(), dropout_p=dropout_p)
+        bias = alibi_bias(self.n_head, T, reach, q.device) if self.alibi else None
+        return Call(q, k, v, mask, bias, is_causal=mask is None, scale=self.scale)
+
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        """Let the modifiers change the scores, and call the attention function."""
+        if ctx.blocks and ctx.cache is None and self.uses_flex:
+            slopes = torch.tensor(alibi_slopes(self.n_head), device=x.device) if self.alibi else None
+            return flex(call.q, call.k, call.v, ctx.blocks[self.window or x.shape[1]], slopes)
+        for modifier in self.modifiers.values():
+            call = modifier.score(call, x, ctx)
+        dropout_p = self.dropout if self.training and not ctx.weights_only else 0.0
+        # Fused kernels need Dv == D.
+        function = matmul if ctx.weights_only and self.function is sdpa else self.function
+        return function(**call._asdict(), dropout_p=dropout_p)
 
     def merge(self, y: Output) -> Stream:
-        """Return what the heads gathered as a change to the residual stream."""
+        """Return the heads' results, side by side and projected, as a change to the residual stream."""
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H·D) -> (B, T, C)
 
     def flops(self, block_size: int) -> float:
-        """Return the floating-point operations of a forward pass per token beside those of the weights.
+        """Return the floating-point operations per token of a forward pass, without those of the weights.
 
         4 D for each pair of a query head and a position that causal attention sees: half the text on average, fewer
         with a window.
@@ -265,21 +322,21 @@ class MultiHeadAttention(nn.Module):
         return 4 * self.query_heads * self.head_dim * (sees - sees**2 / (2 * block_size))
 
     @property
-    def flex_window(self) -> bool:
+    def uses_flex(self) -> bool:
         """Whether compiled training on a GPU is faster by flex_attention: torch's fused kernels take ALiBi and windows
         as a (T, T) matrix only."""
-        plain = self.function is sdpa and not any(
-            modifier.changes in ("queries", "scores") for modifier in self.changing
-        )
-        takes = plain and self.dropout == 0 and 16 <= self.head_dim <= 256
-        return takes and (self.alibi or self.window is not None)
+        if type(self) is not MultiHeadAttention or self.function is not sdpa:
+            return False
+        unchanged = not any(modifier.changes in ("queries", "scores") for modifier in self.modifiers.values())
+        fits = unchanged and self.dropout == 0 and 16 <= self.head_dim <= 256
+        return fits and (self.alibi or self.window is not None)
 
 
 @form("softcap")
 class SoftCapped(MultiHeadAttention):
     """Softmax of bounded scores: see functions.softcap."""
 
-    ignores = ("latent_size",)
+    unused_settings = ("latent_size",)
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(config, number, softcap(config.score_softcap))
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, layer_idx, softcap(config.score_softcap))

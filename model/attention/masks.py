@@ -26,7 +26,7 @@ def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S
     return as_bool(attention_mask)[:, None, None, :]
 
 
-def text_mask(doc_starts: Int[Tensor, "B T"], S: int) -> Bool[Tensor, "B 1 T S"]:
+def document_mask(doc_starts: Int[Tensor, "B T"], S: int) -> Bool[Tensor, "B 1 T S"]:
     """Hide from each of the last T of S tokens what comes before its text, which begins at position `starts`."""
     return torch.arange(S, device=doc_starts.device) >= doc_starts[:, None, :, None]
 

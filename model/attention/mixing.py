@@ -19,19 +19,19 @@ from model.layers import RMSNorm
 class JointNorm(Modifier):
     """Queries, and keys, are RMS-normalised over all heads at once, in place of each head by itself (OLMo 2, 2025)."""
 
+    replaces_qk_norm = True
+
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        layer.q_norm = layer.k_norm = None
-        self.q_norm, self.k_norm = (
-            RMSNorm(heads * layer.head_dim, eps=NORM_EPS) for heads in (layer.query_heads, layer.kv_heads)
-        )
+        self.q_norm = RMSNorm(layer.query_heads * layer.head_dim, eps=NORM_EPS)
+        self.k_norm = RMSNorm(layer.kv_heads * layer.head_dim, eps=NORM_EPS)
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
-        q, k = (
-            norm(t.transpose(1, 2).flatten(2)).view(t.transpose(1, 2).shape).transpose(1, 2)  # over (B, T, n·D)
-            for norm, t in ((self.q_norm, q), (self.k_norm, k))
-        )
-        return q, k, v
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
+        return self.normalize(q, self.q_norm), self.normalize(k, self.k_norm), v
+
+    def normalize(self, heads: Query, norm: RMSNorm) -> Query:
+        rows = heads.transpose(1, 2)  # (B, n, T, D) -> (B, T, n, D)
+        return norm(rows.flatten(2)).view(rows.shape).transpose(1, 2)  # normalised as (B, T, n·D)
 
 
 @modifier("conv", changes="keys")
@@ -43,7 +43,7 @@ class Conv(Modifier):
     """
 
     width = 4
-    needs_starts = True
+    needs_doc_starts = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
@@ -52,11 +52,11 @@ class Conv(Modifier):
         self.weight = nn.Parameter(now_alone.repeat(channels, 1))  # (channels, 4), the latest token last
         self.activation = nn.Identity() if layer.has_kv_cache else nn.SiLU()
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
         new = torch.cat((q, k, v), 1)
         *others, own = self.weight.to(q.dtype).view(-1, 1, q.shape[-1], self.width).unbind(-1)  # (n, 1, D) each
         mixed = own * new
-        earlier = now.earlier(self.layer_number, "conv", new, self.width - 1)
+        earlier = ctx.previous(self.layer_idx, "conv", new, self.width - 1)
         for tap, before in zip(reversed(others), earlier, strict=True):
             mixed = mixed + tap * before
         return self.activation(mixed).split((q.shape[1], k.shape[1], v.shape[1]), 1)
@@ -79,9 +79,9 @@ class ValueEmbedding(Modifier):
         self.gate = PerHead(config.n_embd, layer.kv_heads)
         self.embedding = nn.Embedding(vocab_size, layer.kv_heads * layer.head_dim)
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
-        if now.tokens is None:
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
+        if ctx.tokens is None:
             raise ValueError("value_embedding needs the token ids of x: say them by Pass(tokens=…).")
         # (B, T, Hkv·D) -> (B, T, Hkv, D) -> (B, Hkv, T, D)
-        e = self.embedding(now.tokens).unflatten(-1, (v.shape[1], -1)).transpose(1, 2).to(v.dtype)
+        e = self.embedding(ctx.tokens).unflatten(-1, (v.shape[1], -1)).transpose(1, 2).to(v.dtype)
         return q, k, v + 2 * torch.sigmoid(self.gate(x))[..., None] * e

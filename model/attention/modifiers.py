@@ -29,24 +29,30 @@ class Modifier(nn.Module):
 
     changes: ClassVar[str]
     last: ClassVar[bool]
-    needs_starts: ClassVar[bool] = False
-    """Whether it sums up or shifts the past, for which a mask does not say enough."""
+    # What it needs of its layer, which reads this before it makes its projections.
+    queries_per_head: ClassVar[int] = 1
+    replaces_qk_norm: ClassVar[bool] = False
+    needs_doc_starts: ClassVar[bool] = False
+    """Whether it accumulates or shifts the past, for which a mask does not say enough."""
     on_weights: ClassVar[bool] = False
-    """Whether finish() applies to weights too, where there are several to one head."""
+    """Whether finish() applies to weights too: it does where a head has several."""
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__()
-        self.layer_number = layer.number
+        self.layer_idx = layer.layer_idx
 
-    def mix(self, q: Query, k: Keys, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Keys, Value]:
+    def check_stack(self, layers: list[MultiHeadAttention], attention: str) -> None:
+        """Raise SettingsError if the layers of a GPT, of the pattern `attention`, do not suit it."""
+
+    def mix(self, q: Query, k: Keys, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Keys, Value]:
         """Change queries, keys and values before they are rotated and remembered."""
         return q, k, v
 
-    def score(self, call: Call, x: Stream, now: AttentionContext) -> Call:
+    def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         """Change what lies over the scores, or add a key."""
         return call
 
-    def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Float[Tensor, "..."]:
+    def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Float[Tensor, "..."]:
         """Change what each head gathered; v holds the values of the queries' own tokens."""
         return y
 
@@ -75,9 +81,14 @@ class ValueResidual(Modifier):
         super().__init__(layer, config)
         self.mixture = nn.Parameter(torch.tensor([1.0, 0.0]))
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
+    def check_stack(self, layers: list[MultiHeadAttention], attention: str) -> None:
+        if len({(layer.kv_heads, layer.head_dim) for layer in layers if "value_residual" in layer.modifiers}) > 1:
+            problem = f"attention={attention}: value_residual adds the values of layers with other heads"
+            raise SettingsError(problem, "leave it out of the layers that differ")
+
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
         own, first = self.mixture.to(v.dtype)
-        return q, k, own * v + first * now.shared.setdefault("values", v)
+        return q, k, own * v + first * ctx.shared.setdefault("values", v)
 
 
 @modifier("key_offset", changes="keys")
@@ -89,10 +100,10 @@ class KeyOffset(Modifier):
     first token of a text gets zeros.
     """
 
-    needs_starts = True
+    needs_doc_starts = True
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> tuple[Query, Key, Value]:
-        half, (before,) = k.shape[-1] // 2, now.earlier(self.layer_number, "last_key", k, 1)
+    def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
+        half, (before,) = k.shape[-1] // 2, ctx.previous(self.layer_idx, "last_key", k, 1)
         return q, torch.cat((k[..., :half], before[..., half:]), -1), v
 
 
@@ -107,7 +118,7 @@ class LogN(Modifier):
         super().__init__(layer, config)
         self.factor = nn.Parameter(torch.full((layer.n_head,), 0.43))
 
-    def score(self, call: Call, x: Stream, now: AttentionContext) -> Call:
+    def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         (H, T), S, mask = call.q.shape[1:3], call.k.shape[2], call.mask
         if mask is None:  # causality alone needs no matrix
             n = torch.arange(S - T + 1, S + 1, device=call.q.device)[:, None]
@@ -125,7 +136,7 @@ class Forget(Modifier):
     this is ALiBi. RoPE stays, which theirs has not: sdpa+forget+nope, or model.position=none.
     """
 
-    needs_starts = True
+    needs_doc_starts = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
@@ -140,10 +151,10 @@ class Forget(Modifier):
         """Return what the gates of each token are the sigmoid of."""
         return self.gate(x)
 
-    def score(self, call: Call, x: Stream, now: AttentionContext) -> Call:
+    def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         T, reach, log_f = call.q.shape[-2], call.k.shape[-2], F.logsigmoid(upcast(self.logits(x)))[..., None]
-        if now.cache is not None:
-            log_f = now.cache.append(self.layer_number, type(self).__name__, log_f)  # (B, H, T, 1) -> (B, H, S, 1)
+        if ctx.cache is not None:
+            log_f = ctx.cache.append(self.layer_idx, type(self).__name__, log_f)  # (B, H, T, 1) -> (B, H, S, 1)
         total = cumulative_sum(log_f[:, :, -reach:], 2)
         bias = total[:, :, -T:] - total.mT
         return call._replace(bias=bias if call.bias is None else call.bias + bias)
@@ -180,7 +191,7 @@ class Sink(Modifier):
             raise SettingsError(problem, "leave out sink, or choose another form")
         self.bias = nn.Parameter(torch.zeros(layer.n_head))
 
-    def score(self, call: Call, x: Stream, now: AttentionContext) -> Call:
+    def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         # In front, where causality lets every query see it.
         k, v = (F.pad(t, (0, 0, 1, 0)) for t in (call.k, call.v))
         mask, (H, S) = call.mask, (call.q.shape[-3], call.k.shape[-2])
@@ -200,19 +211,18 @@ class Differential(Modifier):
     λ = x w for each head and token. The queries' projection is twice as wide.
     """
 
+    queries_per_head = 2
     on_weights = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        layer.query_heads = 2 * layer.n_head
-        layer.make_projections(config)
         self.weight = PerHead(config.n_embd, layer.n_head)
 
-    def score(self, call: Call, x: Stream, now: AttentionContext) -> Call:
+    def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         """Give both queries of a head what lies over its scores."""
         return call if call.bias is None else call._replace(bias=repeat_heads(call.bias, call.q.shape[-3]))
 
-    def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Float[Tensor, "..."]:
+    def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Float[Tensor, "..."]:
         first, second = y.unflatten(1, (-1, 2)).unbind(2)  # (B, 2H, T, Dv) -> twice (B, H, T, Dv)
         return first - torch.sigmoid(self.weight(x))[..., None] * second
 
@@ -228,7 +238,7 @@ class Exclusive(Modifier):
         super().__init__(layer, config)
         self.strength = nn.Parameter(torch.zeros(layer.n_head))
 
-    def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Output:
+    def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
         v = F.normalize(upcast(v), dim=-1).to(y.dtype)  # in half precision small values would vanish when squared
         v = repeat_heads(v, y.shape[-3])
         return y - torch.tanh(self.strength)[:, None, None].to(y.dtype) * (y * v).sum(-1, keepdim=True) * v
@@ -244,7 +254,7 @@ class Gate(Modifier):
         super().__init__(layer, config)
         self.gate = PerHead(config.n_embd, layer.n_head * (layer.head_dim if self.each_channel else 1))
 
-    def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Output:
+    def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
         gate = self.gate(x).unflatten(1, (y.shape[1], -1)).transpose(2, 3)  # (B, H·n, T) -> (B, H, T, n)
         return y * (2 * torch.sigmoid(gate))
 
@@ -267,5 +277,5 @@ class GateSilu(Modifier):
         super().__init__(layer, config)
         self.gate_proj = Linear(config.n_embd, layer.n_head * layer.head_dim, bias=False)
 
-    def finish(self, y: Output, v: Value, x: Stream, now: AttentionContext) -> Output:
+    def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
         return y * F.silu(self.gate_proj(x)).unflatten(-1, (y.shape[1], -1)).transpose(1, 2)

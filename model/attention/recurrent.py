@@ -25,7 +25,16 @@ from torch import Tensor, nn
 
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
 from model.attention.functions import matmul
-from model.attention.layer import NORM_EPS, POSITION_SETTINGS, AttentionContext, MultiHeadAttention, Stream
+from model.attention.layer import (
+    NORM_EPS,
+    POSITION_SETTINGS,
+    AttentionContext,
+    Call,
+    MultiHeadAttention,
+    NewKeys,
+    NewValues,
+    Stream,
+)
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
 from model.config import AttentionConfig
@@ -154,34 +163,48 @@ def halves(x: Float[Tensor, "*lead C D"], m: int) -> tuple[Float[Tensor, "*lead 
     return x.unflatten(-2, (-1, 2, m)).unbind(-3)
 
 
+def unit_length(x: Float[Tensor, "*lead D"]) -> Float[Tensor, "*lead D"]:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)  # as in Gated DeltaNet's own code
+
+
 class Recurrent(MultiHeadAttention):
     """A form that keeps a state in place of keys and values. It has no scores to mask or drop, and no window.
 
     Nothing rotates: order comes from the decay, from learned positions, or from other layers of the pattern.
     """
 
-    takes: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
-    ignores = ("attention_window", "attention_dropout", *POSITION_SETTINGS, *MultiHeadAttention.ignores)
+    modifiable: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
+    unused_settings = ("attention_window", "attention_dropout", *POSITION_SETTINGS, *MultiHeadAttention.unused_settings)
     has_kv_cache = False
     flops_of_state = 4.0
     """Floating-point operations a token for each number of the state: to write it, and to read it."""
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(replace(config, position="none", attention_window=None), number, matmul)
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, position="none", attention_window=None), layer_idx, matmul)
         self.scan = in_chunks
 
     def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
         """Return ln α and β, or None where all of v is written."""
         return x.new_zeros(1, x.shape[1], 1), None
 
-    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
+    def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[NewKeys, NewValues]:
+        """Keep no rows: the state remembers."""
+        return k, v
+
+    def see(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
+        """Hide nothing: there are no scores."""
+        return Call(q, k, v)
+
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Read and write the state, in float32 at least, whatever autocast says."""
+        T = x.shape[1]
         log_decay, beta = self.rates(x)
-        kept, scan = now.kept(self.number), token_by_token if q.shape[-2] == 1 else self.scan
-        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):  # which knows no meta device
-            q, k, v = (repeat_heads(upcast(t), self.n_head) for t in (q, k, v))
+        kept = ctx.layer_cache(self.layer_idx)
+        scan = token_by_token if T == 1 else self.scan
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):  # which knows no meta device
+            q, k, v = (repeat_heads(upcast(t), self.n_head) for t in call[:3])
             state = kept.get("state", q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
-            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, now.begins(q.shape[-2]), state)
+            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, ctx.is_doc_start(T), state)
         kept["state"] = state.detach()
         return y.to(x.dtype)
 
@@ -197,8 +220,8 @@ class LinearAttention(Recurrent):
     A value of 1 beside the others sums the weights.
     """
 
-    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
-        y = super().gather(F.elu(q) + 1, F.elu(k) + 1, F.pad(v, (0, 1), value=1.0), x, now)
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        y = super().attend(Call(F.elu(call.q) + 1, F.elu(call.k) + 1, F.pad(call.v, (0, 1), value=1.0)), x, ctx)
         return y[..., :-1] / y[..., -1:]
 
 
@@ -214,9 +237,9 @@ class Retention(Recurrent):
         head = torch.arange(self.n_head, dtype=torch.float32, device=x.device)
         return torch.log1p(-torch.exp2(-5 - head))[:, None, None].expand(-1, x.shape[1], -1), None
 
-    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
-        y = super().gather(q * self.head_dim**-0.5, k, v, x, now)
-        return y if now.weights_only else F.rms_norm(y, [self.head_dim], eps=NORM_EPS)
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        y = super().attend(call._replace(q=call.q * self.head_dim**-0.5), x, ctx)
+        return y if ctx.weights_only else F.rms_norm(y, [self.head_dim], eps=NORM_EPS)
 
 
 @form("delta")
@@ -227,11 +250,11 @@ class GatedDelta(Recurrent):
     (Yang et al. 2025, Gated Delta Networks, eq. 10). With their convolution and SiLU gate it is delta+conv+gate_silu.
     """
 
-    ignores = ("qk_norm", *Recurrent.ignores)
+    unused_settings = ("qk_norm", *Recurrent.unused_settings)
     flops_of_state = 6.0
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(replace(config, qk_norm=False), number)
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, qk_norm=False), layer_idx)
         C, H = config.n_embd, config.n_head
         self.beta = PerHead(C, H)
         self.fade = PerHead(C, H, torch.full((H,), FADE))  # softplus gives 0.01 at first,
@@ -243,10 +266,10 @@ class GatedDelta(Recurrent):
         fade = F.softplus(upcast(self.fade(x))).unflatten(1, (self.n_head, -1)).mT  # (B, H·n, T) -> (B, H, T, n)
         return -upcast(self.log_rate).exp()[:, None, None] * fade, torch.sigmoid(upcast(self.beta(x)))
 
-    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
-        q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (upcast(q), upcast(k)))  # as theirs
-        y = super().gather(q * self.head_dim**-0.5, k, v, x, now)
-        return y if now.weights_only else self.out_norm(y)
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        q = unit_length(upcast(call.q)) * self.head_dim**-0.5
+        y = super().attend(call._replace(q=q, k=unit_length(upcast(call.k))), x, ctx)
+        return y if ctx.weights_only else self.out_norm(y)
 
 
 @form("kda")
@@ -257,7 +280,7 @@ class KimiDelta(GatedDelta):
     convolution and gate are kda+conv+gate_element.
     """
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(config, number)
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, layer_idx)
         channels = self.n_head * self.head_dim
         self.fade = PerHead(config.n_embd, channels, torch.full((channels,), FADE))

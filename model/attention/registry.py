@@ -2,7 +2,7 @@
 
 One decorator registers a name, and nothing else has to be edited:
 
-    @form("leaky") @weighted            the weights of an attention function: functions.py
+    @form("leaky") @from_weights        the weights of an attention function: functions.py
     def leaky(scores, allowed): ...
 
     @form("retention")                  or a layer, where something other than keys and values is kept: recurrent.py
@@ -13,7 +13,6 @@ One decorator registers a name, and nothing else has to be edited:
 """
 
 import difflib
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -53,15 +52,8 @@ def _register(names: dict[str, Any], name: str, subject: Subject) -> Subject:
     return subject
 
 
-def register_all() -> None:
-    """Import every file that registers names; the default attention needs functions.py alone."""
-    from model.attention import ladder, latent, mixing, modifiers, recurrent, sparse  # noqa: F401
-
-
 def check_names(attention: str) -> None:
     """Raise SettingsError for a name in a pattern such as sdpa+gate/delta that is not registered, or comes twice."""
-    if not set(re.split("[/+]", attention)) <= {*FORMS, *SETTINGS, *MODIFIERS}:
-        register_all()
     for layer in attention.split("/"):
         names = layer.split("+")
         for place, name in enumerate(names):
@@ -79,6 +71,5 @@ def check_names(attention: str) -> None:
 
 def completions(typed: str) -> list[str]:
     """Return what the end of a pattern, such as sdpa+g, may become: a form, or after a + a modifier."""
-    register_all()
     begun = typed[: max(typed.rfind("/"), typed.rfind("+")) + 1]
     return [begun + name for name in ([*SETTINGS, *MODIFIERS] if begun.endswith("+") else FORMS)]

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from model.attention.contract import Allowed, AttentionFunction, Key, Output, Query, Scores, Value, upcast, weighted
+from model.attention.contract import Allowed, AttentionFunction, Output, Scores, from_weights, upcast
 from model.attention.functions import sdpa
-from model.attention.layer import AttentionContext, MultiHeadAttention, Stream
+from model.attention.layer import AttentionContext, Call, MultiHeadAttention, Stream
 from model.attention.masks import causal_mask
 from model.attention.registry import form
 from model.config import AttentionConfig
@@ -25,7 +25,7 @@ def blockwise(block: int, best: int) -> AttentionFunction:
     mean of q · k, so the mean score of its keys says how good a block is. No gradient flows through the choice.
     """
 
-    @weighted
+    @from_weights
     def chosen(scores: Scores, allowed: Allowed) -> Scores:
         S, seen = scores.shape[-1], scores.detach() > -torch.inf
         key = torch.arange(S, device=scores.device)
@@ -53,12 +53,12 @@ class BlockAttention(MultiHeadAttention):
     training. A bias, as ALiBi's, counts in the mean. Blocks are hidden, not skipped: it saves no time here.
     """
 
-    chooses = True
+    is_sparse = True
     best = 3
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         self.block = max(1, config.block_size // 8)
-        super().__init__(config, number, blockwise(self.block, self.best))
+        super().__init__(config, layer_idx, blockwise(self.block, self.best))
 
     def flops(self, block_size: int) -> float:
         """4 D for each pair of a query head and a key that it attends to, 2 D for each mean of an earlier block."""
@@ -78,37 +78,44 @@ class IndexedAttention(MultiHeadAttention):
     are hidden, not skipped: it saves no time here.
     """
 
-    chooses = True
+    is_sparse = True
 
-    def __init__(self, config: AttentionConfig, number: int = 0) -> None:
-        super().__init__(config, number, sdpa)
-        self.best, self.index_heads = max(1, config.block_size // 4), max(1, self.n_head // 2)
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, layer_idx, sdpa)
+        self.best = max(1, config.block_size // 4)
+        self.index_heads = max(1, self.n_head // 2)
         parts = self.index_heads * self.head_dim, self.head_dim, self.index_heads
         self.index_proj = Linear(config.n_embd, *parts, bias=False)
         self.index_norm = LayerNorm(self.head_dim, eps=1e-6)
 
-    def gather(self, q: Query, k: Key, v: Value, x: Stream, now: AttentionContext) -> Output:
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        T = x.shape[1]
+        S = call.k.shape[2]
+
+        # The indexer's queries, its key, and a weight for each query; J = index_heads.
         asks, key, share = self.index_proj(x.detach()).split(self.index_proj.parts, -1)
         asks = asks.unflatten(-1, (self.index_heads, -1)).transpose(1, 2)  # (B, T, J·D) -> (B, J, T, D)
-        asks, key = self.at_positions(x, now, asks, self.index_norm(key).unsqueeze(1))
-        if now.cache is not None:
-            rows = (("k", k), ("v", v), ("index", key))
-            k, v, key = (now.cache.append(self.number, name, new) for name, new in rows)
-        call = self.call(q, k, v, now)
-        T, S = q.shape[2], call.k.shape[2]
+        asks = self.rotate(asks, ctx)
+        key = self.rotate(self.index_norm(key).unsqueeze(1), ctx)  # (B, T, D) -> (B, 1, T, D)
+        if ctx.cache is not None:
+            key = ctx.cache.append(self.layer_idx, "index", key)
+
+        # Its scores choose the keys.
         scores = F.relu(upcast(asks * self.head_dim**-0.5) @ upcast(key[:, :, -S:]).mT)  # (B, J, T, S)
-        index = (upcast(share).mT[..., None] * scores).sum(1, keepdim=True) * self.index_heads**-0.5
+        index = (upcast(share).mT[..., None] * scores).sum(1, keepdim=True) * self.index_heads**-0.5  # (B, 1, T, S)
         seen = causal_mask(T, S, x.device) if call.mask is None else call.mask
         chosen = self.chosen(index.detach(), seen)
         call = call._replace(mask=chosen, is_causal=False)
-        if now.loss is not None:
+
+        # It learns from the mean of the heads' weights.
+        if ctx.loss is not None:
             with torch.no_grad():
-                one_by_one = torch.eye(S, dtype=v.dtype, device=x.device).expand(*v.shape[:2], S, S)
-                weights = self.attend_to(call._replace(v=one_by_one), x, replace(now, weights_only=True))
+                one_by_one = torch.eye(S, dtype=call.v.dtype, device=x.device).expand(*call.v.shape[:2], S, S)
+                weights = super().attend(call._replace(v=one_by_one), x, replace(ctx, weights_only=True))
             wanted = F.normalize(upcast(weights).sum(1, keepdim=True), p=1, dim=-1)
             found = index.masked_fill(~chosen, -1e9).log_softmax(-1)  # finite, as wanted is 0 there
-            now.loss = now.loss + F.kl_div(found, wanted, reduction="sum")
-        return self.attend_to(call, x, now)
+            ctx.loss = ctx.loss + F.kl_div(found, wanted, reduction="sum")
+        return super().attend(call, x, ctx)
 
     def chosen(self, index: Float[Tensor, "B 1 T S"], seen: Bool[Tensor, "..."]) -> Bool[Tensor, "B _ T S"]:
         """Return the keys that each query attends to, of those it sees: its own and the best; of equals the nearer.
