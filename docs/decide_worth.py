@@ -1,8 +1,11 @@
-"""Print what hydra/sweeper=decide is worth, the table of docs/sweeps.md:  python docs/decide_worth.py [RUNS.csv]
+"""Measure the error rates and power of hydra/sweeper=decide: the table of docs/sweeps.md.
 
-RUNS.csv, docs/results/null_runs.csv unless given, has one setting under 40 seeds or more and another under some of
-them. Drawn from it are 1,000 comparisons of 20 pairs in which nothing differs: of runs of the first under different
-seeds, and of both under the same seed, less their mean difference. The latter come again with 0.5% of the loss added.
+    python docs/decide_worth.py [RUNS.csv]
+
+RUNS.csv is docs/results/null_runs.csv by default. It has runs of one setting with 40 seeds or more, and of another with
+some of these seeds. The script draws 1,000 comparisons of 20 pairs without a true difference in two ways: from runs of
+the first setting with different seeds, and from both settings with the same seed, less their mean difference. For the
+power it adds 0.5% of the loss to the latter.
 """
 
 import csv
@@ -29,7 +32,7 @@ def t_test(differences: Sequence[float]) -> str:
 
 
 def verdict(rule: Callable[[Sequence[float]], str], differences: np.ndarray) -> str:
-    """Return the first verdict that a rule comes to, asked after each pair; "" for none."""
+    """Apply the rule after each pair and return its first verdict, or "" if there is none."""
     return next(filter(None, (rule(differences[:n].tolist()) for n in range(1, len(differences) + 1))), "")
 
 
@@ -44,13 +47,13 @@ def main(file: Path) -> None:
     same = [draw.choice(pairs - pairs.mean(), PAIRS) * draw.choice([-1, 1], PAIRS) for _ in range(COMPARISONS)]
     print(f"{name}: {len(one)} seeds, {one.mean():.4f} ± {one.std(ddof=1):.4f}. {other}: {len(pairs)} of them.")
     print(f"A pair's difference: ± {np.std(apart):.4f} of different seeds, ± {pairs.std(ddof=1):.4f} of the same.\n")
-    print("| | nothing differs, different seeds: decided | nothing differs, same seed: decided | 0.5% worse: told |")
+    print("| | nothing differs, different seeds: decided | nothing differs, same seed: decided | 0.5% worse: found |")
     print("|---|---:|---:|---:|")
     rules = {"lower loss wins, of one pair": lower_wins, "t-test after every pair": t_test}
     for label, rule in (rules | {"`hydra/sweeper=decide`": lambda differences: judge(differences, ALPHA)}).items():
         wrong = [np.mean([verdict(rule, each) != "" for each in null]) for null in (apart, same)]
-        told = np.mean([verdict(rule, each[:SOON] + EFFECT * one.mean()) == "worse" for each in same])
-        print(f"| {label} | {wrong[0]:.1%} | {wrong[1]:.1%} | {told:.1%} |")
+        found = np.mean([verdict(rule, each[:SOON] + EFFECT * one.mean()) == "worse" for each in same])
+        print(f"| {label} | {wrong[0]:.1%} | {wrong[1]:.1%} | {found:.1%} |")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ IMAGES = ROOT / "docs" / "images"
 
 
 def weights() -> None:
-    """Three ways to weigh the past, from a plain average to saturated softmax."""
+    """Three ways to weight the past, from a plain average to a saturated softmax."""
     torch.manual_seed(4)
     q, k = torch.randn(2, 8, 16)
     scores = {
@@ -68,7 +68,7 @@ def rotation() -> None:
 
 
 def field() -> None:
-    """The weights of one head over the same text, by what the field has added."""
+    """The weights of one head over the same text, in eight forms of attention."""
     forms = ("sdpa", "sdpa+window", "sdpa+forget", "sparsemax", "sigmoid", "sdpa+diff", "retention", "delta")
     T, C = 24, 32
     torch.manual_seed(1)
@@ -83,7 +83,7 @@ def field() -> None:
         with torch.no_grad():
             q, k, _ = layer.qkv_proj.weight.split(layer.qkv_proj.parts)
             torch.nn.init.orthogonal_(q)
-            k.copy_(q[:C])  # tokens look for their like
+            k.copy_(q[:C])  # queries match the keys of equal tokens
             weight = layer.weights(x)[0, 0]
         most = weight.abs().max()
         panel.imshow(weight, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")

@@ -1,9 +1,11 @@
-"""Measure what a comparison's runs do not say of their variants:  python docs/measured.py FOLDER [RECALL]
+"""Measure speed, memory, extrapolation and recall of the variants of a sweep.
 
-Writes FOLDER/measured.csv, which `python -m sweeps.compare FOLDER` adds to its table, and FOLDER/rounds.csv, the
-seconds that its speeds are made of. FOLDER is a sweep that compares variants, RECALL one of data=recall with the same
-ones. Speed is the median over ROUNDS of the baseline's time for a training step by the variant's, all variants in turn,
-on a machine that does nothing else. Memory is predicted, as dry_run=true predicts it.
+    python docs/measured.py FOLDER [RECALL]
+
+Writes FOLDER/measured.csv, whose columns `python -m sweeps.compare FOLDER` adds to its table, and FOLDER/rounds.csv,
+the seconds of each round. FOLDER is a sweep that compares variants, RECALL a sweep of data=recall with the same
+variants. Speed is the median, over ROUNDS interleaved rounds, of the baseline's time per training step divided by the
+variant's; the machine must be otherwise idle. Memory is predicted as by dry_run=true.
 """
 
 import math
@@ -31,7 +33,7 @@ from training.plan import predict_memory, trial_run
 from training.step import train_step
 
 T = 4096
-FARTHER = 4  # times the trained length
+FARTHER = 4  # the tested length as a multiple of the trained one
 WARM_UP = 3
 
 
@@ -45,10 +47,10 @@ def main(folder: Path, recall: Path | None) -> None:
         for variant, checkpoint in checkpoints.items():
             rounds += [[variant, size, number, f"{took:.5f}"] for number, took in enumerate(seconds[variant])]
             ratios = [its / mine for its, mine in zip(seconds[comparison.baseline], seconds[variant], strict=True)]
-            error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))  # a median's, of normal values
+            error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))  # the median's, for normal values
             row = {"variant": variant, SIZE: size}
             row |= {SPEED: f"{statistics.median(ratios):.4f}", SPEED_ERROR: f"{error:.4f}"}
-            ends = checkpoint.model.config.position == "learned"  # there is none beyond
+            ends = checkpoint.model.config.position == "learned"  # learned positions end at block_size
             row[f"nats/token at {FARTHER} × T"] = "–" if ends else f"{extrapolated(checkpoint):+.3f}"
             row[f"MB at T = {T:,}"] = f"{memory(checkpoint) / 1e6:,.0f}"
             if recall is not None:
@@ -60,7 +62,7 @@ def main(folder: Path, recall: Path | None) -> None:
 
 
 def times(checkpoints: dict[str, Checkpoint]) -> dict[str, list[float]]:
-    """Return the seconds that a training step of each model takes, in every round."""
+    """Return each model's seconds per training step, one figure for every round."""
     device, programs = torch.device("cpu"), {}
     for name, checkpoint in checkpoints.items():
         batch_size = checkpoint.meta.config["batch_size"]
@@ -73,7 +75,10 @@ def times(checkpoints: dict[str, Checkpoint]) -> dict[str, list[float]]:
 
 @torch.inference_mode()
 def extrapolated(checkpoint: Checkpoint) -> float:
-    """Return how many nats more a token costs at the end of windows FARTHER times as long as the trained ones."""
+    """Return the rise of the loss in nats per token at FARTHER times the trained length.
+
+    The loss at the end of a long window minus the loss in the second half of its first trained length.
+    """
     _, (tokens,) = load_text(None, [checkpoint])
     model, length = checkpoint.model, checkpoint.model.config.block_size
     probes, windows = Probes(model, How(torch.autocast("cpu", enabled=False))), (len(tokens) - 1) // (FARTHER * length)
@@ -83,13 +88,13 @@ def extrapolated(checkpoint: Checkpoint) -> float:
 
 
 def memory(checkpoint: Checkpoint) -> int:
-    """Return the bytes of a training step on one window of T tokens, in float32 on a CPU."""
+    """Return the predicted peak bytes of a step on one window of T tokens, in float32 on a CPU."""
     model = replace(checkpoint.model.config, block_size=T)
     return predict_memory(TrainConfig(model=model, batch_size=1, micro_batch_size=1, max_steps=1), 1).peak
 
 
 def accuracies(folder: Path) -> dict[str, str]:
-    """Return the best accuracy of each variant in a sweep of data=recall, over whatever else was varied."""
+    """Return each variant's best accuracy in a sweep of data=recall."""
     jobs, found = read_jobs(folder), dict[str, float]()
     for name, job in zip(variants(jobs), jobs, strict=True):
         if job.status == "finished" and (accuracy := job.summary.val_accuracy) is not None:

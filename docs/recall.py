@@ -1,8 +1,9 @@
-"""Tabulate what the forms of a sweep of data=recall remember:  python docs/recall.py FOLDER
+"""Tabulate the recall of a sweep's variants:  python docs/recall.py FOLDER
 
-FOLDER is a sweep over variants, seeds and learning rates, whose runs are measured on fewer pairs too, into
-recall.csv; or it holds only that file. The table has each variant at the best of the rates with the most seeds: the
-share of answers that are right, mean ± standard error over the seeds, beside what is kept of a window.
+FOLDER is a sweep of data=recall over variants, seeds and learning rates. Its runs are also measured on fewer pairs, and
+the results written to FOLDER/recall.csv. If that file exists, it is read and the runs are not needed. The table has
+each variant's share of right answers, mean ± standard error over the seeds, and the bytes that it keeps of a window.
+The learning rate is the best of the rates with the most seeds.
 """
 
 import csv
@@ -40,7 +41,7 @@ def main(folder: Path) -> None:
 
 
 def measured(directory: Path, settings: dict[str, str]) -> list[object]:
-    """Return a run's rate, seed, bytes kept of the tokens that the last one sees, and shares of right answers."""
+    """Return a run's rate, seed, state bytes and shares of right answers."""
     checkpoint = open_checkpoint(str(directory))
     model, task = checkpoint.model, learned_task(checkpoint)
     right = [share_right(model, replace(task, task=replace(task.task, items=pairs))) for pairs in PAIRS]
@@ -50,7 +51,7 @@ def measured(directory: Path, settings: dict[str, str]) -> list[object]:
 
 @torch.inference_mode()
 def share_right(model: GPT, task: TaskData) -> float:
-    """Return the share of the held-out answers that the model finds likeliest."""
+    """Return the share of held-out answers to which the model gives the highest probability."""
     right = []
     for batch in task.validation(model.config.block_size, 64):
         targets = torch.from_numpy(batch.targets)
@@ -61,13 +62,13 @@ def share_right(model: GPT, task: TaskData) -> float:
 
 
 def table(runs: list[dict[str, str]]) -> list[list[str]]:
-    """Return the lines of the table, the variant that answers most first."""
+    """Return the lines of the table, the variant with the most right answers first."""
     by_rate = defaultdict[str, dict[str, list[dict[str, str]]]](lambda: defaultdict(list))
     for run in runs:
         by_rate[run["variant"]][run[RATE]].append(run)
     lines = []
     for variant, rates in by_rate.items():
-        # Of the rates with the most seeds.
+        # The best of the rates with the most seeds.
         rate = max(rates, key=lambda rate: (len(rates[rate]), fmean(float(run[HEAD[-1]]) for run in rates[rate])))
         best = rates[rate]
         cells = [variant, rate, f"{float(best[0]['state bytes']):,.0f}"]

@@ -1,11 +1,10 @@
 """Fit and draw a scaling law:  python docs/scaling_law.py SWEEP [PICTURE.png]
 
-SWEEP is the folder of  python train.py -m +experiment=scaling  (or any sweep over max_flops and one size
-setting), of which leaderboard.csv is read. Each size has the learning rate that was best for it on average over the
-seeds. For every compute budget, a parabola of loss against log(parameters) gives the best size; a line through the best
-sizes in log-log space is the power law (Hoffmann et al. 2022, approach 2), for parameters with embeddings and without.
-The interval of an exponent is two standard errors by the jackknife (Quenouille 1956) each way: the law is fitted again
-without each of the sizes.
+SWEEP is the folder of  python train.py -m +experiment=scaling  , or of any sweep over max_flops and one size setting;
+the script reads its leaderboard.csv. Each size has its best learning rate, on average over the seeds. For every compute
+budget, a parabola of loss against log(parameters) gives the best size. A line through the best sizes in log-log space
+is the power law (Hoffmann et al. 2022, approach 2), for parameters with embeddings and without. An exponent's interval
+is two jackknife standard errors each way (Quenouille 1956): the law is fitted again without each of the sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ COLUMNS = {"parameters": "parameters", "parameters without embeddings": "paramet
 
 
 def read_budgets(sweep: Path, column: str) -> Budgets:
-    """Return a sweep's finished runs by budget and size, `column`; of a size its best rate, seeds averaged."""
+    """Return the mean loss over seeds by budget and size (`column`), at each size's best rate."""
     table = sweep / "leaderboard.csv"
     if not table.is_file():
         sys.exit(f"error: {table} does not exist: give the folder of a sweep of +experiment=scaling.")
@@ -44,7 +43,7 @@ def parabola(sizes: dict[float, float]) -> np.polynomial.Polynomial:
 
 
 def best(sizes: dict[float, float]) -> tuple[float, float]:
-    """Return the lowest point of the parabola, parameters and loss; NaN where it is outside of the sizes tried."""
+    """Return the parabola's minimum (parameters, loss); NaN if outside the sizes tried."""
     curve = parabola(sizes)
     _, b, a = curve.convert().coef
     size = 10 ** (-b / (2 * a)) if a > 0 else np.nan
@@ -52,7 +51,7 @@ def best(sizes: dict[float, float]) -> tuple[float, float]:
 
 
 def law_of(budgets: Budgets) -> tuple[float, float] | None:
-    """Fit N = a · C^b to the best sizes by least squares in logarithms; None where fewer than two are known."""
+    """Fit N = a · C^b to the best sizes by least squares in logarithms; None for fewer than two."""
     found = [(flops, size) for flops, sizes in budgets.items() if np.isfinite(size := best(sizes)[0])]
     if len(found) < 2:
         return None
@@ -61,7 +60,7 @@ def law_of(budgets: Budgets) -> tuple[float, float] | None:
 
 
 def interval(budgets: Budgets, exponent: float) -> str:
-    """Return where the exponent lies, give or take two standard errors of the jackknife."""
+    """Return the exponent's interval, two jackknife standard errors each way, as text."""
     without = [
         budgets | {flops: {size: loss for size, loss in sizes.items() if size != left_out}}
         for flops, sizes in budgets.items()
@@ -76,7 +75,7 @@ def interval(budgets: Budgets, exponent: float) -> str:
 
 
 def report(found: dict[str, Budgets]) -> None:
-    """Print the best sizes, counted in each way, and the laws through them."""
+    """Print the best sizes, with and without embeddings, and the laws through them."""
     counted = [name for name, budgets in found.items() if budgets]
     print(f"| training FLOP | bits per byte at best | {' | '.join(f'best {name}' for name in counted)} |")
     print("|" + "---:|" * (2 + len(counted)))
@@ -90,7 +89,7 @@ def report(found: dict[str, Budgets]) -> None:
 
 
 def draw(budgets: Budgets, picture: Path) -> None:
-    """Plot losses against sizes, and beside that the law if there is one."""
+    """Plot losses against sizes and, next to them, the law if there is one."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     sizes, law_axes = figure.subplots(1, 2)
     for flops, losses in budgets.items():
