@@ -21,14 +21,19 @@ POINTS, POINTS_ALONE = 160, 1200  # of a curve: as many as a screen shows of one
 SAMPLES, MAPS = 60, 40  # evaluations whose texts and maps are shown
 
 
-def runs_page(folder: Path, swept: list[str], runs: list[dict[str, Any]]) -> str:
-    """Return the page of a folder's runs, best first, each as describe_run() gives it, with the path of its own page
-    from the folder as "page", or None; `swept`: the settings that vary."""
-    best = folder / runs[0]["name"]
+def runs_page(folder: Path, swept: list[str], runs: list[dict[str, Any]], rows: list[dict[str, Any]], best: int) -> str:
+    """Return the page of a folder's runs.
+
+    swept: the settings that vary. runs: the best first, each as describe_run() gives it, with the path of its own page
+    from the folder as "page", or None. rows: those of the table, each with the names of its runs, which differ in
+    their seed alone; the deviation of their result; and, of several, their mean figures. best: the best row's index.
+    """
+    first = folder / runs[0]["name"]
     values = {name: [*dict.fromkeys(run["settings"].get(name, "–") for run in runs)] for name in swept}
     shown = {name: ", ".join(several[:4]) + ", …" * (len(several) > 4) for name, several in values.items()}
-    title = headline(written_settings(best) | shown, read_metrics(best / RECORD))
-    return fill_page("runs.html", title, {"folder": visible(folder), "settings": swept, "runs": runs})
+    title = headline(written_settings(first) | shown, read_metrics(first / RECORD))
+    data = {"folder": visible(folder), "settings": swept, "runs": runs, "rows": rows, "best": best}
+    return fill_page("runs.html", title, data)
 
 
 def run_page(directory: Path) -> str:
@@ -43,7 +48,8 @@ def run_page(directory: Path) -> str:
         "wanted": settings,
     }
     run = describe_run(str(directory), rows, {}, summary, alone=True)
-    data = {"folder": visible(directory), "settings": [], "runs": [run], "alone": alone}
+    rows = [{"runs": [run["name"]]}]
+    data = {"folder": visible(directory), "settings": [], "runs": [run], "rows": rows, "best": 0, "alone": alone}
     return fill_page("runs.html", headline(settings, notes), data)
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import math
 import os
 import re
 import statistics
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +56,8 @@ class Job:
         return self.summary.status
 
 
-Row = list[Job]
-"""Jobs that differ in nothing but their seed, or a single one."""
+Group = list[Job]
+"""Jobs that differ in nothing but their seed, or a single one: a row of the leaderboard."""
 
 
 def read_jobs(sweep: Path) -> list[Job]:
@@ -133,44 +135,55 @@ def swept_settings(jobs: list[Job]) -> list[str]:
     return [name for name in names if len({job.settings.get(name) for job in jobs}) > 1]
 
 
-def rank(jobs: list[Job]) -> list[Row]:
-    """Return rows of jobs: finished by their result, those of other seeds in one, then under way, then failed."""
-    rows: dict[Any, Row] = {}
+def rank(jobs: list[Job]) -> list[Group]:
+    """Return groups of jobs: finished ones by their mean result over seeds, then those under way, then failed ones."""
+    groups: dict[Any, Group] = {}
     for job in jobs:
-        alike = tuple(sorted((name, value) for name, value in job.settings.items() if name != "seed"))
-        rows.setdefault((alike, job.status == "finished" or job.name), []).append(job)
+        but_seed = tuple(sorted((name, value) for name, value in job.settings.items() if name != "seed"))
+        groups.setdefault((but_seed, job.status == "finished" or job.name), []).append(job)
     result = result_of(jobs)
 
-    def place(row: Row) -> tuple[bool, bool, float]:
-        reached = mean(row, result)
-        cost = float("inf") if reached is None else -reached if result == "val_accuracy" else reached
-        return row[0].status == "failed", row[0].status != "finished", cost
+    def place(group: Group) -> tuple[bool, bool, float]:
+        return group[0].status == "failed", group[0].status != "finished", cost(group, result)
 
-    return sorted(rows.values(), key=place)
+    return sorted(groups.values(), key=place)
 
 
 def result_of(jobs: list[Job]) -> str:
-    """Return what ranks the jobs: val_accuracy, the more the better, where one has learned a task, else a loss."""
+    """Return the figure that ranks the jobs: val_accuracy, the more the better, of a task, else a loss."""
     return next((name for name in ("val_accuracy", "val_bpb", "val_loss") if values(jobs, name)), "val_bpb")
 
 
-def values(row: Row, name: str) -> list[float]:
-    return [figure for job in row if (figure := getattr(job.summary, name)) is not None]
+def values(group: Group, name: str) -> list[float]:
+    figures = (getattr(job.summary, name) for job in group)
+    return [figure for figure in figures if figure is not None]
 
 
-def mean(row: Row, name: str) -> float | None:
-    return statistics.fmean(values(row, name)) if values(row, name) else None
+def mean(group: Group, name: str) -> float | None:
+    known = values(group, name)
+    return statistics.fmean(known) if known else None
+
+
+def deviation(group: Group, name: str) -> float | None:
+    """Return the standard deviation of a figure over seeds (n - 1), None for fewer than two."""
+    known = values(group, name)
+    return statistics.stdev(known) if len(known) > 1 else None
+
+
+def cost(group: Group, result: str) -> float:
+    """Return a group's mean result, the less the better, infinite for none."""
+    reached = mean(group, result)
+    if reached is None:
+        return math.inf
+    return -reached if result == "val_accuracy" else reached
 
 
 def write_leaderboard(sweep: Path) -> str:
     """Write leaderboard.csv, leaderboard.md and report.html; return what to print of them, "" without jobs."""
     if not (jobs := read_jobs(sweep)):
         return ""
-    runs = []
-    for job in (job for row in rank(jobs) for job in row):
-        run = describe_run(job.name, read_metrics(job.directory / "metrics.jsonl"), job.settings, asdict(job.summary))
-        runs.append(run | {"page": f"{job.name}/{PAGE}" if (job.directory / PAGE).is_file() else None})
-    table, page = markdown(jobs), runs_page(sweep, swept_settings(jobs), runs)
+    table = markdown(jobs)
+    page = leaderboard_page(sweep, jobs)
     for name, text in {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": table, PAGE: page}.items():
         try:
             replace_text(sweep / name, text)
@@ -179,17 +192,36 @@ def write_leaderboard(sweep: Path) -> str:
     return f"{table}\ntable     {sweep / 'leaderboard.md'}\ncurves    {sweep / PAGE}"
 
 
+def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
+    """Return the page of a sweep, which draws the ranking made here."""
+    groups = rank(jobs)
+    result = result_of(jobs)
+    runs = []
+    for job in chain.from_iterable(groups):
+        run = describe_run(job.name, read_metrics(job.directory / "metrics.jsonl"), job.settings, asdict(job.summary))
+        runs.append(run | {"page": f"{job.name}/{PAGE}" if (job.directory / PAGE).is_file() else None})
+    shown = [group for group in groups if group[0].status != "failed"]
+    rows: list[dict[str, Any]] = []
+    for group in shown:
+        row = {name: mean(group, name) for name in NUMBERS} if len(group) > 1 else {}
+        rows.append(row | {"runs": [job.name for job in group], "deviation": deviation(group, result)})
+    best = min(range(len(shown)), key=lambda place: cost(shown[place], result), default=0)
+    return runs_page(sweep, swept_settings(jobs), runs, rows, best)
+
+
 def markdown(jobs: list[Job]) -> str:
     """Return the leaderboard as a table of Markdown, aligned so that it reads well as plain text."""
-    rows, swept, result = rank(jobs), swept_settings(jobs), result_of(jobs)
+    swept = swept_settings(jobs)
+    result = result_of(jobs)
     measured = [name for name, (key, _) in MEASURED.items() if values(jobs, key)]
     table = [[*swept, *measured, result.replace("_", " ") + (", mean ± sd" if "seed" in swept else "")]]
-    for row in rows:
-        settings = [dict.fromkeys(job.settings.get(name, "–") for job in row) for name in swept]
+    for group in rank(jobs):
+        settings = [dict.fromkeys(job.settings.get(name, "–") for job in group) for name in swept]
         cells = [", ".join(each) if len(each) < 7 else f"{len(each)} of them" for each in settings]
         for key, show in (MEASURED[name] for name in measured):
-            cells.append("–" if (figure := mean(row, key)) is None else show(figure))
-        table.append([*cells, outcome(row, result)])
+            figure = mean(group, key)
+            cells.append("–" if figure is None else show(figure))
+        table.append([*cells, outcome(group, result)])
     lines = markdown_lines(table)
     if texts := [name for name in swept if name.split(".")[0] == "data" and name != "data.cache_dir"]:
         names = ", ".join(map(literal_markdown, texts))
@@ -197,15 +229,18 @@ def markdown(jobs: list[Job]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def outcome(row: Row, result: str) -> str:
-    """Return the last cell of a row: its result, with the deviation over seeds (n - 1), or why there is none."""
-    status, summary, reached = row[0].status, row[0].summary, values(row, result)
+def outcome(group: Group, result: str) -> str:
+    """Return the last cell of a row: its result, with the deviation over seeds, or the reason why there is none."""
+    status = group[0].status
+    summary = group[0].summary
     if status == "failed":
         return f"failed: {summary.reason or 'no reason was written'}"
-    text = f"{mean(row, result):.4f}" if reached else "–"
+    reached = mean(group, result)
+    text = "–" if reached is None else f"{reached:.4f}"
     if status != "finished":
         return f"{text} ({status}, step {summary.step or 0})"
-    return f"{text} ± {statistics.stdev(reached):.4f}" if len(reached) > 1 else text
+    over_seeds = deviation(group, result)
+    return text if over_seeds is None else f"{text} ± {over_seeds:.4f}"
 
 
 def literal_markdown(text: str) -> str:
@@ -228,7 +263,7 @@ def comma_separated(jobs: list[Job]) -> str:
     swept = swept_settings(jobs)
     figures = [field.name for field in fields(Summary) if field.name not in swept]
     lines: list[list[Any]] = [["job", *swept, *figures]]
-    for job in (job for row in rank(jobs) for job in row):
+    for job in chain.from_iterable(rank(jobs)):
         settings = [job.settings.get(name) for name in swept]
         lines.append([job.name, *settings, *(getattr(job.summary, name) for name in figures)])
     return csv_text(lines)

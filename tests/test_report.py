@@ -10,6 +10,7 @@ import math
 import random
 import re
 import runpy
+import statistics
 import subprocess
 import sys
 import time
@@ -193,6 +194,25 @@ def test_a_run_is_read_by_keyboard_whatever_it_wrote(train_config):
     assert found["chosen"] == "Layer 1, head 0, step 10" and found["weight"].endswith("%")
     assert "at 10 steps" in found["grown"] and found["curve"].startswith("training: ") and "tokens" in found["curve"]
     assert (found["samples"], found["facts"], found["bold"]) == (2, 8, 0) and found["status"].endswith(": finished")
+
+
+def test_a_page_has_the_leaderboards_rows_with_means_and_deviations_over_seeds(sweep):
+    data = data_of(sweep)
+    reached = {run["name"]: run["val_bpb"] for run in data["runs"]}
+    assert [row["runs"] for row in data["rows"]] == [["0", "4"], ["1", "5"], ["2", "6"], ["3", "7"], ["9"]]
+    for row in data["rows"][:4]:
+        bpb = [reached[name] for name in row["runs"]]
+        assert (row["val_bpb"], row["deviation"]) == (statistics.fmean(bpb), statistics.stdev(bpb))
+    assert data["rows"][4]["deviation"] is None and data["best"] == 0
+
+
+def test_the_best_row_of_a_page_may_be_under_way_but_not_failed(tmp_path):
+    put_run(tmp_path, 0, 2.0, "attention=sdpa")
+    put_run(tmp_path, 1, 1.5, "attention=mla", status="running")
+    put_run(tmp_path, 2, 1.0, "attention=delta", status="failed")
+    write_leaderboard(tmp_path)
+    data = data_of(tmp_path / "report.html")
+    assert [row["runs"] for row in data["rows"]] == [["0"], ["1"]] and data["best"] == 1
 
 
 @needs_browser
