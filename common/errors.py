@@ -10,7 +10,8 @@ class SettingsError(ValueError):
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(problem, remedy)
-        self.problem, self.remedy = problem.removesuffix("."), remedy.removesuffix(".")
+        self.problem = problem.removesuffix(".")
+        self.remedy = remedy.removesuffix(".")
 
     def __str__(self) -> str:
         sentence = f"{self.problem}: {self.remedy}" if self.remedy else self.problem
@@ -30,7 +31,7 @@ class HuggingFaceError(SettingsError):
 
 
 class DeviceError(SettingsError):
-    """A device that has failed, or has no memory left; under torchrun every process tells of its own."""
+    """A device that has failed, or has no memory left; under torchrun every process reports its own."""
 
 
 # In the errors of CUDA, its libraries, HIP, NCCL and Metal, which have no common type.
@@ -41,13 +42,13 @@ DEVICE_FAILURES = (
 
 
 def device_failed(error: BaseException) -> bool:
-    """Return whether an error says that a GPU cannot go on, so that nothing more can be read from it."""
+    """Return whether an error says that a GPU has failed: nothing more can be read from it."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in DEVICE_FAILURES)
 
 
 @contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Let a mistake that is found within begin with the setting that led to it, as in init_from=run."""
+    """Let the sentence of a mistake found within begin with the setting that led to it, as in init_from=run."""
     try:
         yield
     except SettingsError as error:

@@ -37,7 +37,7 @@ LONGEST_SHARE = 1 / 30  # of the validation text that a document, with its copie
 
 Log = Callable[[str], None]
 Piece = tuple[str, bool, str]
-"""A piece of text after its split and whether it begins a document of that split."""
+"""The split of a piece of text, whether the piece begins a document of that split, and the text."""
 
 
 def prepare(
@@ -50,36 +50,39 @@ def prepare(
 ) -> TokenDataset:
     """Return the tokens of a text from the cache, or make them now on all cores and in bounded memory.
 
-    encoding: replaces the one that `tokenizer` names, e.g. by that of the model to fine-tune.
+    encoding: the tokenizer to use instead of the one that `tokenizer` names, e.g. that of the model to fine-tune.
     prepares: False waits for another process to make the tokens, e.g. the one with the terminal.
-    Of two runs that start at once one does the work. Raises DataError when the text, the tokenizer or the cache folder
-    cannot be used, and when the text changes meanwhile.
+    If two runs start at once, one makes the tokens and the other waits. Raises DataError if the text, the tokenizer or
+    the cache folder cannot be used, and if the text changes meanwhile.
     """
     if data.source == "nanogpt":
         with reading("data.path", str(data.path)):
             return open_nanogpt(data, tokenizer, encoding)
+    # The folder's name is a hash of all that the tokens depend on.
     root = user_path("data.cache_dir", data.cache_dir) / "tokens"
     source = Source(data)
-    wanted = tokenizer_content(encoding) if encoding else asdict(tokenizer)
-    key = json.dumps([FORMAT, source.fingerprint, data.validation_fraction, wanted], sort_keys=True)
+    tokenizer_key = tokenizer_content(encoding) if encoding else asdict(tokenizer)
+    key = json.dumps([FORMAT, source.fingerprint, data.validation_fraction, tokenizer_key], sort_keys=True)
     folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
+        # Make the folder, or wait for the process that does.
         while not prepares and not is_whole(folder):
             time.sleep(0.1)
         if not is_whole(folder):
-            with alone(root, log):
-                if not is_whole(folder):
+            with cache_locked(root, log):
+                if not is_whole(folder):  # another run may have made it meanwhile
                     make_folder(folder, source, encoding or tokenizer, log)
-        found = encoding or read_tokenizer(folder / "tokenizer.json")
-        train, val = open_folder(folder, found, str(folder), "delete this folder: the next run makes it again")
-        return TokenDataset(found, train, val, folder.name, source.description, data.document_mask)
+        # Open it.
+        encoding = encoding or read_tokenizer(folder / "tokenizer.json")
+        train, val = open_folder(folder, encoding, str(folder), "delete this folder: the next run makes it again")
+        return TokenDataset(encoding, train, val, folder.name, source.description, data.document_mask)
     except OSError as error:
         problem = f"data.cache_dir={data.cache_dir} cannot be used ({os_error_reason(error)})"
         raise DataError(problem, "give a writable folder on a disk with room") from error
 
 
 def is_whole(folder: Path) -> bool:
-    """Tell whether a folder of the cache has its files, in the sizes that its meta.json says."""
+    """Return whether a folder of the cache has its files, in the sizes that its meta.json says."""
     try:
         sizes = json.loads(read_foreign(folder / "meta.json"))["sizes"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -88,8 +91,8 @@ def is_whole(folder: Path) -> bool:
 
 
 @contextmanager
-def alone(root: Path, log: Log) -> Iterator[None]:
-    """Hold the lock of the cache, once what killed runs have left half made is removed."""
+def cache_locked(root: Path, log: Log) -> Iterator[None]:
+    """Hold the lock of the cache, and first remove what killed runs left unfinished."""
     root.mkdir(parents=True, exist_ok=True)
     if is_locked(root / ".lock"):
         log(f"Another run is preparing a text in {root}; waiting for it.")
@@ -102,7 +105,7 @@ def alone(root: Path, log: Log) -> Iterator[None]:
 def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encoding, log: Log) -> None:
     """Write tokenizer.json, train.bin, val.bin and meta.json, and give their folder its name in one step."""
     log(f"Preparing {source.description} with tokenizer={tokenizer.name}, once.")
-    remove(folder)  # one that is not whole
+    remove(folder)  # it may be there, but not whole
     with replacing(folder) as unfinished:
         unfinished.mkdir()
         split = Split(source, source.config.validation_fraction)
@@ -113,8 +116,8 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
         if Source(source.config).fingerprint != source.fingerprint:
             problem = f"data={source.config.source} changes while it is read ({source.description})"
             raise DataError(problem, "wait until nothing writes to it, or read a copy")
-        for what, (count, first) in source.losses.items():
-            log(f"{what}: {count:,}, first in {first}.")
+        for loss, (count, first) in source.losses.items():
+            log(f"{loss}: {count:,}, first in {first}.")
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         if not (sizes["train.bin"] and sizes["val.bin"]):
             problem = f"data={source.config.source} has no text, or too little to hold some out ({source.description})"
@@ -125,10 +128,10 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
 
 
 class Split:
-    """A text with `fraction` of it held out; making one reads its first HEAD characters.
+    """A text with `fraction` of it held out; the constructor reads its first HEAD characters.
 
-    Held out are the documents with the lowest hashes of those that are, with their copies, no longer than 1/30 of the
-    validation text. So names and order do not matter, copies are on one side, and no document decides the loss. Where
+    The documents with the lowest hashes are held out, of those that are, with their copies, no longer than 1/30 of the
+    validation text. So names and order do not matter, copies are on one side, and no document decides the loss. If
     such documents are less than twice `fraction` of the text, the last `fraction` of each document is held out.
     """
 
@@ -173,7 +176,7 @@ class Split:
                 position += len(text)
 
     def _is_held_out(self, begun: list[str]) -> bool:
-        """Tell by its first two pieces whether a document is held out whole: such a one has a single piece."""
+        """Return whether a document is held out whole, by its first two pieces: such a one has a single piece."""
         if len(begun) != 1 or len(begun[0]) > self.longest:
             return False
         number = _hash(begun[0])
@@ -225,12 +228,12 @@ def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> None:
     """Encode text on all cores and write train.bin and val.bin, each in the order of the text."""
     dtype = token_dtype(encoding.n_vocab)
-    told = time.monotonic()
+    logged = time.monotonic()
     mark = np.array([encoding.eot_token], np.uint32)
 
     def encode(job: list[Piece]) -> list[np.ndarray]:
-        encoded = partial(encoding.encode_to_numpy, disallowed_special=())  # a literal <|endoftext|> is text
-        return [np.append(mark[:begins], encoded(text)) for _, begins, text in job]
+        encode_piece = partial(encoding.encode_to_numpy, disallowed_special=())  # a literal <|endoftext|> is text
+        return [np.append(mark[:begins], encode_piece(text)) for _, begins, text in job]
 
     waiting = jobs(split.pieces(split.documents()))
     with ExitStack() as stack:
@@ -238,13 +241,13 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> No
         pool = stack.enter_context(ThreadPoolExecutor())
         bar = stack.enter_context(progress_bar(desc="preparing tokens", unit=" characters", unit_scale=True))
         while batch := list(islice(waiting, AT_ONCE)):
-            for job, found in zip(batch, pool.map(encode, batch), strict=True):
-                for (name, _, text), ids in zip(job, found, strict=True):
+            for job, encoded in zip(batch, pool.map(encode, batch), strict=True):
+                for (name, _, text), ids in zip(job, encoded, strict=True):
                     files[name].write(ids.astype(dtype).tobytes())
                     bar.update(len(text))
-            if bar.disable and time.monotonic() > told + 30:  # without a terminal
+            if bar.disable and time.monotonic() > logged + 30:  # without a terminal
                 log(f"{files['train'].tell():,} bytes of tokens are written.")
-                told = time.monotonic()
+                logged = time.monotonic()
 
 
 def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> TokenDataset:

@@ -33,17 +33,18 @@ SKIPPED = {"test", "tests", "idle_test", "lib2to3", "encodings", "stringprep.py"
 ENDINGS = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"), "hf": (".parquet",)}
 
 Files = dict[str, tuple[int, int]]
-"""To each file's name its size and, in nanoseconds, when it was changed."""
+"""{path: (size, mtime_ns)}."""
 
 
 class Source:
-    """The documents that `config` names. Making one reads names, sizes and times only; shakespeare is downloaded once.
+    """The documents that `config` names. The constructor reads names, sizes and times only, or downloads shakespeare.
 
-    Raises DataError when there is nothing to read. Reading the text can raise it too.
+    Raises DataError if there is nothing to read. Reading the text can raise it too.
     """
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
+        # The files, and a name of the text.
         self.files = Files()
         name = config.path
         if config.source == "stdlib":
@@ -58,20 +59,23 @@ class Source:
             name = f"dataset {config.name}, split {config.split}"
             local = user_path("data.name", str(config.name))
             self.files = find_files(str(local), setting="data.name") if local.is_dir() else {}
-        count, size = len(self.files), sum(size for size, _ in self.files.values())
+        # Its description.
+        count = len(self.files)
+        size = sum(size for size, _ in self.files.values())
         amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
         self.description = f"{name}: {count:,} file{'s' * (count > 1)}, {amount}" if self.files else f"{name}"
         """The text in words: "stdlib of CPython 3.11: 532 files, 10.4 MB"."""
-        known = {} if config.source == "shakespeare" else self.files  # which is the same wherever it lies
+        # Its fingerprint: shakespeare is the same wherever it lies.
+        files = {} if config.source == "shakespeare" else self.files
         asked = (config.source, config.text_field, config.name, config.subset, config.split)
         self.separator = config.separator if config.source in DIVISIBLE else None
-        self.fingerprint = fingerprint(known, *asked, *filter(None, [self.separator]))
-        """Short hex string that changes when the text may have changed."""
+        self.fingerprint = fingerprint(files, *asked, *filter(None, [self.separator]))
+        """A short hex string that changes if the text may have changed."""
         self.losses: dict[str, tuple[int, str]] = {}
-        """What the last reading has replaced or left out: to each sort how often, and where first."""
+        """{what was replaced or left out: (how often, where first)}, of the last reading."""
 
     def documents(self) -> Iterator[Iterable[str]]:
-        """Read the documents, from the first on at each call. An empty one has no pieces."""
+        """Yield the documents, from the first on at each call. An empty one has no pieces."""
         self.losses.clear()
         if self.config.source == "hf":
             yield from self._texts_of(_dataset_records(self.config, self.files))
@@ -84,7 +88,7 @@ class Source:
                 yield from divided(self._blocks(file), self.separator)
 
     def _texts_of(self, records: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Iterable[str]]:
-        """Yield the text of records that come with where they are; null is left out."""
+        """Yield the texts of (place, record) pairs; null is left out."""
         field = self.config.text_field
         for where, record in records:
             if field not in record:
@@ -98,7 +102,7 @@ class Source:
                 raise DataError(problem, "choose another field")
 
     def _blocks(self, file: str) -> Iterator[str]:
-        """Yield the text of a file; nothing where it is no text, which raises DataError where it is the only one."""
+        """Yield the text of a file in blocks. A file that is no text is left out; DataError if it is the only one."""
         with self._reading(file) as stream:
             block = stream.read(LONGEST)
             if "\0" in block or 2 * replace_surrogates(block)[1] > len(block):
@@ -173,7 +177,7 @@ def _parts(blocks: Iterable[str], separator: str) -> Iterator[str | None]:
 
 
 def json_records(lines: Iterable[str], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object of JSON lines with where it is, "SOURCE line 3"; empty lines are passed over.
+    """Yield each object of JSON lines after its place, "SOURCE line 3"; empty lines are skipped.
 
     Raises DataError for a line that is no JSON object.
     """
@@ -196,27 +200,29 @@ def _dataset_records(config: DataConfig, files: Files) -> Iterator[tuple[str, di
         import datasets  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise DataError("data=hf needs the datasets library", 'pip install -e ".[hf]"') from error
-    asked: dict[str, Any] = {"path": "parquet", "data_files": list(files), "split": "train"}
-    what = f"data.path={config.path}"
-    if not config.path:
-        what = f"data.name={config.name}, data.subset={config.subset}, data.split={config.split}"
+    if config.path:
+        settings = f"data.path={config.path}"
+        asked: dict[str, Any] = {"path": "parquet", "data_files": list(files), "split": "train"}
+    else:
+        settings = f"data.name={config.name}, data.subset={config.subset}, data.split={config.split}"
         asked = {"path": str(user_path("data.name", str(config.name))), "name": config.subset, "split": config.split}
     try:
         for number, record in enumerate(datasets.load_dataset(**asked, streaming=True), start=1):
-            yield f"{what}: record {number}", record
+            yield f"{settings}: record {number}", record
     except Exception as error:  # the library raises errors of every layer below it
-        raise DataError(f"{what} cannot be read ({first_line(error)})", "check it and the network") from error
+        raise DataError(f"{settings} cannot be read ({first_line(error)})", "check it and the network") from error
 
 
 def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data.path") -> Files:
-    """Return the regular files that a setting means: a file, a glob's, or what a folder has with these endings.
+    """Return the regular files that a setting names: a file, a glob's, or those in a folder with these endings.
 
-    What is hidden in a folder is left out. Raises DataError when there is no file.
+    Hidden files of a folder are left out. Raises DataError if there is no file.
     """
 
     def fail(error: OSError) -> None:
         raise error
 
+    # Find them, or what is in the way.
     root = user_path(setting, path)
     problem = f"names no {' or '.join(endings) or 'regular'} file"
     found = [root]
@@ -238,7 +244,7 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
 
 
 def stdlib_files() -> Files:
-    """Return the standard library's own modules, without tests, tables, and what others have installed beside them."""
+    """Return the standard library's own modules, without tests, tables and what is installed beside them."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [root / f"{name}.py" for name in sys.stdlib_module_names]
     files += [file for name in sys.stdlib_module_names for file in (root / name).rglob("*.py")]
@@ -252,7 +258,7 @@ def sizes_of(files: Iterable[Path]) -> Files:
 
 
 def fingerprint(files: Files, *settings: str | None) -> str:
-    """Return a hex string that changes with any file's path, size or time of change. Contents are not read."""
+    """Return a hex string that changes with any file's path, size or mtime. Contents are not read."""
     return hashlib.sha256(repr((settings, files)).encode()).hexdigest()[:16]
 
 

@@ -80,7 +80,8 @@ class SampleConfig(SamplingParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        inputs, outputs = ("prompt", "prompt_file", "prompts", "interactive"), ("page", "results", "interactive")
+        inputs = ("prompt", "prompt_file", "prompts", "interactive")
+        outputs = ("page", "results", "interactive")
         for alternatives in (inputs, outputs, ("page", "prompts")):
             given = [f"{name}={format_value(value)}" for name in alternatives if (value := getattr(self, name))]
             if len(given) > 1:

@@ -147,7 +147,8 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
     own = None  # the tokens of the validation split, in the first checkpoint's ids
     if path is not None:
         source = Source(DataConfig(source="text", path=path))
-        description, documents = source.description, ["".join(pieces) for pieces in source.documents()]
+        description = source.description
+        documents = ["".join(pieces) for pieces in source.documents()]
     else:
         description, own = validation_split(checkpoints[0])
         parts = np.split(own, np.flatnonzero(own == first.eot_token))

@@ -77,17 +77,18 @@ JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}  # by their model_type
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
-# What else they say of a rotation, with the only values that ours computes.
+# The other parameters of their rotations, with the only values that ours computes.
 ROPE_TYPES = {"linear": {}, "yarn": {}, "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}
 ROPE_DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True}  # yarn's, which ours has too
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")  # may be missing from their config.json
-# What _obstacles() looks at by itself, or what changes no logit.
+# Settings that _obstacles() checks by itself, or that change no logit.
 CHECKED = {"attention", "attention_window", "n_head", "tie_embeddings", "zero_init", "dropout", "score_softcap"}
 CHECKED |= {"rope_theta", "rope_scaling", "rope_scaling_factor", "rope_trained_length", "latent_size", "ngram_rows"}
 
 
 def _obstacles(model: GPT, kind: str) -> list[str]:
-    """Return what the model has that Hugging Face's of this kind has not, as NAME=VALUE."""
+    """Return the settings of the model that Hugging Face's of this kind cannot express, as NAME=VALUE."""
+    # Settings that must have one value there.
     config = model.config
     attention = model.attentions[0]
     free = CHECKED | QWEN3.names.keys()
@@ -95,6 +96,7 @@ def _obstacles(model: GPT, kind: str) -> list[str]:
     if kind == "gpt2":
         wanted["mlp"] = config.mlp if config.mlp in GPT2_ACTIVATIONS else "gelu_tanh"
     found = [name for name, value in (wanted | TARGETS[kind].settings).items() if getattr(config, name) != value]
+    # Settings that depend on the layers and the heads.
     layers = [config.at(layer) for layer in range(config.n_layer)]
     foreign = {layer.form for layer in layers} - {*SOFTMAX, "single_head", "stacked"}
     heads = {(each.n_head, each.kv_heads, each.head_dim) for each in model.attentions}
@@ -118,11 +120,13 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
 
     end_of_text: the id that ends a document. Raises HuggingFaceError when no class computes the same.
     """
+    # The class that lacks the least, which must lack nothing.
     obstacles = {kind: _obstacles(model, kind) for kind in TARGETS}
     kind = min(obstacles, key=lambda kind: len(obstacles[kind]))
     if missing := ", ".join(obstacles[kind]):
         problem = f"Hugging Face's {TARGETS[kind].name} comes nearest, but has no {missing}"
         raise HuggingFaceError(problem, f"a model trained with model={TARGETS[kind].preset} can be exported")
+    # Its settings and weights.
     dtype = str(model.token_embedding.weight.dtype).removeprefix("torch.")
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}  # what ends a document begins the next
     config = {"model_type": kind, "architectures": [TARGETS[kind].name], "torch_dtype": dtype}
@@ -168,19 +172,21 @@ def from_huggingface(where: str) -> GPT:
 
 
 def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
-    """Return the settings of from_huggingface(where), and what reads its weight of a name in ours."""
+    """Return the settings of from_huggingface(where), and a function from our name of a weight to the weight."""
     folder = find_folder(where)
     config = read_config(where)
     index = folder / "model.safetensors.index.json"  # of the several files that a large one is in
     with importing(where):
+        # Their weights, mapped from the files.
         files = json.loads(read_foreign(index))["weight_map"].values() if index.exists() else ["model.safetensors"]
-        weights: dict[str, Tensor] = {}  # mapped from the files
+        weights: dict[str, Tensor] = {}
         for file in sorted(set(files)):
             weights |= load_file(regular(folder / file))
         held = sum(tensor.numel() for tensor in weights.values())
         needed = count_weights(config)[1]
         if held < needed:  # before its shapes are built, which a billion layers would take forever
             raise ValueError(f"it has {held:,} weights, where its config.json asks for {needed:,}")
+        # Their parts of each of ours, checked.
         model = without_weights(config)
         ours = dict[str, list[Tensor]]()
         for name, tensor in plain_weights(model).items():
@@ -202,10 +208,12 @@ def read_config(where: str) -> GPTConfig:
         if not file.exists() and file.with_name("adapter_config.json").exists():
             remedy = "merge it into its model, with peft's merge_and_unload() and save_pretrained()"
             raise HuggingFaceError(f"{where} is an adapter, such as LoRA's, not a model", remedy)
+        # Which of the three it is.
         settings = json.loads(read_foreign(file))
         kind = settings["model_type"]
         if kind not in TARGETS:
             raise HuggingFaceError(f"{where} is a {kind}", "choose a gpt2, llama or qwen3 model")
+        # Their settings that ours computes with one value only, and ours that come of several of theirs.
         target = TARGETS[kind]
         fixed = dict(target.fixed)
         ours = dict(target.settings)
@@ -224,6 +232,7 @@ def read_config(where: str) -> GPTConfig:
             given = settings.get(name, value)
             if SYNONYMS.get(given, given) != value:
                 raise HuggingFaceError(f"{where} has {name}={given}", f"choose a model with {name}={value}")
+        # The others, by name.
         for name, theirs in target.names.items():
             if name not in OPTIONAL or settings.get(theirs) is not None:
                 ours[name] = settings[theirs]
@@ -250,7 +259,7 @@ def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _our_windows(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what a Qwen3's layer_types come to in our words."""
+    """Return a Qwen3's layer_types in our words."""
     window = settings.get("sliding_window")
     if not settings.get("use_sliding_window") or window is None or SLIDING not in settings["layer_types"]:
         return {}
@@ -259,7 +268,7 @@ def _our_windows(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(name: str, model: GPT) -> dict[str, int]:
-    """Return the names of their weights that one of ours is made of, and how many of its rows each has."""
+    """Return the names of their weights that make up one of ours, and the number of its rows that each has."""
     theirs = name
     for word, their_word in (GPT2 if model.config.position == "learned" else LLAMA).weights.items():
         theirs = theirs.replace(word, their_word)

@@ -19,11 +19,11 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
-# How llama.cpp calls the patterns that cut text, by the names of our encodings.
+# llama.cpp's names of the patterns that cut text, by the names of our encodings.
 GGML_PRE = {"bpe": "llama-bpe", "gpt2": "gpt-2", "cl100k_base": "dbrx", "o200k_base": "gpt-4o"}
 KNOWN = "choose a model with a byte-level BPE tokenizer, such as GPT-2's, Llama 3's or Qwen3's"
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
-# Texts whose ids are compared where the tokenizers library is there to encode them.
+# Texts whose ids are compared if the tokenizers library is installed.
 SAMPLES = (
     "The quick  brown fox,\n\njumps over\t12345 lazy dogs. ", "naïve café: 北京 2024 😀👍🏽 \u00a0x", " leading", "",
     "I'll we've IT'S don't", "def f(x):\n    return x[1:-1] != 3.14e10  # no\r\n\r\n", "½ Ⅷ ٣٤  5 6   7\n 8",
@@ -35,6 +35,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
 
     Unlike our encoding, theirs reads a special token in a text as the token.
     """
+    # The tokens, in visible letters for their bytes.
     letters = _byte_letters()
     ranks = {"".join(letters[byte] for byte in token): rank for token, rank in encoding._mergeable_ranks.items()}
     # tiktoken joins any two neighbours that make a token, that of lowest rank first. Theirs joins listed pairs, the
@@ -79,14 +80,15 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
 
 
 def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encoding:
-    """Return the tiktoken Encoding with the ids of the folder's tokenizer.json; most: how many its model has.
+    """Return the tiktoken Encoding with the ids of the folder's tokenizer.json.
 
-    The token that ends a text there becomes our <|endoftext|>. Raises HuggingFaceError where tiktoken cannot give
-    these ids: it has byte-level BPE only, cut by one pattern, whose merges are in the order of their ids. A normalizer
-    NFC is left out: a text in another form gets other ids.
+    most: the number of ids that its model has. The token that ends a text there becomes our <|endoftext|>. Raises
+    HuggingFaceError if tiktoken cannot give these ids: it has byte-level BPE only, cut by one pattern, with merges in
+    the order of their ids. A normalizer NFC is left out: a text in another form gets other ids.
     """
     file = folder / "tokenizer.json"
     with importing(file):
+        # The pattern, and each token's bytes by its id; special tokens apart.
         content = json.loads(read_foreign(file))
         pattern = _pattern(content, file)
         model = content["model"]
@@ -94,16 +96,19 @@ def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encod
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
         vocabulary = {word: rank for word, rank in model["vocab"].items() if word not in special}
         ranks = {bytes(byte_of[letter] for letter in word): rank for word, rank in vocabulary.items()}
+        # The token that ends a text.
         if END_OF_TEXT not in special:
             ends = json.loads(read_foreign(folder / "config.json"))["eos_token_id"]
             special[END_OF_TEXT] = ends[0] if isinstance(ends, list) else ends
         ids = [*ranks.values(), *{*special.values()}]
         if len({*ids}) < len(ids):
             raise ValueError("two of its tokens have the same id")
+        # tiktoken joins the pair of the lowest id first: their list must have that order.
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         order = [vocabulary[left + right] for left, right in pairs]
         if order != sorted(order) or any(bytes([byte]) not in ranks for byte in range(256)):
             raise HuggingFaceError(f"{file} merges in another order than its ids, which tiktoken cannot", KNOWN)
+        # The Encoding, held against their own tokenizer if that library is there.
         encoding = tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
         if most is not None and encoding.n_vocab > most:
             problem = f"{file} has {encoding.n_vocab:,} ids, more than the {most:,} of its model"
@@ -114,7 +119,7 @@ def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encod
 
 
 def _pattern(content: dict[str, Any], file: Path) -> str:
-    """Return the pattern by which a tokenizer.json cuts text; HuggingFaceError where none stands for its steps."""
+    """Return the pattern by which a tokenizer.json cuts text; HuggingFaceError if no pattern equals its steps."""
     normalizer = content.get("normalizer")
     model = content["model"]
     marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]
@@ -149,5 +154,5 @@ def _compare(encoding: tiktoken.Encoding, file: Path) -> None:
 def _byte_letters() -> list[str]:
     """Return a visible letter for each byte (Radford et al. 2019): its own, or else the next from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = count(0x100)
-    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
+    substitutes = count(0x100)
+    return [chr(byte if byte in visible else next(substitutes)) for byte in range(256)]

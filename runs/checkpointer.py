@@ -1,4 +1,4 @@
-"""Saving while training goes on: the state is copied, then another thread writes the copy."""
+"""Asynchronous checkpoints: the state is copied, then another thread writes the copy while training goes on."""
 
 import logging
 import threading
@@ -34,7 +34,10 @@ class AsyncCheckpointer:
         """
         self.wait()
         try:
-            copies = [{name: t.detach().to("cpu", copy=True) for name, t in of.items()} for of in (weights, optimizer)]
+            copies = [
+                {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+                for tensors in (weights, optimizer)
+            ]
         except (MemoryError, RuntimeError) as error:
             if device_failed(error):
                 raise  # training cannot go on either

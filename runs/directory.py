@@ -1,4 +1,4 @@
-"""A run's directory: made, found, locked, and made ready to go on in."""
+"""A run's directory: made, found, locked, and prepared for a resumed run."""
 
 import logging
 import math
@@ -30,10 +30,10 @@ log = logging.getLogger("tinygpt")
 
 LOGS = ("metrics.jsonl", "report.jsonl", "train.log")
 
-# What a person asks of one invocation, which the next one does not inherit.
+# Settings of one invocation, which a resumed run does not inherit.
 OF_THIS_INVOCATION = ("resume", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
 
-# What may change while the run goes on: when it ends, what it shows and keeps, where it computes.
+# Settings that may change on resume: when the run ends, what it shows and keeps, where it computes.
 MAY_CHANGE_ON_RESUME = (
     *OF_THIS_INVOCATION,
     *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
@@ -42,7 +42,7 @@ MAY_CHANGE_ON_RESUME = (
     *("device", "compile", "deterministic", "distributed", "recompute", "micro_batch_size"),
 )
 
-# Settings of the model that no weight depends on, which may change with allow_changes.
+# Settings of the model that no weight depends on: they may change with allow_changes.
 WITHOUT_WEIGHTS = [
     *("model.dropout", "model.attention_dropout", "model.attention_window", "model.score_softcap"),
     *("model.logit_softcap", "model.rope_theta", "model.rope_scaling", "model.rope_scaling_factor"),
@@ -85,7 +85,7 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
 
 
 def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:
-    """Return what `read` makes of a run's latest checkpoint that it can read; CheckpointError if there is none."""
+    """Return read(path) of a run's latest checkpoint that can be read; CheckpointError if there is none."""
     with naming(f"resume={run}"):
         return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
 
@@ -96,7 +96,7 @@ def newest_intact(run: Path) -> tuple[Path, Meta]:
 
 
 def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings of a run that is resumed, nested, but for places and services that another run chose.
+    """Return the settings that a resumed run inherits, nested; a moved run's paths and services are left out.
 
     known: the dotted names of all settings; CheckpointError if the run has others.
     typed: names of the settings that are given. Raises SettingsError where a moved run needs data.path among them.
@@ -129,7 +129,7 @@ def written_settings(run: Path) -> dict[str, Any]:
 def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = None) -> None:
     """Raise SettingsError, naming every setting that differs from the saved run's and would change its result.
 
-    data: a name for the tokens that changes with the text, compared with the one that was saved.
+    data: the fingerprint of the tokens, compared with the saved one.
     """
     now = flat(settings)
     before = flat(saved.config)
@@ -154,9 +154,9 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
 
 
 def remove_leftovers(run: Path, saved: Meta | None) -> None:
-    """Take out of a run's directory what a killed save has left, and what came after the checkpoint it goes on from.
+    """Remove what a killed save has left in a run's directory, and the log lines after the checkpoint to resume from.
 
-    Later checkpoints, which are damaged, are renamed.
+    Later checkpoints are damaged, and renamed.
     """
     for leftover in (run / "checkpoints").glob(f".*{UNFINISHED}"):
         remove(leftover)
@@ -183,12 +183,12 @@ def open_log(file: Path, mode: str) -> IO[str]:
 
 
 def log_sizes(run: Path) -> dict[str, int]:
-    """Return how long the run's logs are now, in bytes."""
+    """Return the present sizes of the run's logs, in bytes."""
     return {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
 
 
 def log_to(directory: Path, stack: ExitStack) -> None:
-    """Write what is logged to a run's train.log, until the stack is closed."""
+    """Log to a run's train.log, until the stack is closed."""
     file = plain_file(directory / "train.log")
     handler = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(LogFormatter("[%(asctime)s] %(message)s"))

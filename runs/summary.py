@@ -1,4 +1,4 @@
-"""summary.json: what became of a run. job.json: which job of a sweep a folder holds, and why it failed."""
+"""summary.json: the outcome of a run. job.json: which job of a sweep a folder holds, and why it failed."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ STATUSES = ("running", "stopped", "failed", "finished")
 
 @dataclass
 class Summary:
-    """What became of a run; None for what is not known."""
+    """The outcome of a run; None for an unknown figure."""
 
     status: str = "running"
     """running, stopped, failed or finished."""
