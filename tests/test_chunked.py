@@ -1,0 +1,304 @@
+"""Attention by chunks is the attention of functions.py and sparse.py: results, gradients, and what it refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model.attention import functions
+from model.attention.chunked import ROWS, Index, best_of, block_channels, chunked
+from model.attention.contract import from_weights
+from model.attention.layer import AttentionContext
+from model.attention.masks import causal_mask, document_mask
+from model.attention.sparse import TIE, IndexedAttention, blockwise
+from model.config import AttentionConfig
+
+ROOT = Path(__file__).parent.parent
+CAP = 3.0
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+@from_weights
+def sigmoid_exact(scores, allowed):
+    """functions.sigmoid, whose ln n is float32's."""
+    n = (scores > -torch.inf).sum(-1, keepdim=True)
+    return torch.sigmoid(scores - n.to(scores.dtype).log())
+
+
+DEFINITIONS = {
+    "softmax": functions.matmul,
+    "softcap": functions.softcap(CAP),
+    "sigmoid": sigmoid_exact,
+    "sparsemax": functions.sparsemax,
+    "stick": functions.stick,
+}
+SIZES = [(1, 1), (7, 7), (130, 130), (300, 300), (1, 40), (70, 200)]
+
+
+def inputs(T, S, dtype=torch.float64, heads=2, D=8, Dv=8):
+    shapes = (2, 4, T, D), (2, heads, S, D), (2, heads, S, Dv)
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
+
+
+def documents(T, S):
+    """The first row's documents have 50 tokens; the second row's first queries see nothing."""
+    position = torch.arange(S - T, S)
+    return torch.stack((position // 50 * 50, torch.full_like(position, 3)))
+
+
+def compare(fast, definition, tensors, dtype=torch.float64):
+    """fast(*tensors) and its gradients are the definition's in float64, which gets the same numbers."""
+    narrow = [t.detach().to(dtype).requires_grad_() for t in tensors]
+    wide = [t.detach().double().requires_grad_() for t in narrow]
+    y, wanted = fast(*narrow), definition(*wide)
+    g = torch.randn_like(y)
+    found = [y, *torch.autograd.grad(y, narrow, g)]
+    for a, b in zip(found, [wanted, *torch.autograd.grad(wanted, wide, g.double())], strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, atol=TOLERANCE[dtype] * max(1.0, b.abs().max().item()), rtol=0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("form", DEFINITIONS)
+def test_every_form_is_its_definition_at_every_length_with_a_cache_and_shared_heads(form, dtype):
+    for T, S in SIZES:
+        mask = causal_mask(T, S)
+        for heads in (1, 2, 4):
+            compare(
+                lambda *qkv: chunked(form, *qkv, cap=CAP)[0],
+                lambda *qkv, mask=mask: DEFINITIONS[form](*qkv, mask=mask),
+                inputs(T, S, heads=heads),
+                dtype,
+            )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("form", DEFINITIONS)
+def test_every_form_is_its_definition_under_windows_documents_and_masks(form, dtype):
+    for T, S in SIZES:
+        seen, starts = causal_mask(T, S), documents(T, S)
+        holes = torch.rand(2, 1, T, S) < 0.7
+        holes[0, 0, T // 2] = False  # a query that sees nothing
+        by_head = torch.rand(4, T, S) < 0.5
+        cases = [
+            ({"window": 20}, causal_mask(T, S, window=20)),
+            ({"window": 90}, causal_mask(T, S, window=90)),
+            ({"doc_starts": starts}, seen & document_mask(starts, S)),
+            ({"doc_starts": starts, "window": 30}, causal_mask(T, S, window=30) & document_mask(starts, S)),
+            ({"mask": holes}, seen & holes),
+            ({"mask": by_head, "window": 30}, causal_mask(T, S, window=30) & by_head),
+            ({"mask": holes, "doc_starts": starts}, seen & holes & document_mask(starts, S)),
+            ({"mask": torch.arange(S) % 3 > 0}, seen & (torch.arange(S) % 3 > 0)),
+        ]
+        for given, mask in cases:
+            compare(
+                lambda *qkv, given=given: chunked(form, *qkv, cap=CAP, **given)[0],
+                lambda *qkv, mask=mask: DEFINITIONS[form](*qkv, mask=mask),
+                inputs(T, S),
+                dtype,
+            )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("form", DEFINITIONS)
+def test_a_bias_that_is_a_sum_is_the_bias(form, dtype):
+    for T, S in SIZES:
+        row, column = torch.randn(2, 4, T), torch.randn(2, 4, S)
+        mask = causal_mask(T, S, window=90)
+        compare(
+            lambda q, k, v, row, column: chunked(form, q, k, v, row=row, column=column, window=90, cap=CAP)[0],
+            lambda q, k, v, row, column, mask=mask: DEFINITIONS[form](
+                q, k, v, mask=mask, bias=row[..., None] + column[..., None, :]
+            ),
+            [*inputs(T, S), row, column],
+            dtype,
+        )
+
+
+def with_a_key_in_front(definition, mask):
+    """The definition with one more key of value 0, whose logit is the sink."""
+
+    def attend(q, k, v, sink, row, column):
+        bias = row[..., None] + column[..., None, :]
+        bias = torch.cat((sink[:, None, None].expand(*bias.shape[:-1], 1), bias), -1)
+        k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
+        return definition(q, k, v, mask=F.pad(mask, (1, 0), value=True), bias=bias)
+
+    return attend
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("form", ["softmax", "softcap", "sparsemax"])
+def test_a_sink_is_one_more_key_that_gives_nothing(form, dtype):
+    for T, S in SIZES:
+        more = [torch.randn(4), torch.randn(2, 4, T), torch.randn(2, 4, S)]
+        compare(
+            lambda q, k, v, sink, row, column: chunked(form, q, k, v, sink=sink, row=row, column=column, cap=CAP)[0],
+            with_a_key_in_front(DEFINITIONS[form], causal_mask(T, S)),
+            [*inputs(T, S), *more],
+            dtype,
+        )
+
+
+def test_values_may_be_wider_or_narrower_than_keys():
+    for Dv in (3, 20):
+        tensors = inputs(100, 100, Dv=Dv)
+        compare(lambda *qkv: chunked("softmax", *qkv, scale=0.9)[0],
+                lambda *qkv: functions.matmul(*qkv, is_causal=True, scale=0.9), tensors)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", DEFINITIONS)
+def test_gradients_are_those_of_the_result_with_what_dropout_dropped(form, monkeypatch):
+    monkeypatch.setitem(ROWS, "cpu", 2)
+    tensors = [torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    tensors += [torch.randn(1, 2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    for p in (0.0, 0.3):
+
+        def attend(q, k, v, row, column, p=p):
+            torch.manual_seed(3)
+            return chunked(form, q, k, v, row=row, column=column, dropout_p=p, cap=CAP)[0]
+
+        assert torch.autograd.gradcheck(attend, tensors, fast_mode=True)
+
+
+def test_dropout_keeps_the_expected_weight_and_drops_its_share():
+    q, k = torch.zeros(1, 1, 200, 4), torch.zeros(1, 1, 200, 4)
+    v = torch.eye(200).expand(1, 1, -1, -1)
+    weights = chunked("softmax", q, k, v, dropout_p=0.3)[0]
+    seen = causal_mask(200, 200)
+    assert 0.28 < (weights[0, 0][seen] == 0).float().mean() < 0.32
+    assert torch.allclose(weights.sum(-1)[..., 50:].mean(), torch.tensor(1.0), atol=0.02)
+
+
+def test_a_bias_that_runs_to_thousands_costs_near_keys_no_precision():
+    T = 1000
+    gates = -6 * torch.rand(1, 4, T, dtype=torch.float64)
+    total = gates.cumsum(-1).float()  # down to -3,000, where float32 goes in steps of 0.0002
+    q, k, v = (t.detach() for t in inputs(T, T, heads=4))
+    wanted = functions.matmul(q, k, v, is_causal=True, bias=total.double()[..., None] - total.double()[..., None, :])
+    found = chunked("softmax", q.float(), k.float(), v.float(), row=total, column=-total)[0]
+    torch.testing.assert_close(found, wanted.float(), atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("form", ["softmax", "softcap", "sigmoid", "stick"])
+def test_in_bf16_only_the_products_are_rounded(form):
+    T = 150
+    q, k, v = inputs(T, T, torch.bfloat16)
+    row = -torch.rand(2, 4, T).cumsum(-1)  # a token fades
+    sink = None if form in ("sigmoid", "stick") else torch.randn(4)
+    found = chunked(form, q, k, v, row=row, column=-row, sink=sink, cap=CAP)[0]
+    wanted = chunked(form, q.double(), k.double(), v.double(), row=row, column=-row, sink=sink, cap=CAP)[0]
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), wanted, atol=2e-2, rtol=2e-2)
+    for a, b in zip(
+        torch.autograd.grad(found.sum(), (q, k, v)), torch.autograd.grad(wanted.sum(), (q, k, v)), strict=True
+    ):
+        torch.testing.assert_close(a.double(), b.double(), atol=3e-2 * b.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("with_documents", [False, True])
+def test_channels_of_blocks_are_mobas_choice(with_documents):
+    for T in (1, 7, 130, 300):
+        starts = documents(T, T) if with_documents else None
+        mask = causal_mask(T, T) if starts is None else causal_mask(T, T) & document_mask(starts, T)
+        block = max(1, T // 8)
+        column = torch.randn(2, 4, T, dtype=torch.float64)
+
+        def attend(q, k, v, block=block, starts=starts, column=column):
+            eff = None if starts is None else torch.minimum(starts, torch.arange(q.shape[2]))
+            blocks = block_channels(q, k, block, 3, column=column, doc_starts=eff)
+            more = {"row": torch.zeros(1), "column": column, "blocks": blocks, "doc_starts": starts}
+            return chunked("softmax", q, k, v, **more)[0]
+
+        compare(
+            attend,
+            lambda *qkv, block=block, mask=mask, column=column: blockwise(block, 3)(
+                *qkv, mask=mask, bias=column[..., None, :]
+            ),
+            inputs(T, T),
+        )
+
+
+@pytest.mark.parametrize("given", [{}, {"window": 40}, {"documents": True}, {"masked": True}])
+def test_an_index_chooses_and_learns_as_the_layer_says(given):
+    for T in (1, 7, 130, 300):
+        config = AttentionConfig(
+            attention="index", n_embd=32, n_head=4, block_size=max(8, T), position="none",
+            attention_window=given.get("window"),
+        )  # fmt: skip
+        layer = IndexedAttention(config).double()
+        x = torch.randn(2, T, 32, dtype=torch.float64)
+        x[:, 5::7] = x[:, :1]  # tokens that nothing tells apart
+        q, k, v = inputs(T, T, heads=4)
+        starts = documents(T, T) if "documents" in given else None
+        mask = None
+        if "masked" in given:
+            mask = torch.rand(2, 1, T, T) < 0.8
+            mask[0, 0, T // 2] = False
+        learned = [layer.index_proj.weight, layer.index_norm.weight, layer.index_norm.bias]
+
+        ctx = AttentionContext(loss=torch.zeros((), dtype=torch.float64), doc_starts=starts, mask=mask)
+        wanted = layer.attend(layer.see(q, k, v, ctx), x, ctx), ctx.loss
+
+        asks, key, share = layer.index_proj(x).split(layer.index_proj.parts, -1)
+        asks = asks.unflatten(-1, (layer.index_heads, -1)).transpose(1, 2)
+        index = Index(asks, layer.index_norm(key), share, layer.best, TIE, True)
+        found = chunked("softmax", q, k, v, index=index, doc_starts=starts, mask=mask, window=given.get("window"))
+
+        g = torch.randn_like(q), torch.tensor(0.7, dtype=torch.float64)
+        sides = [[*y, *torch.autograd.grad(y, [q, k, v, *learned], g)] for y in (found, wanted)]
+        for a, b in zip(*sides, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-11 * max(1.0, b.abs().max().item()), rtol=0)
+
+
+def test_equals_at_the_boundary_give_way_to_nearer_keys():
+    index = torch.tensor([[1.0, 5.0, 3.0, 3.0, 3.0, -torch.inf], [4.0, 3.0, 2.0, 1.0, 0.0, -1.0]])
+    chosen = best_of(index, 3, torch.full((2, 1), 1e-6))
+    assert chosen.int().tolist() == [[0, 1, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0]]
+
+
+def test_a_stick_that_is_spent_ends_the_look_and_changes_nothing():
+    T = 400
+    q, k, v = inputs(T, T)
+    compare(lambda *qkv: chunked("stick", *qkv, scale=2.0)[0],
+            lambda *qkv: functions.stick(*qkv, is_causal=True, scale=2.0), [q, k, v])  # fmt: skip
+
+
+def test_second_derivatives_are_refused():
+    q, k, v = inputs(5, 5)
+    y = chunked("softmax", q, k, v)[0]
+    (dq,) = torch.autograd.grad(y.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"backward|grad"):
+        dq.sum().backward()
+
+
+COMPILED = """
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
+from model.attention.chunked import chunked
+
+for form in ("softmax", "softcap", "sigmoid", "sparsemax", "stick"):
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    def attend(q, k, v, row):
+        return chunked(form, q * 2, k, v, row=row, column=-row, window=30, dropout_p=0.1, cap=3.0)[0] * 2
+    compiled = torch.compile(attend, backend=counter)
+    x = [torch.randn(1, 2, 70, 8, requires_grad=True) for _ in range(3)] + [torch.randn(1, 2, 70)]
+    same = []
+    for f in (attend, compiled):
+        torch.manual_seed(0)
+        y = f(*x)
+        same.append(torch.cat([y, *torch.autograd.grad(y.sum(), x[:3])]))
+    print(form, counter.frame_count, len(counters["graph_break"]), torch.equal(*same))
+"""
+
+
+@pytest.mark.slow
+def test_chunks_are_one_operator_to_a_compiler():
+    run = [sys.executable, "-c", COMPILED]
+    printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    assert printed[:-1] == [f"{form} 1 0 True" for form in DEFINITIONS]
