@@ -27,6 +27,7 @@ def train(config: TrainConfig) -> float:
     Everything the run writes goes into config.run_dir. A mistake in the settings raises a SettingsError
     that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
+    from pages.report import Report
     from training.device import fast_products, uncompiled  # torch takes a second to import: --help does without it
     from training.log import Loggers
     from training.optimizer import schedule_factor, set_learning_rate
@@ -34,7 +35,12 @@ def train(config: TrainConfig) -> float:
     from training.step import explain_out_of_memory, train_step
 
     config = build(TrainConfig, flat(asdict(config)))  # a Path is a text now, np.int64 an int, a dict a group
-    with open_run(config) as run, Loggers(run) as loggers, failures_named(run), fast_products(run.device, run.dtype):
+    with (
+        open_run(config) as run,
+        Loggers(run, Report) as loggers,
+        failures_named(run),
+        fast_products(run.device, run.dtype),
+    ):
         progress = run.progress
         while True:
             if stop := int(run.ranks.max(run.signals.received)):

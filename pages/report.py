@@ -20,7 +20,8 @@ from pages.text import name_of
 from runs.directory import open_log
 from runs.metrics import Row
 from training.evaluation import first_windows
-from training.run import Logger, Run
+from training.logger import Logger
+from training.run import Run
 
 FIRST = 10  # seconds after which the page is first drawn, and at least until it is drawn again
 LEAST_WORK = 100  # times as long as drawing took is trained before that

@@ -1,28 +1,30 @@
-"""What a run measures, made into rows and told to the loggers: files, the terminal, the page, wandb, TensorBoard.
+"""Rows of metrics.jsonl, made of measurements and passed to the loggers: files, terminal, page, wandb, TensorBoard.
 
-A Logger that raises is told no more, and the run goes on.
+A failing logger is dropped; training continues.
 """
 
 import json
 import logging
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
 from common.errors import first_line
 from model.heads import head_statistics
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token
-from pages.report import Report
 from runs.directory import open_log
 from runs.metrics import Evaluation, Row, finite, is_number, read_metrics
 from runs.summary import NUMBERS, Summary, sentence_of, write_summary
 from training.device import peak_memory, reset_peak_memory
 from training.evaluation import first_windows
-from training.run import Logger, Run
+from training.logger import Logger
+from training.run import Run
+from training.tensorboard import TensorBoard
 from training.terminal import Terminal
+from training.wandb import Wandb
 
 log = logging.getLogger("tinygpt")
 
@@ -42,11 +44,12 @@ class MetricsFile(Logger):
 
 
 class SummaryFile(Logger):
-    """Keeps a run's summary.json up to date; training goes on where it cannot be written."""
+    """Keeps a run's summary.json up to date; training continues if it cannot be written."""
 
     def __init__(self, run: Run, rows: list[Row]) -> None:
-        self.run, self.rows = run, rows
-        reset_peak_memory(run.device)  # a sweep's job is not charged with those before it
+        self.run = run
+        self.rows = rows
+        reset_peak_memory(run.device)  # else a sweep's job would count those before it
         self.write()
 
     def on_row(self, row: Row, sample: str) -> None:
@@ -62,7 +65,8 @@ class SummaryFile(Logger):
             self.write("failed", sentence_of(error))
 
     def write(self, status: str = "running", reason: str | None = None) -> None:
-        run, step = self.run, self.run.progress.step
+        run = self.run
+        step = run.progress.step
         speeds = [row["tokens_per_s"] for row in self.rows if is_number(row.get("tokens_per_s"))]
         evaluations = [row for row in self.rows if is_number(row.get("val_loss"))]
         best = next((row for row in evaluations if row["step"] == run.progress.best_step), {})
@@ -84,71 +88,84 @@ class SummaryFile(Logger):
 
 
 class Loggers:
-    """The loggers of a run, on the first rank; use it as a context manager around the training."""
+    """The loggers of a run, on the first rank; a context manager around the training."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *more: Callable[[Run, list[Row]], Logger]) -> None:
+        """more: loggers from outside training, each made of the run and its rows so far."""
         self.run = run
         self.rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
         self.loggers: list[Logger] = []
         if run.ranks.is_first:
-            self.loggers = [MetricsFile(run), SummaryFile(run, self.rows), Report(run, self.rows)]
-            asked = {"Wandb": run.config.wandb.active_mode != "disabled", "TensorBoard": run.config.tensorboard}
-            for name in filter(asked.get, asked):  # after the page, which wandb is given
-                try:
-                    self.loggers.append(getattr(import_module(f"training.{name.lower()}"), name)(run))
-                except Exception as error:
-                    say_lost(name, error)
-            self.loggers.append(Terminal(run))  # last, so that what others log at the end goes above its bar
+            self.loggers = [MetricsFile(run), SummaryFile(run, self.rows), *(logger(run, self.rows) for logger in more)]
+            # After the page, which wandb uploads at the end.
+            if run.config.wandb.active_mode != "disabled":
+                self._add(Wandb)
+            if run.config.tensorboard:
+                self._add(TensorBoard)
+            self.loggers.append(Terminal(run))  # last: the others' messages at the end go above its bar
+
+    def _add(self, logger: Callable[[Run], Logger]) -> None:
+        """Add a logger of other people's, without which the run trains too."""
+        try:
+            self.loggers.append(logger(self.run))
+        except Exception as error:
+            log_failure(logger, error)
 
     def __enter__(self) -> Self:
-        self.measured = (self.run.progress.step, time.perf_counter())
+        self.last_report = (self.run.progress.step, time.perf_counter())
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._tell("on_end", error)
+        self._call("on_end", error)
 
     def on_step(self, **measured: float) -> None:
-        """Report the step just taken; `measured`, where it is logged: loss, lr and grad_norm.
+        """Report the step just taken; `measured` has loss, lr and grad_norm if the step is logged.
 
-        Its speed is that of all steps since the report before.
+        Its speed is that of all steps since the last report.
         """
         if measured:
-            step, now = self.run.progress.step, time.perf_counter()
-            (since, then), self.measured = self.measured, (step, now)
-            measured["tokens_per_s"] = (step - since) * self.run.config.tokens_per_step / (now - then)
-            self._tell("on_row", self._row(**measured), "")
-        self._tell("on_step")
+            step = self.run.progress.step
+            now = time.perf_counter()
+            last_step, then = self.last_report
+            self.last_report = (step, now)
+            measured["tokens_per_s"] = (step - last_step) * self.run.config.tokens_per_step / (now - then)
+            self._call("on_row", self._row(**measured), "")
+        self._call("on_step")
 
     def on_evaluation(self, result: Evaluation, sample: str) -> None:
-        """Report an evaluation, with what every head attends to."""
+        """Report an evaluation, with the statistics of every head's attention."""
         if not self.loggers:
             return
-        run, figures = self.run, dict[str, Any]()
+        run = self.run
+        figures = dict[str, Any]()
         if not run.is_sharded:  # else no process has the whole model
             heads = head_statistics(run.model, *first_windows(run.model, run.data))
             figures = {"attention_entropy": heads.entropy, "attention_relative_entropy": heads.relative_entropy}
             figures |= {"attention_distance": heads.distance, "head_similarity": heads.similarity}
             figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
-        self._tell("on_row", self._row(**result.figures, **figures), sample)
-        self.measured = (run.progress.step, time.perf_counter())  # an evaluation's time is not the training's
+        self._call("on_row", self._row(**result.figures, **figures), sample)
+        self.last_report = (run.progress.step, time.perf_counter())  # the time of an evaluation does not count
 
     def _row(self, **values: Any) -> Row:
-        step, skipped = self.run.progress.step, self.run.progress.skipped
-        row = {"step": step, "tokens": step * self.run.config.tokens_per_step, "seconds": round(self.run.seconds, 3)}
-        self.rows.append(row | values | ({"skipped": skipped} if skipped else {}))
-        return self.rows[-1]
+        run = self.run
+        step = run.progress.step
+        row = {"step": step, "tokens": step * run.config.tokens_per_step, "seconds": round(run.seconds, 3)} | values
+        if run.progress.skipped:
+            row["skipped"] = run.progress.skipped
+        self.rows.append(row)
+        return row
 
-    def _tell(self, what: str, *arguments: Any) -> None:
+    def _call(self, callback: str, *arguments: Any) -> None:
         for logger in self.loggers[:]:
             try:
-                getattr(logger, what)(*arguments)
+                getattr(logger, callback)(*arguments)
             except Exception as error:
-                say_lost(type(logger).__name__, error)
+                log_failure(type(logger), error)
                 self.loggers.remove(logger)
-                if what != "on_end":
+                if callback != "on_end":
                     with suppress(Exception):
                         logger.on_end(error)
 
 
-def say_lost(name: str, error: Exception) -> None:
-    log.error("%s failed (%s); training goes on without it.", name, first_line(error))
+def log_failure(logger: Callable[..., Logger], error: Exception) -> None:
+    log.error("%s failed (%s); training goes on without it.", logger.__name__, first_line(error))

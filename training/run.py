@@ -21,7 +21,6 @@ from model.weights import plain_weights
 from runs.checkpoint import Meta, Progress
 from runs.checkpointer import AsyncCheckpointer
 from runs.directory import log_sizes
-from runs.metrics import Row
 from training import __version__
 from training.config import TrainConfig
 from training.distributed import Ranks, local
@@ -191,19 +190,6 @@ class Run:
             "torch": torch.__version__,
             "tinygpt": __version__,
         }
-
-
-class Logger:
-    """What is told of a run; each logger is made with the run and says what it does with it."""
-
-    def on_step(self) -> None:
-        """After each step."""
-
-    def on_row(self, row: Row, sample: str) -> None:
-        """What was measured, every log_interval steps and by an evaluation, which may have a text of the model."""
-
-    def on_end(self, error: BaseException | None) -> None:
-        """At the end, whatever brought it."""
 
 
 def steps_to_take(config: TrainConfig, model: GPT) -> int | None:

@@ -19,7 +19,8 @@ from runs.metrics import Row
 from training.config import TrainConfig
 from training.device import peak_memory
 from training.evaluation import targets_scored
-from training.run import Logger, Run
+from training.logger import Logger
+from training.run import Run
 
 if TYPE_CHECKING:
     from data.tasks import Data

@@ -9,7 +9,8 @@ from typing import Literal, cast
 from common.errors import SettingsError, first_line
 from runs.metrics import Row, scalars
 from training.config import IN_WANDB_SWEEP
-from training.run import Logger, Run
+from training.logger import Logger
+from training.run import Run
 
 log = logging.getLogger("tinygpt")
 
