@@ -31,8 +31,8 @@ import torch
 
 from common.errors import first_line
 from model.attention import FORMS, MODIFIERS
+from train import train_step
 from training.device import choose_precision, fast_products
-from training.step import train_step
 
 CALLS = ("tests", "training", "forms", "rest")
 SECONDS = 540  # of a call

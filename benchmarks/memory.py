@@ -18,10 +18,10 @@ import paired
 import torch
 from throughput import ADAMW, GPT2_124M, GPT2_SHAPE, Shape, make_config, make_run
 
+from train import train_step
 from training.config import TrainConfig
 from training.device import choose_precision, fast_products, peak_memory, reset_peak_memory
 from training.plan import predict_memory, trial_run
-from training.step import train_step
 
 FORMS = {"sdpa": "TBC", "matmul": "T"}  # what is doubled; `matmul` differs from `sdpa` in the length alone
 
@@ -36,7 +36,7 @@ def main() -> None:
     rows = []
     for (name, compiled), found in paired.interleave(programs, rounds, warm_ups=0).items():
         config, megabytes = configs[name], [one / 1e6 for one in found]
-        predicted = predict_memory(config, config.batch_size, precision, on_gpu=on_gpu).peak / 1e6
+        predicted = predict_memory(train_step, config, config.batch_size, precision, on_gpu=on_gpu).peak / 1e6
         ratio = f"{statistics.median(megabytes) / predicted:.2f}"
         title = name + (", compiled" if compiled else "")
         rows.append([title, paired.spread(megabytes, ",.0f"), f"{predicted:,.0f}", ratio])

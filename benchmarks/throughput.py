@@ -27,12 +27,12 @@ from data.batches import Batch, Batches
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from model.config import GPTConfig
+from train import train_step
 from training.config import OptimizerConfig, TrainConfig
 from training.device import choose_precision, fast_products, multiplies_bf16, to_device
 from training.distributed import parallelize
 from training.plan import trial_run
 from training.run import Run
-from training.step import train_step
 
 GPT2_SHAPE = dict(
     position="learned", norm="layernorm", norm_eps=1e-5, mlp="gelu", qk_norm=False, tie_embeddings=True,
@@ -135,7 +135,7 @@ def make_run(
         return Batch(rows[:, :-1], rows[:, 1:])
 
     run.batch = batch
-    run.forward = parallelize(run.model, run.ranks, "ddp", device, dtype, compiled)
+    run.ddp_model = parallelize(run.model, run.ranks, "ddp", device, dtype, compiled)
     return run
 
 

@@ -27,10 +27,10 @@ from pages.probes import Probes
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
 from sweeps.leaderboard import csv_text, read_jobs
+from train import train_step
 from training.config import TrainConfig
 from training.device import choose_precision, fast_products
 from training.plan import predict_memory, trial_run
-from training.step import train_step
 
 T = 4096
 FARTHER = 4  # the tested length as a multiple of the trained one
@@ -90,7 +90,7 @@ def extrapolated(checkpoint: Checkpoint) -> float:
 def memory(checkpoint: Checkpoint) -> int:
     """Return the predicted peak bytes of a step on one window of T tokens, in float32 on a CPU."""
     model = replace(checkpoint.model.config, block_size=T)
-    return predict_memory(TrainConfig(model=model, batch_size=1, micro_batch_size=1, max_steps=1), 1).peak
+    return predict_memory(train_step, TrainConfig(model=model, batch_size=1, micro_batch_size=1, max_steps=1), 1).peak
 
 
 def accuracies(folder: Path) -> dict[str, str]:

@@ -31,10 +31,10 @@ from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import without_weights
+from train import train_step
 from training.config import TrainConfig
 from training.device import choose_precision, decoding_precision
 from training.run import Run
-from training.step import train_step
 
 GPU = torch.device("cuda", 0)
 SHAPE = dict(n_layer=1, n_head=8, n_kv_head=2, n_embd=512, block_size=32, vocab_size=257)
@@ -162,7 +162,7 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
     found = {}
     with NoReads():
         model = on_gpu(without_weights(model_config))
-        run = Run(config, GPU, choose_precision("auto", GPU), data, model, forward=model)
+        run = Run(config, GPU, choose_precision("auto", GPU), data, model, ddp_model=model)
         watch = Watch(model)
         with mock.patch("torch.nn.functional.scaled_dot_product_attention", watch.attend):
             # A step, with its backward pass and both optimizers: Muon, and AdamW for what is no matrix of a block.

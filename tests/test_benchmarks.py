@@ -16,6 +16,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from cli.hydra_command import CONF, to_settings
+from train import train_step
 from training.plan import predict_memory
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -204,5 +205,5 @@ def test_measured_memory_is_beside_what_is_predicted():
     import paired
 
     config = next(config for name, config in memory.on_a_cpu().items() if name.startswith("`matmul`"))
-    predicted = predict_memory(config, config.batch_size).peak
+    predicted = predict_memory(train_step, config, config.batch_size).peak
     assert 0.5 * predicted < paired.alone(memory.peak, config) < 2 * predicted

@@ -20,20 +20,19 @@ from conftest import random_gpt
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import train as train_module
 import training.distributed
 import training.sharding
-import training.step
 from common.console import progress_bar
 from common.errors import SettingsError
 from model.config import GPTConfig
 from model.size import memory_of
-from train import train
+from train import train, train_step
 from training.config import OptimizerConfig, TrainConfig
 from training.device import choose_device, fast_products, multiplies_bf16, peak_memory, to_device
 from training.distributed import Ranks, parallelize
 from training.plan import trial_run
 from training.start import choose_compile
-from training.step import train_step
 
 
 @pytest.fixture
@@ -231,7 +230,7 @@ def test_the_minutes_of_a_run_leave_out_the_step_that_compiles_after_a_resume_to
     """The first step of each process takes ten minutes, the others one; a device works on while the program runs."""
     now, queued, taken, shares = 0.0, 0.0, [], []
 
-    def step(run, number, step=training.step.train_step):
+    def step(run, number, step=train_module.train_step):
         nonlocal queued
         queued += 60 if taken else 600
         taken.append((number, shares[-1]))
@@ -251,8 +250,8 @@ def test_the_minutes_of_a_run_leave_out_the_step_that_compiles_after_a_resume_to
     monkeypatch.setattr(torch.Tensor, "tolist", wait)
     monkeypatch.setattr("training.start.choose_compile", lambda *_: compiled)
     monkeypatch.setattr("training.start.parallelize", lambda model, *_: model)
-    monkeypatch.setattr("training.step.train_step", step)
-    monkeypatch.setattr("training.optimizer.schedule_factor", lambda s, n, done, m: shares.append(done) or 1.0)
+    monkeypatch.setattr("train.train_step", step)
+    monkeypatch.setattr("train.schedule_factor", lambda s, n, done, m: shares.append(done) or 1.0)
     config = replace(train_config, max_steps=None, max_minutes=4, sample_tokens=0, eval_interval=100, log_interval=100)
     train(replace(config, checkpoint_interval=2))
     steps = [(0, 0), (1, 0), (2, 0.25), (3, 0.5), (4, 0.75)]

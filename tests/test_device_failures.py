@@ -16,9 +16,9 @@ from runs.summary import read_summary
 from train import train
 from training.device import memory_errors
 from training.distributed import Ranks
+from training.failures import explain_failures
 from training.plan import trial_run
 from training.run import Run
-from training.start import failures_named
 
 LAUNCH = torch.AcceleratorError("CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously")
 FAILURES = [
@@ -54,8 +54,8 @@ def fail_in(monkeypatch, place: str, error: Exception) -> None:
 
 PLACES = {  # the step said, and that of the checkpoint
     "step": (13, 10),
-    "training.evaluation.evaluate": (10, 10),
-    "generation.generate.generate_text": (10, 10),
+    "train.evaluate": (10, 10),
+    "train.generate_text": (10, 10),
     "training.log.head_statistics": (10, 10),
     "training.run.Run.weights_are_finite": (10, None),  # at the start of a save
     "copy of a save": (10, None),
@@ -107,7 +107,7 @@ def test_an_operation_without_an_exact_kernel_names_deterministic(train_config, 
         "cumsum_cuda_kernel does not have a deterministic implementation, but you set "
         "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
     )
-    monkeypatch.setattr("training.evaluation.evaluate", raising(error))
+    monkeypatch.setattr("train.evaluate", raising(error))
     with pytest.raises(SettingsError) as raised:
         train(replace(train_config, deterministic=True))
     torch.use_deterministic_algorithms(False)
@@ -188,7 +188,7 @@ def test_a_rank_that_is_gone_is_told_apart_from_a_device_of_this_one(train_confi
     config = replace(train_config, model=replace(train_config.model, vocab_size=257))
     run = trial_run(config, torch.device("cpu"), torch.float32)
     run.ranks, run.directory = Ranks(0, 2, 0, 2, launched=launched), tmp_path
-    with pytest.raises(kind) as raised, failures_named(run):
+    with pytest.raises(kind) as raised, explain_failures(run):
         raise RuntimeError(message)
     assert type(raised.value) is kind
     assert ("another process ended after step 0" in str(raised.value)) == (kind is SettingsError)

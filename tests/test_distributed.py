@@ -20,18 +20,18 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from model.config import GPTConfig
 from runs.checkpoint import load_checkpoint, read_meta
+from train import train_step
 from training.config import TrainConfig
 from training.distributed import Ranks, parallelize
 from training.plan import trial_run
 from training.sharding import gather
-from training.step import train_step
 
 # Runs jobs one after the other, each on ranks that are forked, which needs no second import of torch.
 RANKS = """
 import faulthandler, json, os, signal, socket, sys
 from pathlib import Path
 import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor  # a rank would import them
-import generation.generate, training.log, pages.report, training.start, training.step
+import generation.generate, training.log, pages.report, training.start
 from data.batches import Batches
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
@@ -123,13 +123,13 @@ def all_batches(folder: Path, name: str, ranks: int) -> list[bytes]:
 
 
 STOP = """
-import training.step
-step = training.step.train_step
+import train
+step = train.train_step
 def stopping(run, number):
     if number == 12:
         run.signals.received = 15
     return step(run, number)
-training.step.train_step = stopping
+train.train_step = stopping
 """
 
 
@@ -217,7 +217,7 @@ def test_gradients_of_all_micro_batches_are_kept_where_ddp_sends_them(alone):
     for ranks in (Ranks(), alone):
         torch.manual_seed(0)
         run = trial_run(config, cpu, torch.float32)
-        run.ranks, run.forward = ranks, parallelize(run.model, ranks, "ddp", cpu, torch.float32, False)
+        run.ranks, run.ddp_model = ranks, parallelize(run.model, ranks, "ddp", cpu, torch.float32, False)
         places = []
 
         def note(module, arguments, run=run, places=places):

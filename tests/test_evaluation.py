@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from conftest import random_gpt
 
-import training.evaluation
 from common.errors import SettingsError
 from data.config import DataConfig, TaskConfig
 from model.config import GPTConfig
@@ -16,7 +15,7 @@ from model.loss import IGNORE_INDEX, nats_of_each
 from runs.checkpoint import Progress, load_checkpoint, read_meta
 from runs.metrics import read_metrics
 from runs.summary import read_summary
-from train import train
+from train import train, train_step
 from training.config import TrainConfig
 from training.evaluation import FEWEST_SCORED, MOST_SCORED, evaluate, targets_scored
 from training.plan import predict_memory
@@ -70,7 +69,7 @@ def counts(monkeypatch) -> list[int]:
         asked.append(256 if steps is None else 512)
         return asked[-1]
 
-    monkeypatch.setattr(training.evaluation, "targets_scored", scored)
+    monkeypatch.setattr("train.targets_scored", scored)
     return asked
 
 
@@ -119,8 +118,8 @@ ERRORS = [
     MemoryError("Unable to allocate 9 GiB"),
 ]
 PLACES = {
-    "training.evaluation.evaluate": ("the evaluation", " eval_batch_size=4"),
-    "generation.generate.generate_text": ("the sample", " sample_tokens=0"),
+    "train.evaluate": ("the evaluation", " eval_batch_size=4"),
+    "train.generate_text": ("the sample", " sample_tokens=0"),
     "training.log.head_statistics": ("the measurement of the heads", ""),
 }
 
@@ -151,7 +150,7 @@ def test_memory_that_runs_out_in_an_evaluation_loses_nothing_and_says_what_to_ty
 def test_a_run_that_fails_in_its_evaluation_ends_as_one_that_does_not(train_config, monkeypatch, tmp_path):
     whole = train(replace(train_config, run_dir=str(tmp_path / "whole")))
     with monkeypatch.context() as patch:
-        patch.setattr("training.evaluation.evaluate", lambda *_, **__: 1 / 0)
+        patch.setattr("train.evaluate", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(train_config)
     assert train(replace(train_config, run_dir=None, resume=train_config.run_dir)) == whole
@@ -165,10 +164,10 @@ def test_a_run_that_fails_in_its_evaluation_ends_as_one_that_does_not(train_conf
 def test_an_evaluation_needs_no_more_memory_than_a_step(vocab_size, on_gpu):
     config = TrainConfig(model=GPTConfig(n_layer=2, n_embd=64, block_size=64, vocab_size=vocab_size), batch_size=4)
     for micro in (1, 4):
-        memory = predict_memory(config, micro, torch.bfloat16, on_gpu=on_gpu)
+        memory = predict_memory(train_step, config, micro, torch.bfloat16, on_gpu=on_gpu)
         assert memory.weights + memory.optimizer < memory.evaluation < memory.peak
-    more = predict_memory(replace(config, eval_batch_size=64), 4, on_gpu=on_gpu)
-    assert more.evaluation > predict_memory(config, 4, on_gpu=on_gpu).evaluation
+    more = predict_memory(train_step, replace(config, eval_batch_size=64), 4, on_gpu=on_gpu)
+    assert more.evaluation > predict_memory(train_step, config, 4, on_gpu=on_gpu).evaluation
     assert str(more).endswith("B in an evaluation")
 
 

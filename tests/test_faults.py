@@ -22,7 +22,6 @@ from test_resume import ROOT, assert_same_run, before_step, rows, steps_of, stop
 
 import common.files
 import train as train_module
-import training.step
 from common.errors import CheckpointError, SettingsError
 from runs import checkpoint as checkpoints
 from runs.checkpoint import load_checkpoint, open_checkpoint, verify_checkpoint
@@ -30,6 +29,7 @@ from runs.directory import make_run_directory
 from runs.summary import read_summary
 from train import train
 from training.config import OptimizerConfig, TrainConfig
+from training.log import Loggers
 from training.run import Run
 
 # Starts a child by fork, which needs no second import of torch, kills it while it starts, after a step that it has
@@ -262,22 +262,22 @@ def test_two_runs_started_in_the_same_second_have_directories_of_their_own(tmp_p
 
 def plant_nan(monkeypatch, steps: range, where: str) -> None:
     """Make the loss of these steps infinite, with finite gradients, or one gradient in them not a number."""
-    original = training.step.train_step
+    original = train_module.train_step
 
     def train_step(run: Run, step: int):
         if step not in steps:
             return original(run, step)
         if where == "loss":
-            forward = run.forward
+            forward = run.ddp_model
             with monkeypatch.context() as patched:
-                patched.setattr(run, "forward", lambda *batch, **more: forward(*batch, **more) + math.inf)
+                patched.setattr(run, "ddp_model", lambda *batch, **more: forward(*batch, **more) + math.inf)
                 return original(run, step)
         handle = run.model.blocks[0].mlp.down_proj.weight.register_hook(lambda g: g * math.nan)
         result = original(run, step)
         handle.remove()
         return result
 
-    monkeypatch.setattr("training.step.train_step", train_step)
+    monkeypatch.setattr("train.train_step", train_step)
 
 
 @pytest.mark.parametrize(("where", "optimizer"), [("loss", "muon"), ("gradient", "muon"), ("gradient", "adamw")])
@@ -350,18 +350,23 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(train_config, monkeyp
 def test_an_evaluation_that_is_not_finite_is_no_best_one_and_fails_a_run_only_at_its_end(
     train_config, monkeypatch, caplog, evaluation
 ):
-    original = train_module.evaluate_run
+    evaluate_run, weights = train_module.evaluate_run, []
 
-    def evaluate_run(run: Run, *, finished: bool):
+    def broken(run: Run, targets: int):
         weight = run.model.blocks[0].mlp.down_proj.weight
-        kept = weight.detach().clone()
+        weights.append((weight, weight.detach().clone()))
         if run.progress.step == 5 * evaluation:
             weight.data[0, 0] = math.nan
-        result = original(run, finished=finished)
-        weight.data.copy_(kept)
-        return result
+        return evaluate_run(run, targets)
 
-    monkeypatch.setattr(train_module, "evaluate_run", evaluate_run)
+    def mended(loggers: Loggers, *measured: object, original=Loggers.on_evaluation):
+        for weight, kept in weights:
+            weight.data.copy_(kept)
+        weights.clear()
+        original(loggers, *measured)
+
+    monkeypatch.setattr(train_module, "evaluate_run", broken)
+    monkeypatch.setattr(Loggers, "on_evaluation", mended)
     config = replace(train_config, eval_interval=5, checkpoint_interval=100)
     if evaluation == 4:
         with pytest.raises(SettingsError, match=r"the validation loss is nan at the end: lower optimizer\.lr=0\.02"):

@@ -19,11 +19,10 @@ from data.batches import TokenDataset
 from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT
-from train import train
+from train import train, train_step
 from training.config import TrainConfig
 from training.device import choose_precision, fast_products
 from training.run import Run
-from training.step import train_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("unchecked")]
 
@@ -42,7 +41,7 @@ def new_run(device: torch.device, precision: torch.dtype, **settings) -> Run:
     torch.manual_seed(0)
     model = GPT(config.model).to(device)
     text = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint16)
-    return Run(config, device, precision, TokenDataset(BYTE, text, text, "random", "random"), model, forward=model)
+    return Run(config, device, precision, TokenDataset(BYTE, text, text, "random", "random"), model, ddp_model=model)
 
 
 def two_steps(run: Run) -> list[float]:

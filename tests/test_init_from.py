@@ -14,7 +14,7 @@ from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from model.size import count_parameters
 from runs.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
-from train import train
+from train import train, train_step
 from training.config import TrainConfig
 from training.plan import plan_run
 from training.pretrained import SAME_WEIGHTS, copy_weights, inherit, pretrained_config
@@ -53,7 +53,7 @@ def test_a_run_begins_with_the_weights_shape_and_tokenizer_it_is_given(pretraine
     text = "a quite different text"
     assert run.data.tokenizer.encode(text) == source.tokenizer.encode(text)
     assert run.progress.step == 0
-    planned = plan_run(replace(other_text, init_from=pretrained))
+    planned = plan_run(train_step, replace(other_text, init_from=pretrained))
     assert f"\nmodel     {count_parameters(source.model).total():,} parameters" in planned
 
 

@@ -16,7 +16,7 @@ import torch
 from test_resume import before_step, stopped
 from tqdm import tqdm
 
-import training.step
+import train as train_module
 import training.terminal
 from data.config import DataConfig
 from generation.score import ScoringParams, score
@@ -41,7 +41,7 @@ def test_rows_and_the_summary_say_what_was_spent_and_begin_anew_with_a_new_run(t
     run_dir.mkdir()
     for name in ("metrics.jsonl", "report.jsonl"):  # of a run that was killed before its first checkpoint
         (run_dir / name).write_text('{"step": 7, "left": true}\n')
-    with open_run(train_config) as run, Loggers(run) as loggers:
+    with open_run(train_config) as run, Loggers(run, Report) as loggers:
         for step, took in enumerate((1.0, 2.0, 1.0, 8.0), 1):
             now[0] += took
             run.progress.step = step
@@ -89,11 +89,11 @@ def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, mo
 
 
 def test_skipped_steps_are_counted_in_a_row_and_do_not_keep_the_end_from_being_saved(train_config, monkeypatch, caplog):
-    def step(run, number, step=training.step.train_step):
+    def step(run, number, step=train_module.train_step):
         run.targets_per_step = math.nan if number in (0, 2, 3) else 128
         return step(run, number)
 
-    monkeypatch.setattr(training.step, "train_step", step)
+    monkeypatch.setattr("train.train_step", step)
     train(replace(train_config, max_steps=4))
     progress = read_meta(Path(train_config.run_dir) / "checkpoints/last").progress
     assert (progress.step, progress.skipped, progress.skipped_in_a_row, progress.finished) == (4, 3, 2, True)

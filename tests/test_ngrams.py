@@ -17,7 +17,7 @@ from model.gpt import GPT
 from model.ngrams import ngram_hashes
 from model.size import count_parameters, count_weights, flops_per_token, parameters_read
 from runs.checkpoint import load_checkpoint
-from train import train
+from train import train, train_step
 from training.optimizer import split_parameters
 from training.plan import plan_run
 
@@ -75,7 +75,7 @@ def test_tables_are_counted_apart_begin_small_and_are_left_to_adamw(train_config
     assert count_weights(config)[1] == parts.total()
     close(model.ngrams.tables[1].weight.std(), torch.tensor(0.02), rtol=0.05, atol=0)
     assert [id(p) for p in split_parameters(model)["embeddings"][1:]] == [id(p) for p in model.ngrams.parameters()]
-    planned = plan_run(replace(train_config, model=replace(train_config.model, **TABLES), dry_run=True))
+    planned = plan_run(train_step, replace(train_config, model=replace(train_config.model, **TABLES), dry_run=True))
     assert "ngrams 3,392" in planned and "read by a token" in planned
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
-from train import train
+from train import train, train_step
 from training import plan
 from training.config import PlanConfig, TrainConfig
 from training.distributed import Ranks
@@ -64,7 +65,7 @@ def test_the_operations_of_attention_are_those_of_the_positions_seen(window):
 MEASURE = """
 import torch
 from model.config import GPTConfig
-from training.step import train_step
+from train import train_step
 from training.config import OptimizerConfig, TrainConfig
 from training.device import peak_memory, reset_peak_memory
 from training.plan import predict_memory, trial_run
@@ -86,7 +87,7 @@ for optimizer, recompute, settings in (
             train_step(run, step)
         measured = peak_memory(cpu) - before
         del run
-    print(predict_memory(config, 4).peak, measured)
+    print(predict_memory(train_step, config, 4).peak, measured)
 """
 
 
@@ -104,35 +105,39 @@ def test_peak_memory_is_within_a_tenth_of_the_measured():
 
 def test_predicting_takes_no_memory_and_less_is_predicted_where_less_is_kept(train_config):
     config = TrainConfig(model=GPTConfig(n_layer=2, n_head=32, n_embd=8192, block_size=256, vocab_size=50257))
-    predicted = predict_memory(config, 1)
+    predicted = predict_memory(train_step, config, 1)
     assert predicted.weights == predicted.gradients == 4 * count_parameters(without_weights(config.model)).total()
     assert predicted.peak > 15e9
     config = replace(train_config, model=GPTConfig(n_layer=6, n_embd=64, block_size=64, vocab_size=257))
-    kept, again = (predict_memory(replace(config, recompute=recompute), 4) for recompute in ("none", "block"))
+    kept, again = (
+        predict_memory(train_step, replace(config, recompute=recompute), 4) for recompute in ("none", "block")
+    )
     assert again.activations < kept.activations / 2
     # A second micro-batch finds the gradients of the first, beside which it makes its own.
-    assert kept.activations > predict_memory(replace(config, batch_size=4), 4).activations * 1.05
+    assert kept.activations > predict_memory(train_step, replace(config, batch_size=4), 4).activations * 1.05
     model = replace(train_config.model, vocab_size=257, block_size=512)  # no kernel of a GPU keeps scores for dropout
     dropped = replace(train_config, model=replace(model, attention_dropout=0.1))
-    without = predict_memory(replace(train_config, model=model), 4, on_gpu=True)
-    assert predict_memory(dropped, 4, on_gpu=True) == without != predict_memory(dropped, 4)
+    without = predict_memory(train_step, replace(train_config, model=model), 4, on_gpu=True)
+    assert predict_memory(train_step, dropped, 4, on_gpu=True) == without != predict_memory(train_step, dropped, 4)
 
 
 def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config, monkeypatch):
-    monkeypatch.setattr(plan, "seconds_per_step", lambda config, micro, *_: (0.5, micro))
+    monkeypatch.setattr(plan, "seconds_per_step", lambda step, config, micro, *_: (0.5, micro))
     config = replace(train_config, eval_interval=10**6, micro_batch_size=2)
-    report = plan_run(config)
+    report = plan_run(train_step, config)
     said = "weights   embedding 8,224, |, for 257 ids|compute |cache |run       20 steps of 8 × 16 tokens, "
     said += "|weights|gradients|optimizer|activations|what tensors hold|11.7 s for 20 steps and 1 ev"
     assert all(words in report for words in said.split("|"))
     assert "0.5 s a step: 256 tokens/s, " in report and "measured uncompiled on 2 windows on cpu" in report
     assert not Path(config.run_dir).exists()
     # A budget of time is said in steps.
-    assert " s for 120 steps and 1 evaluation of 1.67 s" in plan_run(replace(config, max_steps=None, max_minutes=1.0))
+    assert " s for 120 steps and 1 evaluation of 1.67 s" in plan_run(
+        train_step, replace(config, max_steps=None, max_minutes=1.0)
+    )
     for other in (dict(max_minutes=1.0), dict(max_flops=1e30)):
-        assert "4.1 s for 7 steps" in plan_run(replace(config, max_steps=7, **other))
+        assert "4.1 s for 7 steps" in plan_run(train_step, replace(config, max_steps=7, **other))
     monkeypatch.setattr(plan, "free_memory", lambda device: 1000)
-    report = plan_run(config)
+    report = plan_run(train_step, config)
     assert report.endswith("too much for the 1 kB free on cpu: lower micro_batch_size or the model")
 
 
@@ -149,10 +154,9 @@ def test_a_step_is_measured_on_the_windows_of_a_micro_batch_unless_one_takes_too
         now[0] += sum(queued)
         queued.clear()
 
-    monkeypatch.setattr(plan, "train_step", train_step)
     monkeypatch.setattr(plan.time, "perf_counter", lambda: now[0])
     for took, windows in ((4.9, 4), (5.1, 1)):
-        found = plan.seconds_per_step(train_config, 4, CPU, torch.float32)
+        found = plan.seconds_per_step(train_step, train_config, 4, CPU, torch.float32)
         assert found == (pytest.approx(took * 8), windows) and taken == [1, 1, 4, 4][: len(taken)]
         taken.clear()
 
@@ -160,13 +164,13 @@ def test_a_step_is_measured_on_the_windows_of_a_micro_batch_unless_one_takes_too
 def test_memory_is_predicted_of_every_form_and_modifier(train_config):
     layers = [*FORMS, "sdpa+" + "+".join(MODIFIERS), "delta+conv+gate_silu"]
     model = replace(train_config.model, attention="/".join(layers), n_layer=len(layers), vocab_size=257)
-    predicted = predict_memory(replace(train_config, model=model), 1)
+    predicted = predict_memory(train_step, replace(train_config, model=model), 1)
     assert predicted.activations > 0 and predicted.weights == 4 * count_parameters(without_weights(model)).total()
 
 
 def test_a_plan_for_gpus_says_what_each_way_to_share_takes(train_config):
     config = replace(train_config, batch_size=16, max_steps=10**14, plan=PlanConfig(devices=16, device="h100"))
-    lines = {line.split()[0]: line for line in plan_run(config).splitlines()}
+    lines = {line.split()[0]: line for line in plan_run(train_step, config).splitlines()}
     assert "16 × h100, 1 window each, 1 at a time" in lines["plan"]
     needed = [float(lines[how].split()[1]) for how in ("ddp", "hsdp", "fsdp")]
     assert needed[2] < needed[1]  # and a small model's gathered weights are about all that ddp has
@@ -175,10 +179,10 @@ def test_a_plan_for_gpus_says_what_each_way_to_share_takes(train_config):
     days = float(lines["time"].split()[1])
     pauses = 1 + 1_200 / 256 / 3 / 10  # 1,200 tokens at every tenth step, in forward passes
     assert days == pytest.approx(1e14 * seconds * pauses / 86_400, rel=0.02) and "at 40% of 989 T" in lines["time"]
-    again = plan_run(replace(config, recompute="block"))
+    again = plan_run(train_step, replace(config, recompute="block"))
     assert float(again.split("\ntime ")[1].split(" days")[0]) == pytest.approx(days * 4 / 3, rel=0.01)
     large = replace(config, model=GPTConfig(n_layer=16, n_head=8, n_embd=6_144))
-    lines = {line.split()[0]: line for line in plan_run(large).splitlines()}
+    lines = {line.split()[0]: line for line in plan_run(train_step, large).splitlines()}
     assert lines["ddp"].endswith("does NOT fit 80 GB") and lines["fsdp"].endswith("fits")
     weights = count_parameters(without_weights(replace(large.model, vocab_size=257))).total() / 1e9
     fsdp, activations = float(lines["fsdp"].split()[1]), float(lines["memory"].split("activations ")[1].split()[0])
@@ -201,7 +205,7 @@ def test_a_plan_that_cannot_be_is_refused_before_the_text_is_prepared(
 ):
     monkeypatch.setattr(plan, "open_data", lambda *arguments, **options: pytest.fail("prepared"))
     with pytest.raises(SettingsError, match=named):
-        plan_run(replace(train_config, **settings, plan=PlanConfig(devices=devices, device=device)))
+        plan_run(train_step, replace(train_config, **settings, plan=PlanConfig(devices=devices, device=device)))
 
 
 def test_a_published_tokenizer_is_planned_without_a_network(train_config, monkeypatch):
@@ -211,7 +215,7 @@ def test_a_published_tokenizer_is_planned_without_a_network(train_config, monkey
     config = replace(train_config, tokenizer=TokenizerConfig(name="gpt2"), plan=PlanConfig(device="h100"))
     monkeypatch.setattr(plan, "make_tokenizer", offline)
     monkeypatch.setattr(plan, "predict_memory", lambda *given, **named: plan.Memory(1, 1, 1, 1, 1))
-    report = plan_run(config)
+    report = plan_run(train_step, config)
     assert "for 50,257 ids" in report and "unknown without tokenizer=gpt2, which could not be downloaded" in report
 
 
@@ -235,7 +239,7 @@ def test_running_out_of_memory_names_a_smaller_micro_batch(train_config, monkeyp
     def full(run, step):
         raise error("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes\nmore")
 
-    monkeypatch.setattr("training.step.train_step", full)
+    monkeypatch.setattr("train.train_step", full)
     with pytest.raises(SettingsError, match=rf"micro_batch_size={size} needs .* \(.* allocate 99 bytes\): {remedy}"):
         train(replace(train_config, batch_size=size))
 
@@ -269,7 +273,7 @@ def test_a_size_that_no_memory_holds_is_refused_at_once(train_config, monkeypatc
     monkeypatch.setattr(training.start, "prepare", lambda *given, **named: pytest.fail("prepared"))
     sizes = {"batch_size": settings} if settings == 10**9 else {"model": replace(train_config.model, **settings)}
     with pytest.raises(SettingsError, match=remedy):
-        (plan_run if dry_run else train)(replace(train_config, **sizes))
+        (partial(plan_run, train_step) if dry_run else train)(replace(train_config, **sizes))
     assert not Path(train_config.run_dir).exists()
 
 

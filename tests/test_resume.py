@@ -25,7 +25,6 @@ from test_checkpoint import forge, forge_file
 
 import train as train_module
 import training.start
-import training.step
 from common.console import Signals, ending_signals
 from common.errors import SettingsError, format_value
 from common.files import is_locked
@@ -63,14 +62,14 @@ def assert_same_run(first: str | Path, second: str | Path) -> None:
 
 def before_step(monkeypatch, step: int, act: Callable[[Run], object]) -> None:
     """Let something happen before a run takes a step."""
-    original = training.step.train_step
+    original = train_module.train_step
 
     def train_step(run: Run, number: int):
         if number == step:
             act(run)
         return original(run, number)
 
-    monkeypatch.setattr("training.step.train_step", train_step)
+    monkeypatch.setattr("train.train_step", train_step)
 
 
 def stop_at(monkeypatch, step: int) -> None:

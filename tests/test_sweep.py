@@ -337,7 +337,7 @@ def test_a_runs_folder_is_refused_as_a_sweeps(tmp_path):
 
 
 def test_a_combination_that_cannot_run_is_named_first_and_the_others_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.plan.plan_run", lambda config: f"n_embd={config.model.n_embd}")
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"n_embd={config.model.n_embd}")
     asked = ("dry_run=true", "model.n_embd=32,36", "model.n_head=2,8", "seed=1,2")
     result = run_here("-m", *asked, cwd=tmp_path)
     reason = "model.n_head=8 does not divide model.n_embd=36: choose "
@@ -369,7 +369,7 @@ def test_a_clusters_jobs_are_not_checked_against_this_machine():
 def test_a_value_that_follows_from_another_or_from_the_job_is_swept_and_one_of_no_setting_refused(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("training.plan.plan_run", lambda config: f"{config.eval_interval} {config.sample_prompt}")
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"{config.eval_interval} {config.sample_prompt}")
     asked = ['eval_interval="${floordiv:${max_steps},4}",3', 'sample_prompt="${hydra:job.num}"']
     result = run_here("-m", "max_steps=8", *asked, "dry_run=true", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
@@ -387,7 +387,7 @@ def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_fil
 
 
 def test_a_dry_run_of_a_sweep_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.plan.plan_run", lambda config: f"n_head={config.model.n_head}")
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"n_head={config.model.n_head}")
     (place := tmp_path / "elsewhere").mkdir()
     variants = 'hydra.sweeper.variants=["model.n_head=1","model.n_head=2 max_steps=${floordiv:${max_steps},0.5}"]'
     result = run_here("-m", "seed=1,2", "dry_run=true", variants, *tiny(tmp_path, max_steps=2), cwd=place)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,16 +25,15 @@ from runs.checkpoint import open_checkpoint, read_meta
 from runs.directory import written_settings
 from runs.metrics import read_metrics
 from runs.summary import read_summary
-from train import train
+from train import train, train_step
 from training.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from training.distributed import Ranks
 from training.evaluation import evaluate, first_windows
 from training.log import Loggers
 from training.optimizer import set_learning_rate
 from training.plan import trial_run
-from training.run import DEFAULT_STEPS, steps_to_take
+from training.run import DEFAULT_STEPS, Run, steps_to_take
 from training.start import open_run
-from training.step import train_step
 from training.terminal import describe
 
 CPU = torch.device("cpu")
@@ -47,6 +46,24 @@ def metrics(run_dir: str | Path) -> list[dict]:
 def trial(config: TrainConfig, dtype: torch.dtype = torch.float32):
     """A run that trains on made-up text and writes nothing."""
     return trial_run(replace(config, model=replace(config.model, vocab_size=257)), CPU, dtype)
+
+
+def test_training_leaves_the_settings_it_is_given_as_they_are(train_config, tmp_path):
+    config = replace(train_config, max_steps=1)
+    other = replace(config, init_from=config.run_dir, run_dir=str(tmp_path / "other"))
+    for given in (config, other):
+        before = asdict(given)
+        train(given)
+        assert asdict(given) == before and given.model.vocab_size is None
+        with open_run(replace(given, run_dir=f"{given.run_dir}_open")) as run:
+            assert asdict(given) == before and run.config.model.vocab_size == 257
+
+
+def test_a_run_holds_nothing_that_its_class_does_not_declare(train_config, monkeypatch):
+    held = set()
+    monkeypatch.setattr(Run, "start_clock", lambda run: held.update(vars(run)))
+    train(replace(train_config, max_steps=2))
+    assert held - {field.name for field in fields(Run)} == {"saver"}  # a cached_property
 
 
 def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
@@ -90,7 +107,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(train_config, tm
 def test_watching_does_not_change_a_bit_of_the_run(train_config, tmp_path, monkeypatch):
     train_config.model = replace(train_config.model, dropout=0.2, attention_dropout=0.2)
     train(train_config)
-    monkeypatch.setattr(Loggers, "_tell", lambda *_: None)
+    monkeypatch.setattr(Loggers, "_call", lambda *_: None)
     blind = replace(train_config, run_dir=str(tmp_path / "blind"), sample_tokens=0)
     train(blind)
     files = [Path(run.run_dir) / "checkpoints/last/model.safetensors" for run in (train_config, blind)]
@@ -134,7 +151,7 @@ def test_the_seed_of_every_micro_batchs_dropout_is_its_own_whichever_rank_takes_
 
     def seeds(seed: int, step: int, ranks: Ranks) -> list[int]:
         run.config.seed, run.ranks, seen = seed, ranks, []
-        run.forward = lambda *both, **more: (seen.append(torch.initial_seed()), run.model(*both, **more))[1]
+        run.ddp_model = lambda *both, **more: (seen.append(torch.initial_seed()), run.model(*both, **more))[1]
         train_step(run, step)
         return seen
 

@@ -159,11 +159,14 @@ def uncompiled(compiled: bool) -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device; a copy to CUDA runs beside the program.
+def to_device(array: np.ndarray | None, device: torch.device) -> Tensor | None:
+    """Return an array as a tensor on a device; None for None.
 
-    Pinned memory allows that, but only for a contiguous tensor: the CPU prepares the next batch while the GPU computes.
+    A copy to CUDA is asynchronous, so that the CPU prepares the next batch while the GPU computes. It needs pinned
+    memory, and that a contiguous tensor.
     """
+    if array is None:
+        return None
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)

@@ -1,7 +1,7 @@
-"""Several processes training one model under torchrun: ranks, what they tell each other, and DDP.
+"""Several processes training one model under torchrun: ranks, their collectives, DDP and FSDP.
 
-A process on its own is rank 0 of 1; for it everything here does nothing. What the ranks must agree on at every step
-travels between CPUs (gloo), so that no device waits for it.
+A single process is rank 0 of 1; for it everything here does nothing. Values on which the ranks agree at every step
+travel between CPUs (gloo), so that no device waits for them.
 """
 
 import os
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import SettingsError, first_line
-from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import without_weights
+from training.config import TrainConfig
 
 Value = TypeVar("Value")
 TORCHRUN = "start with torchrun, which sets these variables, or unset them"
@@ -79,13 +79,13 @@ class Ranks:
         return tensor
 
     def divide(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """Return function(rows); each rank computes a share of the rows. All must call with the same (N, …)."""
+        """Return function(rows); each rank computes its part of the rows. All must call with the same (N, …)."""
         if self.size == 1:
             return function(rows)
-        share = -(-len(rows) // self.size)
-        padded = torch.cat((rows, rows.new_zeros(share * self.size - len(rows), *rows.shape[1:])))
-        own = function(padded[self.rank * share : (self.rank + 1) * share]).contiguous()
-        whole = own.new_empty(share * self.size, *own.shape[1:])
+        count = -(-len(rows) // self.size)  # rows of each rank; the last ones are padded
+        padded = torch.cat((rows, rows.new_zeros(count * self.size - len(rows), *rows.shape[1:])))
+        own = function(padded[self.rank * count : (self.rank + 1) * count]).contiguous()
+        whole = own.new_empty(count * self.size, *own.shape[1:])
         dist.all_gather_into_tensor(whole, own)
         return whole[: len(rows)]
 
@@ -98,20 +98,28 @@ class Ranks:
         return box[0]
 
 
-def new_model(config: GPTConfig, ranks: Ranks, how: str, device: torch.device) -> GPT:
-    """Return a model with fresh weights; of one to be sharded rank 0 has them, in main memory, the others shapes."""
-    if how == "ddp" or not ranks.launched:
-        return GPT(config).to(device)
-    return GPT(config) if ranks.is_first else without_weights(config)
+def new_model(config: TrainConfig, ranks: Ranks, device: torch.device) -> GPT:
+    """Return the model with fresh weights; for FSDP rank 0 has them in main memory, the others have shapes only."""
+    if config.distributed == "ddp" or not ranks.launched:
+        model = GPT(config.model).to(device)
+    else:
+        model = GPT(config.model) if ranks.is_first else without_weights(config.model)
+    return with_recompute(model, config)
+
+
+def with_recompute(model: GPT, config: TrainConfig) -> GPT:
+    """Return a new model whose blocks checkpoint their activations if config says so."""
+    for block in model.blocks:
+        block.activation_checkpointing = config.recompute == "block"
+    return model
 
 
 def parallelize(
-    model: GPT, ranks: Ranks, how: str, device: torch.device, dtype: torch.dtype, compiled: bool
+    model: GPT, ranks: Ranks, distributed: str, device: torch.device, dtype: torch.dtype, compiled: bool
 ) -> nn.Module:
-    """Return a new_model as this rank runs it: itself in a single process, with its gradients averaged (DDP), or
-    sharded in place and gathered one block at a time (FSDP2).
+    """Return a new_model as the training step calls it: itself, wrapped by DDP, or sharded in place by FSDP2.
 
-    Its blocks are compiled in place first, one after another, so that gradients of one travel while the next one's are
+    Blocks are compiled in place first, one by one, so that the gradients of one travel while those of the next are
     computed, and so is the loss.
     """
     if compiled:
@@ -121,25 +129,25 @@ def parallelize(
         model.runtime.loss_and_gradient = torch.compile(model.runtime.loss_and_gradient)
     if not ranks.launched:
         return model
-    if how == "ddp":  # as views, the gradients exist once, in the buckets that are sent
+    if distributed == "ddp":  # as views, the gradients exist once, in the buckets that are sent
         if compiled:  # DDP would split each block's graph at the 25 MB of its buckets; blocks are short enough
             torch._dynamo.config.optimize_ddp = False
         devices = [device.index] if device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
     mesh: tuple[int, ...] = (ranks.size,)
-    if how == "hsdp":
+    if distributed == "hsdp":
         if ranks.size % ranks.local_size or ranks.max(ranks.local_size) != ranks.local_size:
             problem = f"distributed=hsdp needs as many processes on each machine, but of {ranks.size} this one has"
             raise SettingsError(f"{problem} {ranks.local_size}", "start as many, or choose distributed=fsdp")
         mesh = (ranks.size // ranks.local_size, ranks.local_size)
-    from training.sharding import shard
+    from training.sharding import shard  # half a second that only torchrun needs
 
     shard(model, mesh, device, dtype)
     return model
 
 
 def sync_gradients(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Wrap the passes of one micro-batch so that only a step's last one exchanges gradients between copies."""
+    """Return a context for one micro-batch: only the `last` of a step averages gradients over the ranks."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last else model.no_sync()
     if hasattr(model, "set_requires_all_reduce"):  # FSDP: those of a copy are summed each time, as no rank has room
@@ -147,6 +155,12 @@ def sync_gradients(model: nn.Module, *, last: bool) -> AbstractContextManager[No
     return nullcontext()
 
 
+def gradient_norm(model: nn.Module) -> Tensor:
+    """Return the norm of all of a model's gradients together, on every rank."""
+    norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP: over the shards
+
+
 def local(tensor: Tensor) -> Tensor:
-    """Return the rows of a sharded tensor that this rank holds; a plain tensor as it is."""
+    """Return this rank's rows of a sharded tensor; a plain tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

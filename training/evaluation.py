@@ -1,7 +1,6 @@
 """How well a model predicts a text: nats per token, perplexity, bits per byte."""
 
 import itertools
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -10,14 +9,13 @@ from torch import Tensor, nn
 from common.console import progress_bar
 from data.batches import Batch
 from data.prepare import TokenDataset
+from data.tasks import Data
 from model.gpt import GPT
 from model.loss import IGNORE_INDEX
 from runs.metrics import Evaluation
 from training.config import TrainConfig
+from training.device import to_device
 from training.distributed import Ranks
-
-if TYPE_CHECKING:
-    from data.tasks import Data
 
 ALONE = Ranks()
 MEASURED_TOKENS = 512  # enough to tell heads apart, for a hundredth of an evaluation's time
@@ -40,37 +38,43 @@ def targets_scored(config: TrainConfig, steps: int | None = None) -> int:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, data: "Data", block_size: int, batch_size: int, autocast: torch.autocast, ranks: Ranks = ALONE,
+    model: nn.Module, data: Data, block_size: int, batch_size: int, autocast: torch.autocast, ranks: Ranks = ALONE,
     most: int | None = None,
 ) -> Evaluation:  # fmt: skip
     """Score the validation text, in windows of block_size that cover it or are spread over it evenly, or a task.
 
-    most: how many tokens to read at most, always the same ones; all when None.
-    With several ranks each scores a share of the batches, and all return the figures of their sum. The model
-    stays in its mode (train or eval).
+    most: how many tokens to read at most, always the same ones; all if None. The ranks divide the batches among them,
+    and all return the figures of the whole. The model stays in its mode (train or eval).
     """
     device = next(model.parameters()).device
-    was_training, is_task = model.training, not isinstance(data, TokenDataset)
+    is_task = not isinstance(data, TokenDataset)
+    was_training = model.training
     model.eval()
+
+    # Score batch after batch, as many at a time as there are ranks.
     lengths = torch.from_numpy(data.token_bytes())
-    figures, sizes = [], []  # of each target: its nats and, in a task, whether it is the likeliest; its bytes
+    figures = []  # of each target: its nats and, in a task, whether it is the likeliest
+    sizes = []  # its bytes
     batches = data.validation(block_size, batch_size, most)
     total = data.validation_tokens(block_size, most)
     bar = progress_bar(
         ranks.is_first, total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False
     )
-    while turn := list(itertools.islice(batches, ranks.size)):
+    while batch_of_ranks := list(itertools.islice(batches, ranks.size)):
         # A rank without a batch runs another's: FSDP gathers weights from all ranks, so none may sit out.
-        own = turn[min(ranks.rank, len(turn) - 1)]
+        own = batch_of_ranks[min(ranks.rank, len(batch_of_ranks) - 1)]
         scored = torch.from_numpy(own.targets != IGNORE_INDEX).to(device)
-        found = score_batch(model, own, device, autocast)[: 1 + is_task, scored]
-        for number, batch in enumerate(turn):
-            wanted = torch.from_numpy(batch.targets[batch.targets != IGNORE_INDEX])
-            figures.append(found if number == ranks.rank else found.new_zeros(len(found), len(wanted)))
-            sizes.append(lengths[wanted])
+        own_figures = score_batch(model, own, device, autocast)[: 1 + is_task, scored]
+        for rank, batch in enumerate(batch_of_ranks):
+            targets = torch.from_numpy(batch.targets[batch.targets != IGNORE_INDEX])
+            zeros = own_figures.new_zeros(len(own_figures), len(targets))
+            figures.append(own_figures if rank == ranks.rank else zeros)
+            sizes.append(lengths[targets])
             bar.update(batch.inputs.size)
     bar.close()
     model.train(was_training)
+
+    # Sum over the ranks: each has zeros in place of the others' figures.
     all_nats, *hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
     return Evaluation.of_tokens(all_nats.numpy(), torch.cat(sizes).numpy(), hits[0].mean().item() if hits else None)
 
@@ -79,17 +83,18 @@ def evaluate(
 def score_batch(
     model: nn.Module, batch: Batch, device: torch.device, autocast: torch.autocast
 ) -> Float[Tensor, "2 B T"]:
-    """Return the nats of each target of a batch, and 1 where it is the likeliest id, else 0."""
-    inputs, targets = torch.from_numpy(batch.inputs).to(device), torch.from_numpy(batch.targets).to(device)
-    doc_starts = None if batch.doc_starts is None else torch.from_numpy(batch.doc_starts).to(device)
+    """Return each target's nats, and 1 if it is the likeliest id, else 0."""
+    inputs, targets, doc_starts = (to_device(part, device) for part in batch)  # (B, T); doc_starts or None
     with autocast:
         nats, hits = model(inputs, targets, doc_starts=doc_starts, each=True)
     return torch.stack([nats, hits.to(nats)])
 
 
-def first_windows(model: GPT, data: "Data") -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
-    """Return the beginning of what evaluations read, in windows of up to block_size tokens, MEASURED_TOKENS in total,
-    and where in them documents begin, if they are kept apart."""
+def first_windows(model: GPT, data: Data) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
+    """Return the first MEASURED_TOKENS of the validation text, in windows, and their doc_starts, if any.
+
+    Windows have up to block_size tokens.
+    """
     block_size = model.config.block_size
     T = min(block_size, MEASURED_TOKENS)
     batch = next(data.validation(block_size, MEASURED_TOKENS // T))

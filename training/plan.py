@@ -1,4 +1,4 @@
-"""What a run would take, predicted before it starts: parameters, arithmetic, memory, time, here or on other GPUs."""
+"""The price of a run, predicted before it starts: parameters, arithmetic, memory, time, here or on other GPUs."""
 
 import math
 import time
@@ -28,18 +28,20 @@ from model.loss import LARGEST_CHUNK_ON_GPU
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
 from training.config import TrainConfig
 from training.device import choose_device, choose_precision, fast_products, keep_freed_memory
-from training.distributed import Ranks
+from training.distributed import Ranks, with_recompute
 from training.evaluation import score_batch, targets_scored
 from training.optimizer import optimizer_state
 from training.run import Run, rank_batch_size, steps_to_take
-from training.start import check_machine, load_pretrained, open_data, refuse_too_large
-from training.step import train_step
+from training.start import check_machine, load_pretrained, open_data, refuse_too_large, with_vocabulary
 from training.terminal import describe
 
 UTILISATION = 0.4  # the share of its peak arithmetic that a well-fed GPU reaches; published GPT-2 runs report 40%
 # GPUs by their data sheets: dense bf16 (T4, V100: fp16) FLOP/s, and bytes of memory.
 DEVICES = {"t4": (65e12, 16e9), "v100": (125e12, 32e9), "a100": (312e12, 80e9)}
 DEVICES |= {"h100": (989e12, 80e9), "h200": (989e12, 141e9), "b200": (2250e12, 180e9)}
+TrainStep = Callable[[Run, int], tuple[Tensor, Tensor]]
+"""train.py's train_step(run, step), which gives loss and gradient norm; training imports no command."""
+
 MARGIN = 0.9  # of a GPU's memory: the allocator's gaps and the libraries take the rest
 
 
@@ -51,17 +53,17 @@ class Memory:
     gradients: int
     optimizer: int  # between steps
     activations: int
-    """What the fullest moment of a step adds to these: activations and temporary tensors."""
+    """Activations and temporary tensors at the fullest moment of a step."""
     evaluation: int
-    """All that an evaluation holds at its fullest moment; there are no gradients then."""
+    """Everything held at the fullest moment of an evaluation, which has no gradients."""
 
     @property
     def peak(self) -> int:
         return self.weights + self.gradients + self.optimizer + self.activations
 
     def __str__(self) -> str:
-        kinds = f"weights {si(self.weights)}B, gradients {si(self.gradients)}B, optimizer {si(self.optimizer)}B"
-        step = f"{si(self.peak)}B in a training step: {kinds}, activations {si(self.activations)}B"
+        parts = f"weights {si(self.weights)}B, gradients {si(self.gradients)}B, optimizer {si(self.optimizer)}B"
+        step = f"{si(self.peak)}B in a training step: {parts}, activations {si(self.activations)}B"
         return f"memory    {step}; {si(self.evaluation)}B in an evaluation"
 
 
@@ -87,7 +89,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def predict_memory(
-    config: TrainConfig, micro: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool = False
+    train_step: TrainStep, config: TrainConfig, micro: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool = False
 ) -> Memory:
     """Return the memory that a run of `config`, whose model.vocab_size is set, will need, without allocating it.
 
@@ -119,61 +121,74 @@ def predict_memory(
 def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype) -> Run:
     """Build a run of a single process on made-up text, for taking steps only; it writes nothing."""
     with device:
-        model = GPT(config.model)
+        model = with_recompute(GPT(config.model), config)
     text = np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)
     tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
     data = TokenDataset(tokenizer, text, text, "made up", "made up", config.data.document_mask)
-    return Run(config, device, precision, data, model, forward=model)
+    return Run(config, device, precision, data, model, ddp_model=model)
 
 
-def plan_run(config: TrainConfig) -> str:
-    """Return the report of dry_run=true: what the run says of itself at its start, and what it would take.
+def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
+    """Return the report of dry_run=true: the lines that the run begins with, and its price.
 
-    Raises SettingsError for an unknown plan.device, what the run would refuse, and text that cannot be had.
+    Raises SettingsError for an unknown plan.device, whatever the run would refuse, and text that cannot be had.
     """
+    # Check the settings against the machine: this one, or plan.device.
     device = choose_device(config.device)
     if config.plan.device is None:
         check_machine(config, device, Ranks())
     else:
         one_of("plan.device", config.plan.device, DEVICES)
         rank_batch_size(config, config.plan.devices)
-    data = planned_data(config)
+
+    # Open the data, which decides the vocabulary.
+    config, data = planned_data(config)
     model = without_weights(config.model)
     config = replace(config, max_steps=steps_to_take(config, model))
-    flops, size = flops_per_token(model), config.tokens_per_step
+
+    # Report.
+    flops = flops_per_token(model)
+    size = config.tokens_per_step
     parts = ", ".join(f"{kind} {count:,}" for kind, count in count_parameters(model).items() if count)
     tied = ", which is lm_head too" if config.model.tie_embeddings else ""
     scored = partial(data.validation_tokens, config.model.block_size) if data else int
     unknown = [f"text      unknown without tokenizer={config.tokenizer.name}, which could not be downloaded"]
+    if config.plan.device:
+        price = on_gpus(train_step, config, flops, scored)
+    else:
+        price = here(train_step, config, device, flops, scored)
     lines = [
         *(describe(config, data, model) if data else unknown),
         f"weights   {parts}{tied}, for {config.model.vocab_size:,} ids",
         f"compute   {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
         f"cache     {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
-        *(on_gpus(config, flops, scored) if config.plan.device else here(config, device, flops, scored)),
+        *price,
     ]
     return "\n".join(lines)
 
 
-def planned_data(config: TrainConfig) -> Data | None:
-    """Return open_data(), or None, with the vocabulary's known size, where the published tokenizer cannot be had."""
-    _, encoding = load_pretrained(config)
+def planned_data(config: TrainConfig) -> tuple[TrainConfig, Data | None]:
+    """Return config with a vocabulary, and the data; None if its published tokenizer cannot be downloaded."""
+    config, _, encoding = load_pretrained(config)
     if encoding is None and not config.data.is_task and (ids := PUBLISHED.get(config.tokenizer.name)):
         try:
             make_tokenizer(config.tokenizer, ())
         except DataError:
-            config.model.vocab_size = config.model.vocab_size or ids
-            return None
-    return open_data(config, encoding)
+            return with_vocabulary(config, ids), None
+    data = open_data(config, encoding)
+    return with_vocabulary(config, data.vocab_size), data
 
 
-def here(config: TrainConfig, device: torch.device, flops: float, scored: Callable[[int], int]) -> list[str]:
-    """Return the lines about memory and time on this machine, where steps are taken if they fit."""
+def here(
+    train_step: TrainStep, config: TrainConfig, device: torch.device, flops: float, scored: Callable[[int], int]
+) -> list[str]:
+    """Return the lines about memory and time on this machine, with steps taken here if they fit."""
     refuse_too_large(config, device, Ranks())
     keep_freed_memory(device)
     precision = choose_precision(config.precision, device)
     micro = config.micro_batch_size or config.batch_size
-    memory, free = predict_memory(config, micro, precision, on_gpu=device.type == "cuda"), free_memory(device)
+    memory = predict_memory(train_step, config, micro, precision, on_gpu=device.type == "cuda")
+    free = free_memory(device)
     lines = [str(memory)]
     if device.type == "cpu":  # at most 1.74 times was measured, with glibc and keep_freed_memory
         lines.append("          counted is what tensors hold; the allocator may keep 1.8 times as much")
@@ -182,7 +197,7 @@ def here(config: TrainConfig, device: torch.device, flops: float, scored: Callab
         needed = f"          too much for the {si(free)}B free on {device}: lower {lower} or the model"
         return [*lines, needed]
     with fast_products(device, precision):
-        seconds, windows = seconds_per_step(config, micro, device, precision)
+        seconds, windows = seconds_per_step(train_step, config, micro, device, precision)
     rate = config.tokens_per_step / seconds
     speed = (
         f"{si(rate)}tokens/s, {si(rate * flops)}FLOP/s, measured uncompiled on {plural(windows, 'window')} on {device}"
@@ -199,8 +214,10 @@ def free_memory(device: torch.device) -> int:
     return memory_of(device) // 2
 
 
-def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
-    """Return the time of one step and on how many windows it was measured: `micro`, or 1 where those take too long."""
+def seconds_per_step(
+    train_step: TrainStep, config: TrainConfig, micro: int, device: torch.device, dtype: torch.dtype
+) -> tuple[float, int]:
+    """Return the time of a step, and the windows it was measured on: `micro`, or 1 if those take too long."""
     for windows in (1, micro):
         run = trial_run(replace(config, batch_size=windows, micro_batch_size=None), device, dtype)
         train_step(run, 0)[0].item()  # warms up; the clock starts when the device has done it
@@ -212,35 +229,43 @@ def seconds_per_step(config: TrainConfig, micro: int, device: torch.device, dtyp
     return each * config.batch_size, windows
 
 
-def on_gpus(config: TrainConfig, flops: float, scored: Callable[[int], int]) -> list[str]:
-    """Return the lines about memory and time on plan.devices GPUs, each by every way to share the work."""
-    devices, windows = config.plan.devices, config.batch_size // config.plan.devices
+def on_gpus(train_step: TrainStep, config: TrainConfig, flops: float, scored: Callable[[int], int]) -> list[str]:
+    """Return the lines about memory and time on plan.devices GPUs, for each value of `distributed`."""
+    devices = config.plan.devices
+    windows = config.batch_size // devices  # of a step, on each GPU
     micro = config.micro_batch_size or windows
     peak, room = DEVICES[config.plan.device or ""]
     dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
-    memory = predict_memory(config, micro, dtype, on_gpu=True)
+    memory = predict_memory(train_step, config, micro, dtype, on_gpu=True)
+
+    # Memory. FSDP gathers the weights of two blocks and of the parameters outside the blocks, and holds the larger
+    # gradient of these before it is sharded.
     model = without_weights(config.model)
     block, every = (sum(p.numel() for p in part.parameters()) for part in (model.blocks[0], model))
     root = every - block * len(model.blocks)
-    # FSDP: the weights of two blocks and of what is not in a block; of the larger, a gradient on its way to its shards.
     gathered = memory.activations + dtype.itemsize * (2 * block + root) + (dtype.itemsize + 4) * max(block, root)
     state = memory.peak - memory.activations
     held = {"ddp": memory.peak, "fsdp": state / devices + gathered, "hsdp": state / min(8, devices) + gathered}
-    fits = {how: "fits" if size < MARGIN * room else f"does NOT fit {si(room)}B" for how, size in held.items()}
+
+    # Time, of arithmetic alone.
     recomputed = 4 / 3 if config.recompute == "block" else 1
     seconds = recomputed * windows * config.model.block_size * flops / (peak * UTILISATION)
     return [
         str(memory),
         f"plan      {devices} × {config.plan.device}, {plural(windows, 'window')} each, {micro} at a time",
-        *(f"{how:10}{si(size)}B a GPU, {fits[how]}" for how, size in held.items()),
+        *(
+            f"{name:10}{si(size)}B a GPU, {'fits' if size < MARGIN * room else f'does NOT fit {si(room)}B'}"
+            for name, size in held.items()
+        ),
         f"{time_line(config, seconds, scored)}, at {UTILISATION:.0%} of {si(peak)}FLOP/s",
     ]
 
 
 def time_line(config: TrainConfig, seconds: float, scored: Callable[[int], int]) -> str:
-    """Say how long a run of steps of so many seconds takes, with evaluations: forward passes, a third of a step's.
+    """Return the line on the time of a run whose steps take `seconds`, with its evaluations.
 
-    scored: how many targets an evaluation reads of those that it might.
+    scored: returns how many targets an evaluation scores, of at most so many. They take forward passes, a third of a
+    step.
     """
     each = seconds / config.tokens_per_step / 3
     pause = each * scored(targets_scored(config))

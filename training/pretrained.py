@@ -10,6 +10,8 @@ from torch import Tensor
 
 from common.errors import SettingsError, format_value, naming
 from common.files import user_path
+from interop.huggingface import find_folder, read_config, read_huggingface
+from interop.tokenizer import read_tokenizer_json
 from model.attention import SETTINGS, SOFTMAX
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -27,39 +29,34 @@ SAME_WEIGHTS = {*SOFTMAX, "stacked", "softmax1", "sigmoid", "sparsemax", "stick"
 MAY_CHANGE_ON_INIT = {"model.block_size", "model.vocab_size", *WITHOUT_WEIGHTS}
 
 
-def open_pretrained(config: TrainConfig) -> tuple[Read, tiktoken.Encoding | None]:
-    """Open the pretrained model of config.init_from: a weight reader and its tokenizer.
+def open_pretrained(config: TrainConfig) -> tuple[GPTConfig, Read, tiktoken.Encoding | None]:
+    """Open the pretrained model of config.init_from: return its settings, a reader of its weights, and its tokenizer.
 
-    config.model takes the model's settings where it is null. Raises SettingsError, naming init_from, when they
-    cannot be read or config.model would need other weights.
+    The settings are those of config.model, with the pretrained model's for those that are null. Raises SettingsError,
+    naming init_from, if they cannot be read or config.model would need other weights.
     """
     assert config.init_from
     encoding: tiktoken.Encoding | None
     with naming(f"init_from={config.init_from}"):
         if name := name_of_theirs(config.init_from):
-            from interop.huggingface import find_folder, read_huggingface
-            from interop.tokenizer import read_tokenizer_json
-
             found, read = read_huggingface(name)
             encoding = read_tokenizer_json(find_folder(name), found.vocab_size)
         else:
             checkpoint = open_checkpoint(config.init_from)
             found, encoding = checkpoint.model.config, checkpoint.encoding
             read = plain_weights(checkpoint.model).__getitem__
-        config.model = inherit(found, config.model)
-    asked = [f"{name}={format_value(now)}" for name, now in asdict(config.model).items() if now != getattr(found, name)]
+        model = inherit(found, config.model)
+    asked = [f"{name}={format_value(now)}" for name, now in asdict(model).items() if now != getattr(found, name)]
     but = f", but for {', '.join(asked)}" if asked else ""
     kept = "weights, tokenizer and settings" if encoding else "weights and settings"
     log.info("init_from=%s: its %s%s", config.init_from, kept, but)
-    return read, encoding
+    return model, read, encoding
 
 
 def pretrained_config(where: str) -> GPTConfig:
     """Return the settings of the model that init_from=`where` names, without reading its weights."""
     with naming(f"init_from={where}"):
         if name := name_of_theirs(where):
-            from interop.huggingface import read_config
-
             return read_config(name)
         return first_intact(find_checkpoints(where), read_settings)
 

@@ -1,12 +1,14 @@
-"""A run: the data, model, optimizers and directory that the training loop works with."""
+"""Run: the data, model, optimizers and directory that the training loop works with."""
 
+import hashlib
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,8 @@ from torch.amp import GradScaler
 from common.console import Signals
 from common.errors import SettingsError, format_value
 from common.text import plural
+from data.batches import Batch
+from data.tasks import Data
 from model.gpt import GPT
 from model.size import flops_per_token
 from model.weights import plain_weights
@@ -24,10 +28,7 @@ from runs.directory import log_sizes
 from training import __version__
 from training.config import TrainConfig
 from training.distributed import Ranks, local
-from training.optimizer import make_optimizers, optimizer_state
-
-if TYPE_CHECKING:
-    from data.tasks import Data
+from training.optimizer import AdamW, Muon, make_optimizers, optimizer_state
 
 log = logging.getLogger("tinygpt")
 
@@ -36,41 +37,62 @@ DEFAULT_STEPS = 450
 
 @dataclass
 class Run:
-    """What the training loop needs, as open_run() builds it."""
+    """All that a run holds: built by open_run(), used by the training loop."""
 
     config: TrainConfig
+    """Its model.vocab_size is set."""
     device: torch.device
-    dtype: torch.dtype  # of the forward pass's products
-    data: "Data"
+    dtype: torch.dtype
+    """Of the matrix products in the forward pass."""
+    data: Data
     model: GPT
-    forward: nn.Module
-    """The model, copied to or cut up for the ranks."""
+    ddp_model: nn.Module
+    """The model as the training step calls it: itself, wrapped by DDP, or sharded in place by FSDP."""
     ranks: Ranks = field(default_factory=Ranks)
     compiled: bool = False
+    """Whether torch compiles the model."""
     own_tokenizer: bool = False
+    """Whether the tokenizer came with pretrained weights."""
     signals: Signals = field(default_factory=Signals)
     directory: Path = Path()
     progress: Progress = field(default_factory=Progress)
     saved: int | None = None
     """The step that was saved last."""
     decode_rate: float | None = None
-    """Tokens a second at which the finished model generates one text."""
+    """Tokens per second at which the finished model generates one text."""
+
+    max_steps: int | None = field(init=False)
+    """Steps to take; None if only max_minutes ends the run."""
+    micro_batch_size: int = field(init=False)
+    """Windows in one forward pass."""
+    batch: Callable[[int, int, int], Batch] = field(init=False)
+    """Returns rows start to stop of the global batch of a step, given (step, start, stop)."""
+    targets_per_step: int = field(init=False)
+    """Targets in a global batch, by which its summed loss is divided."""
+    autocast: torch.autocast = field(init=False)
+    """Context of the forward pass, in which products are of dtype."""
+    scaler: GradScaler = field(init=False)
+    """Scales the loss in fp16; does nothing in other precisions."""
+    optimizers: list[Muon | AdamW] = field(init=False)
+    skipped: Tensor = field(init=False)
+    """How many steps were skipped, in total and in a row, int64 [2] on the device."""
+    started: float = field(init=False)
+    """When the training time that progress.seconds does not have yet began, by time.perf_counter()."""
+    has_to_compile: bool = field(init=False)
+    """Whether the next step is the one that compiles the model."""
 
     def __post_init__(self) -> None:
-        config, kind = self.config, self.device.type
-        self.started = time.perf_counter()
-        self.has_to_compile = self.compiled
+        config, device = self.config, self.device.type
         self.max_steps = steps_to_take(config, self.model)
         self.micro_batch_size = config.micro_batch_size or rank_batch_size(config, self.ranks.size)
         self.batch = self.data.training(config.model.block_size, config.batch_size, config.seed)
         self.targets_per_step = config.batch_size * self.data.targets(config.model.block_size)
-        self.autocast = torch.autocast(kind, dtype=self.dtype, enabled=self.dtype != torch.float32)
-        self.scaler = GradScaler(kind, enabled=self.dtype == torch.float16)  # elsewhere it does nothing
-        for block in self.model.blocks:
-            block.activation_checkpointing = config.recompute == "block"
+        self.autocast = torch.autocast(device, dtype=self.dtype, enabled=self.dtype != torch.float32)
+        self.scaler = GradScaler(device, enabled=self.dtype == torch.float16)
         self.optimizers = make_optimizers(self.model, config.optimizer, self.ranks)
-        # On the device: how many steps changed nothing, in total and in a row.
         self.skipped = torch.zeros(2, dtype=torch.int64, device=self.device)
+        self.started = time.perf_counter()
+        self.has_to_compile = self.compiled
 
     @cached_property
     def saver(self) -> AsyncCheckpointer:
@@ -78,13 +100,13 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Training time so far, including that before a resume."""
+        """Training time so far, with that before a resume."""
         return self.progress.seconds + time.perf_counter() - self.started
 
     def start_clock(self) -> None:
-        """Count the seconds from now on if the step just taken was the first one and compiled the model.
+        """Restart the clock after the first step of a compiled run, a resumed one too.
 
-        Compiling takes about a minute, which max_minutes and the schedule leave out, after a resume too.
+        Compiling takes about a minute, which does not count for max_minutes and the schedule.
         """
         if self.has_to_compile:
             self.skipped.tolist()  # waits for the device
@@ -101,41 +123,70 @@ class Run:
         """Whether every rank holds only rows of each weight (FSDP)."""
         return self.ranks.launched and self.config.distributed != "ddp"
 
+    @property
+    def generates(self) -> bool:
+        """Whether evaluations write a sample; generation bypasses FSDP's hooks, which gather the shards."""
+        return self.config.sample_tokens > 0 and not self.is_sharded
+
+    def micro_batches(self) -> range:
+        """Return the first row in the global batch of each of this rank's micro-batches."""
+        rows = self.config.batch_size // self.ranks.size
+        start = self.ranks.rank * rows
+        return range(start, start + rows, self.micro_batch_size)
+
+    def seed_dropout(self, step: int, first: int) -> None:
+        """Seed the dropout in the micro-batch of `step` whose first row is `first`.
+
+        So it depends neither on a resume nor on the number of processes that take micro-batches of the same size.
+        """
+        digest = hashlib.sha256(f"dropout {self.config.seed} {step} {first}".encode()).digest()
+        torch.manual_seed(int.from_bytes(digest[:8], "little"))
+
+    def count_skipped(self, skip: Tensor) -> None:
+        """Count a step that is skipped if `skip`, a bool on the device, is true."""
+        self.skipped = torch.stack([self.skipped[0] + skip, (self.skipped[1] + 1) * skip])
+
     def fraction_done(self) -> float:
-        """Return how much of the run is over, from 0 to 1, by steps or by minutes, whichever is further."""
-        share = self.progress.step / self.max_steps if self.max_steps else 0.0
+        """Return the fraction of the run that is done, by steps or by minutes, whichever is more."""
+        done = self.progress.step / self.max_steps if self.max_steps else 0.0
         if self.config.max_minutes is not None:
-            share = max(share, self.ranks.max(self.seconds / 60 / self.config.max_minutes))
-        return min(share, 1.0)
+            done = max(done, self.ranks.max(self.seconds / 60 / self.config.max_minutes))
+        return min(done, 1.0)
 
     def save(self, *, finished: bool = False) -> None:
-        """Copy the run's state, and write checkpoints/step_N while training goes on; what is new of it, if it is there.
+        """Write checkpoints/step_N from a copy of the run's state, while training continues.
 
-        Nothing is saved while the run diverges, or of weights that are not finite. In fp16 a skipped step is no sign of
-        that while the scale of the gradients can still fall; other precisions have a scale of 1.
+        If it exists, only its meta.json is written. Nothing is saved while the run diverges, or if a weight is not
+        finite. In fp16 a skipped step is no divergence while the gradients' scale can still fall; other precisions have
+        a scale of 1.
         """
         progress = self.progress
         self.check_numbers(finished=finished)
         diverges = progress.skipped_in_a_row and self.scaler.get_scale() <= 1
         if (diverges and not finished) or not self.weights_are_finite():
-            what = "is skipped" if progress.skipped_in_a_row else "has weights that are not finite"
-            log.warning("step %d %s, so it is not saved: the checkpoints stay as they are.", progress.step, what)
+            reason = "is skipped" if progress.skipped_in_a_row else "has weights that are not finite"
+            log.warning("step %d %s, so it is not saved: the checkpoints stay as they are.", progress.step, reason)
             return
-        progress.seconds, progress.finished = self.seconds, finished
+        progress.seconds = self.seconds
+        progress.finished = finished
         self.started = time.perf_counter()
         self.saved = progress.step
-        weights, optimizer = dict[str, Tensor](), dict[str, Tensor]()
+        # The tensors are copied unless this step's checkpoint has them already. Every rank gathers its shards.
+        weights = dict[str, Tensor]()
+        optimizer = dict[str, Tensor]()
         if not self.ranks.broadcast(self.ranks.is_first and self.saver.has(progress.step)):
-            weights, optimizer = plain_weights(self.model), optimizer_state(self.model, self.optimizers)
+            weights = plain_weights(self.model)
+            optimizer = optimizer_state(self.model, self.optimizers)
         if self.is_sharded:
-            from training.sharding import gather
+            from training.sharding import gather  # half a second that only torchrun needs
 
-            weights, optimizer = gather(weights), gather(optimizer)
+            weights = gather(weights)
+            optimizer = gather(optimizer)
         if self.ranks.is_first:
             self.saver.save(weights, optimizer, self.meta())
 
     def meta(self) -> Meta:
-        """Return what a checkpoint says of the run as it is now."""
+        """Return the meta.json of a checkpoint of the run as it is now."""
         return Meta(
             config=asdict(self.config),
             progress=Progress(**asdict(self.progress)),
@@ -148,22 +199,30 @@ class Run:
         )
 
     def check_numbers(self, *, finished: bool = False) -> None:
-        """Read and tell how many steps were skipped; SettingsError for too many in a row, or an end not finite."""
-        progress, config = self.progress, self.config
+        """Read from the device how many steps were skipped, and warn of new ones.
+
+        Raises SettingsError for too many in a row and, if finished, for a loss or a weight that is not finite.
+        """
+        config = self.config
+        progress = self.progress
         before = progress.skipped
         progress.skipped, progress.skipped_in_a_row = self.skipped.tolist()
         if new := progress.skipped - before:
-            text = "step %d: %s changed nothing, because loss or gradient was not finite"
-            log.warning(text, progress.step, plural(new, "step"))
+            message = "step %d: %s changed nothing, because loss or gradient was not finite"
+            log.warning(message, progress.step, plural(new, "step"))
+
+        # The problem, if there is one.
         if (in_a_row := progress.skipped_in_a_row) >= config.max_skipped_steps:
             first = progress.step - in_a_row + 1
-            what = f"loss or gradient was not finite in {plural(in_a_row, 'step')} in a row, first in step {first}"
+            problem = f"loss or gradient was not finite in {plural(in_a_row, 'step')} in a row, first in step {first}"
         elif finished and not math.isfinite(loss := progress.metrics["val_loss"]):
-            what = f"the validation loss is {loss} at the end"
+            problem = f"the validation loss is {loss} at the end"
         elif finished and not self.weights_are_finite():
-            what = "a weight is not finite at the end"
+            problem = "a weight is not finite at the end"
         else:
             return
+
+        # Its remedies, and the checkpoint that is left.
         remedies = [f"lower optimizer.lr={config.optimizer.lr}"]
         if not 0 < config.grad_clip <= 1:
             remedies.append(f"set grad_clip=1 (it is {format_value(config.grad_clip)})")
@@ -171,7 +230,7 @@ class Run:
             remedies.append(f"set precision=fp32 (it is {self.precision})")
         if last := self.saver.last():
             remedies[-1] += f"; the weights of step {last.name.removeprefix('step_')} are in {last}"
-        raise SettingsError(what, " or ".join(remedies))
+        raise SettingsError(problem, " or ".join(remedies))
 
     def weights_are_finite(self) -> bool:
         """Return whether no rank has a weight that is infinite or not a number; all ranks must call."""
@@ -179,7 +238,7 @@ class Run:
         return not self.ranks.max(float(not finite))
 
     def computed_on(self) -> dict[str, Any]:
-        """Return what the last bits of the result depend on besides the settings."""
+        """Return the facts that decide the last bits of the result, besides the settings."""
         return {
             "device": self.device.type,
             "precision": self.precision,
@@ -193,7 +252,7 @@ class Run:
 
 
 def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
-    """Return max_steps, or fewer where max_flops would be passed; None where only max_minutes ends the run."""
+    """Return max_steps, or fewer to stay within max_flops; None if only max_minutes ends the run."""
     steps = config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
     if config.max_flops is not None:
         most = max(1, round(config.max_flops / (flops_per_token(model) * config.tokens_per_step)))
@@ -205,7 +264,7 @@ def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
 
 
 def rank_batch_size(config: TrainConfig, processes: int) -> int:
-    """Return the windows of a step that each process has; SettingsError when the batch does not divide evenly."""
+    """Return the windows of a step for each process; SettingsError if the batch does not divide evenly."""
     size = config.micro_batch_size
     if config.batch_size % (processes * (size or 1)):
         parts = [f"the {processes} processes"] * (processes > 1) + [f"micro_batch_size={size}"] * bool(size)

@@ -1,4 +1,4 @@
-"""How a run begins: settings checked against the machine and the text, then data, model, optimizers and directory."""
+"""Setup of a run: settings checked against the machine and the text, then data, model, optimizers and directory."""
 
 import logging
 import math
@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import yaml
@@ -18,10 +17,10 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 
 from common.console import Signals
-from common.errors import DeviceError, SettingsError, device_failed, first_line, format_value, os_error_reason
+from common.errors import SettingsError, format_value, os_error_reason
 from common.files import replace_text, user_path
-from common.text import hydra_quoted
 from data.prepare import prepare
+from data.tasks import Data, TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
 from model.attention import unused_settings
@@ -47,15 +46,13 @@ from training.device import (
     choose_precision,
     keep_freed_memory,
     memory_errors,
-    memory_shortage,
 )
 from training.distributed import Ranks, new_model, parallelize
 from training.optimizer import load_optimizer_state
+from training.pretrained import copy_weights, open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
 from training.terminal import show_log
-
-if TYPE_CHECKING:
-    from data.tasks import Data
+from training.wandb import check_key
 
 log = logging.getLogger("tinygpt")
 FEWEST_IDS = 257  # of a tokenizer: the bytes and <|endoftext|>
@@ -63,24 +60,29 @@ FEWEST_IDS = 257  # of a tokenizer: the bytes and <|endoftext|>
 
 @contextmanager
 def open_run(config: TrainConfig) -> Iterator[Run]:
-    """Check the settings against the machine and the text, build what the run needs, and go on with a run or begin one.
+    """Build a new run, or resume one, after checks of the settings against the machine and the text.
 
-    Sets config.model.vocab_size to the tokenizer's where it is null, and seeds torch's generators. While the run is
-    open its directory is locked, its log written and signals remembered; at the end the last save is waited for.
+    The run's config has the settings that data and pretrained weights decide, such as model.vocab_size; `config` itself
+    stays as it is. Seeds torch's generators. While the run is open its directory is locked, its log written and signals
+    are remembered; at the end the last save is waited for.
     """
     ranks = Ranks.of_torchrun()
     with ExitStack() as stack:
+        # The process: its log, device and ranks.
         log.disabled = not ranks.is_first
         show_log(stack)
         device = choose_device(config.device, ranks.local_rank, ranks.local_size)
         ranks.join(device)
         keep_freed_memory(device)
         check_machine(config, device, ranks)
+
+        # The run: rank 0 chooses the checkpoint and the directory.
         checkpoint, meta = ranks.broadcast(checkpoint_to_resume(config, stack) if ranks.is_first else (None, None))
         run = build_run(config, ranks, device, checkpoint, meta)
         if ranks.is_first:
             prepare_directory(run, checkpoint, meta, stack)
         run.directory = ranks.broadcast(run.directory)
+
         stack.callback(run.saver.wait)
         with run.signals:
             yield run
@@ -89,30 +91,37 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
 def build_run(
     config: TrainConfig, ranks: Ranks, device: torch.device, checkpoint: Path | None, meta: Meta | None
 ) -> Run:
-    """Return a new run, or the one that goes on from a checkpoint; it has no directory yet."""
+    """Return a new run, or the one that resumes from a checkpoint; it has no directory yet."""
+    # Settings, weights to begin with, and data.
     if meta:
         check_settings(asdict(config), meta)
-    pretrained, encoding = load_pretrained(config)
+    config, copy_pretrained, encoding = load_pretrained(config)
     if checkpoint and meta and meta.own_tokenizer:
         encoding = read_tokenizer(checkpoint / TOKENIZER)
     data = open_data(config, encoding, prepares=ranks.local_rank == 0)
+    config = with_vocabulary(config, data.vocab_size)
     refuse_too_large(config, device, ranks)  # now that the vocabulary is known
     if meta and meta.data != data.fingerprint:
         check_settings(asdict(config), meta, data.fingerprint)
+
+    # The model.
     precision = choose_precision(config.precision, device)
     torch.manual_seed(config.seed)
     lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
     with memory_errors(f"the model's weights are more than the memory of {device} holds", lower):
-        model = new_model(config.model, ranks, config.distributed, device)
+        model = new_model(config, ranks, device)
         if ranks.is_first:
-            pretrained(model)
+            copy_pretrained(model)
         if checkpoint and ranks.is_first:
             with readable(checkpoint):
                 load_weights(model, load_file(checkpoint / WEIGHTS))
         compiled = choose_compile(config, device, steps_to_take(config, model))
-        forward = parallelize(model, ranks, config.distributed, device, precision, compiled)
-    own, signals = encoding is not None and not config.data.is_task, Signals(passed_on=ranks.launched)
-    run = Run(config, device, precision, data, model, forward, ranks, compiled, own, signals)
+        ddp_model = parallelize(model, ranks, config.distributed, device, precision, compiled)
+
+    # The run, and its progress so far.
+    own_tokenizer = encoding is not None and not config.data.is_task
+    signals = Signals(passed_on=ranks.launched)
+    run = Run(config, device, precision, data, model, ddp_model, ranks, compiled, own_tokenizer, signals)
     if checkpoint and meta:
         with readable(checkpoint):
             restore(run, checkpoint, meta)
@@ -120,18 +129,24 @@ def build_run(
     return run
 
 
-def load_pretrained(config: TrainConfig) -> tuple[Callable[[GPT], object], Encoding | None]:
-    """Return what gives a fresh model the weights of config.init_from, if it is set, and their tokenizer."""
-    if not config.init_from:
-        return lambda model: None, None
-    from training.pretrained import copy_weights, open_pretrained
+def load_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], object], Encoding | None]:
+    """Return config with the settings of init_from's model, a function that copies its weights, and its tokenizer.
 
-    read, encoding = open_pretrained(config)
-    return partial(copy_weights, read), encoding
+    Without init_from config is as it was, the function does nothing, and the tokenizer is None.
+    """
+    if not config.init_from:
+        return config, lambda model: None, None
+    model, read, encoding = open_pretrained(config)
+    return replace(config, model=model), partial(copy_weights, read), encoding
+
+
+def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
+    """Return config with this model.vocab_size, unless it has one."""
+    return replace(config, model=replace(config.model, vocab_size=config.model.vocab_size or vocab_size))
 
 
 def restore(run: Run, checkpoint: Path, meta: Meta) -> None:
-    """Go back to the moment at which a checkpoint was written; the model has its weights already."""
+    """Load optimizers, scaler and progress of a checkpoint; the model has its weights already."""
     saved = load_file(checkpoint / OPTIMIZER) if run.ranks.is_first else {}
     load_optimizer_state(run.model, run.optimizers, saved, run.ranks)
     if run.scaler.is_enabled() and meta.scaler:  # a scaler without fp16 has no state
@@ -141,7 +156,7 @@ def restore(run: Run, checkpoint: Path, meta: Meta) -> None:
 
 
 def refuse_past(run: Run, saved: Meta) -> None:
-    """Raise SettingsError where a resumed run is past the end that its new settings give it."""
+    """Raise SettingsError if a resumed run is past the end that its new settings give it."""
     config, step, minutes = run.config, run.progress.step, run.progress.seconds / 60
     lowered = config.max_minutes if config.max_minutes != saved.config.get("max_minutes") else None
     if step > (run.max_steps or math.inf) or minutes > (lowered or math.inf):
@@ -151,16 +166,14 @@ def refuse_past(run: Run, saved: Meta) -> None:
         raise SettingsError(problem, "raise it, or leave it out")
 
 
-def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool = True) -> "Data":
-    """Return the text, in tokens, or the task; sets config.model.vocab_size where it is null.
+def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool = True) -> Data:
+    """Return the tokens of the text, or the task.
 
-    encoding: that of the model to begin with. prepares: whether this process may make the tokens; else it waits for
-    them. Raises SettingsError when the model does not fit the data.
+    encoding: the tokenizer of the pretrained model. prepares: whether this process may make the tokens; else it waits
+    for them. Raises SettingsError if the model does not fit the data.
     """
     data: Data
     if config.data.is_task:
-        from data.tasks import TaskData
-
         data = TaskData(config.data.source, config.data.task, config.seed)
     elif config.init_from and encoding is None:
         problem = f"init_from={config.init_from} has no tokenizer for data={config.data.source}"
@@ -172,7 +185,6 @@ def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool 
     if asked and asked < known:
         whose = "task" if config.data.is_task else "tokenizer"
         raise SettingsError(f"model.vocab_size={asked} is less than the {whose}'s {known}", "leave it null")
-    config.model.vocab_size = asked or known
     return data
 
 
@@ -216,8 +228,6 @@ def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
     if config.tensorboard and find_spec("tensorboard") is None:
         raise SettingsError("tensorboard=true: TensorBoard is not installed", 'pip install -e ".[tensorboard]"')
     if config.wandb.active_mode == "online" and ranks.is_first:
-        from training.wandb import check_key
-
         check_key()
 
 
@@ -313,37 +323,3 @@ def writable(setting: str, directory: Path) -> Iterator[None]:
     except OSError as error:
         remedy = "choose a folder on a disk with room that you may write to"
         raise SettingsError(f"{setting}={directory} cannot be written ({os_error_reason(error)})", remedy) from error
-
-
-@contextmanager
-def failures_named(run: Run) -> Iterator[None]:
-    """Turn the failure of this process's device, or of another rank, into a sentence that names the newest checkpoint.
-
-    Few of these errors have a type of their own: their words tell them. Raises DeviceError or SettingsError.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        words, after = str(error), f"after step {run.progress.step}"
-        kind: type[SettingsError] = DeviceError
-        # What has failed, memory first: its errors have the device's words too.
-        lost = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
-        if shortage := memory_shortage(error):
-            problem = f"{run.device} has no memory left {after} ({shortage})"
-            remedy = f"lower micro_batch_size={run.micro_batch_size}, or end other programs"
-        elif device_failed(error):
-            problem = f"{run.device} failed {after} ({first_line(error)})"
-            remedy = "look for the cause in nvidia-smi and dmesg, or set device=cpu"
-        elif run.config.deterministic and "deterministic" in words:
-            problem = f"deterministic=true cannot be kept on {run.device} ({words.partition(', but')[0]})"
-            remedy = "set deterministic=false"
-        elif run.ranks.launched and any(word in words.lower() for word in lost):
-            problem = f"another process ended {after}, so this one cannot go on"
-            remedy, kind = "see what it says above, if anything", SettingsError
-        else:
-            raise
-        # What is left: the newest checkpoint may still be being written, from main memory.
-        run.saver.wait()
-        last, resume = run.saver.last(), hydra_quoted("resume", run.directory)
-        again = f"{resume} goes on from {last.name}" if last else "nothing has been saved yet"
-        raise kind(problem, f"{remedy}; {again}") from None

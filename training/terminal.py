@@ -6,13 +6,13 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from common.console import in_notebook, progress_bar
 from common.text import LogFormatter, command, hydra_quoted, plural
 from data.prepare import TokenDataset
+from data.tasks import HELD_OUT, Data
 from model.gpt import GPT
 from model.size import count_parameters, parameters_read
 from runs.metrics import Row
@@ -21,9 +21,6 @@ from training.device import peak_memory
 from training.evaluation import targets_scored
 from training.logger import Logger
 from training.run import Run
-
-if TYPE_CHECKING:
-    from data.tasks import Data
 
 log = logging.getLogger("tinygpt")
 
@@ -113,7 +110,7 @@ def show_log(stack: ExitStack) -> None:
         stack.callback(log.removeHandler, handler)
 
 
-def describe(config: TrainConfig, data: "Data", model: GPT) -> list[str]:
+def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
     """Say what is learned from, what learns, and for how long, in a few lines; config.max_steps is settled."""
     block_size = config.model.block_size
     length = plural(config.max_steps, "step") if config.max_steps else f"{config.max_minutes:g} minutes in steps"
@@ -130,8 +127,6 @@ def describe(config: TrainConfig, data: "Data", model: GPT) -> list[str]:
         learned = [f"text      {data.description}", f"tokens    {read}, {ids}"]
         length += f", {data.epochs(config.max_steps * config.tokens_per_step)}" if config.max_steps else ""
     else:
-        from data.tasks import HELD_OUT
-
         counted = f"{plural(data.targets(block_size), 'answer')} in each window of {block_size:,} tokens"
         learned = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} windows held out"]
     parts = count_parameters(model)

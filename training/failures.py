@@ -1,0 +1,72 @@
+"""Failures of a device or of another rank, as sentences with a remedy and the checkpoint to go on from."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from common.errors import DeviceError, SettingsError, device_failed, first_line
+from common.text import command, hydra_quoted
+from training.device import memory_errors, memory_shortage
+from training.run import Run
+
+
+@contextmanager
+def explain_out_of_memory(run: Run) -> Iterator[None]:
+    """Turn running out of memory into a SettingsError that names micro_batch_size and a smaller one to try."""
+    try:
+        yield
+    except (MemoryError, RuntimeError):  # only now, as every step comes by: the remedy reads the disk
+        size = run.micro_batch_size
+        smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
+        remedy = f"set micro_batch_size={smaller}" if smaller else "choose a smaller model or model.block_size"
+        if smaller:
+            remedy += "; the result stays the same"
+        if last := run.saver.last():
+            remedy += f", and {hydra_quoted('resume', run.directory)} goes on from {last.name}"
+        with memory_errors(f"micro_batch_size={size} needs more memory than there is", remedy):
+            raise
+
+
+def explain_out_of_memory_between_steps(run: Run, activity: str, setting: str = "") -> AbstractContextManager[None]:
+    """Turn running out of memory into a SettingsError that says what is saved and the command that goes on.
+
+    setting: one that makes do with less memory, for that command.
+    """
+    step = run.progress.step
+    saved = f"step {step} is saved" if run.saved == step else f"the checkpoints are in {run.directory / 'checkpoints'}"
+    again = f"{command('train.py')} {hydra_quoted('resume', run.directory)} {setting}".rstrip()
+    problem = f"{activity} after step {step} needs more memory than there is"
+    return memory_errors(problem, f"{saved}; go on with  {again}")
+
+
+@contextmanager
+def explain_failures(run: Run) -> Iterator[None]:
+    """Turn the failure of this process's device, or of another rank, into a sentence that names the newest checkpoint.
+
+    Few of these errors have a type of their own: their words tell them. Raises DeviceError or SettingsError.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        words, after = str(error), f"after step {run.progress.step}"
+        kind: type[SettingsError] = DeviceError
+        # What has failed, memory first: its errors have the device's words too.
+        lost = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
+        if shortage := memory_shortage(error):
+            problem = f"{run.device} has no memory left {after} ({shortage})"
+            remedy = f"lower micro_batch_size={run.micro_batch_size}, or end other programs"
+        elif device_failed(error):
+            problem = f"{run.device} failed {after} ({first_line(error)})"
+            remedy = "look for the cause in nvidia-smi and dmesg, or set device=cpu"
+        elif run.config.deterministic and "deterministic" in words:
+            problem = f"deterministic=true cannot be kept on {run.device} ({words.partition(', but')[0]})"
+            remedy = "set deterministic=false"
+        elif run.ranks.launched and any(word in words.lower() for word in lost):
+            problem = f"another process ended {after}, so this one cannot go on"
+            remedy, kind = "see what it says above, if anything", SettingsError
+        else:
+            raise
+        # What is left: the newest checkpoint may still be being written, from main memory.
+        run.saver.wait()
+        last, resume = run.saver.last(), hydra_quoted("resume", run.directory)
+        again = f"{resume} goes on from {last.name}" if last else "nothing has been saved yet"
+        raise kind(problem, f"{remedy}; {again}") from None
