@@ -60,7 +60,9 @@ class GPT(nn.Module):
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
         self.attentions = [block.attention for block in self.blocks]
-        self.ropes: dict[Rope, Rope] = {}  # equal ones are one object, or torch would compile each layer by itself
+
+        # Layers share equal Ropes, else torch.compile recompiles per layer.
+        self.ropes: dict[Rope, Rope] = {}
         for attention in self.attentions:
             if attention.rope is not None:
                 attention.rope = self.ropes.setdefault(attention.rope, attention.rope)
@@ -74,32 +76,34 @@ class GPT(nn.Module):
         self, tokens: Tokens, targets: Tokens | None = None, *, doc_starts: DocStarts = None,
         cache: KVCache | None = None, each: bool = False,
     ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:  # fmt: skip
-        """Return the logits of the token that follows each position; with `targets` the loss they are wanted for.
+        """Return the logits of the token that follows each position; given `targets`, their loss.
 
-        targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are neither -1 nor
-            -100; no tensor holds the logits of them all.
-        starts: at which position, counted from the first in the cache, the text of each token begins; 0 by default,
-            with a cache what it remembers. What comes before is out of sight, as a document before this one or
-            padding on the left, and learned positions count from there.
-        cache: with earlier tokens; this pass appends its own and advances it.
-        each: instead of the sum return the nats of each position, without a gradient, and whether its target is the
+        targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are neither -1 nor -100;
+            no tensor holds all the logits.
+        doc_starts: the position, counted from the first in the cache, of the first token of each token's text; 0 by
+            default, with a cache those it remembers. Earlier tokens are hidden: another document, or padding on the
+            left. Learned positions count from there.
+        cache: of earlier tokens; this pass appends its own and advances it.
+        each: return the nats of each position in place of their sum, without a gradient, and whether its target is the
             likeliest token.
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
         """
         ctx = AttentionContext()
-        if self.training and targets is not None:  # it needs a gradient, as after a layer: torch compiles them alike
+        if self.training and targets is not None:
+            # With a gradient from the start, as after a layer has added to it: torch compiles all blocks alike.
             ctx.loss = torch.zeros((), device=tokens.device, requires_grad=True)
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if targets is None:
             return self.logits(x)
-        x, weight = self.final_norm(x), self.lm_head.weight
+        x = self.final_norm(x)
+        weight = self.lm_head.weight
+        softcap = self.config.logit_softcap
+        runtime = self.runtime
         if each:
-            return nats_of_each(x, weight, targets, self.config.logit_softcap, self.runtime.largest_chunk)
-        nats = fused_cross_entropy(
-            x, weight, targets, self.config.logit_softcap, self.runtime.loss_and_gradient, self.runtime.largest_chunk
-        )
-        # Of the layers' own loss the gradient alone: what is reported stays the cross-entropy.
+            return nats_of_each(x, weight, targets, softcap, runtime.largest_chunk)
+        nats = fused_cross_entropy(x, weight, targets, softcap, runtime.loss_and_gradient, runtime.largest_chunk)
+        # Auxiliary losses contribute gradients only; the reported value is the cross-entropy.
         return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())
 
     def hidden(
@@ -110,24 +114,31 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         ctx: AttentionContext | None = None,
     ) -> Stream:
-        """Return the residual stream after the last block, as forward(), for callers that need only a few logits.
+        """Return the residual stream after the last block; arguments as of forward().
 
-        ctx: which this fills in for the layers, where the caller wants what they leave there.
+        ctx: pass one in to read what layers store in it.
         """
-        T, past = tokens.size(1), 0 if cache is None else cache.position
+        T = tokens.size(1)
         if cache is not None:
             if doc_starts is not None:
                 cache.doc_starts = doc_starts[:, -1]
             elif cache.doc_starts is not None:
                 doc_starts = cache.doc_starts[:, None].expand(-1, T)
-        x = self.token_embedding(tokens)  # (B, T, C)
+
+        # What all layers share.
+        x = self.token_embedding(tokens)  # (B, T) -> (B, T, C)
         ctx = ctx or AttentionContext()
-        ctx.doc_starts, ctx.tokens, ctx.cache, ctx.blocks = doc_starts, tokens, cache, self.flex_blocks(x, doc_starts)
-        ctx.rotations = {rope: rope.table(x, past) for rope in self.ropes}
+        ctx.doc_starts = doc_starts
+        ctx.tokens = tokens
+        ctx.cache = cache
+        ctx.blocks = self.flex_blocks(x, doc_starts)
+        ctx.rotations = {rope: rope.table(x, ctx.past) for rope in self.ropes}
+
+        # Embed, then add what each block finds.
         if self.config.ngrams:
             x = x + self.ngrams(tokens, ctx)
         if self.config.position == "learned":
-            x = x + self.embedded_positions(past, T, doc_starts)
+            x = x + self.embed_positions(ctx.past, T, doc_starts)
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x, ctx)
@@ -135,9 +146,10 @@ class GPT(nn.Module):
             cache.position += T
         return x
 
-    def embedded_positions(self, past: int, T: int, doc_starts: DocStarts) -> Float[Tensor, "*#B T C"]:
-        """Return the learned embeddings of past … past+T-1, counted from where texts start."""
-        end, most = past + T, self.config.block_size
+    def embed_positions(self, past: int, T: int, doc_starts: DocStarts) -> Float[Tensor, "*#B T C"]:
+        """Return the learned embeddings of positions past … past+T-1, counted from the start of each text."""
+        end = past + T
+        most = self.config.block_size
         if end > most:
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
         if doc_starts is None:
@@ -145,45 +157,56 @@ class GPT(nn.Module):
         return self.position_embedding(torch.arange(past, end, device=doc_starts.device) - doc_starts)
 
     def flex_blocks(self, x: Stream, doc_starts: DocStarts) -> dict[int, BlockMask]:
-        """Return the blocks of flex_attention by window, in compiled training on a GPU with room for it."""
+        """Return flex_attention's block masks by window, for compiled training on a GPU that serves it."""
         T = x.size(1)
         fits = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 0) and T > 128
         if not (fits and self.training and self.runtime.blocks_are_compiled and doc_starts is None):
             return {}
-        windows = {attention.window or T for attention in self.attentions if attention.flex_window}
+        windows = {attention.window or T for attention in self.attentions if attention.uses_flex}
         return {window: causal_blocks(T, window, x.device) for window in windows}
 
     @property
     def limit(self) -> int | None:
-        """Positions that a text may have when it is continued: block_size, or any number in a stack of states."""
+        """The longest context in decoding: block_size, or None for a stack of states, which has no limit."""
         grows = self.config.position == "learned" or any(attention.has_kv_cache for attention in self.attentions)
         return self.config.block_size if grows else None
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
-        """Return the logits of the residual stream x, squashed into ± logit_softcap where that is set."""
-        logits, cap = self.lm_head(self.final_norm(x)), self.config.logit_softcap
+        """Return the logits of the residual stream x, squashed into ±logit_softcap if that is set."""
+        logits = self.lm_head(self.final_norm(x))
+        cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Draw the weights of embeddings and linear layers from torch's generator.
+        """Draw the weights of embeddings and linear layers from torch's generator, in the order of named_modules().
 
-        zero_init=false is GPT-2's scheme: N(0, 0.02), and 0.02 / √(2 n_layer) where a layer writes to
-        the residual stream. zero_init=true draws weights at unit gain, N(0, 1/fan_in), and starts those
-        output projections and an untied lm_head at zero: the residual stream begins as the embedding alone.
+                              zero_init=true       zero_init=false (GPT-2)
+            embeddings        N(0, 0.02)           N(0, 0.02)
+            linear layers     N(0, 1/√fan_in)      N(0, 0.02)
+            o_proj, down_proj 0                    N(0, 0.02/√(2 n_layer))
+            untied lm_head    0                    N(0, 0.02)
+            biases            0                    0
+
+        The second number is the standard deviation. o_proj and down_proj write to the residual stream, which with
+        zero_init begins as the embedding alone. Norms and the modifiers' own parameters keep what their modules set.
         """
+        zero_init = self.config.zero_init
         for name, module in self.named_modules():
             writes_residual = name.endswith(("o_proj", "down_proj"))
             if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            elif isinstance(module, nn.Linear) and module.weight is not self.token_embedding.weight:
-                if self.config.zero_init:
-                    std = 0.0 if writes_residual or module is self.lm_head else module.in_features**-0.5
-                else:
-                    std = 0.02 / math.sqrt(2 * self.config.n_layer) if writes_residual else 0.02
-                nn.init.normal_(module.weight, std=std)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+                std = 0.02
+            elif not isinstance(module, nn.Linear) or module.weight is self.token_embedding.weight:
+                continue
+            elif writes_residual:
+                std = 0.0 if zero_init else 0.02 / math.sqrt(2 * self.config.n_layer)
+            elif module is self.lm_head:
+                std = 0.0 if zero_init else 0.02
+            else:
+                std = module.in_features**-0.5 if zero_init else 0.02
+            nn.init.normal_(module.weight, std=std)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
 
 
 class Block(nn.Module):

@@ -1,18 +1,19 @@
-"""torch's linear layer and norms, with what decoding and mixed precision need of them."""
+"""torch's linear layer and norms, adapted to decoding and mixed precision, and a deterministic cumulative sum."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-SIDE = 64  # of the triangle that sums
-LARGE = 100_000  # weights from which a product of one row is worth sharing between threads
+from model.cpu import multiply_row, shares_row
+
+SIDE = 64  # of the triangular matrix that sums
 
 
 class Linear(nn.Linear):
-    """torch's, of one or several matrices that read the same input; parts: the rows of each, which Muon moves apart.
+    """One or several matrices that read the same input, as one product.
 
-    A single row on a CPU is multiplied by all threads, where MKL takes one.
+    parts: the rows of each matrix; Muon orthogonalises them separately.
     """
 
     def __init__(self, in_features: int, *parts: int, bias: bool) -> None:
@@ -20,25 +21,14 @@ class Linear(nn.Linear):
         self.parts = parts
 
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead N"]:
-        C, N = self.in_features, self.out_features
-        weight = self.weight
-        traced = torch.jit.is_tracing() or torch.compiler.is_compiling()
-        if torch.is_grad_enabled() or traced or x.numel() != C or C * N < LARGE or not x.is_cpu:
-            return super().forward(x)
-        if type(weight) is not nn.Parameter:  # a quantised one is of a class of its own, whose numbers no view shows
-            return super().forward(x)
-        threads = torch.get_num_threads()  # not above: torch.compile, whose graph it would break, gets no further
-        share = N // threads  # of the rows, a view without a copy: (threads, C, share)
-        shares = weight.as_strided((threads, C, share), (share * C, 1, C))
-        y = torch.bmm(x.reshape(1, 1, C).expand(threads, 1, C), shares).view(*x.shape[:-1], threads * share)
-        if share * threads < N:
-            y = torch.cat((y, F.linear(x, weight[share * threads :])), -1)
-        return y if self.bias is None else y + self.bias
+        if shares_row(x, self.weight):
+            return multiply_row(x, self.weight, self.bias)
+        return super().forward(x)
 
 
-# Norms take and return the input's dtype. FSDP may gather the weights in another, autocast leaves them in float32, and
-# torch's fused kernels want one dtype for all. CUDA's autocast makes the result float32: queries and keys would then
-# reach attention in float32 beside bf16 values, which costs its fast kernel.
+# Norms return the input's dtype. FSDP may gather the weights in another dtype, autocast leaves them in float32, and
+# torch's fused kernels want one dtype for all. CUDA's autocast would return float32: queries and keys would reach
+# attention in float32 beside bf16 values, and it could not use its fast kernel.
 
 
 class RMSNorm(nn.RMSNorm):
@@ -57,7 +47,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 def cumulative_sum(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
-    """Return x.cumsum(dim) of finite x, also where torch has no deterministic one, as on CUDA: by products."""
+    """Return x.cumsum(dim) of finite x; by matrix products in deterministic runs, as CUDA's cumsum is not."""
     if not torch.are_deterministic_algorithms_enabled():
         return x.cumsum(dim)
     n = x.shape[dim]

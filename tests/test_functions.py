@@ -14,9 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.attention import FORMS, SOFTMAX, functions
-from model.attention.functions import SHORT, fused, matmul, sdpa, softcap
+from model.attention.functions import fused, matmul, sdpa, softcap
 from model.attention.ladder import head_by_head
 from model.attention.masks import alibi_bias, alibi_slopes, as_bool, causal_mask, padding_mask
+from model.cpu import SHORT
 
 ALIKE = {name: FORMS[name] for name in SOFTMAX} | {"fused": fused, "head_by_head": head_by_head}
 OTHERS = {name: FORMS[name] for name in ("softmax1", "sigmoid", "sparsemax")} | {"softcap": softcap(2.0)}

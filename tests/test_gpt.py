@@ -15,8 +15,9 @@ from torch.func import functional_call, grad
 import model.loss
 from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
+from model.cpu import LARGE
 from model.gpt import GPT
-from model.layers import LARGE, LayerNorm, Linear, RMSNorm
+from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import IGNORE_INDEX, chunk_loss_and_gradient, fused_cross_entropy
 from model.size import cache_bytes_per_token, count_parameters, count_weights, flops_per_token, without_weights
 from model.weights import load_weights, plain_weights

@@ -31,10 +31,10 @@ from model.attention.contract import (
 )
 from model.attention.masks import causal_mask
 from model.attention.registry import form
+from model.cpu import prefers_plain_products
 from model.layers import cumulative_sum
 
 SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that are one function
-SHORT = 256  # queries and keys up to which `bmm` beats the fused kernels of a CPU: see benchmarks/attention.py
 
 
 @form("matmul")
@@ -115,8 +115,8 @@ def sdpa(
     """The same by the fastest means: torch's fused kernels, which never write the (T, S) matrix (Dao et al. 2022), or
     `bmm` for short texts on a CPU, where they save no time and the matrix is small.
     """
-    how = bmm if q.is_cpu and 1 < q.shape[-2] <= SHORT and k.shape[-2] <= SHORT else fused
-    return how(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+    function = bmm if prefers_plain_products(q, k) else fused
+    return function(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
 
 
 def fused(
