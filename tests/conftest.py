@@ -23,7 +23,8 @@ from omegaconf import OmegaConf
 
 install_import_hook("model", "beartype.beartype")  # every annotation in model/ is checked while the tests run
 
-from cli.hydra_command import CONF, register_schema, to_settings
+from cli.composition import register_schema, to_settings
+from cli.overrides import CONF
 from data.config import DataConfig, TokenizerConfig
 from model.attention import MultiHeadAttention, make_attention
 from model.attention.contract import attention_function

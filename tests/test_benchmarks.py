@@ -15,7 +15,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from cli.hydra_command import CONF, to_settings
+from cli.composition import to_settings
+from cli.overrides import CONF
 from train import train_step
 from training.plan import predict_memory
 

@@ -128,7 +128,7 @@ def test_a_mistake_is_blamed_on_the_setting_that_was_typed():
 
 @pytest.mark.parametrize(("script", "settings"), [("sample.py", []), ("eval.py", []), ("export.py", ["to=x"])])
 def test_ctrl_c_outside_the_training_loop_ends_in_one_line(script, settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("runs.checkpoint.open_checkpoint", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(f"cli.{script.removesuffix('.py')}.open_checkpoint", mock.Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setattr(os, "_exit", sys.exit)
     done = run_here(script, *settings, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C\n")

@@ -17,7 +17,8 @@ from conftest import run_here
 from hydra import compose, initialize_config_dir
 
 import model.attention as registered
-from cli.hydra_command import CONF, GROUPS, to_settings
+from cli.composition import to_settings
+from cli.overrides import CONF, GROUPS
 from common.settings import from_arguments, setting_hints
 from eval import EvalConfig
 from export import ExportConfig

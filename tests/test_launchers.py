@@ -17,7 +17,7 @@ import torch
 import yaml
 from sweeping import ROOT, command, run, run_here, tiny, wait_for
 
-from cli.hydra_command import device_of_job
+from cli.with_torch import device_of_job
 from common.console import ending_signals
 from runs.summary import read_job, read_summary
 from sweeps.grid import jobs_at_once

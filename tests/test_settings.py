@@ -20,17 +20,11 @@ from hypothesis import strategies as st
 
 import train as train_module
 from cli.command import described, help_text, setting_docs
-from cli.hydra_command import (
-    CONF,
-    SWEEP,
-    check_typed,
-    compose_settings,
-    explain,
-    groups_help,
-    inherited_settings,
-    to_settings,
-)
-from cli.hydra_command import register_schema as register
+from cli.composition import compose_settings, explain, to_settings
+from cli.composition import register_schema as register
+from cli.hydra_command import groups_help
+from cli.overrides import CONF, SWEEP, check_typed
+from cli.with_torch import inherited_settings
 from common.errors import SettingsError, format_value
 from common.mistakes import sentence_for
 from common.settings import ALIASES, from_arguments, parse_overrides
@@ -52,8 +46,8 @@ def composed(*typed: str) -> TrainConfig:
     """What `python train.py` makes of what is typed; of a sweep what is checked before Hydra makes its jobs."""
     arguments = [argument for argument in typed if argument not in SWEEP]
     check_typed(parse_overrides(arguments), is_sweep := len(arguments) < len(typed))
-    brought, values = inherited_settings(parse_overrides(arguments))
-    register(brought)
+    inherited, values = inherited_settings(parse_overrides(arguments))
+    register(inherited)
     try:
         if not is_sweep:
             return compose_settings(values)

@@ -25,7 +25,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from sweeping import ROOT, cells, command, in_memory, put_job, put_summary, refusal, run, run_here, tiny, wait_for
 
-from cli.hydra_command import CONF, check_job
+from cli.composition import check_job
+from cli.overrides import CONF
 from common.errors import SettingsError
 from common.files import is_locked
 from hydra_plugins._tinygpt import AfterJob

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from cli.hydra_command import CONF
+from cli.overrides import CONF
 from common.errors import DataError, SettingsError
 from data import texts
 from data.config import SOURCES, TOKENIZERS, DataConfig, TaskConfig, TokenizerConfig

@@ -1,0 +1,223 @@
+"""Hydra's part of train.py's command line: groups of settings, sweeps and their jobs.
+
+Torch is imported only where with_torch() is called: most mistakes in settings are answered before.
+"""
+
+import functools
+import logging
+import operator
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+)
+
+from cli.overrides import CONF, check_typed
+from common.errors import SettingsError, first_line, format_value
+from common.mistakes import sentence_for
+from common.settings import build, parse_overrides
+from common.text import LogFormatter, flat, literal, quote
+from runs.summary import begin_job, fail_job, has_checkpoints
+from training.config import TrainConfig
+
+Function = Callable[[TrainConfig], Any]
+
+log = logging.getLogger("tinygpt")
+CONSOLE = logging.StreamHandler()
+CONSOLE.setFormatter(LogFormatter())
+RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
+
+
+def with_torch() -> ModuleType:
+    """Return cli/with_torch.py, whose import takes a second."""
+    from cli import with_torch
+
+    return with_torch
+
+
+def ask_hydra(arguments: list[str], function: Function) -> None:
+    """Print the offers of tab completion, forms and modifiers of attention among them, or the settings of --cfg."""
+    typed = re.search(r"\s((?:model\.)?attention=)(\S*)$", os.environ.get("COMP_LINE", ""))
+    if typed:
+        print(*(typed[1] + name for name in with_torch().completions(typed[2])))
+        return
+    register_schema({})
+    call_hydra(arguments, function)
+
+
+def register_inherited(typed: dict[str, str]) -> dict[str, str]:
+    """Register the schema with the settings that `resume` or `init_from` brings; return what is typed besides."""
+    inherited: dict[str, Any] = {}
+    if typed.keys() & {"resume", "init_from"}:
+        inherited, typed = with_torch().inherited_settings(typed)
+    register_schema(inherited)
+    return typed
+
+
+def sweep(overrides: list[str], typed: dict[str, str], function: Function) -> None:
+    """Call `function` with the settings of each job of a sweep."""
+    register_inherited(typed)
+    # A + means nothing to a setting that exists already; only Hydra's own may be added to.
+    plain = [o if o.lstrip("+").startswith("hydra") else o.lstrip("+") for o in overrides]
+    call_hydra(["-m", *plain], function)
+
+
+def single_settings(typed: dict[str, str]) -> TrainConfig:
+    """Return the settings of a single run."""
+    typed = register_inherited(typed)
+    log_to_stdout()
+    return compose_settings(typed)
+
+
+def compose_settings(typed: dict[str, str]) -> TrainConfig:
+    """Return the settings of a single run. Typed values are literal, whatever characters they have."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        overrides = [f"{name}={quote(value)}" for name, value in typed.items()]
+        cfg = compose("train", overrides, return_hydra_config=True)
+    config = to_settings(cfg, typed)
+    sweeper = cfg.hydra.sweeper
+    if (sweeper.params or sweeper.variants) and not config.dry_run:  # a plan of one does no harm
+        raise SettingsError("many runs are asked for, and one would be made", "add -m")
+    return config
+
+
+def call_hydra(arguments: list[str], function: Function) -> None:
+    """Let Hydra answer -sc or --cfg, or call `function` with the settings of each job of a sweep."""
+
+    def job(cfg: DictConfig) -> Any:  # pickled for other processes, with all that it names of this module
+        return run_job(cfg, function)
+
+    job.check = check_job  # type: ignore[attr-defined]  # for the sweeper, which gets this function
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
+    sys.argv[1:] = arguments
+    # Hydra warns that its plugins' schemas and our options have the same names, here and in joblib's workers.
+    warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.process")
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(job)()
+
+
+def log_to_stdout() -> None:
+    CONSOLE.setStream(sys.stdout)
+    log.addHandler(CONSOLE)
+    log.setLevel(logging.INFO)
+
+
+def register_schema(inherited: dict[str, Any]) -> None:
+    """Give Hydra the nodes that conf/train.yaml calls train_schema and inherited."""
+    # short_id ends the names of new sweeps' folders: two sweeps that start in the same second need one each.
+    OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
+    # Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${floordiv:${max_steps},0.5}.
+    OmegaConf.register_new_resolver("floordiv", lambda *n: int(functools.reduce(operator.floordiv, n)), replace=True)
+    ConfigStore.instance().store(name="train_schema", node=literal(asdict(TrainConfig())))
+    ConfigStore.instance().store(name="inherited", node=literal(inherited))
+
+
+def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
+    """Return Hydra's composition as TrainConfig; SettingsError for a `typed` setting that has no effect."""
+    ours = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
+    config = build(TrainConfig, flat(OmegaConf.to_container(ours, resolve=True)))  # type: ignore[arg-type]
+
+    # A typed setting that is idle is a mistake, unless it is the default, which claims nothing.
+    asked = set(typed)
+    idle = config.idle()
+    if any(name.startswith("model.") for name in asked):
+        idle |= with_torch().idle_model_settings(config.model)
+    values = flat(asdict(config))
+    defaults = flat(asdict(TrainConfig()))
+    for name in sorted(asked & idle.keys()):
+        full = "tokenizer.name" if name == "tokenizer" else name
+        if values[full] != defaults[full]:
+            problem = f"{name}={format_value(values[full])} has no effect with {idle[name]}"
+            raise SettingsError(problem, f"leave it out, or change {idle[name].partition('=')[0]}")
+    return config
+
+
+def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> None:
+    """Raise SettingsError if a job of a sweep cannot run, as far as is known before its text is read."""
+    typed = parse_overrides(overrides)
+    check_typed(typed, is_sweep=True)
+    cfg = compose()
+    try:
+        config = to_settings(cfg, typed)
+    except InterpolationKeyError:
+        raise
+    except InterpolationResolutionError:  # a value that only the job knows, such as ${hydra:job.num}
+        return
+    with_torch().check_job_start(config, cfg.hydra.runtime.choices["hydra/launcher"])
+
+
+def run_job(cfg: DictConfig, function: Function) -> Any:
+    """Call the command's function for one job of a sweep, in the job's folder; log and raise its exception."""
+    log_to_stdout()
+    own = HydraConfig.get()
+    number = own.job.num
+    folder = Path(own.runtime.output_dir)
+    varied = " ".join(override for override in own.overrides.task if override not in sys.argv)
+    log.info("job %s: %s", number, varied)
+    begun = False
+    try:
+        # The folder: a job that is finished is not run again, and one that has begun goes on.
+        if not cfg.dry_run:  # which writes nothing
+            loss = begin_job(folder, number, list(own.overrides.task))
+            if loss is not None:
+                return loss
+            begun = True
+            cfg.run_dir = literal(str(folder))
+            if has_checkpoints(folder):  # the sweep goes on, or Slurm queued the job again
+                cfg.resume = literal(str(folder))
+                cfg.init_from = None
+
+        # The machine, which jobs of a parallel launcher share.
+        if own.runtime.choices["hydra/launcher"] != "basic":
+            threads = own.launcher.get("cpus_per_task")
+            if threads:
+                os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+            cfg.device = with_torch().device_of_job(cfg.device, number)
+
+        cfg.wandb.group = cfg.wandb.group or os.environ.get("WANDB_RUN_GROUP") or literal(Path(own.sweep.dir).name)
+        cfg.wandb.name = cfg.wandb.name or os.environ.get("WANDB_NAME") or literal(f"{number} {varied}")
+        return function(to_settings(cfg, parse_overrides(own.overrides.task)))
+    except Exception as error:
+        if begun:  # otherwise job.json belongs to another run
+            fail_job(folder, error)
+        sentence = sentence_for(error) or explain(error)
+        log.error("job %s failed: %s", number, sentence or error, exc_info=not sentence)
+        raise
+
+
+def explain(error: BaseException) -> str | None:
+    """Return one sentence for a mistake that Hydra or OmegaConf finds, None for an error that is ours."""
+    if isinstance(error, MissingConfigException) and error.options:
+        group, option = re.findall(r"((?:hydra/)?[^/]*)/(.*)", error.missing_cfg_file or "/")[0]
+        return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
+    if isinstance(error, OverrideParseException):
+        quoted = "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes"
+        remedy = f"{quoted}, as in 'data.path=\"notes (1).txt\"'; ranges are {RANGES}"
+        return f"cannot read the override {error.override!r}: {remedy}."
+    for mistake in (error.__cause__, error):
+        if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):
+            return f"there is no setting {mistake.full_key}: --cfg hydra shows those of Hydra."
+        if isinstance(mistake, OmegaConfBaseException):
+            place = mistake.full_key or "a value"
+            return f"{place} cannot be read ({first_line(mistake)}): ${{NAME}} stands for the value of a setting."
+    return " ".join(str(error).split()) if isinstance(error, HydraException) else None

@@ -1,0 +1,31 @@
+"""The arguments of train.py: settings, groups of conf/, sweeps. They are checked here without Hydra."""
+
+from pathlib import Path
+
+from common.errors import SettingsError
+from common.settings import setting_hints, unknown_setting
+from training.config import TrainConfig
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+SWEEP = ("-m", "--multirun")
+NUMBERS = (int, int | None, float, float | None, bool)
+
+
+def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
+    """Raise SettingsError for arguments that Hydra would refuse in words of its own, or misread."""
+    hints = setting_hints(TrainConfig)
+    for name, value in typed.items():
+        is_hydras = name.startswith("hydra")
+        if not is_hydras and name not in GROUPS and name not in hints:
+            raise unknown_setting(name, [*GROUPS, *hints])
+        if is_hydras and not is_sweep:
+            raise SettingsError(f"{name}={value} is for sweeps", "add -m, or leave it out")
+        is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
+        if "," in value and is_one and not is_sweep:
+            raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")
+        if name == "hydra.sweep.dir" and value == "null":
+            raise SettingsError(f"{name}=null is no folder", "name one, or leave it out for a new one")
+        if is_sweep and name in ("run_dir", "resume") and value != "null":
+            remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
+            raise SettingsError(f"{name}={value} is for a single run", remedy)

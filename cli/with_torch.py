@@ -1,0 +1,74 @@
+"""The questions of train.py's command line that need torch.
+
+cli/hydra_command.py imports this module only where one is asked: --help, completion and most mistakes in settings
+are answered before torch, whose import takes a second.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from common.errors import SettingsError
+from common.settings import setting_hints
+from model.attention import unused_settings
+from model.attention.registry import completions as completions  # for tab completion
+from model.config import GPTConfig
+from runs.directory import find_run, settings_to_go_on
+from training.config import TrainConfig
+from training.pretrained import pretrained_config
+from training.start import check_start
+
+
+def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings that resume's run or init_from's model sets where nothing is typed, and those that are typed.
+
+    Among the latter the run's directory takes the place of the path that was typed for it.
+    """
+    places = ("run_dir", "resume", "init_from")
+    run_dir, resume, init_from = (None if typed.get(name) == "null" else typed.get(name) for name in places)
+    if resume not in (None, "auto", run_dir) and run_dir:
+        remedy = "leave out run_dir: a run goes on in its own"
+        raise SettingsError(f"{resume=!s} and {run_dir=!s} are two folders", remedy)
+
+    inherited: dict[str, Any] = {}
+    if resume:
+        run = find_run(resume, run_dir)
+        if run:
+            inherited = settings_to_go_on(run, setting_hints(TrainConfig), typed)
+            typed = typed | {"resume": str(run), "run_dir": str(run)}
+            if resume == "auto":  # the same command again, which may have begun with init_from
+                typed.pop("init_from", None)
+        else:
+            typed = typed | {"resume": "null"}
+
+    if init_from and not inherited:
+        inherited = {"model": asdict(pretrained_config(init_from.strip("\"'")))}  # quoted in a sweep
+        for name in typed:  # an experiment's tokenizer applies only to new weights
+            if name.split(".")[0] == "tokenizer":
+                raise SettingsError(f"init_from={init_from} has its own tokenizer", f"leave out {name}={typed[name]}")
+
+    # A group's option that is typed, such as optimizer=adamw, replaces all inherited settings of the group.
+    inherited = {name: value for name, value in inherited.items() if name not in typed}
+    if "attention" in typed and "model" in inherited:
+        del inherited["model"]["attention"]
+    return inherited, typed
+
+
+def idle_model_settings(model: GPTConfig) -> dict[str, str]:
+    """Return the settings that the model's attention ignores, each with attention=…, which makes it idle."""
+    # A choice of model= may set n_head, and position=learned is the GPT's, not the attention's.
+    used = {"n_head"} | ({"position"} if model.position != "alibi" else set())
+    return {f"model.{name}": f"attention={model.attention}" for name in unused_settings(model) - used}
+
+
+def check_job_start(config: TrainConfig, launcher: str) -> None:
+    """Raise SettingsError if a job of a sweep cannot run, as far as is known before its text is read."""
+    # A cluster's machines have other devices and files, and a plan itself names what this machine lacks.
+    check_start(config, is_here=launcher != "submitit_slurm" and not config.dry_run)
+
+
+def device_of_job(device: str, number: int) -> str:
+    """Return the device of job `number` of those that share the machine: auto and cuda are dealt out in turn."""
+    count = torch.cuda.device_count()
+    return f"cuda:{number % count}" if device in ("auto", "cuda") and count > 1 else device
