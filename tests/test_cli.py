@@ -139,7 +139,8 @@ def test_ctrl_c_outside_the_training_loop_ends_in_one_line(script, settings, tmp
 
 @pytest.mark.parametrize("script", COMMANDS)
 def test_help_answers_without_waiting_for_torch_numpy_or_hydra(script):
-    code = f"""import json, sys; sys.argv = ['{script}', '--help']; import {script[:-3]} as command; command.main()
+    code = f"""import json, runpy, sys; from contextlib import suppress; sys.argv = ['{script}', '--help']
+with suppress(SystemExit): runpy.run_path('{script}', run_name='__main__')
 print(json.dumps([name for name in ('torch', 'numpy', 'hydra', 'omegaconf') if name in sys.modules]))"""
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     lines = result.stdout.splitlines()
