@@ -85,6 +85,33 @@ def test_the_attention_module_works_where_the_page_says_to_take_it(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+FOREIGN = """
+import torch
+from model.config import GPTConfig
+from model.gpt import GPT
+
+model = GPT(GPTConfig(attention="sdpa+gate/delta", vocab_size=7, n_layer=2, n_embd=32, n_head=2, block_size=16))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+tokens = torch.arange(4 * 17).view(4, 17) % 7
+losses = []
+for step in range(10):
+    loss = model(tokens[:, :-1], tokens[:, 1:]) / (4 * 16)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+assert losses[-1] < 0.5 * losses[0], losses
+"""
+
+
+def test_the_model_copied_with_errors_alone_trains_in_a_foreign_loop(tmp_path):
+    shutil.copytree(ROOT / "model", tmp_path / "model")
+    (tmp_path / "common").mkdir()
+    shutil.copy(ROOT / "common" / "errors.py", tmp_path / "common")
+    done = subprocess.run([sys.executable, "-c", FOREIGN], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_link_inside_the_project_leads_somewhere(page):
     for target in re.findall(r"\]\((?!https?://)([^)]+)\)", _without_code(page)):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+ROOMS = {file.parent.name for file in ROOT.glob("*/__init__.py")} - {"tests"}
 COMMANDS = {"train", "sample", "eval", "export"}
 
 
@@ -18,7 +20,7 @@ def imported(file: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return found
@@ -33,6 +35,25 @@ def imported(file: Path) -> set[str]:
 )
 def test_a_command_imports_downwards_only(name, forbidden):
     assert {module.partition(".")[0] for module in imported(ROOT / f"{name}.py")} & forbidden == set()
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    files = {file.relative_to(ROOT).with_suffix(""): file for room in ROOMS for file in (ROOT / room).rglob("*.py")}
+    modules = {".".join(path.parts).removesuffix(".__init__"): file for path, file in files.items()}
+    assert {"model", "model.attention.layer", "common.errors"} <= modules.keys()
+    graph = {name: (imported(file) & modules.keys()) - {name} for name, file in modules.items()}
+    assert [*TopologicalSorter(graph).static_order()]  # CycleError names the modules
+
+
+def test_the_model_imports_no_other_room_but_errors_and_delays_no_import():
+    for file in (ROOT / "model").rglob("*.py"):
+        ours = {name for name in imported(file) if name.split(".")[0] in ROOMS - {"model"}}
+        assert all(name.startswith("common.errors") for name in ours), file
+        top = ast.parse(file.read_text(encoding="utf-8")).body
+        delayed = [node for part in top for node in ast.walk(part) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        names = [alias.name for node in delayed if node not in top for alias in node.names]
+        assert names in ([], ["psutil"]), file  # which is optional
+        assert "TYPE_CHECKING" not in file.read_text()
 
 
 def test_a_run_on_a_cpu_starts_without_torchs_compiler():

@@ -13,7 +13,7 @@ from model.attention.masks import causal_mask, document_mask
 from model.attention.recurrent import Recurrent
 from model.cache import KVCache
 from model.config import POSITIONS, AttentionConfig
-from model.layers import RMSNorm
+from model.layers import Linear, RMSNorm
 
 C, CPU = 16, torch.device("cpu")
 STATES = [name for name, kind in FORMS.items() if isinstance(kind, type) and issubclass(kind, Recurrent)]
@@ -140,6 +140,50 @@ def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
     if form in ("retention", "delta", "kda"):  # which normalise it
         gathered = getattr(attention, "out_norm", RMSNorm(gathered.shape[-1], eps=1e-6))(gathered)
     close(attention.merge(gathered), attention.eval()(x, ctx))
+
+
+# Names on disk: a checkpoint has them.
+
+
+PROJECTIONS = ("qkv_proj.weight", "o_proj.weight")
+QK_NORM = ("q_norm.weight", "k_norm.weight")
+DELTA = ("log_rate", *PROJECTIONS, "beta.weight", "fade.weight", "fade.bias", "out_norm.weight")
+WEIGHTS = {
+    "average": ("v_proj.weight", "o_proj.weight"),
+    "simple": (),
+    "mla": tuple(f"{name}.weight" for name in ("q_proj", "k_proj", "c_proj", "c_norm", "k_up", "v_up", "o_proj")),
+    "gta": ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"),
+    "delta": DELTA,
+    "kda": DELTA,
+    "index": (*PROJECTIONS, *QK_NORM, "index_proj.weight", "index_norm.weight", "index_norm.bias"),
+}
+WEIGHTS_OF_MODIFIERS = {
+    "value_residual": ("mixture",), "key_offset": (), "logn": ("factor",), "forget": ("gate.weight", "gate.bias"),
+    "fade": ("rate",), "sink": ("bias",), "diff": ("weight.weight",), "xsa": ("strength",), "gate": ("gate.weight",),
+    "gate_element": ("gate.weight",), "gate_silu": ("gate_proj.weight",), "joint_norm": QK_NORM, "conv": ("weight",),
+    "value_embedding": ("gate.weight", "embedding.weight"),
+}  # fmt: skip
+
+
+@every_form
+def test_a_forms_weights_keep_their_names_and_their_order(form):
+    assert tuple(check.make_layer(form).state_dict()) == WEIGHTS.get(form, (*PROJECTIONS, *QK_NORM))
+
+
+@pytest.mark.parametrize("modifier", MODIFIERS)
+def test_a_modifiers_weights_keep_their_names_and_follow_those_of_the_layer(modifier):
+    norms = () if modifier == "joint_norm" else QK_NORM
+    own = tuple(f"modifiers.{modifier}.{name}" for name in WEIGHTS_OF_MODIFIERS[modifier])
+    assert tuple(check.make_layer(f"sdpa+{modifier}").state_dict()) == (*PROJECTIONS, *norms, *own)
+
+
+def test_a_seed_draws_the_projections_of_two_queries_a_head_after_those_of_one():
+    """So that a run with diff can be made again from its seed, in this version as in those before."""
+    torch.manual_seed(0)
+    drawn = layer("sdpa+diff").qkv_proj.weight
+    torch.manual_seed(0)
+    layer()
+    assert torch.equal(Linear(C, 2 * C, C, C, bias=False).weight, drawn)
 
 
 # Training, precision, devices.
