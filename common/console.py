@@ -7,12 +7,12 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from tqdm import tqdm
 
 
 def print_error(line: str) -> None:
@@ -28,10 +28,6 @@ def in_notebook() -> bool:
 
 def progress_bar(is_shown: bool = True, **options: Any) -> "tqdm[NoReturn]":
     """Return a tqdm bar as wide as the terminal is at the time; none in a sweep's worker or on a dumb terminal."""
-    from multiprocessing import parent_process
-
-    from tqdm import tqdm  # imports take a while: --help does without them
-
     is_hidden = not is_shown or parent_process() is not None
     disable = False if in_notebook() else os.environ.get("TERM") == "dumb" or None  # None: if stderr is no terminal
     return tqdm(disable=is_hidden or disable, dynamic_ncols=True, **options)
@@ -48,8 +44,9 @@ class Signals:
 
     def __init__(self, passed_on: bool = False) -> None:
         """passed_on: whether one Ctrl-C comes twice, because torchrun passes on what the terminal sends to all."""
-        self.received, self.passed_on = 0, passed_on
+        self.received = 0
         """The signal; 0 for none."""
+        self.passed_on = passed_on
 
     def __enter__(self) -> Self:
         is_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler

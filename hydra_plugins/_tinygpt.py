@@ -53,7 +53,8 @@ class AfterJob(Callback):
         if "torch._dynamo" in sys.modules:  # compiled code
             sys.modules["torch._dynamo"].reset()
         gc.collect()
-        if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        torch = sys.modules.get("torch")
+        if torch and torch.cuda.is_available():
             torch.cuda.empty_cache()
         if not config.dry_run and os.environ.get("RANK", "0") == "0":
             write_leaderboard(Path(config.hydra.sweep.dir))

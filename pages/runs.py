@@ -17,8 +17,10 @@ RECORD = "report.jsonl"
 evaluation what the model wrote and, of some, maps of its heads."""
 CURVES = ("loss", "val_bpb", "val_accuracy")
 CURVES_ALONE = (*CURVES, "val_loss", "lr", "grad_norm", "tokens_per_s", "skipped")
-POINTS, POINTS_ALONE = 160, 1200  # of a curve: as many as a screen shows of one among many, or alone
-SAMPLES, MAPS = 60, 40  # evaluations whose texts and maps are shown
+POINTS = 160  # of a curve among many, as many as a screen shows
+POINTS_ALONE = 1200  # of a single run's
+SAMPLES = 60  # evaluations whose texts are shown
+MAPS = 40  # evaluations whose heads are shown
 
 
 def runs_page(folder: Path, swept: list[str], runs: list[dict[str, Any]], rows: list[dict[str, Any]], best: int) -> str:
@@ -37,9 +39,11 @@ def runs_page(folder: Path, swept: list[str], runs: list[dict[str, Any]], rows: 
 
 
 def run_page(directory: Path) -> str:
-    """Return the page of one run, of what its directory holds by now; it reloads itself until the run has ended."""
-    settings, notes = written_settings(directory), read_metrics(directory / RECORD)
-    rows, summary = read_metrics(directory / "metrics.jsonl"), asdict(read_summary(directory) or Summary())
+    """Return the page of one run, from its directory's present files; it reloads itself until the run has ended."""
+    settings = written_settings(directory)
+    notes = read_metrics(directory / RECORD)
+    rows = read_metrics(directory / "metrics.jsonl")
+    summary = asdict(read_summary(directory) or Summary())
     figures = {row["step"]: row for row in rows if "val_loss" in row}
     alone = {
         "samples": spread([{"step": at["step"], "text": at["sample"]} for at in notes if at.get("sample")], SAMPLES),
@@ -48,8 +52,8 @@ def run_page(directory: Path) -> str:
         "wanted": settings,
     }
     run = describe_run(str(directory), rows, {}, summary, alone=True)
-    rows = [{"runs": [run["name"]]}]
-    data = {"folder": visible(directory), "settings": [], "runs": [run], "rows": rows, "best": 0, "alone": alone}
+    table = [{"runs": [run["name"]]}]
+    data = {"folder": visible(directory), "settings": [], "runs": [run], "rows": table, "best": 0, "alone": alone}
     return fill_page("runs.html", headline(settings, notes), data)
 
 

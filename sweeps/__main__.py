@@ -1,5 +1,6 @@
-"""Write the page of a run, or of a sweep's or any other folder of runs and print its leaderboard, while they go on too:
-python -m sweeps FOLDER"""
+"""Write the page of a run, or the page and the leaderboard of a folder of runs:  python -m sweeps FOLDER
+
+Runs that are not finished are shown as far as they are."""
 
 import sys
 from pathlib import Path

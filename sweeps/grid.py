@@ -104,13 +104,15 @@ class Grid(Sweeper):
         self.check_jobs(jobs)
         with self.keeping_folder():
             results = self.launch(jobs, 0)
-        if failed := sum(result.status == JobStatus.FAILED for result in results):
+        failed = sum(result.status == JobStatus.FAILED for result in results)
+        if failed:
             raise SettingsError(f"{failed} of {len(jobs)} jobs failed", "the reasons are above")
 
     def read(self, arguments: list[str]) -> dict[str, Override]:
-        """Return the overrides by name: an experiment's, and what is typed in place of them or besides."""
+        """Return the overrides by name: an experiment's, and the typed ones, which take their place."""
         typed = self.parse(arguments)
-        if both := typed.keys() & self.parse(self.variants[0]):
+        both = typed.keys() & self.parse(self.variants[0])
+        if both:
             problem = f"{min(both)} is what hydra.sweeper.variants compares"
             raise SettingsError(problem, f"leave it out, or {VARIANTS}")
         given = self.parse([f"{name}={value}" for name, value in self.params.items()]) | typed
@@ -124,7 +126,7 @@ class Grid(Sweeper):
         return {override.get_key_element(): override for override in parser.parse_overrides(arguments)}
 
     def check_jobs(self, jobs: Sequence[Sequence[str]]) -> None:
-        """Print the mistakes of combinations that cannot run; raise that of a value that works in no job."""
+        """Print the mistakes of combinations that cannot run; raise the mistake of a value that works in no job."""
         working = set[str]()
         mistakes = {}
         for number, job in enumerate(jobs):
@@ -159,10 +161,11 @@ class Grid(Sweeper):
             raise SettingsError(f"hydra/launcher={launcher} gave up ({first_line(error)})", remedy) from error
 
     def check_adaptive(self, **least: int) -> None:
-        """Raise SettingsError where jobs cannot follow from the results of others, or a setting of how is no number."""
+        """Raise SettingsError if jobs cannot follow from others' results, or a setting is below its `least` number."""
         sweeper = self.config.hydra.runtime.choices["hydra/sweeper"]
         for name, bound in least.items():
-            if type(value := getattr(self, name)) is not int or value < bound:
+            value = getattr(self, name)
+            if type(value) is not int or value < bound:
                 raise SettingsError(f"hydra.sweeper.{name}={value} must be a whole number from {bound}")
         if self.config.dry_run:
             raise SettingsError("dry_run=true trains nothing to compare", f"leave out hydra/sweeper={sweeper}")
@@ -170,7 +173,7 @@ class Grid(Sweeper):
             raise SettingsError(f"hydra/sweeper={sweeper} starts runs of one process each", "leave out torchrun")
 
     def report(self) -> str:
-        """Write what the sweep has found so far; return what to print of it at the end."""
+        """Write the results so far; return the text to print at the end."""
         return write_leaderboard(self.folder)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The leaderboard of a sweep: what its jobs left on the disk, ranked, as a table, a CSV file and a page."""
+"""The leaderboard of a sweep: its jobs' results on disk, ranked, as a table, a CSV file and a page."""
 
 import csv
 import io
@@ -63,7 +63,7 @@ Group = list[Job]
 def read_jobs(sweep: Path) -> list[Job]:
     """Return the jobs in a sweep's folder in the order of their numbers; without jobs, all runs below the folder.
 
-    Without runs too, they are what leaderboard.csv has of them: all that is kept of a sweep.
+    Without runs too, the jobs are those of leaderboard.csv, which may be all that is kept of a sweep.
     """
     found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
     for path in () if found else sorted(sweep.glob(f"*/**/{SUMMARY}")):
@@ -91,7 +91,8 @@ def recorded_jobs(table: Path) -> list[Job]:
     with suppress(OSError, LookupError, ValueError, csv.Error), table.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             known = {name: text for name, text in row.items() if text}
-            name, status = known.pop("job"), known.pop("status")
+            name = known.pop("job")
+            status = known.pop("status")
             figures = {each: float(known.pop(each)) for each in NUMBERS if each in known and each != "seed"}
             summary = Summary(status, known.pop("reason", None), known.pop("device", None), **figures)
             jobs.append(Job(table.parent / name, name, known, summary))
@@ -99,7 +100,7 @@ def recorded_jobs(table: Path) -> list[Job]:
 
 
 def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
-    """Return what became of the job in a folder: failed for a reason, as it says itself, or as its files show."""
+    """Return the summary of a job's folder, corrected where it cannot be true: failed for `reason`, or stopped."""
     found = read_summary(folder)
     if found is None and os.path.lexists(folder / SUMMARY):
         return Summary("failed", reason or f"{SUMMARY} cannot be read")
@@ -110,7 +111,8 @@ def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
         return replace(summary, status="failed", reason=reason)
     if summary.status != "running" or (summary.step is None and is_going_on):  # it prepares
         return summary
-    if rows := read_metrics(folder / "metrics.jsonl"):  # later than what summary.json is from
+    rows = read_metrics(folder / "metrics.jsonl")
+    if rows:  # which may be later than summary.json
         known = ("step", "tokens", "seconds")
         summary = replace(summary, **{name: rows[-1][name] for name in known if is_number(rows[-1].get(name))})
     if is_locked(folder / ".lock"):
@@ -119,7 +121,7 @@ def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
 
 
 def settings_of(run: Path) -> list[str]:
-    """Return the settings that a run was written with as NAME=VALUE, but those of where and how it was watched."""
+    """Return a run's settings as NAME=VALUE, without those of its place and its loggers."""
     own = tuple(f"{group}." for group in (*OF_THIS_INVOCATION, "wandb", "data.cache_dir"))
     return [f"{name}={value}" for name, value in written_settings(run).items() if not f"{name}.".startswith(own)]
 
@@ -179,8 +181,9 @@ def cost(group: Group, result: str) -> float:
 
 
 def write_leaderboard(sweep: Path) -> str:
-    """Write leaderboard.csv, leaderboard.md and report.html; return what to print of them, "" without jobs."""
-    if not (jobs := read_jobs(sweep)):
+    """Write leaderboard.csv, leaderboard.md and report.html; return the text to print, "" without jobs."""
+    jobs = read_jobs(sweep)
+    if not jobs:
         return ""
     table = markdown(jobs)
     page = leaderboard_page(sweep, jobs)
@@ -223,7 +226,8 @@ def markdown(jobs: list[Job]) -> str:
             cells.append("–" if figure is None else show(figure))
         table.append([*cells, outcome(group, result)])
     lines = markdown_lines(table)
-    if texts := [name for name in swept if name.split(".")[0] == "data" and name != "data.cache_dir"]:
+    texts = [name for name in swept if name.split(".")[0] == "data" and name != "data.cache_dir"]
+    if texts:
         names = ", ".join(map(literal_markdown, texts))
         lines += ["", f"The rows were scored on different texts ({names}): compare only those of the same."]
     return "\n".join(lines) + "\n"

@@ -27,16 +27,19 @@ TRIED = 200  # combinations with a value, before it counts as one that never wor
 class Search(Grid):
     """Runs n_trials trials, n_jobs at a time, to find the settings with the lowest bits per byte, or loss of a task.
 
-    What Optuna asks for follows from the seed and the results before, so that the jobs' folders are all the state of
-    a search: one that was stopped asks for the same again, and finds it done.
+    Optuna's trials follow from the seed and the results before, so that the jobs' folders are all the state of a
+    search: one that was stopped asks for the same trials again, and finds their results.
     """
 
     def __init__(self, n_trials: int, n_jobs: int, seed: int, **others: Any) -> None:
         super().__init__(**others)
-        self.n_trials, self.n_jobs, self.seed = n_trials, n_jobs, seed
+        self.n_trials = n_trials
+        self.n_jobs = n_jobs
+        self.seed = seed
 
     def sweep(self, arguments: list[str]) -> None:
         """Check the values to search, run the trials that are left, and print the best settings."""
+        # The settings of the search, and the space.
         self.check_adaptive(n_trials=1, n_jobs=1, seed=0)
         if self.variants != [[]]:
             remedy = "leave out hydra/sweeper=optuna, or name what may be chosen as attention=sdpa,mla"
@@ -46,9 +49,12 @@ class Search(Grid):
         except ImportError:
             raise SettingsError("hydra/sweeper=optuna is not installed", 'pip install -e ".[search]"') from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        (space, fixed), study = self.read_space(arguments), optuna.create_study()
+        space, fixed = self.read_space(arguments)
+        study = optuna.create_study()
+        # Trials, n_jobs at a time: ask, run, tell.
         with self.keeping_folder():
-            while (asked := len(study.trials)) < self.n_trials:
+            while len(study.trials) < self.n_trials:
+                asked = len(study.trials)
                 seed = (self.seed + asked) % 2**32  # of these trials; numpy's seeds have 32 bits
                 study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
                 trials = [study.ask(space) for _ in range(min(self.n_jobs, self.n_trials - asked))]
@@ -69,14 +75,14 @@ class Search(Grid):
         return space, fixed
 
     def check_space(self, fixed: list[str], space: dict[str, Any]) -> None:
-        """Raise the mistake of a value, of an interval its ends, that works with none of the others."""
+        """Raise the mistake of a value that works with no combination of the others; of an interval, of its ends."""
         values = []
         for name, each in space.items():
             ends = getattr(each, "choices", None) or (each.low, each.high)
             values.append([settings_of({name: value})[0] for value in ends])
         chance = random.Random(0)
         for value in chain.from_iterable(values):
-            # The others are drawn, as the search draws them: a small space is tried whole, of a large one enough.
+            # The others are drawn, as the search draws them: that tries a small space whole, of a large one enough.
             drawn = [tuple(value if value in each else chance.choice(each) for each in values) for _ in range(TRIED)]
             for job in dict.fromkeys(drawn):
                 try:
@@ -100,11 +106,12 @@ class Search(Grid):
             return FloatDistribution(sweep.start, sweep.end, log="log" in sweep.tags)
 
     def run_trials(self, jobs: dict[int, list[str]]) -> dict[int, float]:
-        """Run trials side by side, but for those that have failed before; return what each reached."""
+        """Run trials side by side, but for those that have failed before; return the loss of each."""
         left = {number: job for number, job in jobs.items() if not self.has_failed(number, job)}
         named = [[*job, f"hydra.sweep.subdir={number}"] for number, job in left.items()]
         for (number, job), result in zip(left.items(), self.launch(named, min(jobs)), strict=True):
-            if (error := error_of(result)) and not self.has_failed(number, job):
+            error = error_of(result)
+            if error and not self.has_failed(number, job):
                 raise error  # the job could not begin: its folder is another's, or closed
         return {number: loss_of(self.folder / str(number))[1] for number in jobs}
 
@@ -124,7 +131,7 @@ class Search(Grid):
 
 
 def loss_of(run: Path) -> tuple[str, float]:
-    """Return what the search makes small: bits per byte, or a task's loss, infinite where there is none."""
+    """Return the name and figure that the search minimizes: bits per byte, or a task's loss; infinite for none."""
     summary = read_summary(run) or Summary()
     name = "val_bpb" if summary.val_accuracy is None else "val_loss"
     reached = getattr(summary, name) if summary.status == "finished" else None
@@ -132,5 +139,5 @@ def loss_of(run: Path) -> tuple[str, float]:
 
 
 def settings_of(params: dict[str, Any]) -> list[str]:
-    """Return the overrides that a trial stands for; numbers have six digits, which a person can copy."""
+    """Return the overrides of a trial; numbers have six digits, which a person can copy."""
     return [f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in params.items()]

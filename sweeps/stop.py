@@ -23,6 +23,7 @@ def launch_stoppable(launch: Callable[..., Any], jobs: Sequence[Sequence[str]], 
 
     launch: that of joblib's launcher. number: that of the first job.
     """
+    # joblib has no public call that starts its tracker before its workers (tried with 1.6.0).
     from joblib.externals.loky.backend import resource_tracker as joblibs  # type: ignore[import-untyped]
 
     waiting = list(jobs)
