@@ -31,18 +31,17 @@ from omegaconf.errors import (
 )
 
 from cli.overrides import CONF, check_typed
+from common.console import show_log
 from common.errors import SettingsError, first_line, format_value
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
-from common.text import LogFormatter, flat, literal, quote
+from common.text import flat, literal, quote
 from runs.summary import begin_job, fail_job, has_checkpoints
 from training.config import TrainConfig
 
 Function = Callable[[TrainConfig], Any]
 
 log = logging.getLogger("tinygpt")
-CONSOLE = logging.StreamHandler()
-CONSOLE.setFormatter(LogFormatter())
 RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
 
 
@@ -117,8 +116,7 @@ def call_hydra(arguments: list[str], function: Function) -> None:
 
 
 def log_to_stdout() -> None:
-    CONSOLE.setStream(sys.stdout)
-    log.addHandler(CONSOLE)
+    show_log()
     log.setLevel(logging.INFO)
 
 

@@ -14,11 +14,24 @@ from typing import Any, NoReturn, Self
 
 from tqdm import tqdm
 
+from common.text import LogFormatter
+
+log = logging.getLogger("tinygpt")
+CONSOLE = logging.StreamHandler()
+CONSOLE.setFormatter(LogFormatter())
+
 
 def print_error(line: str) -> None:
     """Print a line to stderr, if anybody can read it."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
+
+
+def show_log() -> logging.Handler:
+    """Print the log to stdout, and return the handler that does it."""
+    CONSOLE.stream = sys.stdout  # setStream() would flush the one before, which may be closed
+    log.addHandler(CONSOLE)
+    return CONSOLE
 
 
 def in_notebook() -> bool:

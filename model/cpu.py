@@ -1,13 +1,19 @@
-"""Tricks for a CPU, each with its gain and its condition; layers call them by name.
+"""Tricks for a CPU, each with its gain and its condition; layers and the trainer call them by name.
 
 Figures are from two cores, in float32.
 """
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
 LARGE = 100_000
 """Weights from which a product of one row is worth sharing between threads."""
 SHORT = 256
@@ -50,3 +56,53 @@ def prefers_plain_products(q: Float[Tensor, "*lead H T D"], k: Float[Tensor, "*l
     instead of 28 at 512. The fused kernel slows down 9 times where oneDNN multiplies in bf16, and bmm gains.
     """
     return q.is_cpu and 1 < q.shape[-2] <= SHORT and k.shape[-2] <= SHORT
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory of freed tensors for the next ones; other C libraries are left alone.
+
+    By default glibc returns large blocks to the system and gets them back zeroed, one page fault per page, which
+    took half the time of a small model's training step. In exchange the process never shrinks.
+    """
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # of malloc.h
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_threshold, 32 << 20)  # the most it takes
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(top_pad, 64 << 20)
+
+
+def multiplies_bf16() -> bool:
+    """Return whether bf16 products are faster than float32 ones on this processor."""
+    capabilities = torch.cpu.get_capabilities()
+    # Intel's processors without AMX have instructions for bf16 that take twice as long as those for float32.
+    is_intel = "Intel" in capabilities.get("cpu_name", "")
+    return capabilities.get("amx_bf16", False) or (capabilities.get("avx512_bf16", False) and not is_intel)
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """Multiply float32 matrices by oneDNN if it is as exact as MKL, torch's usual library.
+
+    MKL wastes half the speed of an AMD processor with AVX-512. torch takes oneDNN if bf16 is allowed; on processors
+    with AMX that rounds to bf16, on others it does not.
+    """
+    before = MATMUL.fp32_precision
+    if multiplies_bf16() and onednn_keeps_float32():
+        MATMUL.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        MATMUL.fp32_precision = before
+
+
+@cache
+def onednn_keeps_float32() -> bool:
+    """Return whether products stay exact if torch may take oneDNN's bf16."""
+    before = MATMUL.fp32_precision
+    MATMUL.fp32_precision = "bf16"
+    try:
+        finer_than_bf16 = torch.full((256, 256), 1 + 2**-20)
+        return torch.equal(finer_than_bf16 @ torch.eye(256), finer_than_bf16)
+    finally:
+        MATMUL.fp32_precision = before

@@ -1,10 +1,8 @@
 """Where and in which precision a run computes: `auto` resolved, and what this machine lacks refused."""
 
-import ctypes
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +11,11 @@ from torch import Tensor
 
 from common.errors import DeviceError, SettingsError, first_line
 from common.text import si
+from model import cpu
 
 log = logging.getLogger("tinygpt")
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # of CUDA, HIP and MPS, a CPU, cuBLAS and cuDNN
-MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
 # Architectures with matrix instructions for bf16: MI100 to MI355, and Radeons from RDNA 3 on.
 AMD_WITH_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
@@ -89,59 +87,24 @@ def multiplies_bf16(device: torch.device) -> bool:
         return architecture.startswith(AMD_WITH_BF16)
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu":
-        return False
-    has = torch.cpu.get_capabilities()
-    # Intel's processors without AMX have instructions for them that take twice as long as those for float32.
-    return has.get("amx_bf16", False) or (has.get("avx512_bf16", False) and "Intel" not in has.get("cpu_name", ""))
+    return device.type == "cpu" and cpu.multiplies_bf16()
 
 
 @contextmanager
 def fast_products(device: torch.device, dtype: torch.dtype = torch.float32) -> Iterator[None]:
     """Multiply float32 matrices as fast as a forward pass of `dtype` allows.
 
-    On a CPU oneDNN does it if it is as exact as torch's usual library (MKL), which wastes half the speed of an AMD
-    processor with AVX-512. torch takes oneDNN when bf16 is allowed; on processors with AMX that rounds to bf16, on
-    others it does not. On CUDA, products that autocast leaves in float32 round to TF32, which is finer than bf16;
-    precision=fp32 keeps them exact.
+    On CUDA, products that autocast leaves in float32 round to TF32, which is finer than bf16; precision=fp32 keeps them
+    exact. On a CPU see model/cpu.py.
     """
-    exact_on_cpu, exact_on_cuda = MATMUL.fp32_precision, torch.backends.cuda.matmul.fp32_precision
-    if device.type == "cpu" and multiplies_bf16(device) and onednn_keeps_float32():
-        MATMUL.fp32_precision = "bf16"
+    before = torch.backends.cuda.matmul.fp32_precision
     if device.type == "cuda" and dtype != torch.float32:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
-        yield
+        with cpu.fast_products() if device.type == "cpu" else nullcontext():
+            yield
     finally:
-        MATMUL.fp32_precision = exact_on_cpu
-        torch.backends.cuda.matmul.fp32_precision = exact_on_cuda
-
-
-@cache
-def onednn_keeps_float32() -> bool:
-    """Return whether products stay exact when torch may take oneDNN's bf16."""
-    before, MATMUL.fp32_precision = MATMUL.fp32_precision, "bf16"
-    try:
-        finer_than_bf16 = torch.full((256, 256), 1 + 2**-20)
-        return torch.equal(finer_than_bf16 @ torch.eye(256), finer_than_bf16)
-    finally:
-        MATMUL.fp32_precision = before
-
-
-def keep_freed_memory(device: torch.device) -> None:
-    """On a CPU, let glibc keep the memory of freed tensors for the next ones; other C libraries are left alone.
-
-    By default glibc returns large blocks to the system and gets them back zeroed, one page fault per page, which
-    took half the time of a small model's training step. In exchange the process never shrinks.
-    """
-    if device.type != "cpu":
-        return
-    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # of malloc.h
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, 32 << 20)  # the most it takes
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(top_pad, 64 << 20)
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def check_compiler(device: torch.device) -> None:

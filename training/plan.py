@@ -23,11 +23,12 @@ from data.prepare import TokenDataset
 from data.tasks import Data
 from data.tokenizer import PUBLISHED, make_tokenizer
 from model.attention.functions import fused, sdpa
+from model.cpu import keep_freed_memory
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
 from training.config import TrainConfig
-from training.device import choose_device, choose_precision, fast_products, keep_freed_memory
+from training.device import choose_device, choose_precision, fast_products
 from training.distributed import Ranks, with_recompute
 from training.evaluation import score_batch, targets_scored
 from training.optimizer import optimizer_state
@@ -184,7 +185,8 @@ def here(
 ) -> list[str]:
     """Return the lines about memory and time on this machine, with steps taken here if they fit."""
     refuse_too_large(config, device, Ranks())
-    keep_freed_memory(device)
+    if device.type == "cpu":
+        keep_freed_memory()
     precision = choose_precision(config.precision, device)
     micro = config.micro_batch_size or config.batch_size
     memory = predict_memory(train_step, config, micro, precision, on_gpu=device.type == "cuda")

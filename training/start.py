@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 from tiktoken import Encoding
 
-from common.console import Signals
+from common.console import Signals, in_notebook, show_log
 from common.errors import SettingsError, format_value, os_error_reason
 from common.files import replace_text, user_path
 from data.prepare import prepare
@@ -25,6 +25,7 @@ from data.texts import Source
 from data.tokenizer import read_tokenizer
 from model.attention import unused_settings
 from model.config import GPTConfig
+from model.cpu import keep_freed_memory
 from model.gpt import GPT
 from model.size import count_weights, memory_of, without_weights
 from model.weights import load_weights
@@ -44,14 +45,12 @@ from training.device import (
     check_compiler,
     choose_device,
     choose_precision,
-    keep_freed_memory,
     memory_errors,
 )
 from training.distributed import Ranks, new_model, parallelize
 from training.optimizer import load_optimizer_state
 from training.pretrained import copy_weights, open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
-from training.terminal import show_log
 from training.wandb import check_key
 
 log = logging.getLogger("tinygpt")
@@ -70,10 +69,12 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
     with ExitStack() as stack:
         # The process: its log, device and ranks.
         log.disabled = not ranks.is_first
-        show_log(stack)
+        if in_notebook() and not log.handlers:
+            stack.callback(log.removeHandler, show_log())
         device = choose_device(config.device, ranks.local_rank, ranks.local_size)
         ranks.join(device)
-        keep_freed_memory(device)
+        if device.type == "cpu":
+            keep_freed_memory()
         check_machine(config, device, ranks)
 
         # The run: rank 0 chooses the checkpoint and the directory.

@@ -2,15 +2,14 @@
 
 import logging
 import math
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from common.console import in_notebook, progress_bar
-from common.text import LogFormatter, command, hydra_quoted, plural
+from common.console import progress_bar
+from common.text import command, hydra_quoted, plural
 from data.prepare import TokenDataset
 from data.tasks import HELD_OUT, Data
 from model.gpt import GPT
@@ -99,15 +98,6 @@ class Terminal(Logger):
         if progress.step and best > chance - 0.01:
             text = "no better than chance, ln %d = %.4f: lower optimizer.lr=%g, or train longer"
             log.warning(text, data.vocab_size, chance, self.run.config.optimizer.lr)
-
-
-def show_log(stack: ExitStack) -> None:
-    """In a notebook, print what is logged, as the commands do, until the stack is closed."""
-    if in_notebook() and not log.handlers:
-        handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(LogFormatter())
-        log.addHandler(handler)
-        stack.callback(log.removeHandler, handler)
 
 
 def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
