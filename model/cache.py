@@ -1,4 +1,4 @@
-"""What a model keeps of the tokens it has read, so that a new one costs one row instead of T."""
+"""The KV cache: with it a new token costs one row instead of T."""
 
 from collections import defaultdict
 
@@ -9,20 +9,22 @@ from torch import Tensor
 class KVCache:
     """Named tensors for each layer: rows of every position, and states of any shape that begins with B.
 
-    The caller makes the cache and passes it to every forward pass. All layers write at `position`, which the GPT moves
-    once, after the last. Keys keep their rotation; gradients do not flow.
+    The caller makes the cache and passes it to every forward pass. All layers write at `position`, which the GPT
+    advances after the last layer. Keys are stored rotated; gradients do not flow.
     """
 
     def __init__(self, size: int) -> None:
-        """size: how many positions there is room for, in layers that keep rows."""
-        self.size, self.position = size, 0
+        """size: the most positions, in layers that keep rows."""
+        self.size = size
+        self.position = 0
         self.doc_starts: Int[Tensor, " B"] | None = None
-        """Where the text of each row begins, if not all begin at 0."""
+        """The position at which each row's text begins; None if all begin at 0."""
         self.layers: dict[int, dict[str, Tensor]] = defaultdict(dict)
 
     def append(self, layer: int, name: str, new: Float[Tensor, "B n T width"]) -> Float[Tensor, "B n S width"]:
-        """Write rows of T new positions and return those of all positions, as a view; ValueError if they do not fit."""
-        kept, end = self.layers[layer], self.position + new.size(2)
+        """Write the rows of T new positions, and return those of all as a view; ValueError if they do not fit."""
+        kept = self.layers[layer]
+        end = self.position + new.size(2)
         if end > self.size:
             raise ValueError(f"the cache has room for {self.size} positions, not for {end}: make a larger one.")
         if name not in kept:
@@ -34,7 +36,7 @@ class KVCache:
         return rows[:, :, :end]
 
     def take(self, rows: Int[Tensor, " rows"]) -> "KVCache":
-        """Return a new cache of these rows of the batch, in this order; one may come several times or not at all."""
+        """Return a new cache of these rows of the batch, in this order; rows may repeat or be left out."""
         taken = KVCache(self.size)
         taken.position = self.position
         taken.doc_starts = None if self.doc_starts is None else self.doc_starts[rows]
@@ -44,5 +46,5 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """The memory that it takes."""
+        """Bytes of all tensors."""
         return sum(tensor.nbytes for kept in self.layers.values() for tensor in kept.values())

@@ -1,7 +1,7 @@
-"""Hashed n-gram embeddings: for each n a table, of which a token reads the row at the hash of the last n ids.
+"""Hashed n-gram embeddings: for each n a table, in which a token reads the row at the hash of the last n ids.
 
-modded-nanogpt adds those of bigrams to its token embedding; Engram ("Conditional Memory via Scalable Lookup", DeepSeek
-2026) reads longer ones in inner layers. A token reads one row of each table, however many rows there are.
+modded-nanogpt adds bigram embeddings to its token embedding; Engram ("Conditional Memory via Scalable Lookup", DeepSeek
+2026) reads longer n-grams in inner layers. The cost per token does not depend on the number of rows.
 """
 
 import torch
@@ -12,11 +12,11 @@ from model.attention import AttentionContext
 from model.config import GPTConfig
 
 MULTIPLIER, MODULUS = 1_540_483_477, (1 << 31) - 1  # a hash below 2^31 and an id below 2^32: no product reaches 2^63
-INPUT = -1  # where a cache keeps the input's part, beside those of layers 0, 1, …
+INPUT = -1  # the layer_idx of the model's input in a cache, beside layers 0, 1, …
 
 
 class NGrams(nn.Module):
-    """The sum of one row for each n in config.ngrams, to be added to the token's embedding."""
+    """The sum of one row for each n in config.ngrams, which the GPT adds to the token's embedding."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class NGrams(nn.Module):
 
 
 def ngram_hashes(ids: list[Int[Tensor, "*shape"]]) -> list[Int[Tensor, "*shape"]]:
-    """Return the hash, below 2^31, of the last 1, 2, … ids of each token, of which `ids` has the latest first."""
+    """Return the hashes, below 2^31, of the last 1, 2, … ids of each token; `ids` has the latest id first."""
     hashed, hashes = torch.zeros_like(ids[0]), []
     for each in ids:
         hashed = (hashed ^ each) * MULTIPLIER % MODULUS

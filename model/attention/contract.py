@@ -1,4 +1,4 @@
-"""The contract of every attention function: its arguments, and the cases they reduce to.
+"""The contract of every attention function: its arguments, and their reduction to fewer cases.
 
     attend(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None)
 
@@ -12,7 +12,7 @@
     scale      factor on the products, 1/√D when None
     returns    (…, H, T, Dv); a query that may attend nowhere gets zeros, and no gradient
 
-ValueError, naming the shapes, when the arguments do not fit together. Most functions of functions.py are only their
+ValueError, naming the shapes, if the arguments do not fit together. Most functions of functions.py are only their
 mathematics, or only their weights: attention_function() and from_weights() do the rest.
 """
 
@@ -32,7 +32,7 @@ Key = Float[Tensor, "*lead Hkv S D"]
 Value = Float[Tensor, "*lead Hkv S Dv"]
 Output = Float[Tensor, "*lead H T Dv"]
 Scores = Float[Tensor, "*lead H T S"]
-# What broadcasts to (…, H, T, S): full rank or, where it is the same for all, fewer axes.
+# Broadcasts to (…, H, T, S): full rank, or fewer axes.
 Overlay = Shaped[Tensor, "*#lead #H #T #S"] | Shaped[Tensor, "#T #S"] | Shaped[Tensor, "#S"] | Shaped[Tensor, ""]
 Mask = Overlay | None
 Bias = Float[Overlay, ""] | None
@@ -42,7 +42,7 @@ Allowed = Bool[Overlay, ""] | None
 def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
     """Make an attention function of its mathematics, `compute(q, k, v, allowed, bias, scale, dropout_p)`.
 
-    compute gets k and v with all H heads; `allowed`, which is None where every pair is, or bool with at least one key
+    compute gets k and v with all H heads; `allowed` as None if every pair is allowed, else bool with at least one key
     for every query; `scale` as a number. Queries that may attend nowhere get zeros afterwards.
     """
 
@@ -62,7 +62,7 @@ def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
 def from_weights(weights: Callable[[Scores, Allowed], Scores], cap: float | None = None) -> AttentionFunction:
     """Make an attention function of its weights, `weights(scores, allowed)`; scores are −∞ where not `allowed`.
 
-    cap: squash the scaled products into ± cap before mask and bias.
+    cap: squash the scaled products into ±cap before mask and bias.
     """
 
     def compute(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
@@ -76,7 +76,7 @@ def from_weights(weights: Callable[[Scores, Allowed], Scores], cap: float | None
 
 
 def masked(scores: Float[Tensor, "..."], allowed: Allowed, bias: Bias = None) -> Float[Tensor, "..."]:
-    """Add the bias to the scores, and put −∞ where a key is not allowed; float32 or wider."""
+    """Return scores plus bias, −∞ for a key that is not allowed, in float32 or wider."""
     scores = upcast(scores) if bias is None else upcast(scores) + bias
     return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
 
@@ -88,7 +88,7 @@ def _named_as(source: Callable, function: Any) -> Any:
 
 
 def allowed_keys(q: Query, k: Key, mask: Mask, is_causal: bool) -> tuple[Allowed, Allowed]:
-    """Reduce mask and is_causal to (allowed, has_keys), each None where it would be all True.
+    """Reduce mask and is_causal to (allowed, has_keys), each None if it would be all True.
 
     has_keys, (…, T, 1), is False for a query that may attend nowhere. A softmax over nothing is 0/0, and its NaN
     survives multiplication by zero, forwards and backwards. So `allowed` opens such a row to every key, and the caller
@@ -120,7 +120,7 @@ def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def check_arguments(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, dropout_p: float
 ) -> None:
-    """Raise ValueError unless the arguments obey the contract; a good call costs a microsecond or two."""
+    """Raise ValueError unless the arguments fit the contract; this takes a microsecond or two."""
     qs, ks, vs = q.shape, k.shape, v.shape
     agree = len(qs) >= 3 and qs[:-3] == ks[:-3] and qs[-1] == ks[-1] and ks[:-1] == vs[:-1]
     if not agree or ks[-3] < 1 or qs[-3] % ks[-3]:

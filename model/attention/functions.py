@@ -1,7 +1,7 @@
 """Attention functions under the contract of contract.py.
 
-Read `matmul`. `einsum`, `bmm` and `loop` spell the same differently, `sdpa` is the fast one. `softmax1`, `sigmoid`,
-`sparsemax`, `stick` and `softcap` give other weights to the same scores.
+Read `matmul`. `einsum`, `bmm` and `loop` compute the same in other ways, `sdpa` is the fast one. `softmax1`, `sigmoid`,
+`sparsemax`, `stick` and `softcap` turn the same scores into other weights.
 """
 
 from functools import lru_cache
@@ -112,8 +112,9 @@ def sdpa(
     q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
     dropout_p: float = 0.0, scale: float | None = None,
 ) -> Output:  # fmt: skip
-    """The same by the fastest means: torch's fused kernels, which never write the (T, S) matrix (Dao et al. 2022), or
-    `bmm` for short texts on a CPU, where they save no time and the matrix is small.
+    """The same at full speed: by torch's fused kernels, which never write the (T, S) matrix (Dao et al. 2022).
+
+    Short texts on a CPU go to `bmm`: there the kernels save no time, and the matrix is small.
     """
     function = bmm if prefers_plain_products(q, k) else fused
     return function(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
@@ -123,33 +124,35 @@ def fused(
     q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
     dropout_p: float = 0.0, scale: float | None = None,
 ) -> Output:  # fmt: skip
-    """torch's kernels, without a (T, S) matrix where causality is all there is to tell them."""
+    """torch's fused kernels, without a (T, S) matrix if there is neither mask nor bias."""
     check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
-    (H, T, D), Dv = q.shape[-3:], v.shape[-1]
-    # They align the first query with the first key. A single query is the last: it sees every key.
+    H, T, D = q.shape[-3:]
+    Dv = v.shape[-1]
+
+    # Their is_causal aligns the first query with the first key, so T must be S. A single query sees every key.
     if mask is not None or bias is not None or (is_causal and T not in (1, k.shape[-2])):
         return sdpa_with_mask(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     scale = D**-0.5 if scale is None else scale
     if T == 1 and k.shape[-3] != H and not q.is_cpu:
-        # The queries of one token that share a key head are so many queries of one head: then no key is copied.
+        # Decoding: query heads that share a key head become queries of one head, and no key is copied.
         grouped = q.unflatten(-3, (k.shape[-3], -1)).squeeze(-2)  # (…, H, 1, D) -> (…, Hkv, H/Hkv, D)
         return fused(grouped, k, v, dropout_p=dropout_p, scale=scale).flatten(-3, -2).unsqueeze(-2)
     if Dv != D and (q.is_cpu or flash_takes(q, max(D, Dv))):
-        # These kernels have one width for queries, keys and values; zero channels change no product.
+        # These kernels need Dv == D; channels of zeros change no product.
         q, k, v = (F.pad(t, (0, max(D, Dv) - t.shape[-1])) for t in (q, k, v))
-    # Of CUDA's kernels FlashAttention alone reads a key head for several query heads. Where it does not serve, torch
-    # would take the plain formula, with (T, T) weights of every head.
+    # On CUDA only FlashAttention supports GQA. Without it torch would fall back to the plain formula, with (T, T)
+    # weights of every head.
     if not (q.is_cpu or flash_takes(q, q.shape[-1])):
         k, v = repeat_heads(k, H), repeat_heads(v, H)
-    is_causal, shared = is_causal and T > 1, k.shape[-3] != H
-    y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=shared)
+    is_causal = is_causal and T > 1
+    y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=k.shape[-3] != H)
     return y if y.shape[-1] == Dv else y[..., :Dv]
 
 
 def flash_takes(q: Query, width: int) -> bool:
-    """Return whether FlashAttention takes such queries, if queries, keys and values are so wide and nothing is masked.
+    """Return whether FlashAttention serves unmasked queries, keys and values of this width.
 
-    It needs half precision and compute capability 8.0. bf16 tells of both: older cards train in fp16.
+    It needs half precision and compute capability 8.0. bf16 implies both: older cards train in fp16.
     """
     return q.is_cuda and q.dtype == torch.bfloat16 and width <= 256
 
@@ -158,7 +161,7 @@ def flash_takes(q: Query, width: int) -> bool:
 def sdpa_with_mask(
     q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float
 ) -> Output:  # fmt: skip
-    """torch's kernels, to which mask and bias are one matrix."""
+    """torch's kernels with mask and bias as one matrix."""
     matrix = allowed if bias is None else masked(bias, allowed).to(q.dtype)
     if matrix is not None:
         matrix = matrix.expand(torch.broadcast_shapes(matrix.shape, (1, k.shape[-2])))  # the kernels broadcast less
@@ -168,7 +171,7 @@ def sdpa_with_mask(
 def flex(q: Query, k: Key, v: Value, blocks: BlockMask, slopes: Float[Tensor, " H"] | None = None) -> Output:
     """sdpa over causal_blocks(), with ALiBi's slopes, by flex_attention (Dong et al. 2024); all (B, H, T, D).
 
-    Compiled with the layer, its kernel needs no (T, T) matrix, and hidden blocks cost nothing. No dropout.
+    Compiled with the layer, its kernel needs no (T, T) matrix and skips hidden blocks. It has no dropout.
     """
     score_mod = None if slopes is None else lambda score, b, h, t, s: score - slopes[h] * (t - s)
     return flex_attention(q, k, v, score_mod, blocks, enable_gqa=q.shape[-3] != k.shape[-3])
@@ -176,25 +179,25 @@ def flex(q: Query, k: Key, v: Value, blocks: BlockMask, slopes: Float[Tensor, " 
 
 @lru_cache(maxsize=64)
 def causal_blocks(T: int, window: int, device: torch.device) -> BlockMask:
-    """Return the blocks that causal attention of T tokens, each to at most `window` keys, computes."""
+    """Return the block mask of causal attention of T tokens, each to at most `window` keys."""
     seen = lambda b, h, t, s: (s <= t) & (t < s + window)  # noqa: E731  torch counts its arguments
-    with torch.inference_mode(False):  # what is first needed in inference mode must serve training afterwards
+    with torch.inference_mode(False):  # a cached mask must serve training, even if inference made it
         return create_block_mask(seen, None, None, T, T, device=device)
 
 
 @form("softmax1")
 @from_weights
 def softmax1(scores: Scores, allowed: Allowed) -> Scores:
-    """Softmax with 1 added to its denominator: a head may give its weight to nothing (Miller 2023)."""
-    return F.pad(scores, (0, 1)).softmax(-1)[..., :-1]  # 1 = exp(0): one more key, with nothing to give
+    """Softmax with 1 added to its denominator: a head may attend to nothing (Miller 2023)."""
+    return F.pad(scores, (0, 1)).softmax(-1)[..., :-1]  # 1 = exp(0): one more key, of score 0 and value zero
 
 
 @form("sigmoid")
 @from_weights
 def sigmoid(scores: Scores, allowed: Allowed) -> Scores:
-    """σ(score − ln n), n the keys that the query may attend to (Ramapuram et al. 2024, eq. 3; theirs is the length).
+    """σ(score − ln n), n the number of visible keys (Ramapuram et al. 2024, eq. 3; theirs is the length).
 
-    Each key is weighed by itself, so a row may sum to less than 1, or to more; with scores of 0 it sums to n / (n + 1).
+    Keys do not compete, so a row may sum to less or more than 1; with scores of 0 it sums to n / (n + 1).
     """
     n = (scores > -torch.inf).sum(-1, keepdim=True)
     return torch.sigmoid(scores - n.log())
@@ -218,14 +221,14 @@ def sparsemax(scores: Scores, allowed: Allowed) -> Scores:
 @form("stick")
 @from_weights
 def stick(scores: Scores, allowed: Allowed) -> Scores:
-    """Stick-breaking: each key takes a share σ(score) of what those after it have left (Tan et al. 2025).
+    """Stick-breaking: each key takes a share σ(score) of the weight that later keys leave (Tan et al. 2025).
 
-    The weight of s is σ(z_s) Π (1 − σ(z_r)) over the keys r between s and the query, whose own takes nothing: the
-    nearest comes first, so order needs no positions. What is left at the end goes nowhere.
+    The weight of s is σ(z_s) Π (1 − σ(z_r)) over the keys r between s and the query; the query's own key takes none.
+    The nearest key comes first, so order needs no positions. The rest of the stick goes to no key.
     """
     T, S = scores.shape[-2:]
     scores = scores.masked_fill(~causal_mask(T, S, scores.device).tril(S - T - 1), -torch.inf)
-    left = F.logsigmoid(-scores)  # ln of what a key leaves, 0 where it may not take
+    left = F.logsigmoid(-scores)  # ln of the share that a key leaves: 0 for a hidden key
     after = cumulative_sum(left.flip(-1), -1).flip(-1) - left
     return (F.logsigmoid(scores) + after).exp()
 
@@ -233,6 +236,6 @@ def stick(scores: Scores, allowed: Allowed) -> Scores:
 def softcap(cap: float) -> AttentionFunction:
     """Return softmax attention of cap · tanh(score / cap), before mask and bias (Gemma 2, 2024, section 2).
 
-    No score leaves ± cap, nor any gradient a score far beyond it.
+    Scores lie within ±cap; far outside, gradients vanish.
     """
     return from_weights(lambda scores, allowed: scores.softmax(-1), cap)

@@ -16,7 +16,7 @@ from model.layers import Linear
 
 
 class OneHead(MultiHeadAttention):
-    """What the rungs have in common that do not divide the width among heads."""
+    """A rung with one head as wide as the model."""
 
     unused_settings: ClassVar[tuple[str, ...]] = (
         "n_head",
@@ -53,9 +53,9 @@ class Average(OneHead):
 
 @form("simple")
 class Simple(OneHead):
-    """Every position gathers from all of the past that resemble it: the inputs are their own queries, keys and values.
+    """Every position gathers from the past by likeness: the inputs are their own queries, keys and values.
 
-    There is no weight to train.
+    It has no weights.
     """
 
     modifiable = ("window", "rotation")

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: what a token is remembered by is one small vector for all heads."""
+"""Smaller caches: one latent vector for the keys and values of all heads (mla), or one vector for both (gta)."""
 
 from dataclasses import replace
 
@@ -24,8 +24,8 @@ class LatentAttention(MultiHeadAttention):
     The cache keeps c and the rotated key alone: latent_size + D / 2 numbers a token, where H heads keep 2 H D.
     A rotation does not commute with W_k, hence the part of D / 2 channels that is rotated, one key for all heads.
 
-    With a cache W_k moves to the queries and W_v to the result, because qᵀ (W_k c) = (W_kᵀ q)ᵀ c. What is left is
-    multi-query attention, whose keys are [RoPE, c] and whose values are c.
+    With a cache W_k moves to the queries and W_v to the result, because qᵀ (W_k c) = (W_kᵀ q)ᵀ c. That leaves
+    multi-query attention with keys [RoPE, c] and values c.
     """
 
     modifiable = ("window", "rotation", "queries", "scores", "result")
@@ -94,7 +94,7 @@ class GroupedTied(MultiHeadAttention):
 
         v_h = x W_h,  k_h = [RoPE(x W_r), the later half of v_h],  q_h = [RoPE(x W_s,h), x W_q,h]
 
-    What is rotated cannot be a value too, hence half of each key is one rotated vector for all heads. The cache keeps
+    A value must not be rotated, hence half of each key is one rotated vector for all heads. The cache keeps
     Hkv D + D / 2 numbers a token, where grouped-query attention keeps 2 Hkv D.
     """
 

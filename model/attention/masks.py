@@ -1,4 +1,4 @@
-"""What lies over the scores: which keys a query may see (masks), and at what penalty (ALiBi).
+"""Masks say which keys a query may see; ALiBi says at what penalty.
 
 A mask is True where a query may attend. Queries are the last T of S positions, so query t stands at
 position S - T + t: with T = S that is the usual lower triangle, with T = 1 (one new token, S cached)
@@ -27,7 +27,7 @@ def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S
 
 
 def document_mask(doc_starts: Int[Tensor, "B T"], S: int) -> Bool[Tensor, "B 1 T S"]:
-    """Hide from each of the last T of S tokens what comes before its text, which begins at position `starts`."""
+    """Hide from each of the last T of S tokens all tokens before its text, which begins at `doc_starts`."""
     return torch.arange(S, device=doc_starts.device) >= doc_starts[:, None, :, None]
 
 

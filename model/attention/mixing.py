@@ -1,6 +1,6 @@
-"""Modifiers of what queries, keys and values are made of: +conv, +joint_norm, +value_embedding.
+"""More modifiers of queries, keys and values: +joint_norm, +conv, +value_embedding.
 
-They act after those of modifiers.py, which may change the number of queries.
+They act after those of modifiers.py.
 """
 
 import torch
@@ -17,7 +17,7 @@ from model.layers import RMSNorm
 
 @modifier("joint_norm", changes="keys")
 class JointNorm(Modifier):
-    """Queries, and keys, are RMS-normalised over all heads at once, in place of each head by itself (OLMo 2, 2025)."""
+    """RMS norm of queries, and of keys, over all heads at once, in place of QK-norm per head (OLMo 2, 2025)."""
 
     replaces_qk_norm = True
 
@@ -36,10 +36,10 @@ class JointNorm(Modifier):
 
 @modifier("conv", changes="keys")
 class Conv(Modifier):
-    """Queries, keys and values become Σ_j w_j x_{t-j} over four tokens, w learned for each channel, at first x_t alone.
+    """Short convolution of queries, keys and values: Σ_j w_j x_{t-j} over four tokens, w per channel.
 
-    In forms with a state SiLU follows, as in Gated DeltaNet (Yang et al. 2025) and Kimi Linear (2025); where there is
-    none, it stays linear, as in Canon layers (Allen-Zhu 2025). QK-norm comes before.
+    w starts at x_t alone. In forms with a state SiLU follows, as in Gated DeltaNet (Yang et al. 2025) and Kimi Linear
+    (2025); in others it stays linear, as in Canon layers (Allen-Zhu 2025). QK-norm comes before.
     """
 
     width = 4
@@ -48,8 +48,8 @@ class Conv(Modifier):
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
         channels = (layer.query_heads + 2 * layer.kv_heads) * layer.head_dim
-        now_alone = torch.tensor([0.0] * (self.width - 1) + [1.0])
-        self.weight = nn.Parameter(now_alone.repeat(channels, 1))  # (channels, 4), the latest token last
+        identity = torch.tensor([0.0] * (self.width - 1) + [1.0])
+        self.weight = nn.Parameter(identity.repeat(channels, 1))  # (channels, 4), the latest token last
         self.activation = nn.Identity() if layer.has_kv_cache else nn.SiLU()
 
     def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
@@ -64,10 +64,10 @@ class Conv(Modifier):
 
 @modifier("value_embedding", changes="values")
 class ValueEmbedding(Modifier):
-    """v ← v + 2σ(x w) e for each head, e a second embedding of the token, this layer's own (modded-nanogpt, 2024).
+    """v ← v + 2σ(x w) e per head, with e the token's embedding in this layer's own table (modded-nanogpt, 2024).
 
-    What a token is by itself, however much the stream has mixed it. w begins at 0; nanochat reads it off the first few
-    channels of x. The table is as large as V tokens' values, but a token reads one row.
+    It brings back the token's identity, however much the stream has mixed it. w starts at 0; nanochat computes it from
+    the first few channels of x. The table has V rows as wide as a token's values; a token reads one.
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:

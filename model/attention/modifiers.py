@@ -1,7 +1,7 @@
 """Small changes to a layer, each at one place of it: attention=sdpa+gate+sink.
 
-A modifier is a class with one of Modifier's methods. Where it can, it begins as the identity, so that at step 0 the
-modified model is the plain one. They act in the order of this file, those that add a key last.
+A modifier is a class that overrides one of Modifier's methods. If it can, it starts as the identity: at step 0 the
+modified model equals the plain one. Modifiers act in the order of this file, those that add a key last.
 """
 
 import math
@@ -22,14 +22,14 @@ from model.layers import Linear, cumulative_sum
 
 
 class Modifier(nn.Module):
-    """A change to a layer, which attention=FORM+NAME makes; a method that is not overridden changes nothing.
+    """A change to a layer, made by attention=FORM+NAME; methods that are not overridden change nothing.
 
-    Muon moves the weights of nn.Linear layers alone: what a modifier holds as a parameter of its own, AdamW moves.
+    Muon updates the weights of nn.Linear layers, AdamW every other parameter.
     """
 
     changes: ClassVar[str]
     last: ClassVar[bool]
-    # What it needs of its layer, which reads this before it makes its projections.
+    # Its needs, which the layer reads before it makes its projections.
     queries_per_head: ClassVar[int] = 1
     replaces_qk_norm: ClassVar[bool] = False
     needs_doc_starts: ClassVar[bool] = False
@@ -49,16 +49,16 @@ class Modifier(nn.Module):
         return q, k, v
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
-        """Change what lies over the scores, or add a key."""
+        """Change the mask or bias over the scores, scale the queries, or add a key."""
         return call
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Float[Tensor, "..."]:
-        """Change what each head gathered; v holds the values of the queries' own tokens."""
+        """Change each head's result; v holds the values of the queries' own tokens."""
         return y
 
 
 class PerHead(nn.Module):
-    """A number for each head and token, x Wᵀ + b: W begins at zero, and is too thin for Muon (see Modifier)."""
+    """A number per head and token, x Wᵀ + b. W starts at zero; it is too thin for Muon, so no nn.Linear."""
 
     def __init__(self, C: int, H: int, bias: Float[Tensor, " H"] | None = None) -> None:
         super().__init__()
@@ -72,9 +72,9 @@ class PerHead(nn.Module):
 
 @modifier("value_residual", changes="values")
 class ValueResidual(Modifier):
-    """v ← λ₁ v + λ₂ v₁, with the values v₁ of the first layer that has this (Zhou et al. 2024).
+    """v ← λ₁ v + λ₂ v₁, with v₁ the values of the first layer that has this modifier (Zhou et al. 2024).
 
-    λ begins at (1, 0).
+    λ starts at (1, 0).
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
@@ -93,25 +93,26 @@ class ValueResidual(Modifier):
 
 @modifier("key_offset", changes="keys")
 class KeyOffset(Modifier):
-    """Half of a key's channels come from the token before: a query then finds what followed its like.
+    """The later half of a key's channels is the previous token's: a query finds the token after an earlier match.
 
-    That is induction (Olsson et al. 2022) in one layer, where it takes two otherwise. modded-nanogpt's partial key
-    offset (2025) shifts after the rotation, channels that do not turn: set model.rope_fraction=0.5 for the same. The
-    first token of a text gets zeros.
+    That is induction (Olsson et al. 2022) in one layer instead of two. modded-nanogpt's partial key offset (2025)
+    shifts channels without rotation, after the others are rotated: model.rope_fraction=0.5 does the same. The first
+    token of a text gets zeros.
     """
 
     needs_doc_starts = True
 
     def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
-        half, (before,) = k.shape[-1] // 2, ctx.previous(self.layer_idx, "last_key", k, 1)
+        half = k.shape[-1] // 2
+        (before,) = ctx.previous(self.layer_idx, "last_key", k, 1)
         return q, torch.cat((k[..., :half], before[..., half:]), -1), v
 
 
 @modifier("logn", changes="scores")
 class LogN(Modifier):
-    """Scores × σ ln n, n the keys a query may attend to, σ learned for each head (Nakanishi 2025, eq. 3, SSMax).
+    """Scores × σ ln n, n the number of visible keys, σ learned per head (Nakanishi 2025, eq. 3, SSMax).
 
-    A softmax over more keys is flatter; this keeps it as sharp. σ begins at 0.43, where they found it in training.
+    A softmax over more keys is flatter; this keeps it as sharp. σ starts at 0.43, where their training put it.
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
@@ -119,7 +120,9 @@ class LogN(Modifier):
         self.factor = nn.Parameter(torch.full((layer.n_head,), 0.43))
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
-        (H, T), S, mask = call.q.shape[1:3], call.k.shape[2], call.mask
+        H, T = call.q.shape[1:3]
+        S = call.k.shape[2]
+        mask = call.mask
         if mask is None:  # causality alone needs no matrix
             n = torch.arange(S - T + 1, S + 1, device=call.q.device)[:, None]
         else:
@@ -130,17 +133,17 @@ class LogN(Modifier):
 
 @modifier("forget", changes="scores")
 class Forget(Modifier):
-    """Bias F_i − F_j, F the running sum of ln f, f = σ(x w + b) for each head (Lin et al. 2025, FoX).
+    """Bias F_i − F_j, with F the running sum of ln f, f = σ(x w + b) per head (Lin et al. 2025, FoX).
 
-    A token fades with every token after it, and some fade faster. b begins where f is ALiBi's slope, so that at step 0
-    this is ALiBi. RoPE stays, which theirs has not: sdpa+forget+nope, or model.position=none.
+    A token fades with every later token, at a rate that those tokens choose. b starts at ALiBi's slopes: at step 0 this
+    is ALiBi. RoPE stays; theirs has none, as sdpa+forget+nope or model.position=none.
     """
 
     needs_doc_starts = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        # Computed without torch: shapes alone (see model/size.py) have no numbers.
+        # Without torch: on the meta device (model/size.py) tensors have no numbers.
         bias = [-math.log(math.expm1(slope)) for slope in alibi_slopes(layer.n_head)]  # ln σ(b) = −slope
         self.make_gate(config.n_embd, torch.tensor(bias))
 
@@ -148,21 +151,22 @@ class Forget(Modifier):
         self.gate = PerHead(C, len(bias), bias)
 
     def logits(self, x: Stream) -> Float[Tensor, "B H T"]:
-        """Return what the gates of each token are the sigmoid of."""
+        """Return the gates of each token before the sigmoid."""
         return self.gate(x)
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
-        T, reach, log_f = call.q.shape[-2], call.k.shape[-2], F.logsigmoid(upcast(self.logits(x)))[..., None]
+        T, reach = call.q.shape[-2], call.k.shape[-2]
+        log_f = F.logsigmoid(upcast(self.logits(x)))[..., None]  # (B, H, T, 1)
         if ctx.cache is not None:
             log_f = ctx.cache.append(self.layer_idx, type(self).__name__, log_f)  # (B, H, T, 1) -> (B, H, S, 1)
         total = cumulative_sum(log_f[:, :, -reach:], 2)
-        bias = total[:, :, -T:] - total.mT
+        bias = total[:, :, -T:] - total.mT  # (B, H, T, 1) - (B, H, 1, S)
         return call._replace(bias=bias if call.bias is None else call.bias + bias)
 
 
 @modifier("fade", changes="scores")
 class Fade(Forget):
-    """Forget with gates that do not look: one f for each head, whatever the token, is ALiBi with learned slopes."""
+    """Forget with one f per head for all tokens: ALiBi with learned slopes."""
 
     def make_gate(self, C: int, bias: Float[Tensor, " H"]) -> None:
         self.rate = nn.Parameter(bias)
@@ -173,9 +177,9 @@ class Fade(Forget):
 
 @modifier("sink", changes="scores", last=True)
 class Sink(Modifier):
-    """One more key, which gives nothing and scores b, learned for each head (gpt-oss, 2025; b = 0 is softmax1).
+    """One more key, of value zero and of score b, learned per head (gpt-oss, 2025; b = 0 is softmax1).
 
-    A head may then attend to nothing. It comes to y · σ(ln Σ exp(score) − b): a sink is a gate.
+    A head may then attend to nothing. The result is y · σ(ln Σ exp(score) − b): a sink is a gate.
     """
 
     means_nothing: ClassVar[dict[str, str]] = {
@@ -193,8 +197,10 @@ class Sink(Modifier):
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         # In front, where causality lets every query see it.
-        k, v = (F.pad(t, (0, 0, 1, 0)) for t in (call.k, call.v))
-        mask, (H, S) = call.mask, (call.q.shape[-3], call.k.shape[-2])
+        k = F.pad(call.k, (0, 0, 1, 0))  # (B, Hkv, S, D) -> (B, Hkv, 1 + S, D)
+        v = F.pad(call.v, (0, 0, 1, 0))
+        mask = call.mask
+        H, S = call.q.shape[-3], call.k.shape[-2]
         if mask is not None:
             mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
         sink = self.bias.repeat_interleave(H // len(self.bias))[:, None, None]  # (H, 1, 1)
@@ -206,9 +212,9 @@ class Sink(Modifier):
 
 @modifier("diff", changes="queries")
 class Differential(Modifier):
-    """y₁ − σ(λ) y₂: each head attends twice to the same keys, and what both find cancels (Ye et al. 2026, version 2).
+    """y₁ − σ(λ) y₂: each head attends twice to the same keys, and common noise cancels (Ye et al. 2026, version 2).
 
-    λ = x w for each head and token. The queries' projection is twice as wide.
+    λ = x w per head and token. The queries' projection is twice as wide.
     """
 
     queries_per_head = 2
@@ -219,7 +225,7 @@ class Differential(Modifier):
         self.weight = PerHead(config.n_embd, layer.n_head)
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
-        """Give both queries of a head what lies over its scores."""
+        """Give both queries of a head its bias."""
         return call if call.bias is None else call._replace(bias=repeat_heads(call.bias, call.q.shape[-3]))
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Float[Tensor, "..."]:
@@ -229,9 +235,10 @@ class Differential(Modifier):
 
 @modifier("xsa", changes="result")
 class Exclusive(Modifier):
-    """y less tanh(α) of its part along the token's own value, α learned for each head, at first 0.
+    """y minus tanh(α) of its projection on the token's own value, α learned per head, at first 0.
 
-    What a token has already, it need not gather. Zhai 2026 (XSA) takes all of it away, α = ∞; modded-nanogpt learns α.
+    The residual stream already has the token's own value. Zhai 2026 (XSA) removes all of it, α = ∞; modded-nanogpt
+    learns α.
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
@@ -246,7 +253,7 @@ class Exclusive(Modifier):
 
 @modifier("gate", changes="result")
 class Gate(Modifier):
-    """y · 2σ(x w), a number for each head (Qiu et al. 2025, eq. 5, headwise; the 2 makes it begin as the identity)."""
+    """y · 2σ(x w), a number per head (Qiu et al. 2025, eq. 5, headwise; the 2 makes it start as the identity)."""
 
     each_channel = False
 
@@ -261,16 +268,16 @@ class Gate(Modifier):
 
 @modifier("gate_element", changes="result")
 class GateElement(Gate):
-    """y · 2σ(x W), a number for each channel (Qiu et al. 2025, eq. 5, elementwise)."""
+    """y · 2σ(x W), a number per channel (Qiu et al. 2025, eq. 5, elementwise)."""
 
     each_channel = True
 
 
 @modifier("gate_silu", changes="result")
 class GateSilu(Modifier):
-    """y · SiLU(x W), a number for each channel, as in RetNet (Sun et al. 2023) and Gated DeltaNet (Yang et al. 2025).
+    """y · SiLU(x W), a number per channel, as in RetNet (Sun et al. 2023) and Gated DeltaNet (Yang et al. 2025).
 
-    SiLU has no bound, and is 0 at 0: W does not begin there.
+    SiLU has no bound, and SiLU(0) = 0, so W does not start at zero.
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:

@@ -43,7 +43,7 @@ from model.layers import RMSNorm
 CHUNK = 32
 """Tokens whose writes one triangular system gives: a power of two."""
 NOTHING = -1000.0
-"""ln α of a token that finds an empty state: exp of it is 0 in every precision, and 0 times it is 0."""
+"""ln α of a token that starts a text: its exp is 0 in every precision, and 0 times it is 0 (−∞ would give NaN)."""
 FADE = math.log(math.expm1(0.01))
 LogDecay = Float[Tensor, "*#lead #H T _"]
 """ln α of each token, (…, H, T, 1), or of each channel of its key, (…, H, T, D), so that rows fade by themselves."""
@@ -115,12 +115,12 @@ def in_chunks(
 
 
 def emptied(log_decay: LogDecay, begins: Begins) -> LogDecay:
-    """Return the decays, of which those that begin a text leave nothing."""
+    """Return the decays with NOTHING for tokens that begin a text."""
     return log_decay if begins is None else log_decay.masked_fill(begins[..., None], NOTHING)
 
 
 def chunked(x: Float[Tensor, "*lead T D"]) -> Chunks:
-    """Cut the text into chunks, the last one filled up with zeros: such tokens fade and write nothing."""
+    """Cut the text into chunks, the last one padded with zeros: padding neither fades nor writes."""
     missing = -x.shape[-2] % CHUNK
     whole = F.pad(x, (0, 0, 0, missing)) if missing else x
     return whole.flatten(0, -3).unflatten(-2, (-1, CHUNK))
@@ -168,23 +168,23 @@ def unit_length(x: Float[Tensor, "*lead D"]) -> Float[Tensor, "*lead D"]:
 
 
 class Recurrent(MultiHeadAttention):
-    """A form that keeps a state in place of keys and values. It has no scores to mask or drop, and no window.
+    """A form that keeps a state in place of keys and values: no scores to mask or drop, no window, no rotation.
 
-    Nothing rotates: order comes from the decay, from learned positions, or from other layers of the pattern.
+    Order comes from the decay, from learned positions, or from other layers of the pattern.
     """
 
     modifiable: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
     unused_settings = ("attention_window", "attention_dropout", *POSITION_SETTINGS, *MultiHeadAttention.unused_settings)
     has_kv_cache = False
     flops_of_state = 4.0
-    """Floating-point operations a token for each number of the state: to write it, and to read it."""
+    """Floating-point operations per token and number of the state, to write and to read it."""
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         super().__init__(replace(config, position="none", attention_window=None), layer_idx, matmul)
         self.scan = in_chunks
 
     def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
-        """Return ln α and β, or None where all of v is written."""
+        """Return ln α and β; β is None if all of v is written."""
         return x.new_zeros(1, x.shape[1], 1), None
 
     def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[NewKeys, NewValues]:

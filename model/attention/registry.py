@@ -1,11 +1,11 @@
-"""The names that `attention=` may be made of: forms, and the modifiers that `+` adds to them.
+"""The registry of names for `attention=`: forms, and the modifiers that `+` adds to them.
 
-One decorator registers a name, and nothing else has to be edited:
+One decorator registers a name; nothing else has to be edited:
 
     @form("leaky") @from_weights        the weights of an attention function: functions.py
     def leaky(scores, allowed): ...
 
-    @form("retention")                  or a layer, where something other than keys and values is kept: recurrent.py
+    @form("retention")                  or a layer that keeps something other than keys and values: recurrent.py
     class Retention(Recurrent): ...
 
     @modifier("gate", changes="result") a change at one place of a layer: modifiers.py
@@ -21,10 +21,10 @@ from common.errors import SettingsError
 Subject = TypeVar("Subject")
 
 FORMS: dict[str, Any] = {}
-"""Attention functions, which MultiHeadAttention calls, and layers, classes of it."""
+"""Attention functions, for MultiHeadAttention to call, and subclasses of MultiHeadAttention."""
 MODIFIERS: dict[str, Any] = {}
 SETTINGS = {"window": "window", "nope": "rotation"}
-"""Modifiers that are settings of a layer in a pattern (see config.py), and what of it they change."""
+"""Modifiers that are settings of a layer in a pattern (see config.py), and the part of the layer that they change."""
 
 
 def form(name: str) -> Callable[[Subject], Subject]:
@@ -33,10 +33,10 @@ def form(name: str) -> Callable[[Subject], Subject]:
 
 
 def modifier(name: str, *, changes: str, last: bool = False) -> Callable[[Subject], Subject]:
-    """Register a Modifier as what attention=FORM+NAME adds to a form.
+    """Register a Modifier under attention=FORM+NAME.
 
-    changes: what of a layer: queries, keys, values, scores or result. A form that has no such thing refuses it.
-    last: act after the others, whatever the order in which they are registered or typed, as one that adds a key must.
+    changes: the part of a layer: queries, keys, values, scores or result. Forms without that part refuse the modifier.
+    last: act after all others, in whatever order they are registered or typed, as a modifier that adds a key must.
     """
 
     def register(subject: Any) -> Any:
@@ -53,7 +53,7 @@ def _register(names: dict[str, Any], name: str, subject: Subject) -> Subject:
 
 
 def check_names(attention: str) -> None:
-    """Raise SettingsError for a name in a pattern such as sdpa+gate/delta that is not registered, or comes twice."""
+    """Raise SettingsError for a name of a pattern, such as sdpa+gate/delta, that is unknown or comes twice."""
     for layer in attention.split("/"):
         names = layer.split("+")
         for place, name in enumerate(names):
@@ -70,6 +70,6 @@ def check_names(attention: str) -> None:
 
 
 def completions(typed: str) -> list[str]:
-    """Return what the end of a pattern, such as sdpa+g, may become: a form, or after a + a modifier."""
+    """Return the completions of a pattern such as sdpa+g: forms, or after a + modifiers."""
     begun = typed[: max(typed.rfind("/"), typed.rfind("+")) + 1]
     return [begun + name for name in ([*SETTINGS, *MODIFIERS] if begun.endswith("+") else FORMS)]

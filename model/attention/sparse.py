@@ -1,4 +1,4 @@
-"""Attention to a few chosen keys: which ones, the text decides."""
+"""Sparse attention: each query chooses a few keys by their content."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import LayerNorm, Linear
 
-TIE = 2.0**-18  # of the largest score: a few times the rounding of a float32 product of 64 channels
+TIE = 2.0**-18  # as a share of the largest score: a few roundings of a float32 product of 64 channels
 
 
 def blockwise(block: int, best: int) -> AttentionFunction:
@@ -49,7 +49,7 @@ def blockwise(block: int, best: int) -> AttentionFunction:
 class BlockAttention(MultiHeadAttention):
     """Each query attends to its own block of block_size / 8 keys and to the three earlier ones with the best mean key.
 
-    (Lu et al. 2025, MoBA.) It has the weights of softmax attention, which it may replace in some layers or later in
+    (Lu et al. 2025, MoBA.) It has the weights of softmax attention and may replace it in some layers or later in
     training. A bias, as ALiBi's, counts in the mean. Blocks are hidden, not skipped: it saves no time here.
     """
 
