@@ -14,7 +14,7 @@ from common.settings import setting_hints
 from model.attention import unused_settings
 from model.attention.registry import completions as completions  # for tab completion
 from model.config import GPTConfig
-from runs.directory import find_run, settings_to_go_on
+from runs.resume import find_run, settings_to_go_on
 from training.config import TrainConfig
 from training.pretrained import pretrained_config
 from training.start import check_start

@@ -39,7 +39,7 @@ from runs.checkpoint import (
     write_checkpoint,
 )
 from runs.checkpointer import AsyncCheckpointer, remove_old
-from runs.directory import settings_to_go_on
+from runs.resume import settings_to_go_on
 from training.config import TrainConfig
 from training.pretrained import pretrained_config
 

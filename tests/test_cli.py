@@ -137,6 +137,15 @@ def test_ctrl_c_outside_the_training_loop_ends_in_one_line(script, settings, tmp
 # Help
 
 
+@pytest.mark.parametrize("arguments", [["model.n_head=x"], ["-m", "seed=x,y"], ["-m", "hydra.sweeper.variants=3"]])
+def test_a_mistake_in_the_settings_of_a_run_or_a_sweep_does_not_wait_for_torch(arguments):
+    code = f"""import runpy, sys; from contextlib import suppress; sys.argv = ['train.py', *{arguments}]
+with suppress(SystemExit): runpy.run_path('train.py', run_name='__main__')
+print('torch' in sys.modules)"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.stderr.startswith("error: ") and result.stdout == "False\n"
+
+
 @pytest.mark.parametrize("script", COMMANDS)
 def test_help_answers_without_waiting_for_torch_numpy_or_hydra(script):
     code = f"""import json, runpy, sys; from contextlib import suppress; sys.argv = ['{script}', '--help']

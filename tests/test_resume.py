@@ -30,7 +30,8 @@ from common.errors import SettingsError, format_value
 from common.files import is_locked
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, open_checkpoint, read_meta
-from runs.directory import check_settings, find_run, lock_run, written_settings
+from runs.directory import lock_run, written_settings
+from runs.resume import check_settings, find_run
 from runs.summary import read_summary
 from train import train
 from training.config import OptimizerConfig, TrainConfig

@@ -17,7 +17,7 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from model.weights import load_weights, plain_weights
 from runs.checkpoint import find_checkpoints, first_intact, open_checkpoint, read_settings
-from runs.directory import WITHOUT_WEIGHTS
+from runs.resume import WITHOUT_WEIGHTS
 from training.config import TrainConfig
 
 Read = Callable[[str], Tensor]

@@ -30,16 +30,8 @@ from model.gpt import GPT
 from model.size import count_weights, memory_of, without_weights
 from model.weights import load_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, Meta, readable
-from runs.directory import (
-    check_settings,
-    find_run,
-    lock_run,
-    log_to,
-    make_run_directory,
-    newest_intact,
-    refuse_used,
-    remove_leftovers,
-)
+from runs.directory import lock_run, log_to, make_run_directory
+from runs.resume import check_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import TrainConfig
 from training.device import (
     check_compiler,

@@ -1,0 +1,147 @@
+"""Go on with a run: find it, compare its settings, and take out what came after its latest checkpoint."""
+
+import logging
+import math
+import secrets
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.errors import CheckpointError, SettingsError, format_value, naming
+from common.files import UNFINISHED, is_locked, reading, remove, user_path
+from common.text import flat, hydra_quoted
+from runs.checkpoint import (
+    Meta,
+    checkpoints_by_step,
+    first_intact,
+    read_meta,
+    readable,
+    refuse_unknown,
+    runs_by_age,
+    verify_checkpoint,
+)
+from runs.directory import LOGS, OF_THIS_INVOCATION, open_log
+
+T = TypeVar("T")
+log = logging.getLogger("tinygpt")
+
+# Settings that may change on resume: when the run ends, what it shows and keeps, where it computes.
+MAY_CHANGE_ON_RESUME = (
+    *OF_THIS_INVOCATION,
+    *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
+    *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
+    *("sample_tokens", "sample_prompt", "tensorboard", "wandb", "data.path", "data.cache_dir"),
+    *("device", "compile", "deterministic", "distributed", "recompute", "micro_batch_size"),
+)
+
+# Settings of the model that no weight depends on: they may change with allow_changes.
+WITHOUT_WEIGHTS = [
+    *("model.dropout", "model.attention_dropout", "model.attention_window", "model.score_softcap"),
+    *("model.logit_softcap", "model.rope_theta", "model.rope_scaling", "model.rope_scaling_factor"),
+    "model.rope_trained_length",
+]
+
+
+def refuse_used(directory: Path) -> None:
+    """Raise SettingsError when a directory is a file, or holds a run."""
+    if file := next((place for place in (directory, *directory.parents) if place.is_file()), None):
+        raise SettingsError(f"run_dir={directory} cannot be made, because {file} is a file", "choose another folder")
+    if checkpoints_by_step(directory / "checkpoints"):
+        remedy = f"choose another, remove it first, or go on with it by {hydra_quoted('resume', directory)}"
+        raise SettingsError(f"run_dir={directory} already holds a run", remedy)
+
+
+def find_run(where: str, run_dir: str | None) -> Path | None:
+    """Return the run directory that resume=`where` means; for auto the newest unfinished one of run_dir, or None."""
+    if where == "auto":
+        for run in runs_by_age([user_path("run_dir", run_dir)]) if run_dir else runs_by_age():
+            with suppress(CheckpointError):  # it has none that can be read
+                if not is_locked(run / ".lock") and not newest(run, read_meta).progress.finished:
+                    return run
+        return None
+    run = user_path("resume", where)
+    with reading("resume", where):
+        if not (run / "checkpoints").is_dir():
+            problem = f"resume={where} holds no run (no folder checkpoints)"
+            raise SettingsError(problem, "give a run's directory, or auto")
+    if not checkpoints_by_step(run / "checkpoints") and is_locked(run / ".lock"):
+        raise SettingsError(f"resume={where} is still running, and has no checkpoint yet", "wait until it ends")
+    return run
+
+
+def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:
+    """Return read(path) of a run's latest checkpoint that can be read; CheckpointError if there is none."""
+    with naming(f"resume={run}"):
+        return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
+
+
+def newest_intact(run: Path) -> tuple[Path, Meta]:
+    """Return the latest checkpoint intact to the byte, and its meta.json; log damaged ones; CheckpointError if none."""
+    return newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
+
+
+def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings that a resumed run inherits, nested; a moved run's paths and services are left out.
+
+    known: the dotted names of all settings; CheckpointError if the run has others.
+    typed: names of the settings that are given. Raises SettingsError where a moved run needs data.path among them.
+    """
+    meta = newest(run, read_meta)
+    refuse_unknown(f"resume={run}", [name for name in flat(meta.config) if name not in known], meta)
+    settings = {name: value for name, value in meta.config.items() if name not in OF_THIS_INVOCATION}
+    if meta.home != str(run.resolve()):  # somebody else's, or moved
+        with readable(run):
+            path = settings["data"].get("path")
+            data = settings["data"].items()
+            settings |= {"data": {name: value for name, value in data if name not in ("path", "cache_dir")}}
+        settings.pop("wandb", None)
+        if path and not {"data", "data.path"} & {*typed}:
+            problem = f"resume={run} was moved here from {meta.home}, where it had data.path={path}"
+            raise SettingsError(problem, "give data.path=, where its text is now")
+    return settings
+
+
+def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = None) -> None:
+    """Raise SettingsError, naming every setting that differs from the saved run's and would change its result.
+
+    data: the fingerprint of the tokens, compared with the saved one.
+    """
+    now = flat(settings)
+    before = flat(saved.config)
+    if now.get("model.vocab_size") is None:  # the tokenizer's, which is compared once it is known
+        before.pop("model.vocab_size", None)
+    differing = [name for name in sorted(before) if name in now and now[name] != before[name]]
+    free = tuple(f"{name}." for name in MAY_CHANGE_ON_RESUME)
+    bound = [name for name in differing if not f"{name}.".startswith(free)]
+    changed = [f"{name}={format_value(now[name])} (was {format_value(before[name])})" for name in bound]
+    changed += ["the text has changed"] * (data not in (None, saved.data))
+    if not changed:
+        return
+    sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
+    shaping = ("model.", "tokenizer.", "optimizer.name")
+    if shaped := [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]:
+        # Neither the weights nor what the optimizer has kept fit another.
+        remedy = f"leave these out, or begin a new run with {hydra_quoted('init_from', settings['resume'])}"
+        raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", remedy)
+    if not settings["allow_changes"]:
+        raise SettingsError(sentence, "restore these, or set allow_changes=true to go on from there all the same")
+    log.warning("%s.", sentence)
+
+
+def remove_leftovers(run: Path, saved: Meta | None) -> None:
+    """Remove what a killed save has left in a run's directory, and the log lines after the checkpoint to resume from.
+
+    Later checkpoints are damaged, and renamed.
+    """
+    for leftover in (run / "checkpoints").glob(f".*{UNFINISHED}"):
+        remove(leftover)
+    if saved is None:
+        return
+    for checkpoint in checkpoints_by_step(run / "checkpoints"):
+        if int(checkpoint.name.removeprefix("step_")) > saved.progress.step:
+            checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))
+    for name in LOGS:
+        if (run / name).exists() and (run / name).stat().st_size > saved.logs.get(name, math.inf):
+            with open_log(run / name, "a") as file:
+                file.truncate(saved.logs[name])
