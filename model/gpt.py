@@ -28,7 +28,7 @@ Stream = Float[Tensor, "B T C"]
 
 @dataclass
 class Runtime:
-    """How this process runs a GPT. Training and sampling set it; no weight and no file knows of it."""
+    """Settings of this process for running a GPT, made by training and sampling; no file contains them."""
 
     loss_and_gradient: Callable[..., Any] = chunk_loss_and_gradient
     """Compiled in a compiled run."""
@@ -116,7 +116,7 @@ class GPT(nn.Module):
     ) -> Stream:
         """Return the residual stream after the last block; arguments as of forward().
 
-        ctx: pass one in to read what layers store in it.
+        ctx: pass one in to read it afterwards.
         """
         T = tokens.size(1)
         if cache is not None:
@@ -125,7 +125,7 @@ class GPT(nn.Module):
             elif cache.doc_starts is not None:
                 doc_starts = cache.doc_starts[:, None].expand(-1, T)
 
-        # What all layers share.
+        # The context that all layers share.
         x = self.token_embedding(tokens)  # (B, T) -> (B, T, C)
         ctx = ctx or AttentionContext()
         ctx.doc_starts = doc_starts
@@ -134,7 +134,7 @@ class GPT(nn.Module):
         ctx.blocks = self.flex_blocks(x, doc_starts)
         ctx.rotations = {rope: rope.table(x, ctx.past) for rope in self.ropes}
 
-        # Embed, then add what each block finds.
+        # Add n-grams and positions, then run the blocks.
         if self.config.ngrams:
             x = x + self.ngrams(tokens, ctx)
         if self.config.position == "learned":
@@ -189,7 +189,7 @@ class GPT(nn.Module):
             biases            0                    0
 
         The second number is the standard deviation. o_proj and down_proj write to the residual stream, which with
-        zero_init begins as the embedding alone. Norms and the modifiers' own parameters keep what their modules set.
+        zero_init begins as the embedding alone. Norms and the modifiers' own parameters keep their modules' values.
         """
         zero_init = self.config.zero_init
         for name, module in self.named_modules():
@@ -213,7 +213,7 @@ class Block(nn.Module):
     """Attention, then MLP, each normalised at its input and added to the residual stream."""
 
     activation_checkpointing = False
-    """Whether training saves x alone, and the backward pass computes the rest again (Chen et al. 2016)."""
+    """Whether training saves x alone and recomputes the rest in the backward pass (Chen et al. 2016)."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class Block(nn.Module):
         return self.add(x, ctx)
 
     def add(self, x: Stream, ctx: AttentionContext) -> Stream:
-        """Return x plus what attention and MLP add."""
+        """Add attention and MLP to x."""
         x = x + self.dropout(self.attention(self.attention_norm(x), ctx))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 

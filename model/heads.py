@@ -1,4 +1,4 @@
-"""What the heads of a model attend to: their weights, and figures that tell heads apart."""
+"""The attention weights of a model's heads, and statistics that tell heads apart."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class HeadStatistics(NamedTuple):
     entropy: list[list[float]]
     """Nats: 0 where a head attends to one position, ln n where it spreads evenly over n."""
     relative_entropy: list[list[float]]
-    """Entropy as a share of that of an even average over all allowed positions: 1 is attention=average."""
+    """Entropy divided by that of an even average over all allowed positions: 1 is attention=average."""
     distance: list[list[float]]
     """How many positions back a head attends, weighted by its weights (Vig & Belinkov 2019)."""
     similarity: list[float | None]
@@ -56,7 +56,7 @@ def for_each_layer(
 
 
 def head_statistics(model: GPT, tokens: Int[Tensor, "B T"], doc_starts: DocStarts = None) -> HeadStatistics:
-    """Measure every head of a model on some texts, with documents kept apart that begin at `starts`."""
+    """Measure every head of a model on some texts; `doc_starts` keeps documents apart."""
     position = torch.arange(tokens.size(1), device=tokens.device)
     back = position[:, None] - position  # (T, T): how far key s lies behind query t
     windows = iter([attention.window or len(position) for attention in model.attentions])
@@ -80,7 +80,8 @@ def head_statistics(model: GPT, tokens: Int[Tensor, "B T"], doc_starts: DocStart
 
 def head_similarity(weights: Weights) -> Float[Tensor, ""]:
     """Return 1 minus the Jensen–Shannon divergence in bits, the mean over pairs of heads and queries; NaN for one."""
-    entropy, total = torch.special.entr(weights).sum(-1), weights.new_zeros(())  # (B, H, T)
+    entropy = torch.special.entr(weights).sum(-1)  # (B, H, T)
+    total = weights.new_zeros(())
     pairs = [*combinations(range(weights.size(1)), 2)]
     for one, other in pairs:
         of_mixture = torch.special.entr((weights[:, one] + weights[:, other]) / 2).sum(-1)

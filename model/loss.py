@@ -1,4 +1,4 @@
-"""Cross-entropy whose logits exist for a few tokens at a time."""
+"""Cross-entropy in chunks: the logits of a few tokens exist at a time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,12 +42,13 @@ def nats_of_each(
     x: Float[Tensor, "*lead C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, "*lead"],
     softcap: float | None = None, largest_chunk: int | None = None,
 ) -> tuple[Float[Tensor, "*lead"], Bool[Tensor, "*lead"]]:  # fmt: skip
-    """Return -log p(target) in nats of each place, 0 if it is IGNORED, and whether the target is the likeliest id.
+    """Return -log p(target) in nats per position, 0 if IGNORED, and whether the target is the likeliest id.
 
-    The logits are those of fused_cross_entropy, with its chunks and dtypes; there is no gradient.
+    Chunks and dtypes are as in fused_cross_entropy; there is no gradient.
     """
     dtype = product_dtype(x)
-    rows, heads = x.flatten(0, -2).to(dtype), padded(weight.to(dtype))
+    rows = x.flatten(0, -2).to(dtype)  # (…, C) -> (N, C)
+    heads = padded(weight.to(dtype))
     size = chunk_length(rows, len(weight), largest_chunk)
     nats, hits = [], []
     for part, wanted in zip(rows.split(size), targets.flatten().split(size), strict=True):
@@ -80,7 +81,7 @@ def padded(heads: Float[Tensor, "V C"]) -> Float[Tensor, "rows C"]:
 
 
 def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
-    """Return how many of the rows have logits at a time; of one size if there is one, for chunks compile once."""
+    """Return the number of rows per chunk; one that divides all rows if there is one, to compile once."""
     tokens = len(rows)
     most = (largest_chunk or LARGEST_CHUNK.get(rows.device.type, LARGEST_CHUNK_ON_GPU)) // (4 * ids)
     fewest = -(-tokens // max(1, most))
@@ -91,9 +92,9 @@ def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
 def chunk_loss_and_gradient(
     x: Float[Tensor, "N C"], heads: Float[Tensor, "rows C"], targets: Int[Tensor, "N 1"], ids: int, cap: float | None
 ) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"], Float[Tensor, "N rows"]]:  # fmt: skip
-    """Return each token's loss, and its derivatives by x · head, for the target's head and for the others'.
+    """Return each token's loss, and its derivatives by x · head: for the target's head, and for all others.
 
-    heads: those of the ids, and rows of padding.
+    heads: one row per id, then rows of padding.
     """
     logits = F.linear(x, heads).to(torch.promote_types(x.dtype, torch.float32))
     if cap is not None:
@@ -101,7 +102,7 @@ def chunk_loss_and_gradient(
         logits = cap * squashed
     if ids < len(heads):
         logits[:, ids:] = -torch.inf
-    target = logits[:, :ids].gather(1, targets)  # an error for those of the padding
+    target = logits[:, :ids].gather(1, targets)  # padding is no target: an error
     above = logits.amax(-1, keepdim=True) - target
     slope = torch.softmax(logits, -1, out=logits)  # in place
     nats = above - slope.amax(-1, keepdim=True).log()  # the target's own probability may be too small for a logarithm
@@ -119,18 +120,26 @@ class _SummedNats(torch.autograd.Function):
         loss_and_gradient: Callable[..., Any], largest_chunk: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Return the loss and, for setup_context(), its gradients by x and weight."""
-        ids, dtype, is_scored = len(weight), product_dtype(x), scored_places(targets)
-        rows, scored, targets = x.to(dtype), is_scored[:, None], targets.masked_fill(~is_scored, 0)[:, None]
-        # A task scores few targets: the others are left out if that waits for no device and there are numbers to read.
+        ids = len(weight)
+        dtype = product_dtype(x)
+        is_scored = scored_places(targets)
+        rows = x.to(dtype)
+        scored = is_scored[:, None]  # (N, 1)
+        targets = targets.masked_fill(~is_scored, 0)[:, None]
+
+        # A task scores few targets: leave out the others if that waits for no device and there are numbers to read.
         some = None
         if x.is_cpu and type(targets) is Tensor:
             check_ids(targets, ids)
             if 0 < np.count_nonzero(is_scored.numpy()) < len(is_scored):
                 some = is_scored
                 rows, scored, targets = rows[some], scored[some], targets[some]
+
         # Loss and gradients, chunk by chunk.
-        heads, size = padded(weight.to(dtype)), chunk_length(rows, ids, largest_chunk)
-        summed, to_x = torch.zeros((), device=x.device), torch.empty_like(rows)
+        heads = padded(weight.to(dtype))
+        size = chunk_length(rows, ids, largest_chunk)
+        summed = torch.zeros((), device=x.device)
+        to_x = torch.empty_like(rows)
         to_heads = torch.zeros_like(heads, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part in (slice(first, first + size) for first in range(0, len(rows), size)):
             nats, at_target, slope = loss_and_gradient(rows[part], heads, targets[part], ids, softcap)
@@ -142,6 +151,8 @@ class _SummedNats(torch.autograd.Function):
                 to_heads.addmm_(slope.mT, counted)
             else:
                 to_heads += slope.mT @ counted
+
+        # The gradient of left-out targets is 0.
         to_x = (to_x * scored).to(x.dtype)
         if some is not None:
             to_x = torch.zeros_like(x).masked_scatter_(some[:, None], to_x)
@@ -160,14 +171,15 @@ class _SummedNats(torch.autograd.Function):
         x, weight, targets, to_x, to_weight = ctx.saved_tensors
         if torch.is_grad_enabled():  # by create_graph=True or torch.func: someone may ask for second derivatives
             slope = loss_slope(x, weight, targets, ctx.softcap).to(x.dtype)
-            to_x, to_weight = slope @ weight.to(x.dtype), (slope.mT @ x).to(weight.dtype)
+            to_x = slope @ weight.to(x.dtype)  # (N, V) @ (V, C)
+            to_weight = (slope.mT @ x).to(weight.dtype)  # (V, N) @ (N, C)
         return to_x * upstream, to_weight * upstream, None, None, None, None
 
 
 def loss_slope(
     x: Float[Tensor, "N C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, " N"], softcap: float | None
 ) -> Float[Tensor, "N V"]:  # fmt: skip
-    """Return the derivative of the loss by each product x · head, in operations that torch can differentiate again."""
+    """Return the loss's derivative by each product x · head, by operations that torch can differentiate."""
     logits = F.linear(x, weight.to(x.dtype)).to(torch.promote_types(x.dtype, torch.float32))
     is_scored = scored_places(targets)
     wanted = F.one_hot(targets.masked_fill(~is_scored, 0), len(weight))

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from model.attention import AttentionContext
 from model.config import GPTConfig
 
-MULTIPLIER, MODULUS = 1_540_483_477, (1 << 31) - 1  # a hash below 2^31 and an id below 2^32: no product reaches 2^63
+# With a hash below 2^31 and an id below 2^32 no product reaches 2^63.
+MULTIPLIER = 1_540_483_477
+MODULUS = (1 << 31) - 1
 INPUT = -1  # the layer_idx of the model's input in a cache, beside layers 0, 1, …
 
 
@@ -25,7 +27,7 @@ class NGrams(nn.Module):
         self.tables = nn.ModuleList(nn.Embedding(config.ngram_rows, config.n_embd) for _ in self.sizes)
 
     def forward(self, tokens: Int[Tensor, "B T"], ctx: AttentionContext) -> Float[Tensor, "B T C"]:
-        ids = (tokens + 1)[:, None, :, None]  # 0 is the id of what is before the text
+        ids = (tokens + 1)[:, None, :, None]  # 0 is the id before a text
         hashes = ngram_hashes([ids, *ctx.previous(INPUT, "ids", ids, max(self.sizes) - 1)])
         tables = zip(self.sizes, self.tables, strict=True)
         return torch.stack([table(hashes[n - 1][:, 0, :, 0] % self.rows) for n, table in tables]).sum(0)
@@ -33,7 +35,8 @@ class NGrams(nn.Module):
 
 def ngram_hashes(ids: list[Int[Tensor, "*shape"]]) -> list[Int[Tensor, "*shape"]]:
     """Return the hashes, below 2^31, of the last 1, 2, … ids of each token; `ids` has the latest id first."""
-    hashed, hashes = torch.zeros_like(ids[0]), []
+    hashed = torch.zeros_like(ids[0])
+    hashes = []
     for each in ids:
         hashed = (hashed ^ each) * MULTIPLIER % MODULUS
         hashes.append(hashed)

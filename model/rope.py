@@ -1,9 +1,9 @@
-"""Rotary position embedding: queries and keys turned by an angle that grows with their position.
+"""Rotary position embedding: queries and keys rotate by an angle that grows with their position.
 
 Channels (2i, 2i+1) of a head are the two coordinates of a point in a plane. At position m the point is
-turned by m·θᵢ, with θᵢ = base^(-2i/D): the first planes spin fast and tell neighbours apart, the last
-ones hardly move and tell far from near. A product of a query at m and a key at n then depends on m - n
-alone, because turning both by the same angle changes no product (Su et al. 2021, RoFormer, eq. 34).
+rotated by m·θᵢ, with θᵢ = base^(-2i/D): the first planes spin fast and tell neighbours apart, the last
+ones hardly move and tell far from near. Rotating two vectors by the same angle changes no product, so
+that of a query at m and a key at n depends on m - n alone (Su et al. 2021, RoFormer, eq. 34).
 """
 
 import math
@@ -17,8 +17,8 @@ from torch import Tensor
 from common.errors import SettingsError
 from model.config import AttentionConfig
 
-YARN_TURNS = 32.0, 1.0  # in the trained length, between which YaRN mixes (β and α)
-LLAMA3_TURNS = 4.0, 1.0  # and Llama 3
+YARN_TURNS = 32.0, 1.0  # in the trained length: YaRN interpolates between these (β and α)
+LLAMA3_TURNS = 4.0, 1.0  # as Llama 3 does between these
 
 
 class Rope(NamedTuple):
@@ -43,12 +43,12 @@ class Rope(NamedTuple):
     trained: float = 0.0
 
     @classmethod
-    def of(cls, config: AttentionConfig, head_size: int) -> "Rope":
-        """Return what the settings ask for; SettingsError where they would rotate half a pair of channels."""
-        channels = config.rope_fraction * head_size
+    def of(cls, config: AttentionConfig, head_dim: int) -> "Rope":
+        """Return the Rope of some settings; SettingsError if they would rotate half a pair of channels."""
+        channels = config.rope_fraction * head_dim
         if channels != int(channels) or channels % 2:
             given = f"model.n_embd={config.n_embd} / model.n_head={config.n_head}"
-            if head_size != config.n_embd / config.n_head:
+            if head_dim != config.n_embd / config.n_head:
                 given = f"model.head_size={config.head_size} of attention={config.attention}"
             if config.rope_fraction < 1:
                 given = f"model.rope_fraction={config.rope_fraction} of {given}"
@@ -63,15 +63,17 @@ class Rope(NamedTuple):
     def table(self, x: Float[Tensor, "... T C"], past: int = 0) -> Float[Tensor, "T half 2"]:
         """Return (cos, sin) of every plane at the positions past … past+T-1 of x."""
         end = past + x.shape[-2]
-        # A compiled or traced length is no number, and a fake tensor's table is of no use to others.
+        # A compiled or traced length is no number, and a fake tensor's table must not be cached.
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not Tensor:
             return self.cos_sin(torch.arange(past, end, device=x.device))
-        return _table(max(1024, 1 << (end - 1).bit_length()), self, x.device)[past:end]  # grows by doubling
+        size = max(1024, 1 << (end - 1).bit_length())  # grows by doubling
+        return _table(size, self, x.device)[past:end]
 
     def cos_sin(self, positions: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead half 2"]:
-        """Return (cos, sin) of every plane's angle at each position; with YaRN both are longer than 1."""
+        """Return (cos, sin) of every plane's angle at each position; YaRN scales both beyond length 1."""
         plane = torch.arange(0, self.channels, 2, dtype=torch.float32, device=positions.device)  # 2i
-        frequency, temperature = self.theta ** (-plane / self.channels), 1.0
+        frequency = self.theta ** (-plane / self.channels)
+        temperature = 1.0
         slow: Tensor | float = 1.0  # the share of the slowed frequency
         if self.scaling == "llama3":
             fast, once = LLAMA3_TURNS
@@ -79,9 +81,10 @@ class Rope(NamedTuple):
         if self.scaling == "yarn":
             first, last = (
                 self.channels * math.log(self.trained / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
-                for turns in YARN_TURNS  # the number of the plane that turns so often, not rounded
+                for turns in YARN_TURNS  # the index of the plane with so many turns, not rounded
             )
-            low, high = max(math.floor(first), 0), min(math.ceil(last), self.channels - 1)
+            low = max(math.floor(first), 0)
+            high = min(math.ceil(last), self.channels - 1)
             slow = ((plane / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
             temperature = 0.1 * math.log(self.stretch) + 1
         angle = positions.to(torch.float32).unsqueeze(-1) * (slow * frequency / self.stretch + (1 - slow) * frequency)
@@ -89,8 +92,9 @@ class Rope(NamedTuple):
 
 
 def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"]) -> Float[Tensor, "... H T D"]:
-    """Turn pairs of channels of x, the first ones: (a, b) -> (a cos - b sin, a sin + b cos), in float32 or wider."""
-    if (channels := 2 * rotation.shape[-2]) < x.shape[-1]:
+    """Rotate the first pairs of channels: (a, b) -> (a cos - b sin, a sin + b cos), in float32 or wider."""
+    channels = 2 * rotation.shape[-2]
+    if channels < x.shape[-1]:
         return torch.cat((rotate(x[..., :channels], rotation), x[..., channels:]), -1)
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     pairs = wide.unflatten(-1, (-1, 2))  # (…, H, T, D) -> (…, H, T, D/2, 2)
@@ -99,7 +103,7 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
         turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
     else:  # a + ib times cos + i·sin: the same four products in one pass, 5 to 8 times faster in eager mode
         whole = pairs.stride(-1) == 1 and not any(n % 2 for n in (pairs.storage_offset(), *pairs.stride()[:-1]))
-        points = torch.view_as_complex(pairs if whole else pairs.contiguous())  # they can be seen in place
+        points = torch.view_as_complex(pairs if whole else pairs.contiguous())  # a view, if strides allow it
         turned = torch.view_as_real(points * torch.view_as_complex(rotation))
     turned = turned.flatten(-2)  # (…, H, T, D/2, 2) -> (…, H, T, D)
     return turned if turned.dtype == x.dtype else turned.to(x.dtype)
@@ -107,7 +111,7 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
 
 @lru_cache(maxsize=16)
 def _table(size: int, rope: Rope, device: torch.device) -> Float[Tensor, "{size} half 2"]:
-    # Not a buffer: all layers share it, a cast to bfloat16 or a move does not touch it, and a model built on the
-    # meta device has nothing to fill in. A table first needed in inference mode must serve training afterwards.
+    # Not a buffer: all layers share it, no cast to bfloat16 or move touches it, and a model built on the meta device
+    # has nothing to fill in. A cached table must serve training, even if inference mode made it.
     with torch.inference_mode(False):
         return rope.cos_sin(torch.arange(size, device=device))

@@ -1,4 +1,4 @@
-"""What a model costs: its parameters by part, its arithmetic, its cache."""
+"""The costs of a model: parameters by part, floating-point operations, cache."""
 
 import os
 from collections import Counter
@@ -16,7 +16,7 @@ from model.gpt import GPT
 
 
 class DrawNothing(TorchFunctionMode):
-    """Leaves out normal_(), for which torch's meta device would import 800 modules."""
+    """Skips normal_(): on the meta device torch would import 800 modules for it."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -30,7 +30,7 @@ def without_weights(config: GPTConfig) -> GPT:
 
 
 def count_weights(config: GPTConfig) -> tuple[int, int]:
-    """Return how many tensors the weights would have, and numbers in them, by one block of each kind."""
+    """Return the number of weight tensors, and of numbers in them, from one block per layer of the pattern."""
     kinds = config.attention.count("/") + 1
     try:
         weights = dict(without_weights(replace(config, n_layer=min(kinds, config.n_layer))).named_parameters())
@@ -41,12 +41,13 @@ def count_weights(config: GPTConfig) -> tuple[int, int]:
     for name, tensor in weights.items():
         part, _, rest = name.partition(".")
         times = -((int(rest.split(".")[0]) - config.n_layer) // kinds) if part == "blocks" else 1
-        tensors, numbers = tensors + times, numbers + times * tensor.numel()
+        tensors += times
+        numbers += times * tensor.numel()
     return tensors, numbers
 
 
 def memory_of(device: torch.device) -> int:
-    """Return the bytes of memory that a device has in all, used or not; for a CPU those of the RAM."""
+    """Return the total memory of a device in bytes, used or not; for a CPU the RAM."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     if hasattr(os, "sysconf"):
@@ -68,7 +69,7 @@ def count_parameters(model: GPT) -> Counter[str]:
 
 
 def parameters_read(model: GPT) -> int:
-    """Return how many weights a token reads: all but the other rows of embeddings, unless lm_head is the same."""
+    """Return the number of weights that a token reads: of an embedding one row, unless lm_head is tied to it."""
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     others = sum(
         table.embedding_dim * (table.num_embeddings - 1) for table in tables if table.weight is not model.lm_head.weight
@@ -77,10 +78,10 @@ def parameters_read(model: GPT) -> int:
 
 
 def flops_per_token(model: GPT) -> float:
-    """Return the floating-point operations of forward and backward per token, in texts of block_size tokens.
+    """Return the floating-point operations per token of forward and backward, in texts of block_size tokens.
 
-    6 for each weight that multiplies it (Kaplan et al. 2020), and three times what each layer's attention takes
-    beside its weights in the forward pass: see MultiHeadAttention.flops.
+    6 for each weight that multiplies it (Kaplan et al. 2020), and three times those of each layer's attention in the
+    forward pass, without weights: see MultiHeadAttention.flops.
     """
     parts = count_parameters(model)
     multiplied = parts["attention"] + parts["mlp"] + model.lm_head.weight.numel()
@@ -89,8 +90,9 @@ def flops_per_token(model: GPT) -> float:
 
 @torch.no_grad()
 def cache_bytes_per_token(model: GPT) -> float:
-    """Return the bytes that generation keeps for each token of a text of block_size tokens, by reading one."""
-    cache, was_training = KVCache(model.config.block_size), model.training
+    """Return the cache's bytes per token of a text of block_size tokens, measured by reading one token."""
+    cache = KVCache(model.config.block_size)
+    was_training = model.training
     model.eval().hidden(torch.zeros(1, 1, dtype=torch.long, device=model.token_embedding.weight.device), cache=cache)
     model.train(was_training)
     return cache.nbytes / cache.size

@@ -26,13 +26,14 @@ Pairs = list[tuple[Tensor, Tensor]]  # what came out, what should have
 
 
 def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Agree with itself in float64, softmax forms with the loop and states token by token; also where a mask leaves a
-    query no key.
+    """Agree with float64: softmax forms with the loop, states with token_by_token, others with themselves.
 
-    Gradients of the weights are sums over all tokens, so each tensor is measured against its largest entry, or a tenth
-    of the largest of all where its terms cancel; in float32 alone, as at a kink bfloat16 may round to the other side.
+    One mask leaves a query no key. Gradients of the weights are sums over all tokens, so each tensor is measured
+    against its largest entry, or a tenth of the largest of all if its terms cancel; in float32 alone, as at a kink
+    bfloat16 may round to the other side.
     """
-    exact, with_gradient = copy.deepcopy(layer).double(), x.dtype != torch.bfloat16
+    exact = copy.deepcopy(layer).double()
+    with_gradient = x.dtype != torch.bfloat16
     if isinstance(exact, Recurrent):
         exact.scan = token_by_token
     elif layer.function in [FORMS[name] for name in SOFTMAX]:
@@ -51,13 +52,13 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
             wanted = torch.autograd.grad(reference, references, [part.double() for part in g])
             pairs += zip(torch.autograd.grad(y, inputs, g), wanted, strict=True)
     largest = max(b.abs().max() for _, b in pairs)
-    # retention and delta divide by the length of a result, which chance may make small: gradients' roundings grow.
+    # retention and delta normalise results whose length may be small by chance: gradients' roundings grow.
     room = 10 if isinstance(layer, Recurrent) and with_gradient else 1
     return [(a / scale, b / scale) for a, b in pairs for scale in [room * b.abs().max().clamp(min=0.1 * largest)]]
 
 
 def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """Return what the layer gives, and what it adds to the loss."""
+    """Return the layer's output, and its auxiliary loss."""
     ctx = AttentionContext(mask=mask, loss=torch.zeros((), device=x.device, requires_grad=True))
     y = layer(x, ctx)
     assert ctx.loss is not None
@@ -65,13 +66,13 @@ def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list
 
 
 def future_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Leave everything before position 16 as it was when the tokens from there on change."""
+    """Leave all outputs before position 16 unchanged if later tokens change."""
     changed = torch.cat((x[:, :16], torch.randn_like(x[:, 16:])), dim=1)
     return [(layer(changed)[:, :16], layer(x)[:, :16])]
 
 
 def padding_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Let nothing of what a mask hides, anywhere in a text, reach a real position."""
+    """Let no token that a mask hides, anywhere in a text, affect a real position."""
     attention_mask = torch.ones(B, T, device=x.device)
     attention_mask[1, [0, 1, 9, 10, 20]] = 0
     changed = torch.where(attention_mask[..., None] == 1, x, torch.randn_like(x))
@@ -80,7 +81,7 @@ def padding_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
 
 
 def document_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Let nothing of a text reach the next one in the window, and treat each like the same text alone."""
+    """Treat each of several documents in a row as if it were alone."""
     doc_starts = torch.zeros(B, T, dtype=torch.long, device=x.device)
     doc_starts[1, 10:] = 10
     alone = torch.cat((layer(x[1:, :10]), layer(x[1:, 10:])), dim=1)
@@ -89,7 +90,8 @@ def document_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
 
 def cached(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     """Give in two chunks of prefill and one-token steps what one pass over the whole text gives."""
-    cache, pieces = KVCache(T), []
+    cache = KVCache(T)
+    pieces = []
     for piece in x.split((9, 7, *[1] * 8), dim=1):
         pieces.append(layer(piece, AttentionContext(cache=cache)))
         cache.position += piece.size(1)
@@ -103,7 +105,7 @@ CHECKS = {
 
 
 def make_layer(attention: str) -> MultiHeadAttention:
-    """Make a small layer in eval mode, whose modifiers are away from where they begin."""
+    """Make a small layer in eval mode, whose modifiers have moved from their initial values."""
     config = GPTConfig(
         attention=attention, n_embd=C, n_head=H, n_kv_head=HKV, attention_dropout=0.5,  # in eval mode it is off
         attention_window=WINDOW if "window" in attention else None, block_size=T, vocab_size=2,
@@ -116,7 +118,7 @@ def make_layer(attention: str) -> MultiHeadAttention:
 
 
 def give_tokens(layer: torch.nn.Module, arguments: tuple) -> tuple:
-    """Give a layer ids of two tokens, told apart by x, for what reads them."""
+    """Give a layer token ids, 0 or 1 by the sign of x."""
     x, ctx = (*arguments, AttentionContext())[:2]
     ctx.tokens = (x[..., 0] > 0).long()
     return x, ctx
@@ -138,7 +140,7 @@ def run(check: str, attention: str, device: torch.device, dtype: torch.dtype) ->
 
 
 def combinations() -> Iterator[str]:
-    """Yield every modifier beside every form that takes it; of the ways to compute softmax attention beside sdpa."""
+    """Yield every modifier beside every form that accepts it; sdpa stands for the forms in SOFTMAX."""
     for form in ("sdpa", *(form for form in FORMS if form not in SOFTMAX)):
         for modifier in (*SETTINGS, *MODIFIERS):
             try:
@@ -149,7 +151,7 @@ def combinations() -> Iterator[str]:
 
 
 def main(attentions: list[str]) -> int:
-    """Print the table of some attentions, or of all that there are; return 1 when anything failed."""
+    """Print the table of some attentions, or of all; return 1 if a check failed."""
     try:
         for attention in attentions:
             make_layer(attention)

@@ -93,16 +93,16 @@ class IndexedAttention(MultiHeadAttention):
         S = call.k.shape[2]
 
         # The indexer's queries, its key, and a weight for each query; J = index_heads.
-        asks, key, share = self.index_proj(x.detach()).split(self.index_proj.parts, -1)
-        asks = asks.unflatten(-1, (self.index_heads, -1)).transpose(1, 2)  # (B, T, J·D) -> (B, J, T, D)
-        asks = self.rotate(asks, ctx)
-        key = self.rotate(self.index_norm(key).unsqueeze(1), ctx)  # (B, T, D) -> (B, 1, T, D)
+        index_q, index_k, index_w = self.index_proj(x.detach()).split(self.index_proj.parts, -1)
+        index_q = index_q.unflatten(-1, (self.index_heads, -1)).transpose(1, 2)  # (B, T, J·D) -> (B, J, T, D)
+        index_q = self.rotate(index_q, ctx)
+        index_k = self.rotate(self.index_norm(index_k).unsqueeze(1), ctx)  # (B, T, D) -> (B, 1, T, D)
         if ctx.cache is not None:
-            key = ctx.cache.append(self.layer_idx, "index", key)
+            index_k = ctx.cache.append(self.layer_idx, "index", index_k)
 
         # Its scores choose the keys.
-        scores = F.relu(upcast(asks * self.head_dim**-0.5) @ upcast(key[:, :, -S:]).mT)  # (B, J, T, S)
-        index = (upcast(share).mT[..., None] * scores).sum(1, keepdim=True) * self.index_heads**-0.5  # (B, 1, T, S)
+        scores = F.relu(upcast(index_q * self.head_dim**-0.5) @ upcast(index_k[:, :, -S:]).mT)  # (B, J, T, S)
+        index = (upcast(index_w).mT[..., None] * scores).sum(1, keepdim=True) * self.index_heads**-0.5  # (B, 1, T, S)
         seen = causal_mask(T, S, x.device) if call.mask is None else call.mask
         chosen = self.chosen(index.detach(), seen)
         call = call._replace(mask=chosen, is_causal=False)
@@ -110,8 +110,8 @@ class IndexedAttention(MultiHeadAttention):
         # It learns from the mean of the heads' weights.
         if ctx.loss is not None:
             with torch.no_grad():
-                one_by_one = torch.eye(S, dtype=call.v.dtype, device=x.device).expand(*call.v.shape[:2], S, S)
-                weights = super().attend(call._replace(v=one_by_one), x, replace(ctx, weights_only=True))
+                identity = torch.eye(S, dtype=call.v.dtype, device=x.device).expand(*call.v.shape[:2], S, S)
+                weights = super().attend(call._replace(v=identity), x, replace(ctx, weights_only=True))
             wanted = F.normalize(upcast(weights).sum(1, keepdim=True), p=1, dim=-1)
             found = index.masked_fill(~chosen, -1e9).log_softmax(-1)  # finite, as wanted is 0 there
             ctx.loss = ctx.loss + F.kl_div(found, wanted, reduction="sum")
