@@ -1,4 +1,4 @@
-"""The page of a run, report.html, drawn while it trains."""
+"""Report: the logger that draws report.html, the page of a run, while it trains."""
 
 import json
 import math
@@ -23,17 +23,18 @@ from training.evaluation import first_windows
 from training.logger import Logger
 from training.run import Run
 
-FIRST = 10  # seconds after which the page is first drawn, and at least until it is drawn again
-LEAST_WORK = 100  # times as long as drawing took is trained before that
+FIRST = 10  # seconds until the page is drawn, and at least until it is drawn again
+LEAST_WORK = 100  # times the time of drawing, at least until it is drawn again
 MAP_BYTES = 50_000  # of an evaluation, for the maps of all heads
 MAPPED = 64  # evaluations until fewer are mapped
 
 
 class Report(Logger):
-    """Notes in report.jsonl what only this moment knows, and draws report.html of all that the directory holds."""
+    """Writes command, machine, samples and maps to report.jsonl, and draws report.html from the run's directory."""
 
     def __init__(self, run: Run, rows: list[Row]) -> None:
-        self.run, self.next_time = run, time.perf_counter() + FIRST
+        self.run = run
+        self.next_time = time.perf_counter() + FIRST
         self.evaluations = sum("val_loss" in row for row in rows)
         self.file = open_log(run.directory / RECORD, "a" if run.progress.step else "w")
         text, cuda = getattr(run.data, "description", run.data.fingerprint), run.device.type == "cuda"
@@ -61,7 +62,7 @@ class Report(Logger):
         self.file.flush()
 
     def draw(self) -> None:
-        """Draw the page, and choose when again: that takes at most a hundredth of the time."""
+        """Draw the page, and set the time of the next drawing: they take at most a hundredth of the run."""
         started = time.perf_counter()
         replace_text(self.run.directory / "report.html", run_page(self.run.directory))
         ended = time.perf_counter()

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import multiprocessing
 import os
 import select
 import struct
@@ -301,7 +300,7 @@ def test_bars_are_for_terminals_that_can_go_back_and_for_notebooks(monkeypatch, 
         assert bar.disable is not shown
     with progress_bar(False, total=2) as bar:
         assert bar.disable
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: "a sweep")
+    monkeypatch.setattr("common.console.parent_process", lambda: "a sweep")
     with progress_bar(total=2) as bar:
         assert bar.disable
 

@@ -1,4 +1,4 @@
-"""Where and in which precision a run computes: `auto` resolved, and what this machine lacks refused."""
+"""Device and precision of a run: `auto` is resolved, and a setting that this machine lacks is refused."""
 
 import logging
 from collections.abc import Iterator
@@ -21,23 +21,28 @@ AMD_WITH_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
 
 def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.device:
-    """Return the device called `name`, on CUDA the current one from now on; auto prefers CUDA, then MPS, then the CPU.
+    """Return the device called `name`; auto prefers CUDA, then MPS, then the CPU. A GPU becomes CUDA's current device.
 
-    process: this one's number among the `processes` that torchrun has started on this machine, with a GPU for each.
+    process: the number of this one among the `processes` that torchrun started on this machine, each with its own GPU.
     """
+    # The device that the name means.
     gpus = torch.cuda.device_count()
-    there = {"cuda": gpus, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     try:
-        device = torch.device(next(kind for kind, count in there.items() if count) if name == "auto" else name)
+        device = torch.device(next(kind for kind, count in counts.items() if count) if name == "auto" else name)
     except RuntimeError:
         raise SettingsError(f"device={name} is not a device", "choose auto, cpu, cuda, cuda:1 or mps") from None
+
+    # Is it on this machine, with one for each process?
     if device.type == "cuda" and gpus and processes > 1 and (device.index is not None or processes > gpus):
         problem = f"device={name} is no GPU for each of {processes} processes on this machine"
         raise SettingsError(problem, f"leave device=auto, and start at most --nproc-per-node={gpus}")
-    if (device.index or 0) >= there.get(device.type, 0):
+    if (device.index or 0) >= counts.get(device.type, 0):
         raise SettingsError(f"device={name} is not on this machine", "choose device=auto to use what is there")
     if device.type == "cuda":
         device = torch.device("cuda", process if device.index is None else device.index)
+
+    # Does it compute?
     failure = start_problem(device)
     if failure and name == "auto" and processes == 1:
         log.warning("%s cannot compute (%s), so the CPU does.", device, failure)
@@ -49,7 +54,7 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
 
 
 def start_problem(device: torch.device) -> str | None:
-    """Make a GPU the current device and add two numbers there; return the error's first line, or None.
+    """Make a GPU the current device and add two numbers there; return the first line of an error, or None.
 
     A GPU counts as present even if its driver is too old for this torch, or torch has no kernels for its architecture.
     """
@@ -73,8 +78,10 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def decoding_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of weights that only decode: auto is bf16 on a GPU that has it, where reading them is the time;
-    else float32, because fp16 overflows in a model that was trained without."""
+    """Return the dtype of weights that only decode: auto is bf16 on a GPU that has it, else float32.
+
+    Decoding takes as long as reading the weights. fp16 overflows in a model that was trained without it.
+    """
     if name == "auto" and not (device.type == "cuda" and multiplies_bf16(device)):
         name = "fp32"
     return choose_precision(name, device)
@@ -117,8 +124,7 @@ def check_compiler(device: torch.device) -> None:
 
 
 def uncompiled(compiled: bool) -> AbstractContextManager[object]:
-    """Run a compiled model as it is written: evaluations and samples have shapes of their own, each of which would
-    have to be compiled."""
+    """Return a context in which a compiled model runs eagerly: each shape of evaluations and samples would compile."""
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
@@ -137,20 +143,20 @@ def to_device(array: np.ndarray | None, device: torch.device) -> Tensor | None:
 
 
 @contextmanager
-def memory_errors(what: str, remedy: str) -> Iterator[None]:
-    """Turn numpy's or torch's running out of memory into a DeviceError."""
+def memory_errors(problem: str, remedy: str) -> Iterator[None]:
+    """Turn numpy's and torch's errors of memory into a DeviceError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if shortage := memory_shortage(error):
-            raise DeviceError(f"{what} ({shortage})", remedy) from None
+            raise DeviceError(f"{problem} ({shortage})", remedy) from None
         raise
 
 
 def memory_shortage(error: BaseException) -> str | None:
-    """Return what an error says if memory has run out, else None.
+    """Return the message of an error if it is one of memory, else None.
 
-    Of a GPU also how much is free and how much this process holds: other programs may hold the rest.
+    On a GPU it says how much is free and how much this process holds: other programs may hold the rest.
     """
     text = first_line(error)
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(words in text for words in NO_MEMORY):

@@ -1,4 +1,4 @@
-"""How weights move: parameter groups, Muon with AdamW beside it, and learning-rate schedules.
+"""Optimizers: parameter groups, Muon with AdamW beside it, and learning-rate schedules.
 
 The optimizers are our own: constructing any of torch.optim's imports torch's compiler, which doubles torch's import.
 """
@@ -19,11 +19,11 @@ from training.distributed import Ranks, local
 
 
 class Group(TypedDict):
-    """Parameters that move at one rate."""
+    """Parameters with one learning rate."""
 
     params: list[nn.Parameter]
     peak_lr: float
-    lr: float  # the rate of the next step, set by set_learning_rate
+    lr: float  # of the next step, set by set_learning_rate
     weight_decay: float
 
 
@@ -35,19 +35,22 @@ ALONE = Ranks()
 
 def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -> "list[Muon | AdamW]":
     """Return one AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest."""
-    embedding_lr, lm_head_lr = config.embedding_lr or config.lr, config.lm_head_lr or config.lr
+    embedding_lr = config.embedding_lr or config.lr
+    lm_head_lr = config.lm_head_lr or config.lr
     rates = {"rows": config.lr, "columns": config.lr, "whole": config.lr}
     rates |= {"embeddings": embedding_lr, "lm_head": lm_head_lr, "thin": lm_head_lr, "vectors": embedding_lr}
-    kinds, groups = split_parameters(model), []
+    parameters = split_parameters(model)
+    groups = []
     for kind, lr in rates.items():
         decay = config.weight_decay if kind != "vectors" else 0.0
-        groups.append(Group(params=kinds[kind], peak_lr=lr, lr=lr, weight_decay=decay))
-    matrices, others = groups[:3], [group for group in groups[3:] if group["params"]]
+        groups.append(Group(params=parameters[kind], peak_lr=lr, lr=lr, weight_decay=decay))
+    matrices = groups[:3]
+    rest = [group for group in groups[3:] if group["params"]]
     if config.name == "adamw":
-        return [AdamW(matrices + others, config.beta1, config.beta2)]
+        return [AdamW(matrices + rest, config.beta1, config.beta2)]
     parts = {cast(nn.Parameter, layer.weight): layer.parts for layer in model.modules() if isinstance(layer, Linear)}
     muon = Muon(matrices, parts, config.momentum, model.config.head_channels, ranks)
-    return [muon, AdamW(others, config.beta1, config.beta2)]
+    return [muon, AdamW(rest, config.beta1, config.beta2)]
 
 
 def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
@@ -58,9 +61,10 @@ def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
     each head has, is a parameter of its own.
     """
     matrices = {id(layer.weight) for layer in model.blocks.modules() if isinstance(layer, nn.Linear)}  # type: ignore[attr-defined]
-    kinds = defaultdict[str, list[nn.Parameter]](list)
+    by_kind = defaultdict[str, list[nn.Parameter]](list)
     for name, parameter in model.named_parameters():
-        part, layer = name.partition(".")[0], name.split(".")[-2]
+        part = name.partition(".")[0]
+        layer = name.split(".")[-2]
         if parameter.ndim < 2:
             kind = "vectors"
         elif id(parameter) in matrices:
@@ -69,14 +73,14 @@ def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
             kind = "embeddings" if layer == "embedding" else "thin"
         else:
             kind = "lm_head" if part == "lm_head" else "embeddings"
-        kinds[kind].append(parameter)
-    return kinds
+        by_kind[kind].append(parameter)
+    return by_kind
 
 
-def zeros(groups: list[Group], *kinds: str) -> State:
-    """Return a state for each parameter, its tensors of these kinds zero."""
+def zeros(groups: list[Group], *names: str) -> State:
+    """Return a state for each parameter: zero tensors of these names."""
     parameters = [parameter for group in groups for parameter in group["params"]]
-    return {parameter: {kind: torch.zeros_like(parameter) for kind in kinds} for parameter in parameters}
+    return {parameter: {name: torch.zeros_like(parameter) for name in names} for parameter in parameters}
 
 
 class AdamW:
@@ -89,12 +93,12 @@ class AdamW:
         self.betas = {"beta1": beta1, "beta2": beta2}
         self.param_groups = groups
         self.state = zeros(groups, "exp_avg", "exp_avg_sq")
-        for parameter, kinds in self.state.items():
-            kinds["step"] = torch.zeros((), device=parameter.device)
+        for parameter, state in self.state.items():
+            state["step"] = torch.zeros((), device=parameter.device)
 
     @torch.no_grad()
     def step(self, skip: Tensor, divisor: Tensor) -> None:
-        """Move the weights by their gradients over `divisor`, or change nothing if `skip` is true, a bool.
+        """Update the weights by their gradients divided by `divisor`; if the bool `skip` is true change nothing.
 
         Both are scalars on the device.
         """
@@ -102,8 +106,10 @@ class AdamW:
         for group in self.param_groups:
             pairs = [(parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None]
             states = [self.state[parameter] for parameter, _ in pairs]
-            weights, gradients = [local(weight) for weight, _ in pairs], [local(gradient) for _, gradient in pairs]
-            means, squares = ([local(state[kind]) for state in states] for kind in ("exp_avg", "exp_avg_sq"))
+            weights = [local(weight) for weight, _ in pairs]
+            gradients = [local(gradient) for _, gradient in pairs]
+            means = [local(state["exp_avg"]) for state in states]
+            squares = [local(state["exp_avg_sq"]) for state in states]
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
             rates = {"lr": group["lr"], "weight_decay": group["weight_decay"], "eps": 1e-10, **self.betas}
@@ -150,36 +156,45 @@ class Muon:
     ) -> None:
         """groups: matrices with channels in rows, with channels in columns, and others. parts: the rows of the
         matrices that each weight holds."""
-        self.param_groups, self.parts, self.momentum, self.width = groups, parts, momentum, width
+        self.param_groups = groups
+        self.parts = parts
+        self.momentum = momentum
+        self.width = width
         self.ranks = ranks
         self.state = zeros(groups, "momentum_buffer")
 
     @torch.no_grad()
     def step(self, skip: Tensor, divisor: Tensor) -> None:
-        """Move the weights by their gradients over `divisor`, or change nothing if `skip` is true, a bool.
+        """Update the weights by their gradients divided by `divisor`; if the bool `skip` is true change nothing.
 
         Both are scalars on the device.
         """
         moves = 1 - skip.float()
         for group, channels in zip(self.param_groups, ("rows", "columns", ""), strict=True):
-            alike: dict[tuple, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+            # Matrices of one shape, in equal parts, are one batch.
+            batches: dict[tuple, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    alike[parameter.shape, self.parts[parameter]].append((parameter, local(parameter.grad)))
-            for (_, parts), pairs in alike.items():
+                    batches[parameter.shape, self.parts[parameter]].append((parameter, local(parameter.grad)))
+            for (_, parts), pairs in batches.items():
+                # Momentum; a skipped step moves it towards itself.
                 momenta = [local(self.state[parameter]["momentum_buffer"]) for parameter, _ in pairs]
                 gradients = [gradient / divisor for _, gradient in pairs]
-                # A skipped step moves the momentum towards itself.
                 gradients = [torch.where(skip, mean, grad) for mean, grad in zip(momenta, gradients, strict=True)]
                 torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
                 nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, self.momentum))
-                update, like = partial(self.update, parts=parts, channels=channels), pairs[0][0]
-                if hasattr(like, "device_mesh"):
-                    from training.sharding import on_whole_matrices
 
-                    updates = on_whole_matrices(update, nesterov, cast(Any, like))
+                # Orthogonalise, each rank its part of the matrices.
+                update = partial(self.update, parts=parts, channels=channels)
+                first = pairs[0][0]
+                if hasattr(first, "device_mesh"):
+                    from training.sharding import on_whole_matrices  # half a second that only torchrun needs
+
+                    updates = on_whole_matrices(update, nesterov, cast(Any, first))
                 else:
                     updates = self.ranks.divide(update, nesterov)
+
+                # Update.
                 weights = [local(parameter) for parameter, _ in pairs]
                 rate = moves * group["lr"]
                 if group["weight_decay"]:
@@ -189,18 +204,18 @@ class Muon:
 
     def update(self, matrices: Tensor, parts: tuple[int, ...], channels: str) -> Tensor:
         """Return the steps of (N, m, n) at a rate of 1, each of the parts of their rows by itself."""
-        hows = {self.slices(rows, matrices.size(2), channels) for rows in parts}
-        if len(parts) > 1 and not (len(hows) == 1 and all(rows % self.width == 0 for rows in parts)):
+        slicings = {self.slices(rows, matrices.size(2), channels) for rows in parts}
+        if len(parts) > 1 and not (len(slicings) == 1 and all(rows % self.width == 0 for rows in parts)):
             return torch.cat([self.update(part, (part.size(1),), channels) for part in matrices.split(parts, 1)], 1)
-        width, columns, factor = hows.pop()
+        width, columns, factor = slicings.pop()
         orthogonal = orthogonalize(matrices, width, columns)
         return orthogonal if factor == 1 else orthogonal * factor
 
     def slices(self, m: int, n: int, channels: str) -> tuple[int, bool, float]:
         """Return how wide the slices of (m, n) are, whether they are columns, and the factor of the step."""
-        count, others = (m, n) if channels == "rows" else (n, m)
+        count, other = (m, n) if channels == "rows" else (n, m)
         if channels and count % self.width == 0:
-            return self.width, channels == "columns", min(1, others / count) ** 0.5
+            return self.width, channels == "columns", min(1, other / count) ** 0.5
         return min(m, n), m > n, max(1, m / n) ** 0.5
 
 
@@ -239,7 +254,7 @@ def orthogonalize(matrices: Tensor, width: int, columns: bool = False) -> Tensor
 
 
 def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Tensor]:
-    """Return the optimizers' state by parameter and kind: {"lm_head.weight.exp_avg": …}.
+    """Return the optimizers' tensors by names such as lm_head.weight.exp_avg.
 
     Learning rates are not part of it: they follow from the settings and the step.
     """
@@ -247,22 +262,22 @@ def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Ten
     return {
         f"{names[id(parameter)]}.{kind}": tensor
         for optimizer in optimizers
-        for parameter, kinds in optimizer.state.items()
-        for kind, tensor in kinds.items()
+        for parameter, state in optimizer.state.items()
+        for kind, tensor in state.items()
     }
 
 
 def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], saved: dict[str, Tensor], ranks: Ranks) -> None:
-    """Give the optimizers what rank 0 has of `optimizer_state`, whole; ValueError on rank 0 when it is not that."""
+    """Load rank 0's `saved` optimizer_state on every rank; ValueError on rank 0 if it does not fit."""
     state = optimizer_state(model, optimizers)
     if ranks.is_first:
         shapes = {name: tensor.shape for name, tensor in state.items()}
         if wrong := shapes.items() ^ {name: tensor.shape for name, tensor in saved.items()}.items():
             raise ValueError(f"the optimizer's {min(wrong)[0]} is missing, or does not have its shape")
     if ranks.launched:
-        from training.sharding import spread
+        from training.sharding import scatter  # half a second that only torchrun needs
 
-        return spread(saved, state)
+        return scatter(saved, state)
     for name, tensor in state.items():
         tensor.copy_(saved[name])
 
@@ -273,7 +288,7 @@ WARMUP = {"warmup_stable_decay": 10, "cosine": 100, "constant": 100}  # steps, b
 def schedule_factor(schedule: ScheduleConfig, step: int, progress: float, steps: int | None = None) -> float:
     """Return the factor on the peak learning rates for the update after `step` finished updates.
 
-    The warm-up counts steps; after it the decay follows `progress`, the share of the run that is over, in [0, 1].
+    The warm-up counts steps; after it the decay follows `progress`, the fraction of the run that is done.
     steps: those of the run, if they are known.
     """
     warmup = schedule.warmup_steps
@@ -281,8 +296,9 @@ def schedule_factor(schedule: ScheduleConfig, step: int, progress: float, steps:
         warmup = min(WARMUP[schedule.name], math.ceil((steps or 1000) / 10))
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    warmed = progress * warmup / max(1, step)  # the share of the run that the warm-up took
-    left, decay = 1 - progress, 1.0
+    warmed = progress * warmup / max(1, step)  # the fraction of the run that the warm-up took
+    left = 1 - progress
+    decay = 1.0
     if schedule.name == "cosine" and warmed < 1:
         decay = 0.5 * (1 - math.cos(math.pi * left / (1 - warmed)))
     elif schedule.name == "warmup_stable_decay" and (falling := min(schedule.decay_fraction, 1 - warmed)) > 0:

@@ -1,4 +1,4 @@
-"""A model in rows: FSDP2 over the ranks, what travels between whole tensors and rows, and Muon's matrices among ranks.
+"""A sharded model: FSDP2 over the ranks, whole tensors scattered and gathered, and Muon's matrices among ranks.
 
 Imported under torchrun alone, because torch's sharding takes about as long to import as a third of torch.
 """
@@ -16,7 +16,9 @@ from model.gpt import GPT
 
 
 def shard(model: GPT, mesh_shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
-    """Shard a new_model over a mesh of ranks, the last of whose dimensions shares a copy; rank 0's weights spread.
+    """Shard a new_model over a mesh of ranks, and scatter rank 0's weights.
+
+    The ranks along the last dimension of the mesh hold one copy together.
 
     Weights are gathered in the products' type and gradients summed in float32. Autocast still says what each
     operation computes in: the residual stream, norms, RoPE and the loss are float32 as in a single process, but the
@@ -38,12 +40,12 @@ def shard(model: GPT, mesh_shape: tuple[int, ...], device: torch.device, dtype: 
     model.to_empty(device=device)
     if tied:
         model.lm_head.weight = model.token_embedding.weight
-    spread(weights, dict(model.named_parameters()))
+    scatter(weights, dict(model.named_parameters()))
 
 
 @torch.no_grad()
-def spread(whole: dict[str, Tensor], into: dict[str, Tensor]) -> None:
-    """Copy rank 0's whole tensors of these names into what every rank has of them, one after the other."""
+def scatter(whole: dict[str, Tensor], into: dict[str, Tensor]) -> None:
+    """Copy rank 0's whole tensors into every rank's rows of them, one after the other."""
     for name, tensor in into.items():
         full = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         if dist.get_rank() == 0:
@@ -56,7 +58,7 @@ def spread(whole: dict[str, Tensor], into: dict[str, Tensor]) -> None:
 
 
 def gather(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return sharded tensors in one piece, in rank 0's main memory; every rank must call."""
+    """Return whole tensors of sharded ones, in rank 0's main memory; every rank must call."""
     found = {}
     for name, tensor in tensors.items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -68,7 +70,7 @@ def gather(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def on_whole_matrices(function: Callable[[Tensor], Tensor], rows: Tensor, like: DTensor) -> Tensor:
     """Return function(matrices) for N matrices of which this rank holds some rows, (N, rows, n), sharded as `like` is.
 
-    Every rank receives its share of the matrices whole, and sends their rows back.
+    Every rank receives whole matrices, its part of the N, and sends their rows back.
     """
     mesh, shape = like.device_mesh, torch.Size((len(rows), *like.shape))
     stride = (like.numel(), like.size(1), 1)

@@ -182,7 +182,7 @@ def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool 
 
 
 def check_start(config: TrainConfig, *, is_here: bool) -> None:
-    """Raise SettingsError for settings that cannot train, as far as is known before a text is read.
+    """Raise SettingsError for settings that cannot train, as far as that shows before a text is read.
 
     is_here: whether the run is for this machine, with its devices and files.
     """
@@ -201,7 +201,7 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Raise SettingsError for what cannot train on this machine, say what is ignored, and choose exact kernels."""
+    """Refuse settings that cannot train on this machine, warn of unused ones, and choose exact kernels."""
     refuse_unable(config, device, ranks)
     model = config.model
     if "n_head" in unused_settings(model):
@@ -216,7 +216,7 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 
 
 def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Raise SettingsError for a model or a batch that is too large here, and for what is not installed or logged in."""
+    """Raise SettingsError if model or batch are too large here, or a logger is not installed or not logged in."""
     refuse_too_large(config, device, ranks)
     if config.tensorboard and find_spec("tensorboard") is None:
         raise SettingsError("tensorboard=true: TensorBoard is not installed", 'pip install -e ".[tensorboard]"')
@@ -225,8 +225,10 @@ def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 
 
 def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Raise SettingsError for what cannot fit the device's memory, however well it is done, before it is built."""
-    model, memory = config.model, memory_of(device)
+    """Raise SettingsError before a model is built that cannot fit the device's memory, however well it is used."""
+    # The least that the run needs.
+    model = config.model
+    memory = memory_of(device)
     parameters = count_weights(replace(model, vocab_size=model.vocab_size or FEWEST_IDS))[1]
     shards = {"fsdp": ranks.size, "hsdp": ranks.local_size}.get(config.distributed, 1)
     # Weights, gradients, and the one state that Muon keeps of each, all float32; AdamW keeps two.
@@ -236,6 +238,8 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
     window = model.block_size * (8 + 2 * model.n_embd * model.n_layer)  # its tokens, and the input of every block
     if state + micro * window <= memory:
         return
+
+    # Refuse it, with the settings to lower.
     names = ("n_layer", "n_embd", "vocab_size", *(["ngram_rows"] if model.ngrams else []))
     sizes = {name: getattr(model, name) for name in names}
     remedy = f"lower {' or '.join(f'model.{name}={value}' for name, value in sizes.items() if value)}"
@@ -270,10 +274,10 @@ def choose_compile(config: TrainConfig, device: torch.device, steps: int | None)
 
 
 def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, Meta] | tuple[None, None]:
-    """Return the checkpoint that config.resume goes on from, and its meta.json; None and None for a new run.
+    """Return the checkpoint that config.resume names, and its meta.json; None and None for a new run.
 
-    The run is locked first, so that no other process writes a later checkpoint meanwhile. Raises SettingsError when
-    another run is at work there, or a run has left checkpoints in a new run's directory.
+    The run is locked first, so that no other process writes a later checkpoint meanwhile. Raises SettingsError if
+    another process runs it, or if the directory of a new run has checkpoints.
     """
     if run := find_run(config.resume, config.run_dir) if config.resume else None:
         with writable("resume", run):
@@ -286,8 +290,10 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, M
 
 
 def prepare_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stack: ExitStack) -> None:
-    """Give the run its directory, locked until the stack is closed, with its settings and log in it: a new one, or
-    that of the checkpoint, without what came after it."""
+    """Give the run its directory, with its settings and log: a new one, or the checkpoint's without later files.
+
+    It stays locked until the stack is closed.
+    """
     directory = checkpoint.parent.parent if checkpoint else Path(run.config.run_dir or "outputs")
     with writable("resume" if checkpoint else "run_dir", directory):
         if not checkpoint:
@@ -310,7 +316,7 @@ def prepare_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stac
 
 @contextmanager
 def writable(setting: str, directory: Path) -> Iterator[None]:
-    """Turn what the system refuses in a run's directory into a SettingsError."""
+    """Turn the system's errors in a run's directory into a SettingsError."""
     try:
         yield
     except OSError as error:

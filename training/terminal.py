@@ -1,4 +1,4 @@
-"""What a person sees of a run: what it is, the bar or lines, and at the end what to type next."""
+"""A run in the terminal: its description, a progress bar or lines, and at the end the next commands."""
 
 import logging
 import math
@@ -23,31 +23,35 @@ from training.run import Run
 
 log = logging.getLogger("tinygpt")
 
-QUIET = 25  # seconds after which a line says how far a run is that no terminal shows: one each half minute
+QUIET = 25  # seconds after which a run without a bar logs its progress: a line each half minute
 
 
 class Terminal(Logger):
-    """Shows a run in the terminal or a notebook; its log lines are in train.log too."""
+    """Shows a run in the terminal or a notebook; train.log gets the same lines."""
 
     def __init__(self, run: Run) -> None:
-        self.run, progress = run, run.progress
+        self.run = run
+        progress = run.progress
         if not progress.step:
             processes = f" × {run.ranks.size} ({run.config.distributed})" if run.ranks.size > 1 else ""
             about = "\n".join(describe(replace(run.config, max_steps=run.max_steps), run.data, run.model))
             log.info("%s, on %s%s in %s\noutput    %s", about, run.device, processes, run.precision, run.directory)
         bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-        form = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]"
-        self.shown = ExitStack()
-        self.bar = progress_bar(total=run.max_steps, initial=progress.step, unit="step", bar_format=form)
-        self.shown.callback(self.bar.close)
-        loggers = [one for one in (logging.root, log) if any(type(h) is logging.StreamHandler for h in one.handlers)]
+        bar_format = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]"
+        self.display = ExitStack()
+        self.bar = progress_bar(total=run.max_steps, initial=progress.step, unit="step", bar_format=bar_format)
+        self.display.callback(self.bar.close)
         if not self.bar.disable:  # lines go above the bar instead of through it
-            self.shown.enter_context(logging_redirect_tqdm(loggers))
-        self.said, self.figures = time.monotonic(), ""
+            loggers = [
+                each for each in (logging.root, log) if any(type(h) is logging.StreamHandler for h in each.handlers)
+            ]
+            self.display.enter_context(logging_redirect_tqdm(loggers))
+        self.last_line = time.monotonic()
+        self.figures = ""
 
     def on_row(self, row: Row, sample: str) -> None:
         if "val_loss" in row:
-            return self.tell_evaluation(row, sample)
+            return self.log_evaluation(row, sample)
         self.figures = f": loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s"
         if isinstance(self.run.data, TokenDataset):
             self.figures += f", epoch {row['tokens'] / len(self.run.data.train):.2f}"
@@ -58,31 +62,31 @@ class Terminal(Logger):
     def on_step(self) -> None:
         step = self.run.progress.step
         self.bar.update(step - self.bar.n if not self.bar.disable else 0)  # drawn ten times a second at most
-        if self.bar.disable and time.monotonic() > self.said + QUIET:
+        if self.bar.disable and time.monotonic() > self.last_line + QUIET:
             of = f" of {self.run.max_steps:,}" if self.run.max_steps else ""
             log.info("step %d%s%s", step, of, self.figures)
-            self.said = time.monotonic()
+            self.last_line = time.monotonic()
 
-    def tell_evaluation(self, row: Row, sample: str) -> None:
+    def log_evaluation(self, row: Row, sample: str) -> None:
         loss = row["val_loss"]
         if "val_accuracy" in row:
             figures = f"{loss:.4f} nats/answer, accuracy {row['val_accuracy']:.2%}"
         else:
             perplexity = math.exp(min(loss, 700))  # more is no float
-            shown = f"{perplexity:.{'1f' if perplexity < 1e6 else '2e'}}"
-            figures = f"{loss:.4f} nats/token, perplexity {shown}, {row['val_bpb']:.4f} bits/byte"
+            digits = "1f" if perplexity < 1e6 else "2e"
+            figures = f"{loss:.4f} nats/token, perplexity {perplexity:.{digits}}, {row['val_bpb']:.4f} bits/byte"
             if "val_bpb_stderr" in row:
                 figures += f" ± {row['val_bpb_stderr']:.4f} over documents"
         log.info("step %d: validation loss %s", self.run.progress.step, figures)
         if sample:
             log.info("%s", "\n".join("  │ " + line for line in sample.splitlines()))
-        self.said = time.monotonic()
+        self.last_line = time.monotonic()
 
     def on_end(self, error: BaseException | None) -> None:
-        self.shown.close()
+        self.display.close()
         run = self.run
         if error is None:
-            self.tell_result()
+            self.log_result()
             log.info("curves    %s", run.directory / "report.html")
             if run.data.tokenizer:
                 log.info("sample    %s %s", command("sample.py"), hydra_quoted("checkpoint", run.directory))
@@ -90,42 +94,47 @@ class Terminal(Logger):
             again = f"{command('train.py')} {hydra_quoted('resume', run.directory)}"
             log.info("stopped after step %d; to continue:  %s", run.progress.step, again)
 
-    def tell_result(self) -> None:
-        progress, data = self.run.progress, self.run.data
+    def log_result(self) -> None:
+        progress = self.run.progress
+        data = self.run.data
         best = progress.result
         log.info("\nbest validation loss %.4f nats/%s", best, "token" if data.tokenizer else "answer")
         chance = math.log(data.vocab_size)
         if progress.step and best > chance - 0.01:
-            text = "no better than chance, ln %d = %.4f: lower optimizer.lr=%g, or train longer"
-            log.warning(text, data.vocab_size, chance, self.run.config.optimizer.lr)
+            message = "no better than chance, ln %d = %.4f: lower optimizer.lr=%g, or train longer"
+            log.warning(message, data.vocab_size, chance, self.run.config.optimizer.lr)
 
 
 def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
-    """Say what is learned from, what learns, and for how long, in a few lines; config.max_steps is settled."""
+    """Return the lines on data, model and length of a run; config.max_steps is that of the run."""
+    # Data, and the length of the run in it.
     block_size = config.model.block_size
     length = plural(config.max_steps, "step") if config.max_steps else f"{config.max_minutes:g} minutes in steps"
     length += f" of {config.batch_size} × {block_size} tokens"
     if isinstance(data, TokenDataset):
-        steps, counts = config.max_steps, [None, config.max_steps]
+        steps = config.max_steps
+        counts = [None, steps]
         if steps and steps <= config.eval_interval:  # there is no evaluation but the last
             counts = [steps]
         scored = dict.fromkeys(data.validation_tokens(block_size, targets_scored(config, count)) for count in counts)
-        spread = " and at the end ".join(f"{count:,}" for count in scored)
-        part = f" ({spread} of them, spread evenly, at each)" if min(scored) < len(data.val) else ""
+        counted = " and at the end ".join(f"{count:,}" for count in scored)
+        part = f" ({counted} of them, spread evenly, at each)" if min(scored) < len(data.val) else ""
         read = f"{len(data.train):,} for training, {len(data.val):,} for validation{part}"
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
-        learned = [f"text      {data.description}", f"tokens    {read}, {ids}"]
-        length += f", {data.epochs(config.max_steps * config.tokens_per_step)}" if config.max_steps else ""
+        lines = [f"text      {data.description}", f"tokens    {read}, {ids}"]
+        length += f", {data.epochs(steps * config.tokens_per_step)}" if steps else ""
     else:
         counted = f"{plural(data.targets(block_size), 'answer')} in each window of {block_size:,} tokens"
-        learned = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} windows held out"]
+        lines = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} windows held out"]
+
+    # Model.
     parts = count_parameters(model)
     reads = f" ({parameters_read(model):,} read by a token)" if parts["ngrams"] else ""
     matrices = sum(p.numel() for block in model.blocks for p in block.parameters() if p.ndim == 2)
     # A form with one head has one whatever config.model says.
     blocks = f"{plural(config.model.n_layer, 'block')} of {plural(model.attentions[0].n_head, 'head')}"
     return [
-        *learned,
+        *lines,
         f"model     {parts.total():,} parameters{reads}, {matrices:,} of them in {blocks} ({config.model.attention}), "
         f"{config.model.n_embd} wide",
         f"run       {length}",
