@@ -21,7 +21,10 @@ from sweeps.evidence import Estimate, holm, t_quantile
 from sweeps.law import FAILED, Law, at_best_rate
 from sweeps.leaderboard import MEASURED, Job, csv_text, markdown_lines, read_jobs, swept_settings, values
 
-SIZE, RATE, SPEED, SPEED_ERROR = "model.n_embd", "optimizer.lr", "× tokens/s", "± × tokens/s"
+SIZE = "model.n_embd"
+RATE = "optimizer.lr"
+SPEED = "× tokens/s"
+SPEED_ERROR = "± × tokens/s"
 MATCHINGS = ("tokens", "FLOPs", "seconds")
 DECIDED = 0.05  # a difference counts whose p, by Holm over its column, is below
 LENGTHS = 5  # of the baseline, for its law: three for the parameters, the others for their error
@@ -31,7 +34,7 @@ SHOWN = ("decode tokens/s", "cache B/token")  # of the leaderboard's columns
 
 @dataclass(frozen=True)
 class Pick:
-    """What a seed reached at the learning rate that was best for the other seeds."""
+    """A seed's result at the learning rate that was best for the other seeds."""
 
     job: Job
     """One of the seed's: what does not depend on the rate is of it."""
@@ -85,7 +88,7 @@ def number_of(text: str) -> float:
 
 
 @dataclass
-class Row:
+class VariantResult:
     """A variant beside the baseline at one size."""
 
     variant: str
@@ -93,25 +96,29 @@ class Row:
     differences: dict[str, Estimate]
     """Bits per byte more than the baseline's, by what both had the same of."""
     cells: dict[str, str]
-    """What else the table has."""
+    """The table's other cells, by column."""
     holm: dict[str, float] = field(default_factory=dict)
     """The differences' p, by Holm over all rows."""
 
 
 class Comparison:
-    """What a sweep's folder says, by size; SettingsError for a folder that lacks what is needed."""
+    """The results in a sweep's folder, by size; SettingsError for a folder without the runs that it takes."""
 
     def __init__(self, folder: Path) -> None:
-        if not (jobs := read_jobs(folder)):
+        jobs = read_jobs(folder)
+        if not jobs:
             problem = f"{folder} holds no sweep (no job.json in its folders)"
             raise SettingsError(problem, "give the folder that -m made")
         names = variants(jobs)
-        self.baseline, steps = names[0], jobs[0].settings.get("max_steps", "")
+        self.baseline = names[0]
+        steps = jobs[0].settings.get("max_steps", "")
+        # The jobs, by size, variant and length, then by rate and seed.
         runs: Any = defaultdict(lambda: defaultdict(dict))
         for name, job in zip(names, jobs, strict=True):
             if job.status == "failed" or (job.status == "finished" and job.summary.val_bpb):
                 size, length, rate, seed = (job.settings.get(each, "") for each in (SIZE, "max_steps", RATE, "seed"))
                 runs[size, name, length][rate][seed] = job
+        # Of each seed the result at the best rate.
         self.sizes = sorted({size for size, *_ in runs}, key=number_of)
         self.picks: dict[str, dict[str, Picks]] = {size: {self.baseline: {}} for size in self.sizes}
         self.lengths: dict[str, list[Picks]] = {size: [] for size in self.sizes}
@@ -123,7 +130,8 @@ class Comparison:
             if name == self.baseline and picks:
                 self.lengths[size].append(picks)
         for size in self.sizes:
-            if (count := len(self.picks[size][self.baseline])) < 2:
+            count = len(self.picks[size][self.baseline])
+            if count < 2:
                 problem = f"{folder}: the baseline, {self.baseline}, is finished for {count} seeds{at(size)}"
                 raise SettingsError(problem, "let it finish two or more")
         self.measured = read_measured(folder / "measured.csv")
@@ -147,7 +155,7 @@ class Comparison:
         self.notes.append(f"The baseline{at(size)}, trained `times` as long: bits per byte = {text}; residuals {rest}.")
         return law
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[VariantResult]:
         """Return the variants at every size, those that are most ahead at the largest first."""
         known = [row for size in self.sizes for name in self.picks[size] if (row := self.row(size, name))]
         for name in MATCHINGS:
@@ -157,9 +165,10 @@ class Comparison:
         ahead = {row.variant: row.differences["tokens"].mean for row in known if row.size == self.sizes[-1]}
         return sorted(known, key=lambda row: (ahead.get(row.variant, 0), row.variant, self.sizes.index(row.size)))
 
-    def row(self, size: str, variant: str) -> Row | None:
+    def row(self, size: str, variant: str) -> VariantResult | None:
         """Compare a variant with the baseline; None with fewer than two seeds that both have."""
-        picks, base = self.picks[size][variant], self.picks[size][self.baseline]
+        picks = self.picks[size][variant]
+        base = self.picks[size][self.baseline]
         seeds = [seed for seed in base if seed in picks]
         if len(seeds) < len(base):
             self.notes.append(f"Not finished: {variant}{at(size)}, {len(seeds)} of {len(base)} seeds.")
@@ -169,19 +178,23 @@ class Comparison:
         rates = [f"{rate:.3g}" for rate in sorted(pick.rate for pick in used)]
         ends = " (end)" if any(pick.at_end for pick in used) else ""
         plain = Estimate.of([picks[seed].bpb - base[seed].bpb for seed in seeds])
-        row = Row(variant, size, {"tokens": plain}, {"val bpb": f"{statistics.fmean(pick.bpb for pick in used):.4f}"})
+        row = VariantResult(
+            variant, size, {"tokens": plain}, {"val bpb": f"{statistics.fmean(pick.bpb for pick in used):.4f}"}
+        )
         self.add_costs(row, plain, *(figure_of(run, "flops") / figure_of(run, "tokens") for run in (picks, base)))
         if any(pick.rate for pick in used):  # else all runs have the one of their settings
             row.cells[RATE] = " to ".join(dict.fromkeys((rates[0], rates[-1]))) + ends
         for name in SHOWN:
             key, show = MEASURED[name]
-            if figures := values([pick.job for pick in used], key):
+            figures = values([pick.job for pick in used], key)
+            if figures:
                 row.cells[name] = show(statistics.median(figures))
         return row
 
-    def add_costs(self, row: Row, plain: Estimate, mine: float, its: float) -> None:
+    def add_costs(self, row: VariantResult, plain: Estimate, mine: float, its: float) -> None:
         """Add what follows from the law and from measured.csv; mine, its: FLOPs a token of variant and baseline."""
-        law, times = self.laws[row.size], mine / its
+        law = self.laws[row.size]
+        times = mine / its
         measured = dict(self.measured.get((row.variant, row.size), {}))
         speed, error = (number_of(measured.pop(name, "")) for name in (SPEED, SPEED_ERROR))
         if law:
@@ -199,12 +212,14 @@ class Comparison:
 
     def table(self) -> list[list[str]]:
         """Return the table's cells, its head first."""
-        lines, rows = [], self.rows()
+        lines = []
+        rows = self.rows()
         for row in rows:
             line = {"variant": row.variant, SIZE: row.size, "val bpb": row.cells["val bpb"]}
             for name, p in row.holm.items():
-                found, shown = row.differences[name], "<0.001" if p < 0.001 else f"{p:.3f}"
-                line[f"± at equal {name} (p by Holm)"] = f"{found.mean:+.4f} ± {found.error:.4f} ({shown})"
+                difference = row.differences[name]
+                p_text = "<0.001" if p < 0.001 else f"{p:.3f}"
+                line[f"± at equal {name} (p by Holm)"] = f"{difference.mean:+.4f} ± {difference.error:.4f} ({p_text})"
             same = [other for other in rows if other.variant == row.variant]
             last = "the baseline" if row.variant == self.baseline else verdict(same, len(self.sizes))
             lines.append(line | row.cells | {"at all sizes": last})
@@ -240,7 +255,7 @@ def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     return {(row.pop("variant"), row.pop(SIZE)): row for row in rows}
 
 
-def verdict(rows: Sequence[Row], sizes: int) -> str:
+def verdict(rows: Sequence[VariantResult], sizes: int) -> str:
     """Return at which matchings a variant is ahead, or behind, of the baseline at every size."""
 
     def holds(name: str, sign: int) -> bool:

@@ -12,7 +12,8 @@ WIDTH = 2.0  # g, the standard deviation of effects that the e-value expects, in
 
 def p_value(t: float, freedom: float) -> float:
     """Return the chance of a Student t at least as far from 0: with t = √freedom tan θ its density is cos θ's power."""
-    start, steps = math.atan(abs(t) / math.sqrt(freedom)), 2000
+    start = math.atan(abs(t) / math.sqrt(freedom))
+    steps = 2000
     width = (math.pi / 2 - start) / steps
     tail = float(np.sum(np.cos(start + (np.arange(steps) + 0.5) * width) ** (freedom - 1))) * width
     whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
@@ -32,7 +33,8 @@ def t_quantile(p: float, freedom: float) -> float:
 
 def holm(ps: Sequence[float]) -> list[float]:
     """Return p-values adjusted so that one below α is false with a chance of at most α, however many (Holm 1979)."""
-    adjusted, least = list(ps), 0.0
+    adjusted = list(ps)
+    least = 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         adjusted[index] = least = max(least, min(1.0, (len(ps) - rank) * ps[index]))
     return adjusted
@@ -70,17 +72,19 @@ def e_value(differences: Sequence[float]) -> float:
     The differences are taken as normal; the effect, in their deviations, as N(0, WIDTH²). Where there is none, E ever
     reaches 1/α with a chance of at most α, looked at after each (Pérez-Ortiz, Lardy, de Heide and Grünwald 2022).
     """
-    n, square = len(differences), sum(x * x for x in differences)
-    spread = 1 + n * WIDTH**2
-    share = math.fsum(differences) ** 2 / square if square else 0.0
-    return spread**-0.5 * (1 - WIDTH**2 * share / spread) ** (-n / 2)
+    n = len(differences)
+    square = sum(x * x for x in differences)
+    scale = 1 + n * WIDTH**2
+    ratio = math.fsum(differences) ** 2 / square if square else 0.0
+    return scale**-0.5 * (1 - WIDTH**2 * ratio / scale) ** (-n / 2)
 
 
 def confidence_sequence(differences: Sequence[float], alpha: float) -> tuple[float, float]:
     """Return the means that e_value() does not reject: after every pair they hold the true one but for a chance α."""
-    n, mean = len(differences), statistics.fmean(differences)
-    spread = 1 + n * WIDTH**2
-    most = (1 - (alpha**2 / spread) ** (1 / n)) * spread / WIDTH**2  # (Σx)² / Σx² that is not rejected
+    n = len(differences)
+    mean = statistics.fmean(differences)
+    scale = 1 + n * WIDTH**2
+    most = (1 - (alpha**2 / scale) ** (1 / n)) * scale / WIDTH**2  # (Σx)² / Σx² that is not rejected
     if most >= n:
         return -math.inf, math.inf
     squares = sum((x - mean) ** 2 for x in differences)

@@ -21,14 +21,17 @@ def at_best_rate(rates: Sequence[float], table: Sequence[Sequence[float]], seed:
     others = np.delete(losses, seed, 1) if losses.shape[1] > 1 else losses
     means = others.mean(1)
     best = int(means.argmin())
-    loss, rate, around = float(losses[best, seed]), rates[best], slice(best - 1, best + 2)
+    loss = float(losses[best, seed])
+    rate = rates[best]
+    around = slice(best - 1, best + 2)
     if not 0 < best < len(rates) - 1:
         return loss, rate, False
     if losses[around].max() < FAILED and rates[best - 1] > 0:
         x = np.log(rates[around])
         bend, slope, _ = np.polyfit(x, means[around], 2)
         lowest = -slope / (2 * bend)
-        loss, rate = float(np.polyval(np.polyfit(x, losses[around, seed], 2), lowest)), math.exp(lowest)
+        loss = float(np.polyval(np.polyfit(x, losses[around, seed], 2), lowest))
+        rate = math.exp(lowest)
     return loss, rate, True
 
 
@@ -47,7 +50,9 @@ class Law:
     @classmethod
     def fit(cls, times: Sequence[float], losses: Sequence[float]) -> "Law":
         """Fit by least squares: of each power on a grid the scale and the floor, which is not below 0, are linear."""
-        x, y, powers = np.array(times), np.array(losses), np.geomspace(0.01, 4, 800)
+        x = np.array(times)
+        y = np.array(losses)
+        powers = np.geomspace(0.01, 4, 800)
         curves = x ** -powers[:, None]
         means = curves.mean(1)
         bends = curves - means[:, None]
@@ -56,7 +61,9 @@ class Law:
         residuals = y - floors[:, None] - scales[:, None] * curves
         squares = (residuals**2).sum(1)
         best = int(squares.argmin())
-        floor, scale, power = float(floors[best]), float(scales[best]), float(powers[best])
+        floor = float(floors[best])
+        scale = float(scales[best])
+        power = float(powers[best])
         slopes = np.stack([np.ones_like(x), curves[best], -scale * np.log(x) * curves[best]], 1)
         covariance = np.linalg.pinv(slopes.T @ slopes) * squares[best] / (len(x) - 3)
         return cls(floor, scale, power, tuple(times), tuple(residuals[best].tolist()), covariance)
@@ -74,7 +81,8 @@ class Law:
 
     def error(self, figure: Callable[["Law"], float]) -> float:
         """Return the standard error of a figure that is read from the law, by its slopes (the delta method)."""
-        a, b, c, step = self.floor, self.scale, self.power, 1e-6
+        a, b, c = self.floor, self.scale, self.power
+        step = 1e-6
         moved = figure(Law(a + step, b, c)), figure(Law(a, b + step, c)), figure(Law(a, b, c + step))
         slopes = (np.array(moved) - figure(self)) / step
         return math.sqrt(max(0.0, float(slopes @ self.covariance @ slopes)))
@@ -93,5 +101,6 @@ class Law:
         def compute(law: Law, difference: float) -> float:
             return law.times_to(law.loss(1) + difference) / flops
 
-        better, worse = compute(self, plain.mean - plain.error), compute(self, plain.mean + plain.error)
+        better = compute(self, plain.mean - plain.error)
+        worse = compute(self, plain.mean + plain.error)
         return compute(self, plain.mean), (better - worse) / 2, self.error(lambda law: compute(law, plain.mean))
