@@ -156,7 +156,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
 
 
 def evaluate_run(run: Run, targets: int) -> Evaluation:
-    """Score the model on the validation split, on as many `targets` at most."""
+    """Score the model on the validation split, on at most so many `targets`."""
     config = run.config
     windows = config.eval_batch_size or run.micro_batch_size
     smaller = f"eval_batch_size={windows // 2}" if windows > 1 else ""
