@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from model.attention import make_attention
-from model.attention.masks import alibi_bias, causal_mask, padding_mask
+from model.attention.masks import alibi_sum, causal_mask, padding_mask
 from model.config import AttentionConfig
 
 IMAGES = ROOT / "docs" / "images"
@@ -37,12 +37,13 @@ def weights() -> None:
 
 def masks() -> None:
     """Which query sees which key: bright is allowed."""
+    row, column = (part[1] for part in alibi_sum(8, 6, 6))
     panels = {
         "causal, T = S": causal_mask(6, 6),
         "causal, T = 2, S = 6": causal_mask(2, 6),
         "sliding window of 3": causal_mask(6, 6, window=3),
         "causal and padding": (causal_mask(6, 6) & padding_mask(torch.tensor([[0, 0, 1, 1, 1, 1]])))[0, 0],
-        "ALiBi's bias, one head": alibi_bias(8, 6, 6)[1].masked_fill(~causal_mask(6, 6), -4),
+        "ALiBi's bias, one head": (row[:, None] + column).masked_fill(~causal_mask(6, 6), -4),
     }
     figure = Figure(figsize=(12, 2.8), layout="constrained")
     for panel, (title, mask) in zip(figure.subplots(1, 5), panels.items(), strict=True):

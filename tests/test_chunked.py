@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from model.attention import functions
-from model.attention.chunked import ROWS, Index, best_of, block_channels, chunked
+from model.attention.chunked import ROWS, Index, best_of, block_channels, chunked, chunked_with_index
 from model.attention.contract import from_weights
 from model.attention.layer import AttentionContext
 from model.attention.masks import causal_mask, document_mask
@@ -68,7 +68,7 @@ def test_every_form_is_its_definition_at_every_length_with_a_cache_and_shared_he
         mask = causal_mask(T, S)
         for heads in (1, 2, 4):
             compare(
-                lambda *qkv: chunked(form, *qkv, cap=CAP)[0],
+                lambda *qkv: chunked(form, *qkv, cap=CAP),
                 lambda *qkv, mask=mask: DEFINITIONS[form](*qkv, mask=mask),
                 inputs(T, S, heads=heads),
                 dtype,
@@ -95,7 +95,7 @@ def test_every_form_is_its_definition_under_windows_documents_and_masks(form, dt
         ]
         for given, mask in cases:
             compare(
-                lambda *qkv, given=given: chunked(form, *qkv, cap=CAP, **given)[0],
+                lambda *qkv, given=given: chunked(form, *qkv, cap=CAP, **given),
                 lambda *qkv, mask=mask: DEFINITIONS[form](*qkv, mask=mask),
                 inputs(T, S),
                 dtype,
@@ -109,7 +109,7 @@ def test_a_bias_that_is_a_sum_is_the_bias(form, dtype):
         row, column = torch.randn(2, 4, T), torch.randn(2, 4, S)
         mask = causal_mask(T, S, window=90)
         compare(
-            lambda q, k, v, row, column: chunked(form, q, k, v, row=row, column=column, window=90, cap=CAP)[0],
+            lambda q, k, v, row, column: chunked(form, q, k, v, row=row, column=column, window=90, cap=CAP),
             lambda q, k, v, row, column, mask=mask: DEFINITIONS[form](
                 q, k, v, mask=mask, bias=row[..., None] + column[..., None, :]
             ),
@@ -136,7 +136,7 @@ def test_a_sink_is_one_more_key_that_gives_nothing(form, dtype):
     for T, S in SIZES:
         more = [torch.randn(4), torch.randn(2, 4, T), torch.randn(2, 4, S)]
         compare(
-            lambda q, k, v, sink, row, column: chunked(form, q, k, v, sink=sink, row=row, column=column, cap=CAP)[0],
+            lambda q, k, v, sink, row, column: chunked(form, q, k, v, sink=sink, row=row, column=column, cap=CAP),
             with_a_key_in_front(DEFINITIONS[form], causal_mask(T, S)),
             [*inputs(T, S), *more],
             dtype,
@@ -146,7 +146,7 @@ def test_a_sink_is_one_more_key_that_gives_nothing(form, dtype):
 def test_values_may_be_wider_or_narrower_than_keys():
     for Dv in (3, 20):
         tensors = inputs(100, 100, Dv=Dv)
-        compare(lambda *qkv: chunked("softmax", *qkv, scale=0.9)[0],
+        compare(lambda *qkv: chunked("softmax", *qkv, scale=0.9),
                 lambda *qkv: functions.matmul(*qkv, is_causal=True, scale=0.9), tensors)  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def test_gradients_are_those_of_the_result_with_what_dropout_dropped(form, monke
 
         def attend(q, k, v, row, column, p=p):
             torch.manual_seed(3)
-            return chunked(form, q, k, v, row=row, column=column, dropout_p=p, cap=CAP)[0]
+            return chunked(form, q, k, v, row=row, column=column, dropout_p=p, cap=CAP)
 
         assert torch.autograd.gradcheck(attend, tensors, fast_mode=True)
 
@@ -167,7 +167,7 @@ def test_gradients_are_those_of_the_result_with_what_dropout_dropped(form, monke
 def test_dropout_keeps_the_expected_weight_and_drops_its_share():
     q, k = torch.zeros(1, 1, 200, 4), torch.zeros(1, 1, 200, 4)
     v = torch.eye(200).expand(1, 1, -1, -1)
-    weights = chunked("softmax", q, k, v, dropout_p=0.3)[0]
+    weights = chunked("softmax", q, k, v, dropout_p=0.3)
     seen = causal_mask(200, 200)
     assert 0.28 < (weights[0, 0][seen] == 0).float().mean() < 0.32
     assert torch.allclose(weights.sum(-1)[..., 50:].mean(), torch.tensor(1.0), atol=0.02)
@@ -179,7 +179,7 @@ def test_a_bias_that_runs_to_thousands_costs_near_keys_no_precision():
     total = gates.cumsum(-1).float()  # down to -3,000, where float32 goes in steps of 0.0002
     q, k, v = (t.detach() for t in inputs(T, T, heads=4))
     wanted = functions.matmul(q, k, v, is_causal=True, bias=total.double()[..., None] - total.double()[..., None, :])
-    found = chunked("softmax", q.float(), k.float(), v.float(), row=total, column=-total)[0]
+    found = chunked("softmax", q.float(), k.float(), v.float(), row=total, column=-total)
     torch.testing.assert_close(found, wanted.float(), atol=3e-5, rtol=0)
 
 
@@ -189,8 +189,8 @@ def test_in_bf16_only_the_products_are_rounded(form):
     q, k, v = inputs(T, T, torch.bfloat16)
     row = -torch.rand(2, 4, T).cumsum(-1)  # a token fades
     sink = None if form in ("sigmoid", "stick") else torch.randn(4)
-    found = chunked(form, q, k, v, row=row, column=-row, sink=sink, cap=CAP)[0]
-    wanted = chunked(form, q.double(), k.double(), v.double(), row=row, column=-row, sink=sink, cap=CAP)[0]
+    found = chunked(form, q, k, v, row=row, column=-row, sink=sink, cap=CAP)
+    wanted = chunked(form, q.double(), k.double(), v.double(), row=row, column=-row, sink=sink, cap=CAP)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), wanted, atol=2e-2, rtol=2e-2)
     for a, b in zip(
@@ -208,10 +208,9 @@ def test_channels_of_blocks_are_mobas_choice(with_documents):
         column = torch.randn(2, 4, T, dtype=torch.float64)
 
         def attend(q, k, v, block=block, starts=starts, column=column):
-            eff = None if starts is None else torch.minimum(starts, torch.arange(q.shape[2]))
-            blocks = block_channels(q, k, block, 3, column=column, doc_starts=eff)
+            blocks = block_channels(q, k, block, 3, column=column, doc_starts=starts)
             more = {"row": torch.zeros(1), "column": column, "blocks": blocks, "doc_starts": starts}
-            return chunked("softmax", q, k, v, **more)[0]
+            return chunked("softmax", q, k, v, **more)
 
         compare(
             attend,
@@ -246,7 +245,9 @@ def test_an_index_chooses_and_learns_as_the_layer_says(given):
         asks, key, share = layer.index_proj(x).split(layer.index_proj.parts, -1)
         asks = asks.unflatten(-1, (layer.index_heads, -1)).transpose(1, 2)
         index = Index(asks, layer.index_norm(key), share, layer.best, TIE, True)
-        found = chunked("softmax", q, k, v, index=index, doc_starts=starts, mask=mask, window=given.get("window"))
+        found = chunked_with_index(
+            "softmax", q, k, v, index=index, doc_starts=starts, mask=mask, window=given.get("window")
+        )
 
         g = torch.randn_like(q), torch.tensor(0.7, dtype=torch.float64)
         sides = [[*y, *torch.autograd.grad(y, [q, k, v, *learned], g)] for y in (found, wanted)]
@@ -263,13 +264,13 @@ def test_equals_at_the_boundary_give_way_to_nearer_keys():
 def test_a_stick_that_is_spent_ends_the_look_and_changes_nothing():
     T = 400
     q, k, v = inputs(T, T)
-    compare(lambda *qkv: chunked("stick", *qkv, scale=2.0)[0],
+    compare(lambda *qkv: chunked("stick", *qkv, scale=2.0),
             lambda *qkv: functions.stick(*qkv, is_causal=True, scale=2.0), [q, k, v])  # fmt: skip
 
 
 def test_second_derivatives_are_refused():
     q, k, v = inputs(5, 5)
-    y = chunked("softmax", q, k, v)[0]
+    y = chunked("softmax", q, k, v)
     (dq,) = torch.autograd.grad(y.sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match=r"backward|grad"):
         dq.sum().backward()
@@ -285,7 +286,7 @@ for form in ("softmax", "softcap", "sigmoid", "sparsemax", "stick"):
     torch._dynamo.reset()
     counter = CompileCounter()
     def attend(q, k, v, row):
-        return chunked(form, q * 2, k, v, row=row, column=-row, window=30, dropout_p=0.1, cap=3.0)[0] * 2
+        return chunked(form, q * 2, k, v, row=row, column=-row, window=30, dropout_p=0.1, cap=3.0) * 2
     compiled = torch.compile(attend, backend=counter)
     x = [torch.randn(1, 2, 70, 8, requires_grad=True) for _ in range(3)] + [torch.randn(1, 2, 70)]
     same = []

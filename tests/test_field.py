@@ -91,7 +91,7 @@ def test_forget_sums_its_gates_in_float32_however_the_layer_computes():
     forget, x = make_layer("sdpa+forget").to(torch.bfloat16), torch.randn(1, 700, 32, dtype=torch.bfloat16)
     modifier, q = forget.modifiers["forget"], torch.randn(1, H, 700, 8, dtype=torch.bfloat16)
     total = F.logsigmoid(modifier.gate(x).double()).cumsum(-1)
-    bias = modifier.score(Call(q, q, q, is_causal=True), x, AttentionContext()).bias
+    bias = modifier.score(Call(q, q, q), x, AttentionContext()).arguments()["bias"]
     close(bias.double(), total[..., :, None] - total[..., None, :], atol=1e-3)
 
 

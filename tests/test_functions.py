@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from model.attention import FORMS, SOFTMAX, functions
 from model.attention.functions import fused, matmul, sdpa, softcap
 from model.attention.ladder import head_by_head
-from model.attention.masks import alibi_bias, alibi_slopes, as_bool, causal_mask, padding_mask
+from model.attention.masks import alibi_slopes, alibi_sum, as_bool, causal_mask, padding_mask
 from model.cpu import SHORT
 
 ALIKE = {name: FORMS[name] for name in SOFTMAX} | {"fused": fused, "head_by_head": head_by_head}
@@ -279,8 +279,9 @@ def test_true_and_one_attend_false_and_zero_do_not_and_other_numbers_are_refused
 def test_alibi_is_minus_slope_times_distance_and_slopes_halve_from_a_half():
     assert alibi_slopes(8) == [2.0**-i for i in range(1, 9)] and alibi_slopes(1) == [2.0**-8]
     assert alibi_slopes(12) == alibi_slopes(8) + alibi_slopes(16)[:8:2]  # the authors' rule where no power of two fits
-    wanted = -torch.tensor([[2.0, 1, 0, 1], [3, 2, 1, 0]]) * torch.tensor([2.0**-4, 2.0**-8])[:, None, None]
-    assert torch.equal(alibi_bias(2, 2, 4), wanted)
+    wanted = -torch.tensor([[2.0, 1, 0, -1], [3, 2, 1, 0]]) * torch.tensor([2.0**-4, 2.0**-8])[:, None, None]
+    row, column = alibi_sum(2, 2, 4)
+    assert torch.equal(row[:, :, None] + column[:, None], wanted.double())
 
 
 # Bad input.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, MultiHeadAttention, make_attention
+from model.attention.layer import SoftCapped
 from model.attention.masks import padding_mask
 from model.attention.recurrent import Recurrent, token_by_token
 from model.cache import KVCache
@@ -28,12 +29,16 @@ Pairs = list[tuple[Tensor, Tensor]]  # what came out, what should have
 def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     """Agree with float64: softmax forms with the loop, states with token_by_token, others with themselves.
 
-    One mask leaves a query no key. Gradients of the weights are sums over all tokens, so each tensor is measured
+    By matrices and by chunks of queries; one mask leaves a query no key.
+
+    Gradients of the weights are sums over all tokens, so each tensor is measured
     against its largest entry, or a tenth of the largest of all if its terms cancel; in float32 alone, as at a kink
     bfloat16 may round to the other side.
     """
     exact = copy.deepcopy(layer).double()
     with_gradient = x.dtype != torch.bfloat16
+    by_chunks = copy.deepcopy(layer)
+    by_chunks.longest_dense = 0
     if isinstance(exact, Recurrent):
         exact.scan = token_by_token
     elif layer.function in [FORMS[name] for name in SOFTMAX]:
@@ -42,18 +47,24 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     mask[0, 0, 3] = False
     pairs: Pairs = []
     for overlay in (None, mask) if layer.accepts_mask else (None,):
-        inputs = [x.detach().requires_grad_(), *layer.parameters()]
         references = [x.detach().double().requires_grad_(), *exact.parameters()]
         with torch.set_grad_enabled(with_gradient):
-            y, reference = with_loss(layer, inputs[0], overlay), with_loss(exact, references[0], overlay)
-        pairs += zip(y, reference, strict=True)
+            reference = with_loss(exact, references[0], overlay)
+        g = [torch.randn_like(part, dtype=x.dtype) for part in reference]
+        wanted = []
         if with_gradient:
-            g = [torch.randn_like(part) for part in y]
-            wanted = torch.autograd.grad(reference, references, [part.double() for part in g])
-            pairs += zip(torch.autograd.grad(y, inputs, g), wanted, strict=True)
+            wanted = list(torch.autograd.grad(reference, references, [part.double() for part in g]))
+        for tested in (layer, by_chunks):
+            inputs = [x.detach().requires_grad_(), *tested.parameters()]
+            with torch.set_grad_enabled(with_gradient):
+                y = with_loss(tested, inputs[0], overlay)
+            found = torch.autograd.grad(y, inputs, g) if with_gradient else ()
+            pairs += zip((*y, *found), (*reference, *wanted), strict=True)
     largest = max(b.abs().max() for _, b in pairs)
     # retention and delta normalise results whose length may be small by chance: gradients' roundings grow.
-    room = 10 if isinstance(layer, Recurrent) and with_gradient else 1
+    # The chunks' softcap rounds a score as one of ± cap.
+    rooms = {Recurrent: 10, SoftCapped: 2} if with_gradient else {}
+    room = max([rooms[cls] for cls in rooms if isinstance(layer, cls)], default=1)
     return [(a / scale, b / scale) for a, b in pairs for scale in [room * b.abs().max().clamp(min=0.1 * largest)]]
 
 

@@ -21,6 +21,8 @@ look at numbers to know when to stop. Second derivatives are refused.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -842,11 +844,32 @@ class Index(NamedTuple):
     learns: bool
 
 
-def chunked(
+def is_transformed() -> bool:
+    """Return whether somebody looks into the operations: torch.export, a trace, or torch.func, as vmap does."""
+    looking = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return looking or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def by_chunks(form: str, **options: Any) -> Callable[[Any], Any]:
+    """Mark an attention function as one that `chunked` computes too, for long texts: see MultiHeadAttention.attend."""
+
+    def mark(function: Any) -> Any:
+        function.by_chunks = partial(chunked, form, **options)
+        return function
+
+    return mark
+
+
+def chunked(form: str, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
+    """Return the result of chunked_with_index, without an index."""
+    return chunked_with_index(form, q, k, v, **more)[0]
+
+
+def chunked_with_index(
     form: str, q: Tensor, k: Tensor, v: Tensor, *, row: Tensor | None = None, column: Tensor | None = None,
     sink: Tensor | None = None, blocks: tuple[Tensor, Tensor] | None = None, index: Index | None = None,
     doc_starts: Tensor | None = None, mask: Tensor | None = None, window: int | None = None, dropout_p: float = 0.0,
-    scale: float | None = None, cap: float = 0.0,
+    scale: float | None = None, cap: float = 0.0, one_more: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return causal attention (B, H, T, Dv) of queries (B, H, T, D), the last T of S, to keys (B, Hkv, S, D).
 
@@ -867,6 +890,8 @@ def chunked(
         doc_starts = torch.minimum(doc_starts, position)
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]
+    if one_more:
+        sink = q.new_zeros(H) if sink is None else F.softplus(sink)  # ln(e^0 + e^sink)
     seed = torch.randint(2**62, ()) if dropout_p else None
     asks, key, share, *choice = (None, None, None, 0, 0.0, False) if index is None else index
     asked, given = (None, None) if blocks is None else blocks
@@ -880,7 +905,7 @@ def chunked(
 
 @torch.no_grad()
 def block_channels(
-    q: Tensor, k: Tensor, block: int, best: int, *, column: Tensor | None = None, doc_starts: Tensor | None = None,
+    q: Tensor, k: Tensor, block: int, best: int, column: Tensor | None = None, doc_starts: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return channels by which queries attend to their own block of keys and the `best` blocks before: see blockwise.
@@ -891,26 +916,31 @@ def block_channels(
     (B, H, T, D), (Hkv, S) = q.shape, k.shape[1:3]
     # Blocks by their number within the document, and those of all documents one after the other.
     key = torch.arange(S, device=q.device)
-    into = (key if doc_starts is None else key - doc_starts).expand(B, S)  # (B, S)
-    number = into // block
-    each = (into % block == 0).cumsum(-1) - 1
-    count = int(each.max()) + 1
+    number = each = (key // block).expand(B, S)
+    count = blocks = -(-S // block)
+    if doc_starts is not None:
+        into = key - torch.minimum(doc_starts, key)  # a query that sees nothing is a document of its own
+        number = into // block
+        each = (into % block == 0).cumsum(-1) - 1
+        count, blocks = int(each.max()) + 1, int(number.max()) + 1
+
     # The mean of each block's keys, and of their bias.
-    member = F.one_hot(each, count).to(torch.promote_types(q.dtype, torch.float32))  # (B, S, blocks)
+    block_of = torch.arange(count, device=q.device)
+    member = (each[..., None] == block_of).to(torch.promote_types(q.dtype, torch.float32))  # (B, S, count)
     mean = member / member.sum(1, keepdim=True).clamp(min=1)
-    keys = mean.mT[:, None] @ k.to(mean.dtype)  # (B, Hkv, blocks, D)
+    keys = mean.mT[:, None] @ k.to(mean.dtype)  # (B, Hkv, count, D)
     grouped = q.to(mean.dtype).reshape(B, Hkv, -1, D) * (D**-0.5 if scale is None else scale)
     good = (grouped @ keys.mT).view(B, H, T, count)
     if column is not None:
         good = good + (column.expand(B, H, S).to(mean.dtype) @ mean)[:, :, None]
+
     # The best of those before a query's own, in its document.
     own, own_number = (x[:, None, S - T :, None] for x in (each, number))  # (B, 1, T, 1)
-    block_of = torch.arange(count, device=q.device)
     good = good.masked_fill((block_of >= own) | (block_of < own - own_number), -torch.inf)
     top = good.topk(min(best, count), -1)
     chosen = torch.zeros_like(good, dtype=torch.bool).scatter(-1, top.indices, top.values > -torch.inf)
     # As channels for numbers within the document.
-    channel = torch.arange(int(number.max()) + 1, device=q.device)
+    channel = torch.arange(blocks, device=q.device)
     at = (own - own_number + channel).clamp(max=count - 1).expand(B, H, T, -1)
     asked = (chosen.gather(-1, at) & (channel < own_number)) | (channel == own_number)
     given = (channel == number[:, None, :, None]).expand(B, Hkv, S, -1)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from model.attention.chunked import by_chunks
 from model.attention.contract import (
     Allowed,
     AttentionFunction,
@@ -38,6 +39,7 @@ SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that are one func
 
 
 @form("matmul")
+@by_chunks("softmax")
 @attention_function
 def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), one step per line."""
@@ -78,6 +80,7 @@ def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
 
 
 @form("bmm")
+@by_chunks("softmax")
 @attention_function
 def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
     """The same with batch and heads folded into one axis, N = … × H.
@@ -108,6 +111,7 @@ def loop(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float,
 
 
 @form("sdpa")
+@by_chunks("softmax")
 def sdpa(
     q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
     dropout_p: float = 0.0, scale: float | None = None,
@@ -186,6 +190,7 @@ def causal_blocks(T: int, window: int, device: torch.device) -> BlockMask:
 
 
 @form("softmax1")
+@by_chunks("softmax", one_more=True)
 @from_weights
 def softmax1(scores: Scores, allowed: Allowed) -> Scores:
     """Softmax with 1 added to its denominator: a head may attend to nothing (Miller 2023)."""
@@ -193,6 +198,7 @@ def softmax1(scores: Scores, allowed: Allowed) -> Scores:
 
 
 @form("sigmoid")
+@by_chunks("sigmoid")
 @from_weights
 def sigmoid(scores: Scores, allowed: Allowed) -> Scores:
     """σ(score − ln n), n the number of visible keys (Ramapuram et al. 2024, eq. 3; theirs is the length).
@@ -200,10 +206,11 @@ def sigmoid(scores: Scores, allowed: Allowed) -> Scores:
     Keys do not compete, so a row may sum to less or more than 1; with scores of 0 it sums to n / (n + 1).
     """
     n = (scores > -torch.inf).sum(-1, keepdim=True)
-    return torch.sigmoid(scores - n.log())
+    return torch.sigmoid(scores - n.to(scores.dtype).log())
 
 
 @form("sparsemax")
+@by_chunks("sparsemax")
 @from_weights
 def sparsemax(scores: Scores, allowed: Allowed) -> Scores:
     """The point of the simplex nearest to the scores: many weights are exactly 0 (Martins & Astudillo 2016, alg. 1).
@@ -219,6 +226,7 @@ def sparsemax(scores: Scores, allowed: Allowed) -> Scores:
 
 
 @form("stick")
+@by_chunks("stick")
 @from_weights
 def stick(scores: Scores, allowed: Allowed) -> Scores:
     """Stick-breaking: each key takes a share σ(score) of the weight that later keys leave (Tan et al. 2025).
@@ -238,4 +246,4 @@ def softcap(cap: float) -> AttentionFunction:
 
     Scores lie within ±cap; far outside, gradients vanish.
     """
-    return from_weights(lambda scores, allowed: scores.softmax(-1), cap)
+    return by_chunks("softcap", cap=cap)(from_weights(lambda scores, allowed: scores.softmax(-1), cap))

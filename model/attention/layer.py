@@ -9,16 +9,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
+from model.attention.chunked import is_transformed
 from model.attention.contract import AttentionFunction, Key, Output, Query, Value, check_broadcast, repeat_heads
 from model.attention.functions import flex, matmul, sdpa, softcap
-from model.attention.masks import alibi_bias, alibi_slopes, as_bool, causal_mask, document_mask
+from model.attention.masks import alibi_slopes, alibi_sum, as_bool, causal_mask, document_mask
 from model.attention.registry import FORMS, MODIFIERS, form
 from model.cache import KVCache
 from model.config import AttentionConfig
+from model.cpu import SHORT
 from model.layers import Linear, RMSNorm
 from model.rope import Rope, rotate
 
@@ -108,15 +111,65 @@ class AttentionContext:
 
 
 class Call(NamedTuple):
-    """The arguments of an attention function (see contract.py), which modifiers may change."""
+    """What an attention function is to compute, causally: T queries, the last of S positions, and the S keys in reach.
+
+    It says with as few numbers as it can what lies over the scores, so that long texts need no (T, S) matrix. Modifiers
+    may change it.
+    """
 
     q: Query
     k: Key
     v: Value
     mask: Bool[Tensor, "..."] | None = None
-    bias: Float[Tensor, "..."] | None = None
-    is_causal: bool = False
+    """Broadcasts to (B, H, T, S): where a query may attend, beside causality, window and documents."""
+    doc_starts: Int[Tensor, "B T"] | None = None
+    """The first key that a query sees."""
+    window: int | None = None
+    bias: tuple[Float[Tensor, "*#B H T"], Float[Tensor, "*#B H S"]] | None = None
+    """Rows and columns, of which the bias is the sum: row_t + column_s."""
+    sink: Float[Tensor, " H"] | None = None
+    """The logit of one more key, which gives nothing."""
     scale: float | None = None
+
+    def add_bias(self, row: Float[Tensor, "*#B H T"], column: Float[Tensor, "*#B H S"]) -> "Call":
+        if self.bias is not None:
+            row, column = row + self.bias[0], column + self.bias[1]
+        return self._replace(bias=(row, column))
+
+    def seen(self) -> Bool[Tensor, "..."] | None:
+        """Return where a query may attend as one matrix, or None if causality says it all."""
+        T, S = self.q.shape[-2], self.k.shape[-2]
+        mask = self.mask
+        if self.doc_starts is not None:
+            same_text = document_mask(self.doc_starts, S)
+            mask = same_text if mask is None else mask & same_text
+        # A single query is the last: it sees all.
+        if T > 1 and (mask is not None or (self.window or S) < S):
+            causal = causal_mask(T, S, self.q.device, self.window)
+            mask = causal if mask is None else mask & causal
+        return mask
+
+    def is_plain(self) -> bool:
+        """Return whether causality is all that lies over the scores."""
+        nothing = self.mask is None and self.doc_starts is None and self.bias is None and self.sink is None
+        return nothing and (self.window is None or self.window >= self.k.shape[-2])
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of an attention function (see contract.py), with mask and bias as matrices."""
+        k, v, mask, bias = self.k, self.v, self.seen(), None
+        if self.bias is not None:
+            row, column = self.bias
+            bias = (row[..., None] + column[..., None, :]).to(torch.promote_types(self.q.dtype, torch.float32))
+        if self.sink is not None:
+            # In front, where causality lets every query see it.
+            H, S = self.q.shape[-3], k.shape[-2]
+            k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
+            if mask is not None:
+                mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
+            others = self.sink.new_zeros(H, 1, S) if bias is None else bias
+            sink = self.sink[:, None, None].to(others.dtype)
+            bias = torch.cat((sink.expand(*others.shape[:-1], 1), others), -1)
+        return {"q": self.q, "k": k, "v": v, "mask": mask, "bias": bias, "is_causal": mask is None, "scale": self.scale}
 
 
 class MultiHeadAttention(nn.Module):
@@ -134,6 +187,8 @@ class MultiHeadAttention(nn.Module):
     """The parts that modifiers may change."""
     unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
     """Settings without effect in this form; `position` only if ALiBi is among them."""
+    longest_dense: int = SHORT**2
+    """Pairs of queries and keys up to which matrices are faster than chunks of queries, on one thread of a CPU."""
     has_kv_cache: ClassVar[bool] = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
     is_sparse: ClassVar[bool] = False
@@ -268,45 +323,63 @@ class MultiHeadAttention(nn.Module):
         return ctx.cache.append(self.layer_idx, "k", k), ctx.cache.append(self.layer_idx, "v", v)
 
     def see(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
-        """Return the call with the keys and values in reach, and mask, bias and is_causal over their scores."""
+        """Return the call with the keys and values in reach, and what lies over their scores."""
         T, S = q.shape[-2], k.shape[-2]
-
-        # Keys that the caller hides, and those of other texts.
         mask = None
         if ctx.mask is not None:
             mask = as_bool(ctx.mask)
             if mask.ndim > 2 and mask.shape[-3] > 1:  # a row for each head, which may have several queries: diff
                 mask = repeat_heads(mask, self.query_heads)
-        if ctx.doc_starts is not None:
-            same_text = document_mask(ctx.doc_starts, S)
-            mask = same_text if mask is None else mask & same_text
+        doc_starts = ctx.doc_starts
 
         # The first query sees no key before its window, so neither does any later one.
         reach = S if self.window is None else min(S, self.window + T - 1)
         if reach < S:
             k = k[..., -reach:, :]
             v = v[..., -reach:, :]
-            mask = mask if mask is None else mask[..., -reach:]
+            if mask is not None and mask.shape[-1] > 1:
+                mask = mask[..., -reach:]
+            if doc_starts is not None:
+                doc_starts = (doc_starts - (S - reach)).clamp(min=0)
 
-        # Causality is a flag where nothing else hides keys. A single query is the last: it sees all.
-        if T > 1 and (mask is not None or (self.window or reach) < reach):
-            causal = causal_mask(T, reach, q.device, self.window)
-            mask = causal if mask is None else mask & causal
-
-        bias = alibi_bias(self.n_head, T, reach, q.device) if self.alibi else None
-        return Call(q, k, v, mask, bias, is_causal=mask is None, scale=self.scale)
+        call = Call(q, k, v, mask, doc_starts, self.window, scale=self.scale)
+        return call.add_bias(*alibi_sum(self.n_head, T, reach, q.device)) if self.alibi else call
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Let the modifiers change the scores, and call the attention function."""
         if ctx.blocks and ctx.cache is None and self.uses_flex:
             slopes = torch.tensor(alibi_slopes(self.n_head), device=x.device) if self.alibi else None
             return flex(call.q, call.k, call.v, ctx.blocks[self.window or x.shape[1]], slopes)
-        for modifier in self.modifiers.values():
-            call = modifier.score(call, x, ctx)
-        dropout_p = self.dropout if self.training and not ctx.weights_only else 0.0
+        call = self.modified(call, x, ctx)
+        dropout_p = self.dropout_p(ctx)
+        # torch's kernels need no matrix either if causality is all, and on a GPU they are faster even with one.
+        has_kernel = self.function is sdpa and (call.is_plain() or not call.q.is_cpu)
+        if self.takes_chunks(call, ctx) and not has_kernel:
+            return self.function.by_chunks(**self.chunk_arguments(call), dropout_p=dropout_p)  # type: ignore[union-attr]
         # Fused kernels need Dv == D.
         function = matmul if ctx.weights_only and self.function is sdpa else self.function
-        return function(**call._asdict(), dropout_p=dropout_p)
+        return function(**call.arguments(), dropout_p=dropout_p)
+
+    def modified(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
+        for modifier in self.modifiers.values():
+            call = modifier.score(call, x, ctx)
+        return call
+
+    def dropout_p(self, ctx: AttentionContext) -> float:
+        return self.dropout if self.training and not ctx.weights_only else 0.0
+
+    def takes_chunks(self, call: Call, ctx: AttentionContext) -> bool:
+        """Return whether chunked.py serves the call: it is faster in a long text, and needs no (T, S) matrix."""
+        T, S = call.q.shape[-2], call.k.shape[-2]
+        is_long = T > 1 and self.longest_dense < T * S
+        known = hasattr(self.function, "by_chunks") and call.q.device.type in ("cpu", "cuda")
+        return is_long and known and not ctx.weights_only and not is_transformed()
+
+    def chunk_arguments(self, call: Call) -> dict[str, Any]:
+        """Return the arguments of `chunked`."""
+        arguments = call._asdict()
+        arguments["row"], arguments["column"] = arguments.pop("bias") or (None, None)
+        return arguments
 
     def merge(self, y: Output) -> Stream:
         """Return the heads' results, side by side and projected, as a change to the residual stream."""

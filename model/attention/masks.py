@@ -58,8 +58,11 @@ def alibi_slopes(n_head: int) -> list[float]:
     return slopes + between[: n_head - power]
 
 
-def alibi_bias(n_head: int, T: int, S: int, device: Device = None) -> Float[Tensor, "{n_head} {T} {S}"]:
-    """Return minus slope × distance for each pair, to add to the scaled scores (Press et al. 2022)."""
-    query = torch.arange(S - T, S, device=device)
-    distance = (query[:, None] - torch.arange(S, device=device)).abs()  # (T, S)
-    return -torch.tensor(alibi_slopes(n_head), device=device)[:, None, None] * distance
+def alibi_sum(n_head: int, T: int, S: int, device: Device = None) -> tuple[Float[Tensor, "H T"], Float[Tensor, "H S"]]:
+    """Return rows and columns that sum to minus slope × distance, to add to the scores (Press et al. 2022).
+
+    In float64, where there is one: of positions in the thousands, near ones differ by little.
+    """
+    dtype = torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
+    column = torch.tensor(alibi_slopes(n_head), dtype=dtype, device=device)[:, None] * torch.arange(S, device=device)
+    return -column[:, S - T :], column

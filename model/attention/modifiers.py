@@ -122,11 +122,14 @@ class LogN(Modifier):
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         H, T = call.q.shape[1:3]
         S = call.k.shape[2]
-        mask = call.mask
-        if mask is None:  # causality alone needs no matrix
-            n = torch.arange(S - T + 1, S + 1, device=call.q.device)[:, None]
-        else:
+        mask = None if call.mask is None else call.seen()
+        if mask is not None:
             n = mask.expand(torch.broadcast_shapes(mask.shape, (1, S))).sum(-1, keepdim=True).clamp(min=1)  # (…, T, 1)
+        else:  # no need of a matrix
+            n = torch.arange(S - T + 1, S + 1, device=call.q.device)[:, None]
+            if call.doc_starts is not None:
+                n = (n - call.doc_starts[:, None, :, None]).clamp(min=1)
+            n = n.clamp(max=call.window or S)
         factor = self.factor.repeat_interleave(H // len(self.factor))[:, None, None]
         return call._replace(q=call.q * (factor * n.log()).to(call.q.dtype))
 
@@ -156,12 +159,11 @@ class Forget(Modifier):
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         T, reach = call.q.shape[-2], call.k.shape[-2]
-        log_f = F.logsigmoid(upcast(self.logits(x)))[..., None]  # (B, H, T, 1)
+        log_f = F.logsigmoid(upcast(self.logits(x)))[..., None]
         if ctx.cache is not None:
             log_f = ctx.cache.append(self.layer_idx, type(self).__name__, log_f)  # (B, H, T, 1) -> (B, H, S, 1)
-        total = cumulative_sum(log_f[:, :, -reach:], 2)
-        bias = total[:, :, -T:] - total.mT  # (B, H, T, 1) - (B, H, 1, S)
-        return call._replace(bias=bias if call.bias is None else call.bias + bias)
+        total = cumulative_sum(log_f[:, :, -reach:, 0], 2)  # (B, H, reach)
+        return call.add_bias(total[..., -T:], -total)
 
 
 @modifier("fade", changes="scores")
@@ -196,18 +198,7 @@ class Sink(Modifier):
         self.bias = nn.Parameter(torch.zeros(layer.n_head))
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
-        # In front, where causality lets every query see it.
-        k = F.pad(call.k, (0, 0, 1, 0))  # (B, Hkv, S, D) -> (B, Hkv, 1 + S, D)
-        v = F.pad(call.v, (0, 0, 1, 0))
-        mask = call.mask
-        H, S = call.q.shape[-3], call.k.shape[-2]
-        if mask is not None:
-            mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
-        sink = self.bias.repeat_interleave(H // len(self.bias))[:, None, None]  # (H, 1, 1)
-        others = sink.new_zeros(1, 1, 1) if call.bias is None else call.bias
-        others = others.expand(*others.shape[:-3], H, -1, S)
-        bias = torch.cat((sink.to(others.dtype).expand(*others.shape[:-1], 1), others), -1)
-        return call._replace(k=k, v=v, mask=mask, bias=bias)
+        return call._replace(sink=self.bias.repeat_interleave(call.q.shape[-3] // len(self.bias)))
 
 
 @modifier("diff", changes="queries")
@@ -226,7 +217,10 @@ class Differential(Modifier):
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         """Give both queries of a head its bias."""
-        return call if call.bias is None else call._replace(bias=repeat_heads(call.bias, call.q.shape[-3]))
+        if call.bias is None:
+            return call
+        row, column = (part.repeat_interleave(2, -2) for part in call.bias)
+        return call._replace(bias=(row, column))
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Float[Tensor, "..."]:
         first, second = y.unflatten(1, (-1, 2)).unbind(2)  # (B, 2H, T, Dv) -> twice (B, H, T, Dv)

@@ -1,12 +1,14 @@
 """Sparse attention: each query chooses a few keys by their content."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from model.attention.chunked import Index, block_channels, by_chunks, chunked_with_index
 from model.attention.contract import Allowed, AttentionFunction, Output, Scores, from_weights, upcast
 from model.attention.functions import sdpa
 from model.attention.layer import AttentionContext, Call, MultiHeadAttention, Stream
@@ -25,6 +27,7 @@ def blockwise(block: int, best: int) -> AttentionFunction:
     mean of q · k, so the mean score of its keys says how good a block is. No gradient flows through the choice.
     """
 
+    @by_chunks("softmax")
     @from_weights
     def chosen(scores: Scores, allowed: Allowed) -> Scores:
         S, seen = scores.shape[-1], scores.detach() > -torch.inf
@@ -59,6 +62,18 @@ class BlockAttention(MultiHeadAttention):
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         self.block = max(1, config.block_size // 8)
         super().__init__(config, layer_idx, blockwise(self.block, self.best))
+
+    def takes_chunks(self, call: Call, ctx: AttentionContext) -> bool:
+        """Unless each query counts its blocks from another key, or a compiler would stop at the documents."""
+        counted = call.mask is None and (call.window or call.k.shape[2]) >= call.k.shape[2]
+        if call.doc_starts is not None:
+            counted = counted and call.q.shape[2] == call.k.shape[2] and not torch.compiler.is_compiling()
+        return counted and super().takes_chunks(call, ctx)
+
+    def chunk_arguments(self, call: Call) -> dict[str, Any]:
+        arguments = super().chunk_arguments(call)
+        blocks = block_channels(call.q, call.k, self.block, self.best, arguments["column"], call.doc_starts, call.scale)
+        return arguments | {"blocks": blocks}
 
     def flops(self, block_size: int) -> float:
         """4 D for each pair of a query head and a key that it attends to, 2 D for each mean of an earlier block."""
@@ -100,12 +115,21 @@ class IndexedAttention(MultiHeadAttention):
         if ctx.cache is not None:
             index_k = ctx.cache.append(self.layer_idx, "index", index_k)
 
+        # A long text goes by chunks, loss and all.
+        if self.takes_chunks(call, ctx) and "logn" not in self.modifiers:  # which counts the chosen keys
+            index = Index(index_q, index_k[:, 0, -S:], index_w, self.best, TIE, ctx.loss is not None)
+            arguments = self.chunk_arguments(self.modified(call, x, ctx))
+            y, loss = chunked_with_index("softmax", index=index, dropout_p=self.dropout_p(ctx), **arguments)
+            ctx.loss = None if ctx.loss is None else ctx.loss + loss
+            return y
+
         # Its scores choose the keys.
         scores = F.relu(upcast(index_q * self.head_dim**-0.5) @ upcast(index_k[:, :, -S:]).mT)  # (B, J, T, S)
         index = (upcast(index_w).mT[..., None] * scores).sum(1, keepdim=True) * self.index_heads**-0.5  # (B, 1, T, S)
-        seen = causal_mask(T, S, x.device) if call.mask is None else call.mask
+        seen = call.seen()
+        seen = causal_mask(T, S, x.device) if seen is None else seen
         chosen = self.chosen(index.detach(), seen)
-        call = call._replace(mask=chosen, is_causal=False)
+        call = call._replace(mask=chosen)
 
         # It learns from the mean of the heads' weights.
         if ctx.loss is not None:
