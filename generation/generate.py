@@ -1,4 +1,4 @@
-"""From prompts to text: a batch is read once, then continued one token at a time through the KV cache.
+"""Generation: prefill a batch of prompts, then decode one token at a time with a KV cache.
 
 A sample depends on its prompt and its seed, never on the rest of the batch.
 """
@@ -24,7 +24,7 @@ from model.layers import cumulative_sum
 
 Logits = Float[Tensor, "B V"]
 
-# cuDNN's attention plans anew for each length of the cache, which takes longer than the step.
+# Without cuDNN's attention: it makes a new plan for each length of the cache, which takes longer than the step.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -40,9 +40,10 @@ class Chunk(NamedTuple):
 
 
 class Decoder:
-    """A model with its KV cache and the batch of texts in it, padded on the left so that all end together.
+    """Decodes a batch of texts with a KV cache.
 
-    When the context is full, the last half of it is prefilled again; a stack of states alone has no such limit.
+    The texts are padded on the left, so that all end together. When the context is full, its last half is prefilled
+    again. A stack of layers that keep only a state has no such limit.
     """
 
     def __init__(self, model: GPT) -> None:
@@ -50,16 +51,24 @@ class Decoder:
         self.device = model.token_embedding.weight.device
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
-        """Read a new batch of texts of 1 to block_size tokens; return the next logits. room: tokens to come."""
+        """Return the next logits of a new batch of texts, each of 1 to block_size tokens.
+
+        room: the number of tokens to come; the cache has place for them, up to the model's limit.
+        """
         if not all(texts):
             raise ValueError("a text to continue needs at least one token")
         self.texts = [list(text) for text in texts]
         longest = max(map(len, texts))
-        self.cache = KVCache(min(longest + room, self.model.limit or longest + room))
-        padding = torch.tensor([longest - len(text) for text in texts])
-        tokens = torch.tensor([[0] * (longest - len(text)) + text for text in texts])  # (B, T)
-        doc_starts = padding[:, None] * (torch.arange(longest) >= padding[:, None])  # padding is its own document
-        return self._forward(tokens, doc_starts.to(self.device) if padding.any() else None)
+        needed = longest + room
+        self.cache = KVCache(min(needed, self.model.limit or needed))
+        # Pad with any token: the padding is a separate document, which no token of the text can see.
+        padded = [[0] * (longest - len(text)) + text for text in texts]
+        padding = torch.tensor([[longest - len(text)] for text in texts])  # (B, 1)
+        doc_starts = padding * (torch.arange(longest) >= padding)  # (B, T)
+        return self._forward(
+            torch.tensor(padded),  # (B, T)
+            doc_starts.to(self.device) if padding.any() else None,
+        )
 
     def step(self, tokens: list[int]) -> Logits:
         """Append a token to each text; return the next logits."""
@@ -67,47 +76,63 @@ class Decoder:
             text.append(token)
         limit = self.model.limit
         if limit and self.cache.position == limit:
-            return self.prefill([t if len(t) <= limit else t[-max(1, limit // 2) :] for t in self.texts], room=limit)
-        return self._forward(torch.tensor(tokens)[:, None])
+            # Half of the context is free afterwards, so that a prefill is paid once in many steps. A text that
+            # began with padding may still fit and is kept whole.
+            half = max(1, limit // 2)
+            texts = [text if len(text) <= limit else text[-half:] for text in self.texts]
+            return self.prefill(texts, room=limit)
+        return self._forward(torch.tensor(tokens)[:, None])  # (B, 1)
 
     def take(self, rows: list[int]) -> None:
-        """Keep these rows of the batch alone, in this order; a row that is named twice is copied."""
+        """Keep only these rows of the batch, in this order; a row that is named twice is copied."""
         if rows == list(range(len(self.texts))):
             return
         self.texts = [list(self.texts[row]) for row in rows]
         self.cache = self.cache.take(torch.tensor(rows, device=self.device))
 
     def _forward(self, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None = None) -> Logits:
+        """Return the logits after the last token, in float32."""
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
-            # Prompts have too many lengths to be compiled.
-            hidden = self.model.runtime.compiled_hidden if self.cache.position else None
-            x = (hidden or self.model.hidden)(copy_to(self.device, tokens), doc_starts=doc_starts, cache=self.cache)
+            # Only steps of one token are compiled: prompts have too many lengths, and each would compile again.
+            compiled = self.model.runtime.compiled_hidden if self.cache.position else None
+            hidden = compiled or self.model.hidden
+            x = hidden(
+                copy_to(self.device, tokens),
+                doc_starts=doc_starts,
+                cache=self.cache,
+            )  # (B, T, C)
             return self.model.logits(x[:, -1]).float()
 
 
 def filter_logits(logits: Logits, params: SamplingParams, seen: Bool[Tensor, "B V"] | None = None) -> Logits:
-    """Return the logits after the filters, in the order of Hugging Face's `generate`: dropped tokens have −∞.
+    """Return the filtered logits; a dropped token has −∞.
 
-    repetition_penalty: make tokens that the text has `seen` less likely (Keskar et al. 2019, CTRL, section 4.1). A
-        negative logit is multiplied, because dividing it would make the token likelier.
-    temperature: divide by it, where it is not 0.
+    The filters run in the order of Hugging Face's `generate`:
+
+    repetition_penalty: make tokens that the text has `seen` less likely (Keskar et al. 2019, CTRL, section 4.1).
+    temperature: divide by it, unless it is 0.
     top_k: keep the k likeliest tokens (Fan et al. 2018), and any that tie with the last of them.
     top_p: keep the nucleus, the fewest likeliest tokens whose probabilities reach p (Holtzman et al. 2020).
     min_p: keep tokens at least min_p times as probable as the likeliest (Nguyen et al. 2024, eq. 1).
     """
     if seen is not None:
+        # A negative logit is multiplied, because dividing it would make the token likelier.
         penalty = params.repetition_penalty
-        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
+        logits = torch.where(seen, penalized, logits)
     if params.temperature == 0:
-        return logits
+        return logits  # the caller takes the largest, which no filter changes
     logits = logits / params.temperature
     if params.top_k is not None and params.top_k < logits.shape[-1]:
-        logits = logits.masked_fill(logits < logits.topk(params.top_k).values[:, -1:], -torch.inf)
+        kth_largest = logits.topk(params.top_k).values[:, -1:]  # (B, 1)
+        logits = logits.masked_fill(logits < kth_largest, -torch.inf)
     if params.top_p < 1:
         descending, order = logits.sort(descending=True)
         probabilities = descending.softmax(-1)
-        beyond = cumulative_sum(probabilities, -1) - probabilities >= params.top_p  # the likelier ones already reach p
-        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
+        # A token is dropped if the likelier ones already reach p; the likeliest has none, and always stays.
+        likelier = cumulative_sum(probabilities, -1) - probabilities
+        dropped = likelier >= params.top_p
+        logits = logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
     if params.min_p > 0:
         probabilities = logits.softmax(-1)
         least = params.min_p * probabilities.amax(-1, keepdim=True)
@@ -116,34 +141,45 @@ def filter_logits(logits: Logits, params: SamplingParams, seen: Bool[Tensor, "B 
 
 
 def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Return the token at which the summed probabilities pass each row's uniform number in [0, 1).
+    """Return a sampled token for each row, given its uniform random number in [0, 1).
 
-    One number a token, whatever the vocabulary. A token of probability 0 is never sampled.
+    Inverse transform sampling takes the token at which the cumulative probability passes the number. It needs one
+    number a token, however large the vocabulary, and never returns a token of probability 0.
     """
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    summed = (logits.softmax(-1) * 2.0**52).long().cumsum(-1)  # of integers, which CUDA adds deterministically
-    total = summed[:, -1:]
-    threshold = (copy_to(logits.device, uniform).to(wide)[:, None] * total).long()
-    return torch.searchsorted(summed, torch.minimum(threshold, total - 1), right=True)[:, 0]  # a float32 rounds up
+    precise = torch.float32 if logits.device.type == "mps" else torch.float64  # MPS has no float64
+    # Sum integers: CUDA adds those in any order to the same result, and floats not.
+    cumulative = (logits.softmax(-1) * 2.0**52).long().cumsum(-1)  # (B, V)
+    total = cumulative[:, -1:]  # (B, 1)
+    threshold = (copy_to(logits.device, uniform).to(precise)[:, None] * total).long()
+    # In float32 the product may round up to the total, beyond the last token.
+    threshold = torch.minimum(threshold, total - 1)
+    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
 
 
 def copy_to(device: torch.device, few: Tensor) -> Tensor:
-    """Copy a few numbers to a device. CUDA stages them first, so that neither side waits for the other."""
+    """Copy a few numbers to a device without waiting for it."""
+    # CUDA stages ordinary memory first, so that the caller may drop the tensor at once.
     return few.to(device, non_blocking=device.type == "cuda")
 
 
 @torch.inference_mode()
 def generate(
-    model: GPT, tokenizer: tiktoken.Encoding, prompts: list[list[int]], *, seeds: list[int], params: SamplingParams,
+    model: GPT,
+    tokenizer: tiktoken.Encoding,
+    prompts: list[list[int]],
+    *,
+    seeds: list[int],
+    params: SamplingParams,
     logprobs: bool = False,
-) -> Iterator[Chunk]:  # fmt: skip
-    """Yield the continuation of each of `prompts` (from encode_prompt), chunk by chunk as it becomes text.
+) -> Iterator[Chunk]:
+    """Yield the continuations of `prompts` (from encode_prompt) as chunks of text.
 
     A sample ends where the model ends the document, before the first of params.stop, or after params.max_new_tokens.
     The model's mode (train or eval) is restored. Raises FloatingPointError when logits are not finite.
     """
     allowed = allowed_ids(tokenizer, model)
     detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
+    # A generator for each sample: its random numbers do not depend on the size of the batch.
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     decoder = Decoder(model)
     with eval_mode(model):
@@ -151,7 +187,7 @@ def generate(
         prompts = [prompt[-model.config.block_size :] for prompt in prompts]
         distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
         rows = [distinct.index(prompt) for prompt in prompts]
-        logits = decoder.prefill(distinct, params.max_new_tokens)[rows]
+        logits = decoder.prefill(distinct, params.max_new_tokens)[rows]  # (B, V)
         decoder.take(rows)
         seen = None
         if params.repetition_penalty != 1:
@@ -167,22 +203,31 @@ def generate(
                 logits = logits.masked_fill(~allowed, -torch.inf)
             filtered = filter_logits(logits, params, seen)
             if params.temperature == 0:
-                sampled = filtered.argmax(-1)
+                sampled = filtered.argmax(-1)  # (B,)
             else:
-                sampled = sample(filtered, torch.cat([torch.rand(1, generator=generators[index]) for index in active]))
+                uniform = [torch.rand(1, generator=generators[index]) for index in active]
+                sampled = sample(filtered, torch.cat(uniform))
 
-            # 3) Read the tokens back, together with the flag: the only wait of a step.
+            # 3) Read the tokens back together with the flag: a step waits for the device only here.
             *tokens, is_finite = torch.cat((sampled, finite[None])).tolist()
             if not is_finite:
                 raise FloatingPointError("its logits are not finite")
-            nats = logits.log_softmax(-1).gather(-1, sampled[:, None])[:, 0].tolist() if logprobs else []
+            nats = []
+            if logprobs:
+                # Of the model's own distribution, before the filters.
+                nats = logits.log_softmax(-1).gather(-1, sampled[:, None])[:, 0].tolist()
 
-            # 4) Yield the text that is certain now.
-            rows = []  # that go on
+            # 4) Yield the text that no later token can change.
+            rows = []  # of the samples that have not ended
             for row, (index, token) in enumerate(zip(active, tokens, strict=True)):
                 text, finish = detokenizers[index].feed(token, last=not left)
                 if text or finish or logprobs:
-                    yield Chunk(index, text, finish, (token, nats[row]) if logprobs else None)
+                    yield Chunk(
+                        index,
+                        text,
+                        finish,
+                        (token, nats[row]) if logprobs else None,
+                    )
                 if finish is None:
                     rows.append(row)
             if not rows:
@@ -193,14 +238,15 @@ def generate(
                 seen = seen.scatter(-1, sampled[:, None], True)
             if len(rows) < len(active):
                 active = [active[row] for row in rows]
-                seen = None if seen is None else seen[rows]
+                if seen is not None:
+                    seen = seen[rows]
                 decoder.take(rows)
             logits = decoder.step([tokens[row] for row in rows])
 
 
 @contextmanager
 def eval_mode(model: GPT) -> Iterator[None]:
-    """Put the model in eval mode within, and restore its mode."""
+    """Context manager: the model is in eval mode inside, and in its former mode afterwards."""
     was_training = model.training
     model.eval()
     try:
@@ -222,16 +268,17 @@ complete_text = generate_text  # its name in version 0.1
 
 
 def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str, special_tokens: bool = False) -> list[int]:
-    """Return a prompt's tokens as the start of a document, as in training: <|endoftext|>, then the text.
+    """Return a prompt's tokens as the start of a document: <|endoftext|>, then the text.
 
-    special_tokens: whether the names of special tokens in the prompt stand for the tokens or are text like any other.
+    special_tokens: whether names of special tokens in the prompt mean the tokens, or are text like any other.
     """
     text = tokenizer.encode(prompt, allowed_special="all") if special_tokens else encode_text(tokenizer, prompt)
     return [tokenizer.eot_token, *map(int, text)]
 
 
 def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] | None:
-    """Return a mask of the ids that have a text, None if all have: padded and published vocabularies have gaps."""
+    """Return a mask of the ids that have a text, or None if all have one."""
+    # A padded vocabulary has ids beyond the tokenizer's, and a published one may have gaps.
     weight = model.token_embedding.weight
     ids = torch.tensor([*tokenizer._mergeable_ranks.values(), *tokenizer._special_tokens.values()])
     known = torch.zeros(len(weight), dtype=torch.bool)
@@ -240,10 +287,10 @@ def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] 
 
 
 class Detokenizer:
-    """Turns tokens into text as soon as the text is certain.
+    """Streaming detokenizer: returns text once no later token can change it.
 
-    A character waits for all its bytes, and what may begin a stop string until it does or does not. Bytes that are no
-    UTF-8 become U+FFFD.
+    A character waits until all its bytes are there. Text that may begin a stop string waits until it does or does not.
+    Bytes that are not UTF-8 become U+FFFD.
     """
 
     def __init__(self, tokenizer: tiktoken.Encoding, stop: Sequence[str] = ()) -> None:
@@ -253,14 +300,23 @@ class Detokenizer:
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token: int, last: bool = False) -> tuple[str, str | None]:
-        """Return the text that one more token makes certain, and a Chunk's finish; last: no token follows."""
-        # Bytes to characters: those of an unfinished character wait in the decoder.
-        finish = "end" if token == self.tokenizer.eot_token else "length" if last else None
-        content = b"" if finish == "end" else self.tokenizer.decode_single_token_bytes(token)
+        """Return the text that a token completes, and why the sample ends here (a Chunk's finish).
+
+        last: no token follows.
+        """
+        # Bytes to characters: the decoder keeps the bytes of an unfinished one.
+        finish = "length" if last else None
+        content = b""
+        if token == self.tokenizer.eot_token:
+            finish = "end"
+        else:
+            content = self.tokenizer.decode_single_token_bytes(token)
         self.pending += self.decoder.decode(content, final=finish is not None)
-        # Cut before a stop string, or hold back the longest ending that may begin one.
-        if found := [place for word in self.stop if (place := self.pending.find(word)) >= 0]:
+        # Cut before the first stop string.
+        found = [self.pending.find(word) for word in self.stop if word in self.pending]
+        if found:
             return self.pending[: min(found)], "stop"
+        # Hold back the longest ending that may begin a stop string, unless no token follows.
         begun = [n for word in self.stop for n in range(1, len(word)) if self.pending.endswith(word[:n])]
         certain = len(self.pending) - (0 if finish else max(begun, default=0))
         text = self.pending[:certain]
@@ -270,13 +326,14 @@ class Detokenizer:
 
 @torch.inference_mode()
 def decode_rate(model: GPT, steps: int = 48) -> float:
-    """Return the tokens per second of one text at the end of the model's context, by the median step."""
+    """Return the tokens per second of one text whose context is nearly full."""
     decoder = Decoder(model)
     times = list[float]()
     with eval_mode(model):
-        token = decoder.prefill([[0] * max(1, model.config.block_size - steps)], steps).argmax(-1).tolist()
+        prompt = [0] * max(1, model.config.block_size - steps)
+        token = decoder.prefill([prompt], steps).argmax(-1).tolist()
         for _ in range(steps):
             started = time.perf_counter()
-            token = decoder.step(token).argmax(-1).tolist()  # which waits for the device
+            token = decoder.step(token).argmax(-1).tolist()  # tolist waits for the device
             times.append(time.perf_counter() - started)
-    return 1 / statistics.median(times)
+    return 1 / statistics.median(times)  # the first steps may allocate and compile

@@ -1,4 +1,4 @@
-"""Many prompts in, many samples out, as JSON lines."""
+"""Generation in batches: prompts from JSON lines, samples to JSON lines."""
 
 import json
 import sys
@@ -16,11 +16,12 @@ from generation.config import SampleConfig
 from generation.generate import Chunk, encode_prompt, generate
 from runs.checkpoint import Checkpoint
 
-ESCAPES = {code: f"\\u{code:04x}" for code in PICTURES if code > 0x1F}  # what JSON may have raw
+# json.dumps escapes characters below a space only; the other invisible ones could steer a terminal.
+ESCAPES = {code: f"\\u{code:04x}" for code in PICTURES if code > 0x1F}
 
 
 def read_input(setting: str, where: str) -> str:
-    """Return the text of the file that a setting names; - is standard input."""
+    """Return the text of a setting's file; - is standard input."""
     with reading(setting, where):
         content = sys.stdin.buffer.read() if where == "-" else read_foreign(user_path(setting, where))
     return content.decode("utf-8-sig", "replace")
@@ -39,38 +40,55 @@ def read_prompts(where: str) -> list[dict[str, Any]]:
 
 
 def write_results(checkpoint: Checkpoint, config: SampleConfig, records: list[dict[str, Any]]) -> None:
-    """Write each record, in order, with its text, why that ended, and if asked for its log-probabilities."""
+    """Write a JSON line for each sample of each record, in their order."""
     model = checkpoint.model
     tokenizer = checkpoint.tokenizer
+    # A batch may hold samples of several prompts.
     jobs = ((record, number) for record in records for number in range(config.num_samples))
     bar = progress_bar(total=len(records) * config.num_samples, unit="text")
     with results_file(config.results) as file, bar:
         while batch := list(islice(jobs, config.batch_size)):
-            # Generate a batch to its end.
+            # Generate the whole batch: its samples are written in the order of the prompts.
             prompts = [encode_prompt(tokenizer, record["prompt"], config.special_tokens) for record, _ in batch]
             for tokens in prompts:
                 warn_if_cropped(tokens, model.config.block_size)
             seeds = [config.seed + number for _, number in batch]
             samples: list[list[Chunk]] = [[] for _ in batch]
-            for chunk in generate(model, tokenizer, prompts, seeds=seeds, params=config, logprobs=config.logprobs):
+            chunks = generate(
+                model,
+                tokenizer,
+                prompts,
+                seeds=seeds,
+                params=config,
+                logprobs=config.logprobs,
+            )
+            for chunk in chunks:
                 samples[chunk.sample].append(chunk)
                 bar.update(chunk.finish is not None)
-            # Write a line for each of its samples.
-            for (record, number), chunks in zip(batch, samples, strict=True):
-                result = record | {"text": "".join(chunk.text for chunk in chunks), "finish": chunks[-1].finish}
+            # Write a line for each sample.
+            for (record, number), parts in zip(batch, samples, strict=True):
+                result = record | {
+                    "text": "".join(part.text for part in parts),
+                    "finish": parts[-1].finish,
+                }
                 if config.num_samples > 1:
                     result["sample"] = number
                 if config.logprobs:
-                    scored = [chunk.logprob for chunk in chunks if chunk.logprob]
                     result["logprobs"] = [
-                        {"token": tokenizer.decode([token]), "logprob": round(nats, 6)} for token, nats in scored
+                        {
+                            "token": tokenizer.decode([part.logprob[0]]),
+                            "logprob": round(part.logprob[1], 6),
+                        }
+                        for part in parts
+                        if part.logprob
                     ]
-                file.write(json.dumps(result, ensure_ascii=False).translate(ESCAPES) + "\n")
+                line = json.dumps(result, ensure_ascii=False)
+                file.write(line.translate(ESCAPES) + "\n")
             file.flush()
 
 
 def warn_if_cropped(prompt: list[int], block_size: int) -> None:
-    """Say on stderr if the model reads only the end of a prompt."""
+    """Warn on stderr if the model reads only the end of a prompt."""
     if len(prompt) > block_size:
         size = f"The prompt has {len(prompt):,} tokens, but the model sees {block_size:,}"
         print(f"{size}: only its end is read.", file=sys.stderr)
@@ -78,7 +96,7 @@ def warn_if_cropped(prompt: list[int], block_size: int) -> None:
 
 @contextmanager
 def results_file(where: str | None) -> Iterator[TextIO]:
-    """Open the new file that results=WHERE asks for; standard output for - and None."""
+    """Context manager: the new file of results=WHERE, or standard output for - and None."""
     if where is None or where == "-":
         yield sys.stdout
         return

@@ -1,4 +1,4 @@
-"""The text that eval.py scores, how surprised a model is by its every token, and how two models compare on it."""
+"""Scoring: the surprise of a model at each token of a text, and a paired comparison."""
 
 import math
 from collections.abc import Iterator
@@ -25,16 +25,16 @@ from model.gpt import GPT
 from runs.checkpoint import TOKENIZER, Checkpoint, readable
 from runs.metrics import Evaluation
 
-PASS_TOKENS = 16_384  # that are read in one forward pass
-BLOCK_BYTES = 1000  # of text that are compared as one: enough for blocks to be nearly independent
+PASS_TOKENS = 16_384  # in one forward pass
+BLOCK_BYTES = 1000  # of text in a block of the comparison: enough for blocks to be nearly independent
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A model's surprise at each token of a text except the first, which nothing precedes."""
+    """A model's surprise at each token of a text except the first, which has no context."""
 
     nats: Float[np.ndarray, " N"]
-    """-log p(token | what precedes it)."""
+    """-log p(token | the tokens before it)."""
     bytes: Int[np.ndarray, " N"]
     """Length of each token's text in UTF-8; 0 for <|endoftext|>."""
 
@@ -45,30 +45,35 @@ class Scores:
 
 
 class ScoringParams(NamedTuple):
-    """How a text is scored.
+    """Parameters of scoring.
 
-    Sequences of block_size tokens begin `stride` apart, an eighth of block_size for None, and each scores only its last
-    `stride` targets. So every token past the first sequence is predicted from at least block_size - stride others.
+    Sequences of block_size tokens begin `stride` apart, and each scores only its last `stride` targets. So every token
+    past the first sequence is predicted from at least block_size - stride others. None: an eighth of block_size.
     """
 
     autocast: torch.autocast
     stride: int | None = None
     separator: int | None = None
-    """<|endoftext|>, if the model keeps documents apart."""
+    """The id of <|endoftext|>, if the model keeps documents apart."""
 
 
 def score(model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], params: ScoringParams) -> Scores:
-    """Return the scores of every token except the first, with a progress bar.
+    """Return the scores of every token except the first; show a progress bar.
 
-    Raises FloatingPointError when they are not finite.
+    Raises FloatingPointError if they are not finite.
     """
-    length = min(model.config.block_size, len(tokens) - 1)
-    nats = np.empty(len(tokens) - 1, dtype=np.float32)
-    with progress_bar(total=len(nats), desc="scoring", unit="token", unit_scale=True) as bar:
-        for starts, scored in passes(len(nats), length, params.stride, max(1, PASS_TOKENS // length)):
-            sequences = np.stack([tokens[start : start + length + 1] for start in starts])
-            for start, row in zip(starts, token_nats(model, sequences, scored, params), strict=True):
-                nats[start + length - scored : start + length] = row
+    targets = len(tokens) - 1
+    length = min(model.config.block_size, targets)
+    batch_size = max(1, PASS_TOKENS // length)
+    nats = np.empty(targets, dtype=np.float32)
+    with progress_bar(total=targets, desc="scoring", unit="token", unit_scale=True) as bar:
+        for starts, scored in passes(targets, length, params.stride, batch_size):
+            # A sequence has `length` inputs and one more token, the target of the last.
+            sequences = np.stack([tokens[start : start + length + 1] for start in starts])  # (B, length + 1)
+            rows = token_nats(model, sequences, scored, params)  # (B, scored)
+            for start, row in zip(starts, rows, strict=True):
+                end = start + length
+                nats[end - scored : end] = row
             bar.update(scored * len(starts))
     if not np.isfinite(nats).all():
         raise FloatingPointError("its logits are not finite")
@@ -76,15 +81,18 @@ def score(model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"
 
 
 def passes(targets: int, length: int, stride: int | None, batch_size: int) -> Iterator[tuple[list[int], int]]:
-    """Yield for each forward pass the starts of its sequences, and how many targets at the end of each are new.
+    """Yield each forward pass: the starts of its sequences, and how many targets to score.
 
-    stride: between starts; at most `length`, and an eighth of it for None.
+    Each sequence scores its last targets: the sequences before it have scored the others. stride: the distance between
+    starts, at most `length`; None is an eighth of it.
     """
+    # The first sequence scores all its targets: no other one has more context for them.
     yield [0], length
     stride = min(stride or max(1, length // 8), length)
     starts = list(range(stride, targets - length + 1, stride))
     for first in range(0, len(starts), batch_size):
         yield starts[first : first + batch_size], stride
+    # The last sequence ends with the text, and overlaps the one before it by more than the others.
     done = (starts[-1] if starts else 0) + length
     if done < targets:
         yield [targets - length], targets - done
@@ -96,65 +104,80 @@ def token_nats(
 ) -> Float[np.ndarray, "B scored"]:
     """Return the nats of the last `scored` targets of each sequence.
 
-    A sequence may be longer than block_size, but the logits of at most so many tokens are in memory at a time.
+    A sequence may be longer than block_size.
     """
     inputs, doc_starts = model_inputs(model, sequences[:, :-1], params.separator)
     targets = torch.from_numpy(sequences[:, -scored:].astype(np.int64)).to(inputs.device)
     block_size = model.config.block_size
     nats = []
     with params.autocast:
-        x = model.hidden(inputs, doc_starts=doc_starts)[:, -scored:]
-        for part, part_targets in zip(x.split(block_size, 1), targets.split(block_size, 1), strict=True):
-            logits = model.logits(part).float().transpose(1, 2)  # (B, V, part)
-            nats.append(F.cross_entropy(logits, part_targets, reduction="none"))
+        x = model.hidden(inputs, doc_starts=doc_starts)[:, -scored:]  # (B, scored, C)
+        # Logits are V wide: a long sequence has those of only block_size tokens in memory at a time.
+        chunks = zip(x.split(block_size, 1), targets.split(block_size, 1), strict=True)
+        for chunk, chunk_targets in chunks:
+            logits = model.logits(chunk).float().transpose(1, 2)  # (B, V, chunk)
+            nats.append(F.cross_entropy(logits, chunk_targets, reduction="none"))
     return torch.cat(nats, 1).cpu().numpy()
 
 
 def model_inputs(
     model: GPT, sequences: Int[np.ndarray, "B T"], separator: int | None
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
-    """Return sequences on the model's device, and the starts of their documents if `separator` keeps these apart."""
+    """Return sequences on the model's device, and their document starts.
+
+    separator: the token that begins a document; None means that documents are not kept apart.
+    """
     device = model.token_embedding.weight.device
-    doc_starts = None if separator is None else torch.from_numpy(document_starts(sequences, separator)).to(device)
+    doc_starts = None
+    if separator is not None:
+        doc_starts = torch.from_numpy(document_starts(sequences, separator)).to(device)
     return torch.from_numpy(sequences.astype(np.int64)).to(device), doc_starts
 
 
 def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
-    """Return the second model's bits per byte minus the first's on the same text, and its standard error.
+    """Return the second model's bits per byte minus the first's, and the standard error.
 
-    Their tokenizers may differ. The text is cut into blocks of about BLOCK_BYTES. Most of what makes a block hard is
-    hard for both models, so the error is that of the differences between their blocks; None of a single block.
+    Their tokenizers may differ, so the text is cut into blocks of about BLOCK_BYTES. A block that is hard for one model
+    is hard for the other too, so the error comes from the differences by block. It is None for a single block.
     """
     total = int(first.bytes.sum())
     blocks = max(1, total // BLOCK_BYTES)
     bits = []
     for scores in (first, second):
-        begins = np.cumsum(scores.bytes) - scores.bytes  # the byte that each token begins at
+        begins = np.cumsum(scores.bytes) - scores.bytes  # the first byte of each token
+        # A token counts for the block in which it begins; empty ones at the end for the last block.
         block = np.minimum(begins * blocks // max(total, 1), blocks - 1)
-        bits.append(np.bincount(block, weights=scores.nats, minlength=blocks) / math.log(2))
+        nats = np.bincount(block, weights=scores.nats, minlength=blocks)
+        bits.append(nats / math.log(2))
     differences = (bits[1] - bits[0]) * blocks / total  # bits per byte of each block
-    error = float(differences.std(ddof=1)) / math.sqrt(blocks) if blocks > 1 else None
+    error = None
+    if blocks > 1:
+        error = float(differences.std(ddof=1)) / math.sqrt(blocks)
     return float(differences.mean()), error
 
 
 def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, list[np.ndarray]]:
     """Return a description of the text, and its tokens for each checkpoint.
 
-    path: as data.path; None means the validation split of the first checkpoint's run. Raises DataError when there is
-    no such text any more, or too little of it.
+    path: as data.path; None means the validation split of the first checkpoint's run. Raises DataError if that text is
+    gone, or too short.
     """
     first = checkpoints[0].tokenizer
-    own = None  # the tokens of the validation split, in the first checkpoint's ids
+    split = None  # the tokens of the validation split, in the first checkpoint's ids
     if path is not None:
         source = Source(DataConfig(source="text", path=path))
         description = source.description
         documents = ["".join(pieces) for pieces in source.documents()]
     else:
-        description, own = validation_split(checkpoints[0])
-        parts = np.split(own, np.flatnonzero(own == first.eot_token))
+        description, split = validation_split(checkpoints[0])
+        parts = np.split(split, np.flatnonzero(split == first.eot_token))
         documents = [first.decode(part[part != first.eot_token].tolist()) for part in parts if len(part)]
+    # A tokenizer that cuts text as the first one does takes the split's tokens: decoding and encoding them again need
+    # not give the same ones.
     texts = [
-        own if own is not None and same_tokens(each.tokenizer, first) else encode_documents(each.tokenizer, documents)
+        split
+        if split is not None and same_tokens(each.tokenizer, first)
+        else encode_documents(each.tokenizer, documents)
         for each in checkpoints
     ]
     if min(map(len, texts)) < 2:
@@ -163,18 +186,22 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
 
 
 def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
-    """Return the description and the tokens of a run's validation split; DataError if it is gone."""
+    """Return the description and the tokens of a run's validation split.
+
+    Raises DataError if it is gone, or if it no longer gives the same tokens.
+    """
     meta = checkpoint.meta
     path = checkpoint.path
     remedy = "give a text with data.path=..."
     run = path.parents[1] if path.parent.name == "checkpoints" else path
-    if not meta.data or meta.home != str(run.resolve()):  # its settings choose no places on this machine
+    # A checkpoint from elsewhere does not get to name paths on this machine.
+    if not meta.data or meta.home != str(run.resolve()):
         raise DataError(f"{path} was not trained here and has no validation split", remedy)
     with readable(path):
         source = from_json(DataConfig, meta.config["data"])
         tokenizer = from_json(TokenizerConfig, meta.config["tokenizer"])
     try:
-        # The ids of a nanoGPT folder are the checkpoint's, for which no published tokenizer need be downloaded.
+        # A nanoGPT folder has the checkpoint's ids: its tokenizer saves a download.
         given = meta.own_tokenizer or source.source == "nanogpt"
         data = prepare(source, tokenizer, encoding=checkpoint.tokenizer if given else None)
     except DataError as error:
@@ -196,9 +223,9 @@ def learned_task(checkpoint: Checkpoint) -> TaskData:
 
 
 def encode_documents(tokenizer: tiktoken.Encoding, documents: list[str]) -> np.ndarray:
-    """Return the tokens of each document after its <|endoftext|>, as in training."""
-    mark = np.array([tokenizer.eot_token], dtype=np.uint32)
-    parts = [mark[:0]]  # of no document
+    """Return the tokens of all documents, each after an <|endoftext|>, as in training."""
+    separator = np.array([tokenizer.eot_token], dtype=np.uint32)
+    parts = [separator[:0]]  # concatenate needs an array, even without a document
     for text in documents:
-        parts += [mark, encode_text(tokenizer, text)]
+        parts += [separator, encode_text(tokenizer, text)]
     return np.concatenate(parts)
