@@ -557,18 +557,22 @@ class Indexer(ChosenKeys):
         """Add to the loss and to its gradients. weights: those of each head, less a factor of each row."""
         if not self.learns:
             return
-        wanted = torch.einsum("bhns,bhn->bns", chunk.by_head(weights), chunk.by_head(factor)[..., 0])
+        weights, factor = chunk.by_head(weights), chunk.by_head(factor)
+        wanted = weights[:, 0] * factor[:, 0]  # (B, n, keys)
+        for h in range(1, weights.shape[1]):
+            wanted.addcmul_(weights[:, h], factor[:, h])
         wanted /= wanted.sum(-1, keepdim=True)
         found = self.index.clamp_min_(NEVER).add_(self.hidden).log_softmax(-1)
-        surprise = torch.xlogy(wanted, wanted).addcmul_(wanted, found, value=-1)
-        d = found.exp_().sub_(wanted)  # (B, n, keys)
+        surprise = wanted.clamp_min(torch.finfo(wanted.dtype).tiny).log2_().mul_(1 / LOG2E).sub_(found).mul_(wanted)
+        d = found.mul_(LOG2E).exp2_().sub_(wanted)
         if chunk.empty is not None:
             surprise.masked_fill_(chunk.empty[:, 0], 0)
             d.masked_fill_(chunk.empty[:, 0], 0)
         self.loss += surprise.sum()
         d_asks, d_key, d_share = self.gradients
-        d_share[:, chunk.now] = torch.einsum("bns,bjns->bnj", d, self.found) * self.heads**-0.5
-        each = d[:, None] * self.share[:, chunk.now].mT[..., None]  # (B, J, n, keys)
+        each = d[:, None]
+        d_share[:, chunk.now] = (each * self.found).sum(-1).mT * self.heads**-0.5
+        each = each * self.share[:, chunk.now].mT[..., None]  # (B, J, n, keys)
         each = where_positive(each, self.found, 0, grad_input=each).flatten(1, 2)
         d_asks[:, :, chunk.now] = (each @ self.key[:, chunk.places]).unflatten(1, (self.heads, -1))
         d_key[..., chunk.places].baddbmm_(self.asks[:, :, chunk.now].flatten(1, 2).mT, each)
@@ -586,13 +590,14 @@ def best_of(index: Tensor, best: int, gap: Tensor) -> Tensor:
     chosen = finite & (index >= least)
     tied = (least - first_out <= gap).squeeze(-1)
     if tied.any():
-        # Few rows: there a sort tells which of the equals are nearer.
+        # A sort tells which ones are equal to the last that is chosen, and of these the nearer ones are.
         ordered, keys = index[tied].sort(descending=True)  # (rows, keys)
         place = F.pad((ordered[:, :-1] - ordered[:, 1:] > gap[tied]).cumsum(-1), (1, 0))  # the same for equals
+        last = place[:, best - 1, None]
         place = torch.empty_like(place).scatter(-1, keys, place)
-        nearest_first = place.flip(-1).sort(dim=-1, stable=True).indices[:, :best]
-        winners = torch.zeros_like(place, dtype=torch.bool).scatter(-1, place.shape[-1] - 1 - nearest_first, True)
-        chosen[tied] = winners & finite[tied]
+        before, equal = place < last, place == last
+        room = best - before.sum(-1, keepdim=True)
+        chosen[tied] = (before | equal & (equal.flip(-1).cumsum(-1).flip(-1) <= room)) & finite[tied]
     return chosen
 
 
