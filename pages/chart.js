@@ -1,4 +1,4 @@
-// The one kind of chart: lines and dots over two axes with a legend, read by pointer or keys, saved as it is drawn.
+// Charts: lines and markers over two axes with a legend, grids of cells, and maps of attention weights.
 const short = (x, digits = 3) => {
   if (Math.abs(x) >= 1e15) return x.toExponential(1).replace("e+", "e");
   for (const [size, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
@@ -7,7 +7,7 @@ const short = (x, digits = 3) => {
 };
 const round = x => +x.toPrecision(5);
 
-// At least two round numbers between two ends; no more than `most` where there is a choice.
+// Tick values: at least two round numbers between two ends, and at most `most` if possible.
 function ticks(from, to, most, logarithmic) {
   const powers = [];
   if (logarithmic) for (let i = Math.floor(Math.log10(from)); i <= Math.log10(to); i++) powers.push(i);
@@ -22,7 +22,7 @@ function ticks(from, to, most, logarithmic) {
     if (found.length > 1) return found;
   }
 }
-// Where numbers lie between two places, with a little room; those to label, by texts that differ.
+// An axis from `start` to `end` in pixels: {to: maps a value to its pixel, labels: [[pixel, text]]}. Texts are distinct.
 function scale(values, logarithmic, start, end, most) {
   const f = logarithmic ? Math.log10 : Number, back = x => logarithmic ? 10 ** x : x;
   let low = Infinity, high = -Infinity, digits = 3, texts;
@@ -34,16 +34,43 @@ function scale(values, logarithmic, start, end, most) {
   do texts = round.map(value => short(value, digits++)); while (new Set(texts).size < texts.length && digits < 15);
   return {to, labels: round.map((value, i) => [to(value), texts[i]])};
 }
+// Styles of lines and their markers, for the values of a second setting; the last one is for all further values.
+const STYLES = [
+  {dash: "none"},
+  {dash: "8 5", hollow: true},
+  {dash: "2 4", square: true},
+  {dash: "12 4 2 4", square: true, hollow: true},
+  {dash: "1 8"},
+];
+function marker([x, y], size, {square, hollow}) {
+  const look = hollow ? {fill: "var(--paper)", "stroke-width": 1.5} : {stroke: "none"};
+  if (!square) return draw("circle", {cx: x, cy: y, r: size, ...look});
+  return draw("rect", {x: x - size, y: y - size, width: 2 * size, height: 2 * size, ...look});
+}
+// A legend of the colours, then of the styles; returns it with its height.
 function legend(lines, width) {
-  const group = draw("g"), colours = new Map(lines.filter(line => line.legend).map(line => [line.legend, line.colour]));
-  let x = 8, y = 14;
-  for (const [text, colour] of colours) {
-    const said = cut(text, Math.floor(width / 9)), size = 32 + widthOf(said);
-    if (x > 8 && x + size > width) [x, y] = [8, y + 19];
-    group.append(draw("rect", {x, y: y - 6, width: 14, height: 4, fill: colour}), write(said, x + 19, y));
+  const colours = lines.filter(line => line.legend).map(line => [line.legend, {colour: line.colour}]);
+  const styles = lines.filter(line => line.styleLegend).sort((a, b) => a.style - b.style)
+    .map(line => [line.styleLegend, {colour: "var(--ink)", style: STYLES[line.style]}]);
+  const entries = new Map([...colours, ...styles]);
+  const wide = styles.length ? 30 : 14;
+  const group = draw("g");
+  let x = 8;
+  let y = 14;
+  for (const [text, {colour, style}] of entries) {
+    const shown = cut(text, Math.floor(width / 9));
+    const size = wide + 18 + widthOf(shown);
+    if (x > 8 && x + size > width) {
+      x = 8;
+      y += 19;
+    }
+    const sample = draw("g", {stroke: colour, fill: colour});
+    sample.append(draw("path", {d: `M${x} ${y - 4}h${wide}`, "stroke-width": 3, "stroke-dasharray": style?.dash ?? "none"}));
+    if (style) sample.append(marker([x + wide / 2, y - 4], 4, style));
+    group.append(sample, write(shown, x + wide + 5, y));
     x += size;
   }
-  return [group, colours.size ? y + 12 : 8];
+  return [group, entries.size ? y + 12 : 8];
 }
 function axes(svg, {x, y, logarithmic = [], top = Infinity}, points, width, above, below) {
   const heights = points.flatMap(point => [point.lowest ?? point[y], point.highest ?? point[y]]);
@@ -51,8 +78,10 @@ function axes(svg, {x, y, logarithmic = [], top = Infinity}, points, width, abov
   const left = 28 + Math.max(...down.labels.map(([, text]) => widthOf(text)));
   const across = scale(points.map(point => point[x]), logarithmic[0], left, width - 12, (width - left) / 90);
   const line = ends => draw("line", {...ends, stroke: "var(--line)"});
-  for (const [at, text] of across.labels)
-    svg.append(line({x1: at, x2: at, y1: above, y2: below}), write(text, at, below + 17, MIDDLE));
+  for (const [at, text] of across.labels) {
+    const middle = Math.min(at, width - widthOf(text) / 2);  // the last one stays inside the drawing
+    svg.append(line({x1: at, x2: at, y1: above, y2: below}), write(text, middle, below + 17, MIDDLE));
+  }
   for (const [at, text] of down.labels)
     svg.append(line({x1: left, x2: width - 4, y1: at, y2: at}), write(text, left - 6, at + 4, END));
   svg.append(write(x, (left + width) / 2, below + 35, MIDDLE));
@@ -67,16 +96,19 @@ function trace(line, place) {
     const bounds = ["highest", "lowest"].map(name => line.points.map(point => place(point, name)));
     group.append(draw("path", {d: path([...bounds[0], ...bounds[1].reverse()]), "fill-opacity": .18, stroke: "none"}));
   }
-  if (line.joined !== false)
-    group.append(draw("path", {d: path(places), fill: "none", "stroke-width": line.wide ? 3 : 1.5, "stroke-linejoin": "round"}));
-  const open = {r: 7, fill: "none", "stroke-width": 2}, closed = {r: line.wide ? 4.5 : 3, stroke: "none"};
-  if (line.ring || line.joined === false || places.length < 30)
-    for (const [cx, cy] of places) group.append(draw("circle", {cx, cy, ...line.ring ? open : closed}));
+  const style = STYLES[line.style ?? 0];
+  const stroke = {"stroke-width": line.wide ? 3 : 1.5, "stroke-linejoin": "round", "stroke-dasharray": style.dash};
+  if (line.joined !== false) group.append(draw("path", {d: path(places), fill: "none", ...stroke}));
+  const hasMarkers = line.markers ?? (line.joined === false || places.length < 30);
+  if (line.ring)
+    group.append(...places.map(([cx, cy]) => draw("circle", {cx, cy, r: 7, fill: "none", "stroke-width": 2})));
+  else if (hasMarkers) group.append(...places.map(place => marker(place, line.wide ? 4.5 : 3, style)));
   return group;
 }
-// Lines over two axes. spec: x and y name what of a point is drawn; lines: {name, colour, points: [{NAME: number}]}, each
-// with, if wanted, key: what it stands for, legend: its text there, of: cells before its points' in the table, which
-// `names` names. A point's lowest and highest bound a band.
+// Lines over two axes. spec: {x, y: names of a point's values, lines, logarithmic: [x, y], top: of y, names: of cells}.
+// A line is {name, colour, points: [{NAME: number}]}. It may have a key, passed to point() and choose(); a legend and a
+// styleLegend; `of`, the cells before its points in the saved table; joined: false for markers alone; markers: false.
+// `lowest` and `highest` of a point bound a band.
 let drawn = 0;
 function plot(spec, width, height = 300) {
   const {x, y, logarithmic = [], names = ["line"]} = spec, id = `inside${drawn++}`;
@@ -98,8 +130,9 @@ function plot(spec, width, height = 300) {
   return {svg, places, table};
 }
 
-// A grid of cells with names beside and above it: values by row, null for none; least, most: how wide a cell may be; high:
-// how high, as wide as high without; paint(value, x, y, wide, high, key) returns what a cell holds, told its words.
+// A grid of cells with names beside and above it. values: by row, null for an empty cell; least and most: bounds of a
+// cell's width; high: its height, the width if left out. paint(value, x, y, wide, high, key) returns a cell's drawing,
+// told(value, down, across) its description.
 function matrix({down, across, values, least, most, high, paint, told, table}, width) {
   const [left, widest] = [down, across].map(names => 8 + Math.max(...names.map(widthOf)));
   const wide = Math.floor(Math.max(least, Math.min(most, (width - left - 56) / across.length)));
@@ -123,7 +156,7 @@ function matrix({down, across, values, least, most, high, paint, told, table}, w
   return {svg, places, table, end: [left + wide * across.length, above + tall * down.length]};
 }
 
-// A square map by rows of shares from 0 to 1, a path for each of 12 shades; the square root shows small ones too.
+// A square map of shares from 0 to 1, by rows: one path for each of 12 shades. The square root shows small shares too.
 const SHADES = 12;
 function shades({size, shares}, x, y, side) {
   const paths = Array(SHADES + 1).fill("");
@@ -134,7 +167,7 @@ function shades({size, shares}, x, y, side) {
   const ground = draw("rect", {width: size, height: size, fill: "var(--field)"}), how = {"shape-rendering": "crispEdges"};
   return draw("g", {transform: `translate(${x} ${y}) scale(${side / size})`, fill: "var(--map)", ...how}, ground, ...drawn);
 }
-// Small maps of all heads, layers downwards. heads: how many each layer has; mapOf(layer, head) returns {size, shares}.
+// Small maps of all heads, a row for each layer. heads: their number by layer; mapOf(layer, head) returns {size, shares}.
 function smallMaps(heads, mapOf, chosen, width) {
   const numbers = count => [...Array(count).keys()].map(String), frame = {fill: "none", stroke: "var(--mark)", "stroke-width": 2};
   const values = heads.map((count, layer) => numbers(count).map(head => mapOf(layer, head)));

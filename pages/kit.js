@@ -2,13 +2,13 @@
 const $ = id => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 
-// An element with properties and children; text is only ever text.
+// An HTML element with properties and children; text never becomes markup.
 function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
   return element;
 }
-// The same in SVG, with attributes.
+// An SVG element with attributes and children.
 function draw(tag, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -20,7 +20,7 @@ function drawing(width, height, ...children) {
   const size = {viewBox: `0 0 ${width} ${height}`, width, height}, paper = draw("rect", {width, height, fill: "var(--paper)"});
   return draw("svg", {...size, "font-family": FONT, "font-size": 12, fill: "var(--ink)"}, paper, ...children);
 }
-const write = (text, x, y, more = {}) => draw("text", {x, y, ...more}, `${text}`.replace(/[\0-\x1f]/g, "�"));  // for XML
+const write = (text, x, y, more = {}) => draw("text", {x, y, ...more}, `${text}`.replace(/[\0-\x1f]/g, "�"));  // XML has no control characters
 const pen = make("canvas").getContext("2d");
 pen.font = `12px ${FONT}`;
 const widthOf = text => pen.measureText(text).width;
@@ -29,7 +29,7 @@ const cut = (text, most) => text.length > most ? `${text.slice(0, most / 2)}…$
 const number = (x, digits = 4) => isFinite(x ?? NaN) ? x.toFixed(digits) : "–";
 const grouped = x => Math.round(x).toLocaleString("en");
 const percent = share => `${share >= .0995 ? (100 * share).toFixed(0) : (100 * share).toPrecision(2)} %`;
-// White space made visible, for a token out of its text.
+// Visible white space, for a token that is shown by itself.
 const signs = {" ": "·", "\n": "⏎", "\t": "→", "\r": "␍"};
 const visible = text => text.replace(/[ \n\t\r]/g, sign => signs[sign]) || "∅";
 function bytes(text) {
@@ -38,10 +38,12 @@ function bytes(text) {
   return values;
 }
 
-// A figure: its title, buttons that save it, what it draws, and a line that says what is pointed at. of(width) returns
-// {svg, places, table}. Places are what the pointer and the arrow keys read: {row, i: its place there, x, y, text, key}.
-// table() is for a file, names first. Places of another key are told to point(key); a click or Enter to choose(key).
-const figures = {}, SAVED = 720;  // pixels across, in a file
+// A figure: title, buttons to save it, drawing, and a line that reads out a place. of(width) returns {svg, places, table}.
+// The pointer and the arrow keys move between places: {row, i: index in the row, x, y, text: to read out, key}. table()
+// returns the rows of the CSV file, the names first. point(key) is called when the key under the pointer changes,
+// choose(key) at a click or Enter.
+const figures = {};
+const SAVED = 720;  // width of a saved drawing
 const MOVES = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -1e9], End: [0, 1e9]};
 function figure(parent, id, title, of, {point = () => {}, choose = () => {}} = {}) {
   let shown, now, ring;
@@ -91,12 +93,12 @@ function figure(parent, id, title, of, {point = () => {}, choose = () => {}} = {
 }
 const show = (...ids) => (ids.length ? ids : Object.keys(figures)).forEach(id => figures[id].show());
 addEventListener("resize", () => show());
-matchMedia("print").onchange = () => show();  // drawn for the paper's width
+matchMedia("print").onchange = () => show();  // paper has another width
 
 const cell = value => typeof value === "number" ? +value.toPrecision(7)
   : /[",\r\n]/.test(value ??= "") ? `"${value.replaceAll('"', '""')}"` : value;
 const saved = {
-  SVG: id => {  // the light colours are written out: other programs do not look them up
+  SVG: id => {  // other programs do not know the page's variables: write the colours of the light theme
     const {style} = document.styleSheets[0].cssRules[0], text = new XMLSerializer().serializeToString(figures[id].of(SAVED).svg);
     return text.replace(/var\((--\w+)\)/g, (all, name) => style.getPropertyValue(name).match(/#\w+/)?.[0] ?? all);
   },

@@ -243,6 +243,50 @@ def test_a_sweep_shows_seeds_as_their_mean_the_best_first_and_failures_apart(swe
 
 
 @needs_browser
+def test_curves_tell_one_setting_by_colour_and_a_second_one_by_line_style(sweep):
+    script = """
+      const look = () => rows.map(row => [value(row, "attention"), row.colour, value(row, "optimizer.lr"), row.style]);
+      const two = look(), drawn = saved.SVG("val_bpb");
+      $("style").value = $("colour").value; $("style").oninput();
+      return {two, drawn, one: look()};
+    """
+    found = browse(sweep, script)
+    assert {(form, style) for form, _, _, style in found["one"]} == {("sdpa", 0), ("mla", 0), ("delta", 0)}
+    for setting, look in ((0, 1), (2, 3)):
+        pairs = {(row[setting], row[look]) for row in found["two"]}
+        assert len(pairs) == len({row[setting] for row in found["two"]}) == len({row[look] for row in found["two"]}) > 1
+    assert "attention=sdpa" in found["drawn"] and "optimizer.lr=0.01" in found["drawn"]
+    assert len(set(re.findall('stroke-dasharray="(.*?)"', found["drawn"]))) == 2
+
+
+@needs_browser
+def test_a_table_shows_its_first_columns_whole_and_keeps_the_runs_in_sight(tmp_path):
+    form = "sdpa+gate+forget+value_residual+key_offset/delta/mla+diff+window"
+    for number in range(24):
+        put_run(tmp_path, number, 1.0 + number % 2, f"attention={form}{'+sink' * (number % 2)}", f"seed={number // 2}")
+    write_leaderboard(tmp_path)
+    script = """
+      const cells = () => [...$("table").tBodies[0].rows[0].cells], scroll = $("scroll").getBoundingClientRect();
+      const first = cells().slice(0, 4).map(cell => [cell.scrollWidth - cell.clientWidth, cell.getBoundingClientRect().right]);
+      $("scroll").scrollLeft = 1e6;
+      return {first, right: scroll.right, left: cells()[0].getBoundingClientRect().left - scroll.left,
+        wide: document.documentElement.scrollWidth <= innerWidth};
+    """
+    for width in (1280, 600):
+        found = browse(tmp_path / "report.html", script, width=width)
+        assert all(hidden <= 0 for hidden, _ in found["first"]) and found["left"] == 0 and found["wide"]
+        assert all(right <= found["right"] for _, right in found["first"]) or width < 1280
+
+
+@needs_browser
+def test_a_smoothed_loss_is_the_mean_of_neighbours_and_keeps_its_first_point(train_config):
+    train(train_config)
+    script = "const values = n => Array.from({length: n}, (_, i) => ({steps: i, y: i * i}));"
+    found = browse(page_of(train_config), script + "return [1, 9].map(n => smoothed(values(n), 'y').map(at => at.y));")
+    assert found == [[0], pytest.approx([0, 5 / 3, 6, 11, 18, 27, 38, 43.5, 149 / 3])]
+
+
+@needs_browser
 def test_every_figure_saves_itself_as_a_drawing_that_stands_alone_and_as_its_figures(train_config, sweep):
     train(train_config)
     save = """const all = kind => Object.keys(figures).map(id => [id, saved[kind](id)]);
