@@ -1,10 +1,17 @@
 // Charts: lines and markers over two axes with a legend, grids of cells, and maps of attention weights.
 const short = (x, digits = 3) => {
   if (Math.abs(x) >= 1e15) return x.toExponential(1).replace("e+", "e");
-  for (const [size, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
+  for (const [size, unit] of [
+    [1e12, "T"],
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ]) {
     if (Math.abs(x) >= size) return +(x / size).toPrecision(digits) + unit;
+  }
   return String(+x.toPrecision(digits));
 };
+
 const round = x => +x.toPrecision(5);
 
 // Tick values: at least two round numbers between two ends, and at most `most` if possible.
@@ -16,24 +23,33 @@ function ticks(from, to, most, logarithmic) {
     if (inside.length > 1 && inside.length <= most) return inside;
   }
   for (let count = most; ; count++) {
-    const rough = (to - from) / count, power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map(digit => digit * power).find(size => size >= rough), found = [];
+    const rough = (to - from) / count;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map(digit => digit * power).find(size => size >= rough);
+    const found = [];
     for (let i = Math.ceil(from / step); i * step <= to; i++) found.push(i * step);
     if (found.length > 1) return found;
   }
 }
+
 // An axis from `start` to `end` in pixels: {to: maps a value to its pixel, labels: [[pixel, text]]}. Texts are distinct.
 function scale(values, logarithmic, start, end, most) {
-  const f = logarithmic ? Math.log10 : Number, back = x => logarithmic ? 10 ** x : x;
-  let low = Infinity, high = -Infinity, digits = 3, texts;
+  const f = logarithmic ? Math.log10 : Number;
+  const back = x => (logarithmic ? 10 ** x : x);
+  let low = Infinity;
+  let high = -Infinity;
+  let digits = 3;
+  let texts;
   for (const value of values) [low, high] = [Math.min(low, f(value)), Math.max(high, f(value))];
-  const room = high - low > 1e-9 * Math.abs(high) ? (high - low) * .03 : Math.abs(low) * .1 || 1;
+  const room = high - low > 1e-9 * Math.abs(high) ? (high - low) * 0.03 : Math.abs(low) * 0.1 || 1;
   [low, high] = [low - room, high + room];
-  const to = value => start + (f(value) - low) / (high - low) * (end - start);
+  const to = value => start + ((f(value) - low) / (high - low)) * (end - start);
   const round = ticks(back(low), back(high), Math.max(2, most), logarithmic);
-  do texts = round.map(value => short(value, digits++)); while (new Set(texts).size < texts.length && digits < 15);
+  do texts = round.map(value => short(value, digits++));
+  while (new Set(texts).size < texts.length && digits < 15);
   return {to, labels: round.map((value, i) => [to(value), texts[i]])};
 }
+
 // Styles of lines and their markers, for the values of a second setting; the last one is for all further values.
 const STYLES = [
   {dash: "none"},
@@ -42,15 +58,19 @@ const STYLES = [
   {dash: "12 4 2 4", square: true, hollow: true},
   {dash: "1 8"},
 ];
+
 function marker([x, y], size, {square, hollow}) {
   const look = hollow ? {fill: "var(--paper)", "stroke-width": 1.5} : {stroke: "none"};
   if (!square) return draw("circle", {cx: x, cy: y, r: size, ...look});
   return draw("rect", {x: x - size, y: y - size, width: 2 * size, height: 2 * size, ...look});
 }
-// A legend of the colours, then of the styles; returns it with its height.
+
+// The legend, colours before styles, and the height that it takes.
 function legend(lines, width) {
   const colours = lines.filter(line => line.legend).map(line => [line.legend, {colour: line.colour}]);
-  const styles = lines.filter(line => line.styleLegend).sort((a, b) => a.style - b.style)
+  const styles = lines
+    .filter(line => line.styleLegend)
+    .sort((a, b) => a.style - b.style)
     .map(line => [line.styleLegend, {colour: "var(--ink)", style: STYLES[line.style]}]);
   const entries = new Map([...colours, ...styles]);
   const wide = styles.length ? 30 : 14;
@@ -65,68 +85,107 @@ function legend(lines, width) {
       y += 19;
     }
     const sample = draw("g", {stroke: colour, fill: colour});
-    sample.append(draw("path", {d: `M${x} ${y - 4}h${wide}`, "stroke-width": 3, "stroke-dasharray": style?.dash ?? "none"}));
+    sample.append(
+      draw("path", {d: `M${x} ${y - 4}h${wide}`, "stroke-width": 3, "stroke-dasharray": style?.dash ?? "none"}),
+    );
     if (style) sample.append(marker([x + wide / 2, y - 4], 4, style));
     group.append(sample, write(shown, x + wide + 5, y));
     x += size;
   }
   return [group, entries.size ? y + 12 : 8];
 }
+
+// Draw both axes; returns the left edge, and a function that gives a point's place.
 function axes(svg, {x, y, logarithmic = [], top = Infinity}, points, width, above, below) {
   const heights = points.flatMap(point => [point.lowest ?? point[y], point.highest ?? point[y]]);
-  const down = scale(heights.map(value => Math.min(value, top)), logarithmic[1], below, above, (below - above) / 35);
+  const down = scale(
+    heights.map(value => Math.min(value, top)),
+    logarithmic[1],
+    below,
+    above,
+    (below - above) / 35,
+  );
   const left = 28 + Math.max(...down.labels.map(([, text]) => widthOf(text)));
-  const across = scale(points.map(point => point[x]), logarithmic[0], left, width - 12, (width - left) / 90);
+  const across = scale(
+    points.map(point => point[x]),
+    logarithmic[0],
+    left,
+    width - 12,
+    (width - left) / 90,
+  );
   const line = ends => draw("line", {...ends, stroke: "var(--line)"});
   for (const [at, text] of across.labels) {
     const middle = Math.min(at, width - widthOf(text) / 2);  // the last one stays inside the drawing
     svg.append(line({x1: at, x2: at, y1: above, y2: below}), write(text, middle, below + 17, MIDDLE));
   }
-  for (const [at, text] of down.labels)
+  for (const [at, text] of down.labels) {
     svg.append(line({x1: left, x2: width - 4, y1: at, y2: at}), write(text, left - 6, at + 4, END));
+  }
   svg.append(write(x, (left + width) / 2, below + 35, MIDDLE));
   svg.append(write(y, 0, 0, {...MIDDLE, transform: `translate(12 ${(above + below) / 2}) rotate(-90)`}));
   return {left, place: (point, name = y) => [across.to(point[x]), down.to(point[name])]};
 }
+
 const path = places => `M${places.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}`;
+
+// A line's drawing: its band, itself, its markers.
 function trace(line, place) {
-  const group = draw("g", {stroke: line.colour, fill: line.colour, opacity: line.faded ? .25 : 1});
+  const group = draw("g", {stroke: line.colour, fill: line.colour, opacity: line.faded ? 0.25 : 1});
   const places = line.points.map(point => place(point));
   if (line.points[0]?.lowest !== undefined) {
     const bounds = ["highest", "lowest"].map(name => line.points.map(point => place(point, name)));
-    group.append(draw("path", {d: path([...bounds[0], ...bounds[1].reverse()]), "fill-opacity": .18, stroke: "none"}));
+    group.append(draw("path", {d: path([...bounds[0], ...bounds[1].reverse()]), "fill-opacity": 0.18, stroke: "none"}));
   }
   const style = STYLES[line.style ?? 0];
   const stroke = {"stroke-width": line.wide ? 3 : 1.5, "stroke-linejoin": "round", "stroke-dasharray": style.dash};
   if (line.joined !== false) group.append(draw("path", {d: path(places), fill: "none", ...stroke}));
   const hasMarkers = line.markers ?? (line.joined === false || places.length < 30);
-  if (line.ring)
+  if (line.ring) {
     group.append(...places.map(([cx, cy]) => draw("circle", {cx, cy, r: 7, fill: "none", "stroke-width": 2})));
-  else if (hasMarkers) group.append(...places.map(place => marker(place, line.wide ? 4.5 : 3, style)));
+  } else if (hasMarkers) group.append(...places.map(place => marker(place, line.wide ? 4.5 : 3, style)));
   return group;
 }
+
 // Lines over two axes. spec: {x, y: names of a point's values, lines, logarithmic: [x, y], top: of y, names: of cells}.
 // A line is {name, colour, points: [{NAME: number}]}. It may have a key, passed to point() and choose(); a legend and a
 // styleLegend; `of`, the cells before its points in the saved table; joined: false for markers alone; markers: false.
 // `lowest` and `highest` of a point bound a band.
 let drawn = 0;
+
 function plot(spec, width, height = 300) {
-  const {x, y, logarithmic = [], names = ["line"]} = spec, id = `inside${drawn++}`;
+  const {x, y, logarithmic = [], names = ["line"]} = spec;
+  const id = `inside${drawn++}`;
   const can = point => [x, y].every((name, i) => !logarithmic[i] || point[name] > 0);
   const lines = spec.lines.map(line => ({...line, points: line.points.filter(can)})).filter(line => line.points.length);
   const columns = [...new Set(lines.flatMap(line => line.points.flatMap(Object.keys)))];
-  const cells = (line, point) => [...line.of ?? [line.name], ...columns.map(name => point[name])];
+  const cells = (line, point) => [...(line.of ?? [line.name]), ...columns.map(name => point[name])];
   const table = () => [[...names, ...columns], ...lines.flatMap(line => line.points.map(point => cells(line, point)))];
-  if (!lines.length) return {svg: drawing(width, 50, write("Nothing has been measured yet.", 8, 28)), places: [], table};
-  const [key, above] = legend(lines, width), svg = drawing(width, above + height, key), below = above + height - 42;
-  const {left, place} = axes(svg, spec, lines.flatMap(line => line.points), width, above, below);
+  if (!lines.length)
+    return {svg: drawing(width, 50, write("Nothing has been measured yet.", 8, 28)), places: [], table};
+  const [key, above] = legend(lines, width);
+  const svg = drawing(width, above + height, key);
+  const below = above + height - 42;
+  const {left, place} = axes(
+    svg,
+    spec,
+    lines.flatMap(line => line.points),
+    width,
+    above,
+    below,
+  );
   const inside = draw("rect", {x: left, y: above - 8, width, height: below - above + 16});
-  svg.append(draw("clipPath", {id}, inside), draw("g", {"clip-path": `url(#${id})`}, ...lines.map(line => trace(line, place))));
-  const range = ({lowest, highest}) => lowest === undefined ? "" : `, from ${round(lowest)} to ${round(highest)}`;
-  const places = lines.flatMap(line => line.points.map((point, i) => {
-    const [px, py] = place(point), text = `${line.name}: ${round(point[y])} at ${short(point[x], 4)} ${x}${range(point)}`;
-    return {row: line.name, i, x: px, y: py, text, key: line.key};
-  }));
+  svg.append(
+    draw("clipPath", {id}, inside),
+    draw("g", {"clip-path": `url(#${id})`}, ...lines.map(line => trace(line, place))),
+  );
+  const range = ({lowest, highest}) => (lowest === undefined ? "" : `, from ${round(lowest)} to ${round(highest)}`);
+  const places = lines.flatMap(line =>
+    line.points.map((point, i) => {
+      const [px, py] = place(point);
+      const text = `${line.name}: ${round(point[y])} at ${short(point[x], 4)} ${x}${range(point)}`;
+      return {row: line.name, i, x: px, y: py, text, key: line.key};
+    }),
+  );
   return {svg, places, table};
 }
 
@@ -136,18 +195,23 @@ function plot(spec, width, height = 300) {
 function matrix({down, across, values, least, most, high, paint, told, table}, width) {
   const [left, widest] = [down, across].map(names => 8 + Math.max(...names.map(widthOf)));
   const wide = Math.floor(Math.max(least, Math.min(most, (width - left - 56) / across.length)));
-  const upright = widest > wide + 8, above = upright ? widest : 20, tall = high ?? wide;
-  const places = [], font = {"font-size": Math.min(12, tall)};
+  const upright = widest > wide + 8;
+  const above = upright ? widest : 20;
+  const tall = high ?? wide;
+  const places = [];
+  const font = {"font-size": Math.min(12, tall)};
   const svg = drawing(left + wide * across.length + 56, above + tall * down.length + 2);
   across.forEach((name, i) => {
-    const x = left + (i + .5) * wide, turned = {...font, transform: `translate(${x + 4} ${above - 5}) rotate(-90)`};
+    const x = left + (i + 0.5) * wide;
+    const turned = {...font, transform: `translate(${x + 4} ${above - 5}) rotate(-90)`};
     svg.append(upright ? write(name, 0, 0, turned) : write(name, x, 14, MIDDLE));
   });
   values.forEach((cells, row) => {
     const y = above + row * tall;
     svg.append(write(down[row], left - 6, y + tall / 2 + 4, {...font, ...END}));
     cells.forEach((value, i) => {
-      const x = left + i * wide, place = {row, i, x: x + wide / 2, y: y + tall / 2, key: `${row} ${i}`};
+      const x = left + i * wide;
+      const place = {row, i, x: x + wide / 2, y: y + tall / 2, key: `${row} ${i}`};
       if (value == null) return;
       svg.append(...paint(value, x, y, wide, tall, place.key));
       places.push({...place, text: told(value, down[row], across[i])});
@@ -158,24 +222,41 @@ function matrix({down, across, values, least, most, high, paint, told, table}, w
 
 // A square map of shares from 0 to 1, by rows: one path for each of 12 shades. The square root shows small shares too.
 const SHADES = 12;
+
 function shades({size, shares}, x, y, side) {
   const paths = Array(SHADES + 1).fill("");
   shares.forEach((share, i) => {
     paths[Math.round(SHADES * Math.sqrt(share))] += `M${i % size} ${Math.floor(i / size)}h1v1h-1z`;
   });
   const drawn = paths.map((d, shade) => draw("path", {d, "fill-opacity": (shade / SHADES).toFixed(2)})).slice(1);
-  const ground = draw("rect", {width: size, height: size, fill: "var(--field)"}), how = {"shape-rendering": "crispEdges"};
-  return draw("g", {transform: `translate(${x} ${y}) scale(${side / size})`, fill: "var(--map)", ...how}, ground, ...drawn);
+  const ground = draw("rect", {width: size, height: size, fill: "var(--field)"});
+  const how = {"shape-rendering": "crispEdges"};
+  return draw(
+    "g",
+    {transform: `translate(${x} ${y}) scale(${side / size})`, fill: "var(--map)", ...how},
+    ground,
+    ...drawn,
+  );
 }
+
 // Small maps of all heads, a row for each layer. heads: their number by layer; mapOf(layer, head) returns {size, shares}.
 function smallMaps(heads, mapOf, chosen, width) {
-  const numbers = count => [...Array(count).keys()].map(String), frame = {fill: "none", stroke: "var(--mark)", "stroke-width": 2};
+  const numbers = count => [...Array(count).keys()].map(String);
+  const frame = {fill: "none", stroke: "var(--mark)", "stroke-width": 2};
   const values = heads.map((count, layer) => numbers(count).map(head => mapOf(layer, head)));
-  const paint = (map, x, y, side, _, key) => [shades(map, x, y, side - 5),
-    ...key === chosen ? [draw("rect", {x, y, width: side - 5, height: side - 5, ...frame})] : []];
-  const cells = ({size, shares}) => Array.from(shares, (share, i) => [Math.floor(i / size), i % size, +share.toPrecision(3)]);
-  const table = () => [["layer", "head", "row", "column", "weight"],
-    ...values.flatMap((maps, layer) => maps.flatMap((map, head) => cells(map).map(cell => [layer, head, ...cell])))];
+  const paint = (map, x, y, side, _, key) => [
+    shades(map, x, y, side - 5),
+    ...(key === chosen ? [draw("rect", {x, y, width: side - 5, height: side - 5, ...frame})] : []),
+  ];
+  const cells = ({size, shares}) =>
+    Array.from(shares, (share, i) => [Math.floor(i / size), i % size, +share.toPrecision(3)]);
+  const table = () => [
+    ["layer", "head", "row", "column", "weight"],
+    ...values.flatMap((maps, layer) => maps.flatMap((map, head) => cells(map).map(cell => [layer, head, ...cell]))),
+  ];
   const told = (_, layer, head) => `layer ${layer}, head ${head}`;
-  return matrix({down: numbers(heads.length), across: numbers(Math.max(...heads)), values, least: 20, most: 86, paint, told, table}, width);
+  return matrix(
+    {down: numbers(heads.length), across: numbers(Math.max(...heads)), values, least: 20, most: 86, paint, told, table},
+    width,
+  );
 }

@@ -267,7 +267,8 @@ def test_a_table_shows_its_first_columns_whole_and_keeps_the_runs_in_sight(tmp_p
     write_leaderboard(tmp_path)
     script = """
       const cells = () => [...$("table").tBodies[0].rows[0].cells], scroll = $("scroll").getBoundingClientRect();
-      const first = cells().slice(0, 4).map(cell => [cell.scrollWidth - cell.clientWidth, cell.getBoundingClientRect().right]);
+      const hidden = cell => cell.scrollWidth - cell.clientWidth, right = cell => cell.getBoundingClientRect().right;
+      const first = cells().slice(0, 4).map(cell => [hidden(cell), right(cell)]);
       $("scroll").scrollLeft = 1e6;
       return {first, right: scroll.right, left: cells()[0].getBoundingClientRect().left - scroll.left,
         wide: document.documentElement.scrollWidth <= innerWidth};
