@@ -15,17 +15,18 @@ from data.tokenizer import token_bytes
 
 
 class Batch(NamedTuple):
-    """What a forward pass reads, int64 [rows, T] each."""
+    """The inputs of a forward pass and their targets, int64 [rows, T] each."""
 
     inputs: np.ndarray
     targets: np.ndarray
-    """The token to predict at each place; -1 where nothing is scored."""
+    """The token to predict at each position; -1 where nothing is scored."""
     doc_starts: np.ndarray | None = None
-    """Where in its sequence the document of each token begins, if documents are kept apart."""
+    """The position where each token's document begins, if documents are masked."""
 
 
 def random_stream(*key: object) -> np.random.RandomState:
-    """Return a generator of random numbers seeded by `key`, the same in every version of numpy."""
+    """Return a random generator seeded by `key`; its numbers are the same in every numpy version."""
+    # RandomState is frozen by numpy's policy, unlike default_rng().
     digest = hashlib.sha256(" ".join(map(str, key)).encode()).digest()
     return np.random.RandomState(np.frombuffer(digest, dtype="<u4"))
 
@@ -33,9 +34,9 @@ def random_stream(*key: object) -> np.random.RandomState:
 class Batches:
     """Training batches of sequences of block_size + 1 tokens, in an order set by `seed`.
 
-    The sequences of an epoch begin block_size tokens apart, and each comes once. Where the first one begins differs
-    between epochs. So the borders differ too, and the tokens that one epoch leaves out at the two ends of the text are
-    in others. The order is in memory, 8 bytes a sequence.
+    The sequences of an epoch begin block_size tokens apart, and each is drawn once. Every epoch has an offset of its
+    own: sequence borders move, and tokens that one epoch misses at either end of the text appear in others. The order
+    takes 8 bytes of memory a sequence.
     """
 
     def __init__(self, tokens: np.ndarray, *, block_size: int, batch_size: int, seed: int) -> None:
@@ -45,7 +46,8 @@ class Batches:
         self.seed = seed
         # One sequence fewer than fits: slack for the offset of each epoch.
         self.sequences_per_epoch = max(1, len(tokens) // block_size - 1)
-        self._epoch = lru_cache(maxsize=2)(self._order)  # a batch may reach over the end of an epoch
+        # Two epochs, because a batch may reach over the end of one.
+        self._epoch = lru_cache(maxsize=2)(self._order)
 
     def batch(self, step: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Return rows start to stop of the global batch of `step`, int64 [rows, block_size + 1].
@@ -53,8 +55,9 @@ class Batches:
         Inputs are [:, :-1], targets [:, 1:].
         """
         rows = np.arange(start, self.batch_size if stop is None else stop)
+        # Sequences are numbered through all epochs: a row's number says its epoch and its place in that epoch's order.
         epochs, numbers = np.divmod(step * self.batch_size + rows, self.sequences_per_epoch)
-        starts = np.empty_like(numbers)
+        starts = np.empty_like(numbers)  # [rows], the first token of each
         for epoch in np.unique(epochs):  # mostly one
             offset, order = self._epoch(int(epoch))
             in_epoch = epochs == epoch
@@ -62,22 +65,26 @@ class Batches:
         return sequences_at(self.tokens, starts, self.block_size + 1)
 
     def _order(self, epoch: int) -> tuple[int, np.ndarray]:
-        """Return the offset of an epoch's first sequence, and the order of its sequences, int64."""
+        """Return the offset of an epoch's first sequence, and the permutation of its sequences."""
         random = random_stream(self.seed, epoch)
         count = self.sequences_per_epoch
-        return int(random.random_sample() * (len(self.tokens) - count * self.block_size)), random.permutation(count)
+        slack = len(self.tokens) - count * self.block_size
+        offset = int(random.random_sample() * slack)
+        return offset, random.permutation(count)
 
 
 def sequences_at(tokens: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
     """Return the `length` tokens from each of `starts` on, int64 [rows, length]."""
+    # A view of all windows [len(tokens) - length + 1, length]: only the chosen rows are read and copied.
     return sliding_window_view(tokens, length)[starts].astype(np.int64)
 
 
 def document_starts(tokens: np.ndarray, separator: int) -> np.ndarray:
-    """Return where in its sequence the document of each token begins, int64 [rows, T] like `tokens`.
+    """Return the position where each token's document begins, int64 [rows, T] like `tokens`.
 
-    A document begins with its <|endoftext|>, `separator`; one that began before the sequence is seen from place 0 on.
+    A document begins with its <|endoftext|>, `separator`; if it began before the sequence, at position 0.
     """
+    # The running maximum carries each separator's position on to the next: [7, e, 5, e, 3] gives [0, 1, 1, 3, 3].
     places = np.where(tokens == separator, np.arange(tokens.shape[-1]), 0)
     return np.maximum.accumulate(places, axis=-1)
 
@@ -85,10 +92,10 @@ def document_starts(tokens: np.ndarray, separator: int) -> np.ndarray:
 def evaluation_batches(
     tokens: np.ndarray, *, block_size: int, batch_size: int, most: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Yield sequences in the order of the text, int64 [rows, length + 1]; each token but the first is a target once.
+    """Yield sequences in the order of the text, int64 [rows, length + 1].
 
-    `length` is block_size, except in a last batch of one shorter sequence for the rest. If there are more than `most`
-    targets, only so many whole sequences, spread evenly.
+    Each token but the first is a target once. `length` is block_size; one shorter sequence at the end has the rest.
+    If the text has more than `most` targets, whole sequences with `most` targets are spread evenly over it.
     """
     targets = len(tokens) - 1
     whole = targets // block_size
@@ -101,13 +108,14 @@ def evaluation_batches(
         rest = 0
     for first in range(0, len(starts), batch_size):
         yield sequences_at(tokens, starts[first : first + batch_size], block_size + 1)
+    # In a batch by itself, as it is shorter.
     if rest:
         yield tokens[None, -rest - 1 :].astype(np.int64)
 
 
 @dataclass(frozen=True)
 class TokenDataset:
-    """A text as tokens, as training and evaluation read it."""
+    """The tokens of a text, with the methods that training and evaluation call."""
 
     tokenizer: Encoding
     train: np.ndarray
@@ -117,7 +125,7 @@ class TokenDataset:
     description: str
     """The text in words."""
     document_mask: bool = False
-    """Whether the documents of a sequence are kept apart."""
+    """Whether attention is confined to each token's document."""
 
     @property
     def vocab_size(self) -> int:
@@ -136,7 +144,7 @@ class TokenDataset:
         return len(self.val) if most is None else min(most, len(self.val))
 
     def epochs(self, tokens: int) -> str:
-        """Return in words how many epochs so many tokens are."""
+        """Format a number of tokens as epochs of the training text."""
         return f"{tokens / len(self.train):.2f} epochs"
 
     def check(self, block_size: int) -> None:
@@ -147,16 +155,16 @@ class TokenDataset:
                 raise DataError(problem, "choose a smaller one, more text, or another data.val_fraction")
 
     def training(self, block_size: int, batch_size: int, seed: int) -> Callable[[int, int, int], Batch]:
-        """Return batch(step, start, stop): rows start to stop of a step, deterministic in (seed, step)."""
+        """Return batch(step, start, stop), which gives rows of a step, deterministic in (seed, step)."""
         batches = Batches(self.train, block_size=block_size, batch_size=batch_size, seed=seed)
         return lambda step, start, stop: self.batch(batches.batch(step, start, stop))
 
     def validation(self, block_size: int, batch_size: int, most: int | None = None) -> Iterator[Batch]:
-        """Yield the batches of evaluation_batches() of the validation text."""
+        """Yield the validation text's batches, as evaluation_batches() orders them."""
         return map(self.batch, evaluation_batches(self.val, block_size=block_size, batch_size=batch_size, most=most))
 
     def batch(self, sequences: np.ndarray) -> Batch:
-        """Return sequences of text, int64 [rows, T + 1], as inputs and the tokens that follow them."""
+        """Return sequences, int64 [rows, T + 1], as inputs and as targets, one token later."""
         inputs = sequences[:, :-1]
         doc_starts = document_starts(inputs, self.tokenizer.eot_token) if self.document_mask else None
         return Batch(inputs, sequences[:, 1:], doc_starts)

@@ -6,14 +6,13 @@ from common.errors import SettingsError, at_least, fraction, one_of
 
 TOKENIZERS = ("bpe", "byte", "gpt2", "cl100k_base", "o200k_base")
 
-# The sources of text, each with the share of it that is held out when val_fraction is null: a larger text
-# needs a smaller share for a steady validation loss.
+# The sources of text, with the default of val_fraction: a larger text needs a smaller share for a steady loss.
 VAL_FRACTIONS = {"stdlib": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01, "hf": 0.01}
-# The synthetic tasks, each with its number of ids when data.task.vocab_size is null.
+# The synthetic tasks, with the default of data.task.vocab_size.
 VOCABULARIES = {"recall": 1024, "copy": 32, "selective_copy": 16, "induction": 16}
 SOURCES = (*VAL_FRACTIONS, "nanogpt", *VOCABULARIES)
 DIVISIBLE = ("text", "jsonl", "hf")
-"""The sources whose texts data.separator divides."""
+"""The sources that data.separator divides into documents."""
 
 
 @dataclass(kw_only=True)
@@ -21,9 +20,9 @@ class TaskConfig:
     """The sizes of a synthetic task; its length is model.block_size."""
 
     items: int = 8
-    """What a window asks for: key-value pairs of recall, ids of selective_copy."""
+    """Number of answers in a sequence: key-value pairs of recall, ids of selective_copy."""
     vocab_size: int | None = None
-    """Number of ids; when null 1024 for recall, 32 for copy, 16 for selective_copy and induction."""
+    """Number of ids; null: 1024 for recall, 32 for copy, 16 for selective_copy and induction."""
     random_non_queries: bool = True
     """For recall: random ids between the queries, instead of 0."""
 
@@ -32,7 +31,7 @@ class TaskConfig:
         at_least("data.task.vocab_size", self.vocab_size, 3)
 
     def ids(self, name: str) -> int:
-        """Return the number of ids of the task `name`, with the default resolved."""
+        """Return the number of ids of the task `name`; null is resolved."""
         return self.vocab_size or VOCABULARIES[name]
 
 
@@ -41,31 +40,31 @@ class DataConfig:
     """Where the documents come from and how they are split."""
 
     source: str = "stdlib"
-    """stdlib (the running Python's standard library, no download), shakespeare (1.1 MB, downloaded), text, jsonl
-    (one JSON object a line), hf (a Hugging Face dataset, streamed, or Parquet files) or nanogpt (a folder with
-    train.bin and val.bin); or a synthetic task without text: recall, copy, selective_copy or induction."""
+    """The source: stdlib (the running Python's standard library), shakespeare (downloads 1.1 MB), text, jsonl or hf.
+    Also nanogpt, or a synthetic task: recall, copy, selective_copy or induction. jsonl has one JSON object a line.
+    hf is a Hugging Face dataset, streamed, or Parquet files. nanogpt is a folder with train.bin and val.bin."""
     path: str | None = None
-    """For text, jsonl and hf: a file, a folder (searched at any depth) or a quoted glob; .gz files are unpacked. For
-    nanogpt: the folder of train.bin and val.bin. With source=stdlib or shakespeare a path means source=text, or hf
-    where it ends in .parquet."""
+    """For text, jsonl and hf: a file, a folder (searched at any depth) or a quoted glob; .gz files are unpacked.
+    For nanogpt: the folder of train.bin and val.bin. With source=stdlib or shakespeare a path means source=text, or
+    source=hf if it ends in .parquet."""
     separator: str | None = "<|endoftext|>"
-    """For text, jsonl and hf: the text that ends a document, wherever it is; line ends right after it are dropped. With
-    null a file or a record is one document."""
+    """For text, jsonl and hf: the text that separates documents; line ends right after it are dropped.
+    With null each file or record is one document."""
     text_field: str = "text"
     """For jsonl and hf: the field that holds a document's text."""
     name: str | None = None
     """For hf: the dataset's name on the hub, or a local folder."""
     subset: str | None = None
-    """For hf: the dataset's configuration, where it has several."""
+    """For hf: the dataset's configuration, if it has several."""
     split: str = "train"
-    """For hf: the split that is read."""
+    """For hf: the split to read."""
     val_fraction: float | None = None
-    """Share of the text held out for validation; when null 0.04 for stdlib, 0.1 for shakespeare and text, 0.01 for
-    jsonl and hf."""
+    """Share of the text held out for validation.
+    null: 0.04 for stdlib, 0.1 for shakespeare and text, 0.01 for jsonl and hf."""
     document_mask: bool = False
-    """Keep the documents of a window apart: attention, and whatever else looks back, ends where a document begins."""
+    """Keep the documents of a sequence apart: nothing looks back beyond a document's start."""
     cache_dir: str = "~/.cache/tinygpt"
-    """Where downloads and prepared tokens are kept."""
+    """The cache folder of downloads and prepared tokens."""
     task: TaskConfig = field(default_factory=TaskConfig)
 
     def __post_init__(self) -> None:
@@ -85,7 +84,7 @@ class DataConfig:
 
     @property
     def validation_fraction(self) -> float:
-        """Share of the text held out for validation, with the default resolved."""
+        """Share of the text held out for validation; null is resolved."""
         return VAL_FRACTIONS[self.source] if self.val_fraction is None else self.val_fraction
 
 
@@ -94,8 +93,8 @@ class TokenizerConfig:
     """Which tiktoken encoding turns text into tokens."""
 
     name: str = "bpe"
-    """bpe (trained on the text, of a large one on an even sample of 2,000 characters a token), byte (one token a byte),
-    gpt2, cl100k_base or o200k_base (published by OpenAI, downloaded once by tiktoken)."""
+    """bpe (trained on the text), byte (one token a byte), or OpenAI's gpt2, cl100k_base or o200k_base.
+    bpe reads a sample of 2,000 characters a token. tiktoken downloads OpenAI's once."""
     vocab_size: int = 2048
     """For bpe: number of tokens, including the 256 bytes and <|endoftext|>."""
 

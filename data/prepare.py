@@ -1,4 +1,7 @@
-"""Documents to tokens, once for each text and tokenizer: a folder with train.bin and val.bin, as nanoGPT has them."""
+"""Documents to tokens, cached for each text and tokenizer.
+
+A folder of the cache has nanoGPT's train.bin and val.bin, with tokenizer.json and meta.json beside them.
+"""
 
 import hashlib
 import json
@@ -27,17 +30,21 @@ from data.texts import Source, fingerprint, sizes_of
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 
 FORMAT = 6
-# bpe learns from so many characters for each token: the default text has 0.03% fewer tokens when it learns from all.
+# Characters of bpe's training sample for each token. All of the default text would give 0.03% fewer tokens.
 BPE_CHARACTERS = 2_000
-AT_ONCE = 100  # jobs of encoding that are under way, 33 million characters at most
-JOB = 1 << 16  # characters of the pieces that a thread encodes in one job, which handing it over costs little of
+# Jobs in flight, which bounds the memory: 33 million characters at most.
+AT_ONCE = 100
+# Characters of a job, enough that handing it to a thread costs little of its time.
+JOB = 1 << 16
 SPLITS = ("train", "val")
-HEAD = 32_000_000  # characters of a large text that decide what is held out, and of a small one that stay in memory
-LONGEST_SHARE = 1 / 30  # of the validation text that a document, with its copies, may be
+# Characters at a text's beginning that decide what is held out. A shorter text stays in memory.
+HEAD = 32_000_000
+# The largest share of the validation text that one document and its copies may have, lest it decide the loss.
+LONGEST_SHARE = 1 / 30
 
 Log = Callable[[str], None]
 Piece = tuple[str, bool, str]
-"""The split of a piece of text, whether the piece begins a document of that split, and the text."""
+"""(split, whether the piece begins a document of that split, text)."""
 
 
 def prepare(
@@ -48,31 +55,32 @@ def prepare(
     log: Log = print,
     prepares: bool = True,
 ) -> TokenDataset:
-    """Return the tokens of a text from the cache, or make them now on all cores and in bounded memory.
+    """Return a text's tokens from the cache; encode it first if they are not there.
 
-    encoding: the tokenizer to use instead of the one that `tokenizer` names, e.g. that of the model to fine-tune.
-    prepares: False waits for another process to make the tokens, e.g. the one with the terminal.
-    If two runs start at once, one makes the tokens and the other waits. Raises DataError if the text, the tokenizer or
-    the cache folder cannot be used, and if the text changes meanwhile.
+    encoding: the tokenizer to use in place of `tokenizer`, e.g. the one of a model to fine-tune.
+    prepares: False waits for another process to encode, e.g. rank 0.
+    Encoding takes all cores and bounded memory. If two runs start at once, one encodes and the other waits. Raises
+    DataError if the text, the tokenizer or the cache folder cannot be used, or if the text changes meanwhile.
     """
     if data.source == "nanogpt":
         with reading("data.path", str(data.path)):
             return open_nanogpt(data, tokenizer, encoding)
-    # The folder's name is a hash of all that the tokens depend on.
+    # The folder is named by a hash of everything that the tokens depend on.
     root = user_path("data.cache_dir", data.cache_dir) / "tokens"
     source = Source(data)
     tokenizer_key = tokenizer_content(encoding) if encoding else asdict(tokenizer)
     key = json.dumps([FORMAT, source.fingerprint, data.validation_fraction, tokenizer_key], sort_keys=True)
     folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
-        # Make the folder, or wait for the process that does.
+        # Fill the folder, or wait for the process that does.
         while not prepares and not is_whole(folder):
             time.sleep(0.1)
         if not is_whole(folder):
             with cache_locked(root, log):
-                if not is_whole(folder):  # another run may have made it meanwhile
+                # Another run may have filled it while this one waited for the lock.
+                if not is_whole(folder):
                     make_folder(folder, source, encoding or tokenizer, log)
-        # Open it.
+        # Map its tokens into memory.
         encoding = encoding or read_tokenizer(folder / "tokenizer.json")
         train, val = open_folder(folder, encoding, str(folder), "delete this folder: the next run makes it again")
         return TokenDataset(encoding, train, val, folder.name, source.description, data.document_mask)
@@ -82,7 +90,7 @@ def prepare(
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether a folder of the cache has its files, in the sizes that its meta.json says."""
+    """Return whether a cached folder has all files in the sizes that its meta.json gives."""
     try:
         sizes = json.loads(read_foreign(folder / "meta.json"))["sizes"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -92,7 +100,7 @@ def is_whole(folder: Path) -> bool:
 
 @contextmanager
 def cache_locked(root: Path, log: Log) -> Iterator[None]:
-    """Hold the lock of the cache, and first remove what killed runs left unfinished."""
+    """Hold the lock of the cache; first remove the unfinished folders of killed runs."""
     root.mkdir(parents=True, exist_ok=True)
     if is_locked(root / ".lock"):
         log(f"Another run is preparing a text in {root}; waiting for it.")
@@ -103,9 +111,9 @@ def cache_locked(root: Path, log: Log) -> Iterator[None]:
 
 
 def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encoding, log: Log) -> None:
-    """Write tokenizer.json, train.bin, val.bin and meta.json, and give their folder its name in one step."""
+    """Write tokenizer.json, train.bin, val.bin and meta.json into a folder, atomically."""
     log(f"Preparing {source.description} with tokenizer={tokenizer.name}, once.")
-    remove(folder)  # it may be there, but not whole
+    remove(folder)  # an incomplete one
     with replacing(folder) as unfinished:
         unfinished.mkdir()
         split = Split(source, source.config.validation_fraction)
@@ -113,11 +121,12 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
             tokenizer = make_tokenizer(tokenizer, split.sample(BPE_CHARACTERS * tokenizer.vocab_size))
         save_tokenizer(tokenizer, unfinished / "tokenizer.json")
         write_tokens(split, tokenizer, unfinished, log)
+        # Check what was read: the text must be the same still, and both splits must have tokens.
         if Source(source.config).fingerprint != source.fingerprint:
             problem = f"data={source.config.source} changes while it is read ({source.description})"
             raise DataError(problem, "wait until nothing writes to it, or read a copy")
-        for loss, (count, first) in source.losses.items():
-            log(f"{loss}: {count:,}, first in {first}.")
+        for loss, (count, first_place) in source.losses.items():
+            log(f"{loss}: {count:,}, first in {first_place}.")
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         if not (sizes["train.bin"] and sizes["val.bin"]):
             problem = f"data={source.config.source} has no text, or too little to hold some out ({source.description})"
@@ -128,25 +137,29 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
 
 
 class Split:
-    """A text with `fraction` of it held out; the constructor reads its first HEAD characters.
+    """The split of a text, `fraction` of which is held out for validation.
 
-    The documents with the lowest hashes are held out, of those that are, with their copies, no longer than 1/30 of the
-    validation text. So names and order do not matter, copies are on one side, and no document decides the loss. If
-    such documents are less than twice `fraction` of the text, the last `fraction` of each document is held out.
+    The documents with the lowest hashes are held out. So names and order do not matter, and copies are on one side.
+    A document that, with its copies, is longer than 1/30 of the validation text is never among them: it would decide
+    the loss. If the rest is less than twice `fraction` of the text, the end of every document is held out instead.
+    The constructor reads the first HEAD characters.
     """
 
     def __init__(self, source: Source, fraction: float) -> None:
         self.source = source
         self.head, self.size = _beginning(source.documents())
-        self.kept: list[int] = []  # characters of each document to train on, where the end of each is held out
-        self.highest = -1  # hash of a document that is held out whole
+        # Either `highest` or `kept` is set below.
+        self.highest = -1  # documents are held out whole up to this hash
+        self.kept: list[int] = []  # the characters of each document to train on; its end is held out
         wanted = self.size * fraction
         self.longest = wanted * LONGEST_SHARE
-        sizes: Counter[int] = Counter()  # of each document in one piece, with its copies
+        # The documents in one piece, with their copies, by hash. A document of several pieces is too long anyway.
+        sizes: Counter[int] = Counter()
         for texts in self.head:
             if len(texts) == 1:
                 sizes[_hash(texts[0])] += len(texts[0])
         self.frequent = {number for number, size in sizes.items() if size > self.longest}
+        # Hold out documents in the order of their hashes until there is enough, or else the end of each document.
         free = sorted(sizes.keys() - self.frequent)
         sums = list(accumulate(sizes[number] for number in free))
         if free and sums[-1] >= 2 * wanted:
@@ -156,17 +169,18 @@ class Split:
             self.kept = [length - int(length * fraction) for length in lengths]
 
     def documents(self) -> Iterable[Iterable[str]]:
-        """Return the documents of the whole text; a small one is not read again."""
+        """Return the documents of the whole text; a small text is not read again."""
         return self.head if self.size < HEAD else self.source.documents()
 
     def pieces(self, documents: Iterable[Iterable[str]]) -> Iterator[Piece]:
-        """Yield all text of the first documents or of all, each character once, in pieces."""
+        """Yield the text of `documents`, the first or all of the text's, as pieces of a split."""
         for document, kept in zip(documents, self.kept or repeat(sys.maxsize), strict=False):
             texts = iter(document)
-            begun = list(islice(texts, 2))
+            begun = list(islice(texts, 2))  # two pieces tell whether the document has only one
             if self._is_held_out(begun):
                 kept = 0
-            position = 0  # in the document
+            # Train on the first `kept` characters; a piece that reaches beyond them is cut in two.
+            position = 0
             for text in chain(begun, texts):
                 end = max(0, min(len(text), kept - position))
                 if end > 0:
@@ -176,17 +190,18 @@ class Split:
                 position += len(text)
 
     def _is_held_out(self, begun: list[str]) -> bool:
-        """Return whether a document is held out whole, by its first two pieces: such a one has a single piece."""
+        """Return whether a document with these first two pieces is held out whole."""
         if len(begun) != 1 or len(begun[0]) > self.longest:
             return False
         number = _hash(begun[0])
         return number <= self.highest and number not in self.frequent
 
     def sample(self, most: int) -> Iterator[str]:
-        """Yield about `most` characters to train on, spread evenly over the text, of a large one its beginning."""
+        """Yield about `most` characters of the training split, spread evenly over the text's head."""
         seen = taken = 0
         for split, _, text in self.pieces(self.head):
             if split == "train":
+                # Take a piece whenever the share taken so far has fallen behind most / size.
                 seen += len(text)
                 if taken * self.size < most * seen:
                     taken += len(text)
@@ -194,7 +209,7 @@ class Split:
 
 
 def _beginning(documents: Iterable[Iterable[str]]) -> tuple[list[list[str]], int]:
-    """Return the pieces of the first documents, and how many characters they have."""
+    """Return the pieces of the first documents, up to HEAD characters, and their length."""
     head: list[list[str]] = []
     size = 0
     for document in documents:
@@ -212,7 +227,7 @@ def _hash(text: str) -> int:
 
 
 def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield pieces in groups of JOB characters or more, but for the last, which may be empty."""
+    """Yield pieces in groups of at least JOB characters; the last may have fewer, or none."""
     job: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -226,13 +241,14 @@ def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> None:
-    """Encode text on all cores and write train.bin and val.bin, each in the order of the text."""
+    """Encode a text on all cores into train.bin and val.bin, in the order of the text."""
     dtype = token_dtype(encoding.n_vocab)
     logged = time.monotonic()
     mark = np.array([encoding.eot_token], np.uint32)
 
     def encode(job: list[Piece]) -> list[np.ndarray]:
-        encode_piece = partial(encoding.encode_to_numpy, disallowed_special=())  # a literal <|endoftext|> is text
+        # A literal <|endoftext|> is text here; `mark` is the real one.
+        encode_piece = partial(encoding.encode_to_numpy, disallowed_special=())
         return [np.append(mark[:begins], encode_piece(text)) for _, begins, text in job]
 
     waiting = jobs(split.pieces(split.documents()))
@@ -241,28 +257,32 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> No
         pool = stack.enter_context(ThreadPoolExecutor())
         bar = stack.enter_context(progress_bar(desc="preparing tokens", unit=" characters", unit_scale=True))
         while batch := list(islice(waiting, AT_ONCE)):
+            # Threads suffice: tiktoken releases the GIL. map() keeps the order of the text.
             for job, encoded in zip(batch, pool.map(encode, batch), strict=True):
                 for (name, _, text), ids in zip(job, encoded, strict=True):
                     files[name].write(ids.astype(dtype).tobytes())
                     bar.update(len(text))
-            if bar.disable and time.monotonic() > logged + 30:  # without a terminal
+            # Without a terminal there is no bar, but a line every 30 seconds.
+            if bar.disable and time.monotonic() > logged + 30:
                 log(f"{files['train'].tell():,} bytes of tokens are written.")
                 logged = time.monotonic()
 
 
 def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> TokenDataset:
-    """Return the splits in a folder that nanoGPT's prepare.py or a run has filled, memory-mapped where they lie.
+    """Return the tokens of a folder in nanoGPT's format, memory-mapped where they are.
 
-    Their ids are those of the folder's tokenizer.json, else of `encoding`, else of what `tokenizer` names. Raises
-    DataError when they are missing, damaged or of another encoding.
+    The folder's tokenizer.json says the encoding; without one it is `encoding`, or else `tokenizer`. Raises DataError
+    if the files are missing, damaged or of another encoding.
     """
     folder = user_path("data.path", str(data.path))
     remedy = "give a folder with train.bin and val.bin, as nanoGPT's prepare.py writes, and tokenizer=, which made it"
-    if (folder / "meta.pkl").exists():  # a pickle can run code
+    # nanoGPT's prepare.py for characters writes meta.pkl, which is never opened: a pickle can run code.
+    if (folder / "meta.pkl").exists():
         problem = f"data.path={data.path} has ids of its own, as meta.pkl says, which is not opened"
         raise DataError(problem, f"give the text instead, as in data=text data.path={folder / 'input.txt'}")
     files = sizes_of(folder / f"{split}.bin" for split in SPLITS)
-    if len(files) < len(SPLITS):  # before a tokenizer is downloaded for them
+    # Refuse a folder without tokens before a tokenizer is downloaded for them.
+    if len(files) < len(SPLITS):
         raise DataError(f"data.path={data.path} cannot be used (No such files)", remedy)
     own = read_tokenizer(folder / "tokenizer.json") if (folder / "tokenizer.json").exists() else None
     if own and encoding and not same_tokens(own, encoding):
@@ -274,13 +294,13 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
 
 
 def open_folder(folder: Path, encoding: Encoding, place: str, remedy: str) -> list[np.ndarray]:
-    """Map train.bin and val.bin into memory. Raises DataError if they do not hold ids of `encoding`.
+    """Return train.bin and val.bin, memory-mapped; DataError if they hold other ids than `encoding`'s.
 
-    All ids are read: 0.1 s for 300 MB that are in memory.
+    All ids are read for the check: 0.1 s for 300 MB that are in memory.
     """
     dtype = token_dtype(encoding.n_vocab)
     try:
-        # A plain view: slicing the memmap class itself is several times slower.
+        # Plain arrays: slicing numpy's memmap class is several times slower.
         splits = [np.memmap(folder / f"{split}.bin", dtype, "r").view(np.ndarray) for split in SPLITS]
         highest = max(int(ids.max()) for ids in splits)
         if highest >= encoding.n_vocab:
@@ -291,5 +311,5 @@ def open_folder(folder: Path, encoding: Encoding, place: str, remedy: str) -> li
 
 
 def token_dtype(n_vocab: int) -> np.dtype:
-    """Return the smallest of uint16 and uint32, little-endian, that holds ids below `n_vocab`."""
+    """Return uint16 if it holds all ids below `n_vocab`, else uint32, little-endian."""
     return np.dtype("<u2" if n_vocab <= 1 << 16 else "<u4")

@@ -1,6 +1,6 @@
-"""Synthetic tasks that tell mechanisms apart in minutes: new sequences at every step, scored on their answers alone.
+"""Synthetic tasks that tell mechanisms apart in minutes, scored on their answers alone.
 
-A sequence's inputs are ids below data.task.vocab_size; the target of a place is the answer wanted there, or -1. T is
+Each step has new sequences. Inputs are ids below data.task.vocab_size; a target is an answer, or -1 for none. T is
 model.block_size, V the vocabulary and n data.task.items.
 """
 
@@ -14,8 +14,8 @@ from common.errors import SettingsError
 from data.batches import Batch, TokenDataset, random_stream
 from data.config import TaskConfig
 
-HELD_OUT = 512  # sequences that an evaluation scores
-POWER = 0.01  # of recall's gaps, as in Zoology
+HELD_OUT = 512  # sequences of the validation split
+POWER = 0.01  # Zoology's exponent of the gaps between a pair and its query
 NOTHING = -1  # the target where nothing is scored
 
 Random = np.random.RandomState
@@ -23,12 +23,12 @@ Sequences = tuple[np.ndarray, np.ndarray]  # inputs and targets, int64 [rows, T]
 
 
 def recall(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
-    """Multi-query associative recall (Arora et al. 2023, "Zoology", section 3.1 and zoology/data/multiquery_ar.py).
+    """Multi-query associative recall (Arora et al. 2023, "Zoology").
 
-    Begins with n pairs of a key from 1 … V/2 - 1 and a value from V/2 … V - 1, no key and no value twice. In the
-    places after them, numbered from 0, each key comes once more, at 2g for a g of 0 … (T - 2n)/2 - 1, none twice,
-    drawn with p(g) ∝ (g + 1)^(POWER - 1) in the order of the pairs; its target is its value. What is left
-    holds random ids from 0 … V - 1, or 0 without random_non_queries.
+    Section 3.1 and zoology/data/multiquery_ar.py. A sequence begins with n pairs of a key from 1 … V/2 - 1 and a value
+    from V/2 … V - 1, all distinct. Each key then returns once as a query, whose target is its value. It stands at
+    2n + 2g, with distinct g from 0 … (T - 2n)/2 - 1 drawn with p(g) ∝ (g + 1)^(POWER - 1). The other positions hold
+    random ids from 0 … V - 1, or 0 without random_non_queries.
     """
     n = task.items
     V = task.ids("recall")
@@ -46,9 +46,10 @@ def recall(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
 
 
 def copy(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
-    """Copying (Jelassi et al. 2024, "Repeat After Me"): T/2 random ids from 1 … V - 1, a 0, and they are to follow.
+    """Copying (Jelassi et al. 2024, "Repeat After Me").
 
-    What has been copied so far is seen, as when text is generated.
+    T/2 random ids from 1 … V - 1 and a 0, after which the same ids are the targets. The inputs there are the copy so
+    far, as in generation.
     """
     text = random.randint(1, task.ids("copy"), (rows, T // 2))
     mark = np.zeros((rows, 1), dtype=np.int64)
@@ -56,10 +57,10 @@ def copy(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
 
 
 def selective_copy(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
-    """Selective copying (Gu & Dao 2023, "Mamba", section 4.1.1): n ids among noise, to be told in their order.
+    """Selective copying (Gu & Dao 2023, "Mamba", section 4.1.1).
 
-    The ids, from 2 … V - 1, are at random places of the first T - n; the others there hold 0, the noise. The last n
-    places hold 1 each, and the target of the i-th of them is the i-th id.
+    n ids from 2 … V - 1 stand at random positions among the first T - n, in noise of 0. The last n positions hold 1,
+    and the target of the i-th of them is the i-th id.
     """
     n = task.items
     ids = random.randint(2, task.ids("selective_copy"), (rows, n))
@@ -72,9 +73,9 @@ def selective_copy(random: Random, rows: int, T: int, task: TaskConfig) -> Seque
 
 
 def induction(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
-    """Induction heads (Gu & Dao 2023, "Mamba", section 4.1.2): what came after the mark the first time?
+    """Induction heads (Gu & Dao 2023, "Mamba", section 4.1.2).
 
-    Random ids from 1 … V - 1, with the mark 0 at a random place before the last two and again at the last, whose
+    Random ids from 1 … V - 1. The mark 0 stands at a random position before the last two and again at the last, whose
     target is the id that followed the first mark.
     """
     inputs = random.randint(1, task.ids("induction"), (rows, T))
@@ -100,12 +101,12 @@ TASKS = {"recall": recall, "copy": copy, "selective_copy": selective_copy, "indu
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task as training and evaluation read it, in place of prepared text; the same methods as TokenDataset."""
+    """A task in place of a text, with the same methods as TokenDataset."""
 
     name: str
     task: TaskConfig
     seed: int
-    """Determines the sequences that are held out."""
+    """Seed of the validation sequences."""
 
     tokenizer = None
 
@@ -141,12 +142,13 @@ class TaskData:
             raise SettingsError(problem, f"choose {even} from {shortest} on and {fewest_ids} ids or more")
 
     def training(self, block_size: int, batch_size: int, seed: int) -> Callable[[int, int, int], Batch]:
-        """Return batch(step, start, stop): rows start to stop of a step, deterministic in (seed, step)."""
+        """Return batch(step, start, stop), which gives rows of a step, deterministic in (seed, step)."""
+        # Micro-batches of a step, and its ranks, slice the same sequences: keep the latest step's.
         make = lru_cache(maxsize=1)(lambda step: self._make(batch_size, block_size, seed, step))
         return lambda step, start, stop: Batch(*(ids[start:stop] for ids in make(step)))
 
     def validation(self, block_size: int, batch_size: int, most: int | None = None) -> Iterator[Batch]:
-        """Yield the HELD_OUT sequences of an evaluation, the first ones up to `most` tokens, batch_size at a time."""
+        """Yield the validation sequences, of at most `most` tokens, in batches."""
         inputs, targets = self._make(HELD_OUT, block_size, self.seed, "held out")
         count = self.validation_tokens(block_size, most) // block_size
         for first in range(0, count, batch_size):
@@ -154,7 +156,7 @@ class TaskData:
             yield Batch(inputs[rows], targets[rows])
 
     def _sizes(self, T: int) -> tuple[int, int, int]:
-        """Return the number of answers in a sequence of T tokens, the shortest such sequence and the fewest ids."""
+        """Return (answers in a sequence of T tokens, shortest sequence, fewest ids)."""
         n = self.task.items
         return {
             "recall": (n, 4 * n, 2 * n + 2),
@@ -168,4 +170,4 @@ class TaskData:
 
 
 Data = TokenDataset | TaskData
-"""What a run learns from."""
+"""The data of a run."""

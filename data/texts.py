@@ -27,9 +27,9 @@ from data.tokenizer import LONGEST, pieces, replace_surrogates
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
-# What the standard library is read without: tests, near-copies and written tables.
+# Left out of the standard library: tests, near-copies and generated tables.
 SKIPPED = {"test", "tests", "idle_test", "lib2to3", "encodings", "stringprep.py", "_casefix.py"}
-# What a folder is searched for; text may have any name.
+# The files that a folder is searched for; a text may have any name.
 ENDINGS = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"), "hf": (".parquet",)}
 
 Files = dict[str, tuple[int, int]]
@@ -37,9 +37,10 @@ Files = dict[str, tuple[int, int]]
 
 
 class Source:
-    """The documents that `config` names. The constructor reads names, sizes and times only, or downloads shakespeare.
+    """The documents of a data source.
 
-    Raises DataError if there is nothing to read. Reading the text can raise it too.
+    The constructor reads names, sizes and times only, or downloads shakespeare. It raises DataError if there is nothing
+    to read; documents() can raise it too.
     """
 
     def __init__(self, config: DataConfig) -> None:
@@ -72,7 +73,7 @@ class Source:
         self.fingerprint = fingerprint(files, *asked, *filter(None, [self.separator]))
         """A short hex string that changes if the text may have changed."""
         self.losses: dict[str, tuple[int, str]] = {}
-        """{what was replaced or left out: (how often, where first)}, of the last reading."""
+        """{kind of loss: (count, first place)} of the last reading."""
 
     def documents(self) -> Iterator[Iterable[str]]:
         """Yield the documents, from the first on at each call. An empty one has no pieces."""
@@ -102,7 +103,7 @@ class Source:
                 raise DataError(problem, "choose another field")
 
     def _blocks(self, file: str) -> Iterator[str]:
-        """Yield the text of a file in blocks. A file that is no text is left out; DataError if it is the only one."""
+        """Yield a file's text in blocks; skip a binary file, or raise DataError if it is the only one."""
         with self._reading(file) as stream:
             block = stream.read(LONGEST)
             if "\0" in block or 2 * replace_surrogates(block)[1] > len(block):
@@ -117,7 +118,7 @@ class Source:
 
     @contextmanager
     def _reading(self, file: str) -> Iterator[TextIO]:
-        """Open a file as text, unpacked when its name ends in .gz. Bytes that are not UTF-8 become lone surrogates."""
+        """Open a file as text, unzipped if .gz; bytes that are not UTF-8 become lone surrogates."""
         opened: Any = gzip.open if file.endswith(".gz") else open
         path = self.config.path
         with naming(f"data.path={path}" if path else f"data={self.config.source}"):
@@ -135,16 +136,16 @@ class Source:
             self._note("Characters that are not UTF-8 and became U+FFFD", lost, where)
         return text
 
-    def _note(self, what: str, count: int, where: str) -> None:
-        before, first = self.losses.get(what, (0, where))
-        self.losses[what] = before + count, first
+    def _note(self, loss: str, count: int, where: str) -> None:
+        before, first = self.losses.get(loss, (0, where))
+        self.losses[loss] = before + count, first
 
 
 def divided(blocks: Iterable[str], separator: str | None) -> Iterator[Iterable[str]]:
-    """Yield the documents between the separators in a text that comes in blocks of any size, in pieces.
+    """Yield the documents between a text's separators, each as pieces.
 
-    Each must be read to its end before the next. Line ends right after a separator belong to it, and white space alone
-    is no document. Without a separator the text is one document, as it is.
+    The text comes in blocks of any size. Each document must be read to its end before the next. Line ends right after a
+    separator belong to it, and white space alone is no document. Without a separator the text is one document.
     """
     if separator is None:
         yield pieces(blocks)
@@ -162,7 +163,10 @@ def divided(blocks: Iterable[str], separator: str | None) -> Iterator[Iterable[s
 
 
 def _parts(blocks: Iterable[str], separator: str) -> Iterator[str | None]:
-    """Yield a text in parts of any size, "" among them, and None for each separator. A part precedes and follows it."""
+    """Yield a text in parts, and None for each separator.
+
+    Every separator has a part before and after it, which may be "".
+    """
     straddling = len(separator) - 1  # characters of a separator whose end may be in the next block
     pending = ""
     for block in blocks:
@@ -214,15 +218,15 @@ def _dataset_records(config: DataConfig, files: Files) -> Iterator[tuple[str, di
 
 
 def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data.path") -> Files:
-    """Return the regular files that a setting names: a file, a glob's, or those in a folder with these endings.
+    """Return the regular files that a setting names by a file, a folder or a glob.
 
-    Hidden files of a folder are left out. Raises DataError if there is no file.
+    Of a folder, files with other endings and hidden ones are left out. Raises DataError if there is no file.
     """
 
     def fail(error: OSError) -> None:
         raise error
 
-    # Find them, or what is in the way.
+    # Find the files, or the reason why there are none.
     root = user_path(setting, path)
     problem = f"names no {' or '.join(endings) or 'regular'} file"
     found = [root]
@@ -244,7 +248,7 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
 
 
 def stdlib_files() -> Files:
-    """Return the standard library's own modules, without tests, tables and what is installed beside them."""
+    """Return the standard library's modules, without tests, tables and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [root / f"{name}.py" for name in sys.stdlib_module_names]
     files += [file for name in sys.stdlib_module_names for file in (root / name).rglob("*.py")]
@@ -258,12 +262,12 @@ def sizes_of(files: Iterable[Path]) -> Files:
 
 
 def fingerprint(files: Files, *settings: str | None) -> str:
-    """Return a hex string that changes with any file's path, size or mtime. Contents are not read."""
+    """Return a hash of settings and of files' paths, sizes and mtimes; contents are not read."""
     return hashlib.sha256(repr((settings, files)).encode()).hexdigest()[:16]
 
 
 def download_shakespeare(cache_dir: str) -> Path:
-    """Return the file in the cache, downloaded once and verified. Raises DataError when that fails."""
+    """Return the cached file, downloaded once and verified; DataError if that fails."""
     path = user_path("data.cache_dir", cache_dir) / "tinyshakespeare.txt"
     if path.is_file():
         return path

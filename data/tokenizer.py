@@ -1,4 +1,4 @@
-"""Text to token ids: every tokenizer is a tiktoken Encoding with the special token <|endoftext|>."""
+"""Text to token ids by tiktoken Encodings, all with the special token <|endoftext|>."""
 
 import json
 import logging
@@ -59,8 +59,8 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
 
     A text with too few pairs to merge gives a smaller vocabulary.
     """
-    # In the calling thread: another would not end with the process, and a process of its own would outlive one that is
-    # killed. Ctrl-C waits for the merging: 0.3 s for 2,048 tokens of 4 MB, 2.7 s for 32,000 of 62 MB.
+    # In this thread: a second thread would not end with the process, and a second process would survive a kill.
+    # Ctrl-C waits for the merging: 0.3 s for 2,048 tokens of 4 MB, 2.7 s for 32,000 of 62 MB.
     trainer = rustbpe.Tokenizer()
     logging.getLogger("rustbpe").setLevel(logging.WARNING)  # it reports each percent to a program that logs INFO
     try:
@@ -79,7 +79,7 @@ def _encoding(name: str, ranks: dict[bytes, int], pattern: str) -> tiktoken.Enco
 
 
 def token_bytes(encoding: tiktoken.Encoding) -> np.ndarray:
-    """Return the length in bytes of each id's text, int64 [n_vocab]: 0 for special tokens and for unused ids.
+    """Return each id's length in bytes, int64 [n_vocab]: 0 for special and unused ids.
 
     Published encodings leave ids unused. They cannot be decoded and must never be sampled.
     """
@@ -108,7 +108,7 @@ def pieces(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def replace_surrogates(text: str) -> tuple[str, int]:
-    """Return the text with U+FFFD for lone surrogates, which UTF-8 cannot have, and how many there were."""
+    """Return the text with U+FFFD for lone surrogates, which UTF-8 lacks, and their number."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -117,7 +117,7 @@ def replace_surrogates(text: str) -> tuple[str, int]:
 
 
 def encode_text(encoding: tiktoken.Encoding, text: str) -> np.ndarray:
-    """Return the ordinary tokens of any text, uint32 [T]. A literal <|endoftext|> in it is text like any other."""
+    """Return a text's tokens, uint32 [T]; a literal <|endoftext|> is ordinary text."""
     cut = pieces([replace_surrogates(text)[0]])
     return np.concatenate([np.empty(0, np.uint32), *(encoding.encode_to_numpy(p, disallowed_special=()) for p in cut)])
 
@@ -129,7 +129,7 @@ def save_tokenizer(encoding: tiktoken.Encoding, path: Path) -> None:
 
 @lru_cache(maxsize=1)
 def tokenizer_content(encoding: tiktoken.Encoding) -> dict[str, Any]:
-    """Return an encoding as plain types: tokens in order of rank, as base64, None for an unused rank."""
+    """Return an encoding as JSON has it: tokens by rank in base64, None for an unused rank."""
     by_rank = {rank: b2a_base64(token, newline=False).decode() for token, rank in encoding._mergeable_ranks.items()}
     return {
         "name": encoding.name,
@@ -140,7 +140,7 @@ def tokenizer_content(encoding: tiktoken.Encoding) -> dict[str, Any]:
 
 
 def same_tokens(one: tiktoken.Encoding, other: tiktoken.Encoding) -> bool:
-    """Tell whether two encodings give the same tokens, whatever their names."""
+    """Return whether two encodings give the same tokens; names are not compared."""
     return one is other or tokenizer_content(one) | {"name": ""} == tokenizer_content(other) | {"name": ""}
 
 

@@ -7,13 +7,13 @@ from common.errors import SettingsError
 
 @dataclass(kw_only=True)
 class ExportConfig:
-    """What to write where."""
+    """The model to export or import, and its folder."""
 
     checkpoint: str | None = None
     """A run's directory, for its best checkpoint, or a checkpoint's; the newest run when null."""
     import_from: str | None = None
-    """Folder or hub name of a GPT-2, Llama or Qwen3 of Hugging Face, of which `to` becomes a checkpoint. It is for
-    sample.py, eval.py and train.py's init_from."""
+    """Folder or hub name of a Hugging Face GPT-2, Llama or Qwen3, to import as a checkpoint.
+    sample.py, eval.py and train.py's init_from read it."""
     to: str = ""
     """The folder to write, which must not exist yet."""
 

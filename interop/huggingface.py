@@ -31,14 +31,20 @@ from model.weights import load_weights, plain_weights, save_file
 
 
 class Target(NamedTuple):
-    """A model of Hugging Face's, in its words and ours."""
+    """A model class of Hugging Face, and how it translates to a GPT."""
 
-    name: str  # its class
-    preset: str  # ours that it always fits
-    settings: dict[str, Any]  # of ours that differ from the defaults
-    fixed: dict[str, Any]  # settings of theirs that ours computes with this value only
-    names: dict[str, str]  # settings of ours that may have any value, and theirs for each
-    weights: dict[str, str]  # parts of our weights' names in the order of replacement, and theirs
+    name: str
+    """The name of the class."""
+    preset: str
+    """model=PRESET, whose models can always be exported to it."""
+    settings: dict[str, Any]
+    """Our settings that differ from their defaults."""
+    fixed: dict[str, Any]
+    """Their settings that have one value here."""
+    names: dict[str, str]
+    """{our setting: theirs}, if any value will do."""
+    weights: dict[str, str]
+    """{part of our weights' names: theirs}, in the order of replacement."""
 
 
 QWEN3 = Target(
@@ -86,27 +92,27 @@ CHECKED = {"attention", "attention_window", "n_head", "tie_embeddings", "zero_in
 CHECKED |= {"rope_theta", "rope_scaling", "rope_scaling_factor", "rope_trained_length", "latent_size", "ngram_rows"}
 
 
-def _obstacles(model: GPT, kind: str) -> list[str]:
-    """Return the settings of the model that Hugging Face's of this kind cannot express, as NAME=VALUE."""
+def _obstacles(model: GPT, model_type: str) -> list[str]:
+    """Return the model's settings that Hugging Face's model_type cannot express, as NAME=VALUE."""
     # Settings that must have one value there.
     config = model.config
     attention = model.attentions[0]
     free = CHECKED | QWEN3.names.keys()
     wanted = {field.name: field.default for field in fields(GPTConfig) if field.name not in free}
-    if kind == "gpt2":
+    if model_type == "gpt2":
         wanted["mlp"] = config.mlp if config.mlp in GPT2_ACTIVATIONS else "gelu_tanh"
-    found = [name for name, value in (wanted | TARGETS[kind].settings).items() if getattr(config, name) != value]
+    found = [name for name, value in (wanted | TARGETS[model_type].settings).items() if getattr(config, name) != value]
     # Settings that depend on the layers and the heads.
     layers = [config.at(layer) for layer in range(config.n_layer)]
     foreign = {layer.form for layer in layers} - {*SOFTMAX, "single_head", "stacked"}
     heads = {(each.n_head, each.kv_heads, each.head_dim) for each in model.attentions}
     lacks = {
         "attention": foreign or len(heads) > 1 or any({*layer.modifiers} - {"window"} for layer in layers),
-        "attention_window": kind != "qwen3" and any(layer.attention_window for layer in layers),
-        "n_kv_head": kind == "gpt2" and attention.kv_heads != attention.n_head,
-        "head_size": kind == "gpt2" and attention.n_head * attention.head_dim != config.n_embd,
-        "n_head": kind == "llama" and config.n_embd % attention.n_head,  # where it must divide the width
-        "norm_eps": kind == "qwen3" and config.norm_eps != NORM_EPS,  # that of QK-norm
+        "attention_window": model_type != "qwen3" and any(layer.attention_window for layer in layers),
+        "n_kv_head": model_type == "gpt2" and attention.kv_heads != attention.n_head,
+        "head_size": model_type == "gpt2" and attention.n_head * attention.head_dim != config.n_embd,
+        "n_head": model_type == "llama" and config.n_embd % attention.n_head,  # where it must divide the width
+        "norm_eps": model_type == "qwen3" and config.norm_eps != NORM_EPS,  # that of QK-norm
     }
     found += [name for name, lacking in lacks.items() if lacking]
     obstacles = [f"{name}={getattr(config, name)}" for name in found]
@@ -116,21 +122,21 @@ def _obstacles(model: GPT, kind: str) -> list[str]:
 
 
 def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> str:
-    """Write config.json and model.safetensors for AutoModelForCausalLM, and return the name of its class.
+    """Write a folder for AutoModelForCausalLM, and return the name of the model's class.
 
-    end_of_text: the id that ends a document. Raises HuggingFaceError when no class computes the same.
+    end_of_text: the id that separates documents. Raises HuggingFaceError when no class computes the same.
     """
-    # The class that lacks the least, which must lack nothing.
-    obstacles = {kind: _obstacles(model, kind) for kind in TARGETS}
-    kind = min(obstacles, key=lambda kind: len(obstacles[kind]))
-    if missing := ", ".join(obstacles[kind]):
-        problem = f"Hugging Face's {TARGETS[kind].name} comes nearest, but has no {missing}"
-        raise HuggingFaceError(problem, f"a model trained with model={TARGETS[kind].preset} can be exported")
-    # Its settings and weights.
+    # Choose the class with the fewest obstacles; it must have none.
+    obstacles = {model_type: _obstacles(model, model_type) for model_type in TARGETS}
+    model_type = min(obstacles, key=lambda model_type: len(obstacles[model_type]))
+    if missing := ", ".join(obstacles[model_type]):
+        problem = f"Hugging Face's {TARGETS[model_type].name} comes nearest, but has no {missing}"
+        raise HuggingFaceError(problem, f"a model trained with model={TARGETS[model_type].preset} can be exported")
+    # Translate the settings and weights.
     dtype = str(model.token_embedding.weight.dtype).removeprefix("torch.")
-    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}  # what ends a document begins the next
-    config = {"model_type": kind, "architectures": [TARGETS[kind].name], "torch_dtype": dtype}
-    config |= _their_config(model, kind) | ends
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}  # the separator also begins a document
+    config = {"model_type": model_type, "architectures": [TARGETS[model_type].name], "torch_dtype": dtype}
+    config |= _their_config(model, model_type) | ends
     folder.mkdir(parents=True, exist_ok=True)
     weights = {}
     for name, tensor in plain_weights(model).items():
@@ -141,11 +147,11 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     # The padding is not in config.json: there it would keep the embedding of the token that ends texts from training.
     for file, content in (("config.json", config), ("generation_config.json", ends | {"pad_token_id": end_of_text})):
         (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return TARGETS[kind].name
+    return TARGETS[model_type].name
 
 
 def llama_cpp_losses(model: GPT, tokenizer: str) -> list[str]:
-    """Return the settings that a GGUF file of the exported model cannot carry, as NAME=VALUE and the effect."""
+    """Return the settings that a GGUF file cannot carry, as NAME=VALUE with the effect."""
     config = model.config
     is_gpt2 = config.position == "learned"
     has_window = any(attention.window for attention in model.attentions)
@@ -160,7 +166,7 @@ def llama_cpp_losses(model: GPT, tokenizer: str) -> list[str]:
 
 
 def from_huggingface(where: str) -> GPT:
-    """Return our GPT with the float32 weights of a GPT-2, Llama or Qwen3, whose logits it gives.
+    """Return a GPT with the float32 weights of a GPT-2, Llama or Qwen3, and its logits.
 
     where: a folder or a name on the hub. Raises HuggingFaceError when ours cannot express it.
     """
@@ -172,21 +178,22 @@ def from_huggingface(where: str) -> GPT:
 
 
 def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
-    """Return the settings of from_huggingface(where), and a function from our name of a weight to the weight."""
+    """Return the settings of from_huggingface(where), and a function that reads a weight by our name."""
     folder = find_folder(where)
     config = read_config(where)
-    index = folder / "model.safetensors.index.json"  # of the several files that a large one is in
+    index = folder / "model.safetensors.index.json"  # of a large model's files
     with importing(where):
-        # Their weights, mapped from the files.
+        # Map their weights from the files.
         files = json.loads(read_foreign(index))["weight_map"].values() if index.exists() else ["model.safetensors"]
         weights: dict[str, Tensor] = {}
         for file in sorted(set(files)):
             weights |= load_file(regular(folder / file))
         held = sum(tensor.numel() for tensor in weights.values())
         needed = count_weights(config)[1]
-        if held < needed:  # before its shapes are built, which a billion layers would take forever
+        # Before shapes are built: a config.json with a billion layers would take forever.
+        if held < needed:
             raise ValueError(f"it has {held:,} weights, where its config.json asks for {needed:,}")
-        # Their parts of each of ours, checked.
+        # Check their parts of each of our weights.
         model = without_weights(config)
         ours = dict[str, list[Tensor]]()
         for name, tensor in plain_weights(model).items():
@@ -202,22 +209,22 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
 
 
 def read_config(where: str) -> GPTConfig:
-    """Return the settings of a GPT-2, Llama or Qwen3 in our words, without its weights; HuggingFaceError as above."""
+    """Return our settings for the config.json of a GPT-2, Llama or Qwen3."""
     file = find_folder(where) / "config.json"
     with importing(where):
         if not file.exists() and file.with_name("adapter_config.json").exists():
             remedy = "merge it into its model, with peft's merge_and_unload() and save_pretrained()"
             raise HuggingFaceError(f"{where} is an adapter, such as LoRA's, not a model", remedy)
-        # Which of the three it is.
+        # Find which of the three it is.
         settings = json.loads(read_foreign(file))
-        kind = settings["model_type"]
-        if kind not in TARGETS:
-            raise HuggingFaceError(f"{where} is a {kind}", "choose a gpt2, llama or qwen3 model")
-        # Their settings that ours computes with one value only, and ours that come of several of theirs.
-        target = TARGETS[kind]
+        model_type = settings["model_type"]
+        if model_type not in TARGETS:
+            raise HuggingFaceError(f"{where} is a {model_type}", "choose a gpt2, llama or qwen3 model")
+        # Derive the settings that need more than one of theirs, and refuse values that we cannot compute.
+        target = TARGETS[model_type]
         fixed = dict(target.fixed)
         ours = dict(target.settings)
-        if kind == "gpt2":
+        if model_type == "gpt2":
             mlp = "gelu" if settings.get("activation_function") == "gelu" else "gelu_tanh"
             ours |= {"mlp": mlp, "zero_init": False}
             fixed["activation_function"] = GPT2_ACTIVATIONS[mlp]
@@ -225,22 +232,24 @@ def read_config(where: str) -> GPTConfig:
             rope = {"rope_theta": settings.get("rope_theta", 10_000.0)}
             rope |= settings.get("rope_parameters") or settings.get("rope_scaling") or {}
             ours |= _our_rope({name: value for name, value in rope.items() if value is not None}, settings)
-        if kind == "qwen3":
+        if model_type == "qwen3":
             fixed["rms_norm_eps"] = NORM_EPS  # that of QK-norm
             ours |= _our_windows(settings)
         for name, value in fixed.items():
             given = settings.get(name, value)
             if SYNONYMS.get(given, given) != value:
                 raise HuggingFaceError(f"{where} has {name}={given}", f"choose a model with {name}={value}")
-        # The others, by name.
+        # Translate the others by name.
         for name, theirs in target.names.items():
             if name not in OPTIONAL or settings.get(theirs) is not None:
                 ours[name] = settings[theirs]
-        return from_json(GPTConfig, ours | {"tie_embeddings": settings.get("tie_word_embeddings", kind == "gpt2")})
+        return from_json(
+            GPTConfig, ours | {"tie_embeddings": settings.get("tie_word_embeddings", model_type == "gpt2")}
+        )
 
 
 def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return their rotation in our words."""
+    """Return our settings for their RoPE's."""
     ours = {"rope_theta": rope.pop("rope_theta")}
     older = rope.pop("type", "default")
     scaling = rope.pop("rope_type", older)
@@ -259,16 +268,16 @@ def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _our_windows(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a Qwen3's layer_types in our words."""
+    """Return our settings for a Qwen3's layer_types."""
     window = settings.get("sliding_window")
     if not settings.get("use_sliding_window") or window is None or SLIDING not in settings["layer_types"]:
         return {}
-    layers = ["sdpa+window" if kind == SLIDING else "sdpa" for kind in settings["layer_types"]]
+    layers = ["sdpa+window" if layer_type == SLIDING else "sdpa" for layer_type in settings["layer_types"]]
     return {"attention": "/".join(layers), "attention_window": window}
 
 
 def _parts(name: str, model: GPT) -> dict[str, int]:
-    """Return the names of their weights that make up one of ours, and the number of its rows that each has."""
+    """Return {their weight: number of rows} for the weights that one of ours joins, in order."""
     theirs = name
     for word, their_word in (GPT2 if model.config.position == "learned" else LLAMA).weights.items():
         theirs = theirs.replace(word, their_word)
@@ -280,12 +289,12 @@ def _parts(name: str, model: GPT) -> dict[str, int]:
 
 
 def _change_layout(theirs: str, tensor: Tensor, model: GPT, *, back: bool = False) -> Tensor:
-    """Return our part of their weight of this name in their layout, or with `back` the reverse.
+    """Return our part of the weight `theirs` in their layout; with back=True, theirs in ours.
 
     GPT-2's matrices are transposed. In Llama and Qwen3 a rotation turns pairs (x, y) of a head's rows, which are
     (x0, y0, x1, y1, …) here and (x0, x1, …, y0, y1, …) there.
     """
-    if model.config.position == "learned":  # a GPT-2
+    if model.config.position == "learned":  # GPT-2
         return tensor.t() if ".h." in f".{theirs}" and tensor.ndim == 2 else tensor
     if not any(part in theirs for part in ("q_proj", "k_proj", "q_norm", "k_norm")):
         return tensor
@@ -294,15 +303,16 @@ def _change_layout(theirs: str, tensor: Tensor, model: GPT, *, back: bool = Fals
     return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
 
 
-def _their_config(model: GPT, kind: str) -> dict[str, Any]:
+def _their_config(model: GPT, model_type: str) -> dict[str, Any]:
+    """Return the content of config.json, without the class and special tokens."""
     config = model.config
     attention = model.attentions[0]
-    target = TARGETS[kind]
+    target = TARGETS[model_type]
     ours = asdict(config) | {"n_inner": config.inner}
     ours |= {"n_head": attention.n_head, "n_kv_head": attention.kv_heads, "head_size": attention.head_dim}
     theirs = {their: ours[name] for name, their in target.names.items()} | target.fixed
     theirs["tie_word_embeddings"] = config.tie_embeddings
-    if kind == "gpt2":
+    if model_type == "gpt2":
         dropout = {"attn_pdrop": config.attention_dropout, "embd_pdrop": config.dropout, "resid_pdrop": config.dropout}
         theirs["n_ctx"] = config.block_size  # an old name of n_positions, which llama.cpp's converter reads
         return theirs | dropout | {"activation_function": GPT2_ACTIVATIONS[config.mlp]}

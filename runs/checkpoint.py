@@ -1,4 +1,4 @@
-"""What a checkpoint is, and how it is written and read.
+"""Checkpoints: their files, written atomically and verified by checksums.
 
 A checkpoint is a directory, complete or absent:
 
@@ -59,7 +59,7 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     """Its figures."""
     best_loss: float | None = None
-    """The loss of the best evaluation on the targets that all of them score; None before there is a finite one."""
+    """The lowest finite loss on the targets that all evaluations score; None before there is one."""
     best_step: int = 0
     best_tokens: int = 0
     """The number of those targets."""
@@ -77,7 +77,7 @@ class Progress:
         return self.metrics["val_loss"] if self.best_step == self.evaluated else self.best_loss
 
     def compare(self, loss: float, tokens: int) -> None:
-        """Take this step for the best if its loss is the lowest on the same number of targets, `tokens`.
+        """Make this step the best if its loss is the lowest on the same number of targets.
 
         A run that is resumed with another eval_interval has other targets: the best is then the best on those.
         """
@@ -173,7 +173,7 @@ def meta_checksum(content: dict[str, Any]) -> str:
 
 
 def read_meta(path: Path) -> Meta:
-    """Return a checkpoint's meta.json; CheckpointError when it is missing, damaged or of another format."""
+    """Return a checkpoint's meta.json; CheckpointError if it is missing, damaged or too old or new."""
     if not (path / "meta.json").is_file():
         problem = f"checkpoint={path} is not a checkpoint (it has no meta.json)"
         raise CheckpointError(problem, "give a run directory or one of its checkpoints/step_N")
@@ -192,7 +192,7 @@ def read_meta(path: Path) -> Meta:
 
 
 def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
-    """Return the settings of a checkpoint's model; CheckpointError if one is unknown here, or cannot be read.
+    """Return the settings of a checkpoint's model; CheckpointError if one is unknown or damaged.
 
     meta: the checkpoint's meta.json, if it has been read already.
     """
@@ -205,7 +205,7 @@ def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
 
 
 def refuse_unknown(opened: str, unknown: list[str], meta: Meta) -> None:
-    """Raise CheckpointError, naming the version that wrote a checkpoint, if it has settings that are unknown here."""
+    """Raise CheckpointError, with the version that wrote the checkpoint, for unknown settings."""
     if unknown:
         version = meta.computed_on.get("tinygpt", "?")
         problem = f"{opened} has {', '.join(unknown)}, unknown here; tinygpt {version} wrote it"
@@ -213,7 +213,7 @@ def refuse_unknown(opened: str, unknown: list[str], meta: Meta) -> None:
 
 
 def verify_checkpoint(path: Path, *names: str) -> Meta:
-    """Return a checkpoint's meta.json; CheckpointError unless the named files, or all, match their checksums."""
+    """Return meta.json; CheckpointError unless the named files, or all, match their checksums."""
     meta = read_meta(path)
     with readable(path):
         for name in meta.files.keys() & names if names else meta.files:
@@ -226,7 +226,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     """Read a checkpoint without its optimizer's state; CheckpointError if it is unusable."""
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     with readable(path):
-        # The weights, counted before a model is built: one that the settings ask for may not fit the memory.
+        # Count the weights before the model is built: damaged settings may ask for one that fits no memory.
         config = read_settings(path, meta)
         weights = load_file(path / WEIGHTS)
         found = len(weights), sum(tensor.numel() for tensor in weights.values())
@@ -237,7 +237,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         for name, tensor in weights.items():
             if not tensor.isfinite().all():
                 raise ValueError(f"its {name} is not finite")
-        # The tokenizer, whose ids the model must have.
+        # Read the tokenizer, whose ids the model must have.
         tokenizer = read_tokenizer(path / TOKENIZER) if TOKENIZER in meta.files else None
         if tokenizer and tokenizer.n_vocab > len(weights["token_embedding.weight"]):
             raise ValueError(f"{TOKENIZER} has {tokenizer.n_vocab:,} ids, more than the model")
@@ -247,17 +247,17 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 
 
 def readable(path: Path) -> AbstractContextManager[None]:
-    """Raise CheckpointError for whatever a damaged file of the checkpoint `path` raises within."""
+    """Turn the errors of a damaged checkpoint into a CheckpointError."""
     return damage_named(CheckpointError, f"checkpoint={path} is damaged or incomplete", "use another one")
 
 
 def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read the first intact checkpoint that `where` can mean (see find_checkpoints); CheckpointError if none is."""
+    """Read the first intact one of find_checkpoints(where); CheckpointError if none is."""
     return first_intact(find_checkpoints(where), lambda path: load_checkpoint(path, device))
 
 
 def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Callable[[str], None] = log.warning) -> T:
-    """Return read(path) of the first of a run's checkpoints that can be read; CheckpointError if none.
+    """Return read(path) of the first readable checkpoint; CheckpointError if there is none.
 
     say: logs why a damaged one is skipped, and which one is tried instead.
     """
@@ -272,7 +272,7 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
 
 
 def find_checkpoints(where: str | None) -> list[Path]:
-    """Return the checkpoint directories that `where` can mean, at least one, in the order to try them.
+    """Return the checkpoints that `where` can mean, at least one, in the order to try them.
 
     where: a checkpoint; a run's directory, which means its best, then the last, then the others by step;
     None for the newest run.

@@ -1,4 +1,4 @@
-"""Asynchronous checkpoints: the state is copied, then another thread writes the copy while training goes on."""
+"""Asynchronous checkpoints: a thread writes a copy of the state while training goes on."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ Tensors = dict[str, Tensor]
 
 
 class AsyncCheckpointer:
-    """Writes a run's checkpoints one at a time, points last and best at them, and deletes the old ones."""
+    """Writes a run's checkpoints in a thread, links last and best, and deletes old ones."""
 
     def __init__(self, checkpoints: Path, keep: int, tokenizer: Encoding | None) -> None:
         self.checkpoints = checkpoints

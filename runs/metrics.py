@@ -1,4 +1,4 @@
-"""metrics.jsonl: what a run measured, one JSON object a line."""
+"""metrics.jsonl: a run's measurements, one JSON object a line."""
 
 import json
 import math
@@ -19,7 +19,7 @@ class Evaluation:
     """The nats of a model over a whole text, or over the answers of a synthetic task."""
 
     nats: float
-    """-log p(token | what precedes it), summed over the tokens."""
+    """-log p(token | context), summed over the tokens."""
     tokens: int
     text_bytes: int
     """Length of the original text in UTF-8."""
@@ -68,7 +68,7 @@ class Evaluation:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl, but for lines that a crash or a full disk cut; none if it is unreadable."""
+    """Return the rows of a metrics.jsonl; truncated lines and unreadable files give none."""
     rows = []
     lines = list[bytes]()
     with suppress(OSError):
@@ -82,7 +82,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def scalars(row: Row, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each figure of a row but its step; of a list one for each layer and head."""
+    """Yield the (name, value) pairs of a row without its step; lists give one a layer and head."""
     for name, value in row.items():
         if isinstance(value, list):
             yield from scalars({f"{name}{levels[0]}{number}": item for number, item in enumerate(value)}, levels[1:])

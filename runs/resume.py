@@ -1,4 +1,4 @@
-"""Go on with a run: find it, compare its settings, and take out what came after its latest checkpoint."""
+"""Resuming: find a run, compare its settings, and remove all that is newer than its checkpoint."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ from runs.directory import LOGS, OF_THIS_INVOCATION, open_log
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")
 
-# Settings that may change on resume: when the run ends, what it shows and keeps, where it computes.
+# Settings that may change on resume: the run's end, its output and its hardware.
 MAY_CHANGE_ON_RESUME = (
     *OF_THIS_INVOCATION,
     *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
@@ -53,7 +53,7 @@ def refuse_used(directory: Path) -> None:
 
 
 def find_run(where: str, run_dir: str | None) -> Path | None:
-    """Return the run directory that resume=`where` means; for auto the newest unfinished one of run_dir, or None."""
+    """Return the directory of resume=`where`; for auto the newest unfinished run, or None."""
     if where == "auto":
         for run in runs_by_age([user_path("run_dir", run_dir)]) if run_dir else runs_by_age():
             with suppress(CheckpointError):  # it has none that can be read
@@ -71,18 +71,20 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
 
 
 def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:
-    """Return read(path) of a run's latest checkpoint that can be read; CheckpointError if there is none."""
+    """Return read(path) of a run's latest readable checkpoint; CheckpointError if there is none."""
     with naming(f"resume={run}"):
         return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
 
 
 def newest_intact(run: Path) -> tuple[Path, Meta]:
-    """Return the latest checkpoint intact to the byte, and its meta.json; log damaged ones; CheckpointError if none."""
+    """Return a run's latest intact checkpoint and its meta.json; warn of damaged ones."""
     return newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
 
 
 def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings that a resumed run inherits, nested; a moved run's paths and services are left out.
+    """Return the settings that a resumed run inherits, nested.
+
+    If the run was moved here, its paths and services are left out.
 
     known: the dotted names of all settings; CheckpointError if the run has others.
     typed: names of the settings that are given. Raises SettingsError where a moved run needs data.path among them.
@@ -103,7 +105,7 @@ def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] 
 
 
 def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = None) -> None:
-    """Raise SettingsError, naming every setting that differs from the saved run's and would change its result.
+    """Raise SettingsError, with all of them, if changed settings would change the run's result.
 
     data: the fingerprint of the tokens, compared with the saved one.
     """
@@ -121,7 +123,7 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
     sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
     shaping = ("model.", "tokenizer.", "optimizer.name")
     if shaped := [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]:
-        # Neither the weights nor what the optimizer has kept fit another.
+        # Neither the weights nor the optimizer's state would fit.
         remedy = f"leave these out, or begin a new run with {hydra_quoted('init_from', settings['resume'])}"
         raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", remedy)
     if not settings["allow_changes"]:
@@ -130,9 +132,9 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
 
 
 def remove_leftovers(run: Path, saved: Meta | None) -> None:
-    """Remove what a killed save has left in a run's directory, and the log lines after the checkpoint to resume from.
+    """Remove unfinished checkpoints, and the logs after the checkpoint to resume from.
 
-    Later checkpoints are damaged, and renamed.
+    Later checkpoints are damaged, and are renamed.
     """
     for leftover in (run / "checkpoints").glob(f".*{UNFINISHED}"):
         remove(leftover)

@@ -62,7 +62,7 @@ NUMBERS = [field.name for field in fields(Summary)][3:]
 
 
 def write_summary(directory: Path, summary: Summary) -> None:
-    """Write a directory's summary.json: strict JSON, null for what is not finite."""
+    """Write a directory's summary.json: strict JSON, with null for NaN and infinity."""
     try:
         replace_text(directory / NAME, json.dumps(finite(asdict(summary)), indent=2, allow_nan=False) + "\n")
     except OSError as error:
@@ -99,13 +99,13 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return one line that says what went wrong; a mistake of a person's needs no name of its type."""
+    """Return an error as one line; a person's mistake (ValueError) goes without its type."""
     line = first_line(error)
     return f"{line}." if isinstance(error, ValueError) else f"{type(error).__name__}: {line}"
 
 
 def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
-    """Write job.json, unless the folder's run is finished: then return its validation loss in nats per token."""
+    """Write job.json, or return the validation loss if the folder's run is finished."""
     record = read_job(folder)
     summary = read_summary(folder)
     if summary or has_checkpoints(folder):
