@@ -1,4 +1,4 @@
-"""Write a checkpoint in Hugging Face's format, or the reverse:  python export.py to=FOLDER [NAME=VALUE ...]
+"""Export to Hugging Face's format, or import from it:  python export.py to=FOLDER [NAME=VALUE ...]
 
 python export.py to=mymodel                    # the newest run
 python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a checkpoint

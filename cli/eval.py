@@ -1,4 +1,4 @@
-"""What eval.py does: the scores of a text or of a task's held-out sequences, and probes."""
+"""The work of eval.py: scores of a text or of a task's held-out sequences, and probes."""
 
 import json
 from contextlib import nullcontext
@@ -20,13 +20,22 @@ from training.device import choose_device, choose_precision
 from training.evaluation import evaluate
 
 # The printed rows: title, attribute of Evaluation, format.
-TEXT_FIGURES = {"tokens": ("tokens", ","), "nats/token": ("loss", ".4f"), "perplexity": ("perplexity", ",.2f")}
-TEXT_FIGURES |= {"bits/byte": ("bpb", ".4f"), "± documents": ("bpb_stderr", ".4f")}
-TASK_FIGURES = {"answers": ("tokens", ","), "nats/answer": ("loss", ".4f"), "accuracy": ("accuracy", ".4f")}
+TEXT_FIGURES = {
+    "tokens": ("tokens", ","),
+    "nats/token": ("loss", ".4f"),
+    "perplexity": ("perplexity", ",.2f"),
+    "bits/byte": ("bpb", ".4f"),
+    "± documents": ("bpb_stderr", ".4f"),
+}
+TASK_FIGURES = {
+    "answers": ("tokens", ","),
+    "nats/answer": ("loss", ".4f"),
+    "accuracy": ("accuracy", ".4f"),
+}
 
 
 def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
-    """Print and return the figures of one checkpoint, or of two side by side; none of probes."""
+    """Print and return the scores of one checkpoint, or of two; probes return none."""
     device = choose_device(config.device)
     checkpoints = [open_checkpoint(config.checkpoint, device)]
     if config.against is not None:
@@ -42,8 +51,8 @@ def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
 
 
 def score_text(config: EvalConfig, checkpoints: list[Checkpoint], page: Path | None) -> list[Scores]:
-    """Print and return the scores of checkpoints on one text, and write its page if `page` is given."""
-    # Score the same text by each checkpoint, in the tokens of its own tokenizer.
+    """Print and return the scores of checkpoints on one text; write its page if asked for."""
+    # Score the text by each checkpoint, in the tokens of that checkpoint's tokenizer.
     description, texts = load_text(config.data.path, checkpoints)
     params = [scoring_params(checkpoint, config) for checkpoint in checkpoints]
     scores = []
@@ -53,21 +62,21 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint], page: Path | N
         except FloatingPointError as error:
             remedy = "set precision=fp32, or take another one"
             raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
-    # Print a column of figures for each, then how they differ.
+    # Print a column for each checkpoint, then the difference.
     totals = [each.total for each in scores]
     print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
     print_columns(checkpoints, totals, TEXT_FIGURES)
-    summary = f"{description}. Bits per byte: {' and '.join(f'{each.bpb:.4f}' for each in totals)}."
+    bits = " and ".join(f"{each.bpb:.4f}" for each in totals)
+    summary = f"{description}. Bits per byte: {bits}."
     if len(scores) > 1:
         difference, stderr = compare(*scores)
-        if stderr is None:
-            figure = f"{difference:+.4f}"
-            note = f"with a standard error from {2 * BLOCK_BYTES:,} bytes on"
-        else:
-            figure = f"{difference:+.4f} ± {stderr:.4f}"
+        figure = f"{difference:+.4f}"
+        note = f"with a standard error from {2 * BLOCK_BYTES:,} bytes on"
+        if stderr is not None:
+            figure += f" ± {stderr:.4f}"
             note = "standard error"
         print(f"difference  {figure} bits/byte ({note})")
-        summary += f" The second's less the first's: {figure}."
+        summary += f" The second minus the first: {figure}."
     if page:
         write_page(page, checkpoints, texts, params, summary)
         print(f"page        {visible(config.page)}")
@@ -75,7 +84,7 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint], page: Path | N
 
 
 def score_task(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Evaluation]:
-    """Print and return the figures of checkpoints on held-out sequences of the task that the first has learned."""
+    """Print and return the scores of checkpoints on the first one's task, on held-out sequences."""
     task = learned_task(checkpoints[0])
     block_size = checkpoints[0].model.config.block_size
     if config.page:
@@ -95,7 +104,7 @@ def score_task(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Evalua
 
 
 def probe_checkpoint(config: EvalConfig, checkpoint: Checkpoint) -> None:
-    """Print the figures of the probes, and write them beside the checkpoint."""
+    """Print the results of the probes, and write them beside the checkpoint."""
     file = checkpoint.path.with_name(f"{checkpoint.path.name}.probes.json")
     figures = probe(checkpoint, scoring_params(checkpoint, config), config.data.path)
     print_columns([checkpoint], [], {})
@@ -110,7 +119,7 @@ def probe_checkpoint(config: EvalConfig, checkpoint: Checkpoint) -> None:
 
 
 def scoring_params(checkpoint: Checkpoint, config: EvalConfig) -> ScoringParams:
-    """Return how to score: in the precision asked for, else the run's, and with documents apart if the run's are."""
+    """Return the scoring parameters; automatic precision and the document mask are the run's."""
     device = checkpoint.model.token_embedding.weight.device
     settings = checkpoint.meta.config
     name = settings.get("precision", "auto") if config.precision == "auto" else config.precision
@@ -125,10 +134,11 @@ def scoring_params(checkpoint: Checkpoint, config: EvalConfig) -> ScoringParams:
 def print_columns(
     checkpoints: list[Checkpoint], results: list[Evaluation], figures: dict[str, tuple[str, str]]
 ) -> None:
-    """Print a column for each checkpoint, and a row for each of the figures that is not None."""
+    """Print a column for each checkpoint, and a row for each figure that is not None."""
     rows = {"checkpoint": [visible(seen_from_here(checkpoint.path)) for checkpoint in checkpoints]}
     for title, (name, form) in figures.items():
-        rows[title] = [format(value, form) for result in results if (value := getattr(result, name)) is not None]
+        values = [getattr(result, name) for result in results]
+        rows[title] = [format(value, form) for value in values if value is not None]
     width = max(len(cell) for cells in rows.values() for cell in cells) + 2
     for title, cells in rows.items():
         if cells:

@@ -1,4 +1,4 @@
-"""What export.py does: a checkpoint to a folder of Hugging Face's, or the reverse."""
+"""The work of export.py: write a checkpoint in Hugging Face's format, or the reverse."""
 
 from pathlib import Path
 
@@ -37,7 +37,10 @@ def import_model(source: str, folder: Path) -> None:
 
 
 def export_checkpoint(where: str | None, unfinished: Path, folder: Path) -> list[str]:
-    """Write a checkpoint in Hugging Face's format, and return lines that say what was written to `folder`."""
+    """Write a checkpoint in Hugging Face's format; return lines for the terminal.
+
+    unfinished: where to write; `folder` is its final name, for the lines.
+    """
     checkpoint = open_checkpoint(where)
     model = checkpoint.model
     kind = to_huggingface(model, unfinished, checkpoint.tokenizer.eot_token)

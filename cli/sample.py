@@ -1,4 +1,4 @@
-"""What sample.py does: samples on the screen or in a file, and a session of prompts."""
+"""The work of sample.py: samples in the terminal or in a file, and an interactive session."""
 
 import os
 import sys
@@ -20,10 +20,10 @@ from runs.checkpoint import Checkpoint, open_checkpoint
 from training.device import check_compiler, choose_device, decoding_precision, memory_errors
 
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
-A line that ends in \\ goes on in the next one.
+A line that ends in \\ continues in the next one.
 Ctrl-C stops the text, Ctrl-D or /quit ends the session.
-/settings            what can be changed, with its present value
-/temperature 0.5     change a setting for the texts to come
+/settings            list the settings that can be changed, with their values
+/temperature 0.5     change a setting for the next texts
 //text               a prompt that begins with a slash"""
 CHANGEABLE = [*(field.name for field in fields(SamplingParams)), "seed", "num_samples", "special_tokens"]
 
@@ -31,20 +31,20 @@ CHANGEABLE = [*(field.name for field in fields(SamplingParams)), "seed", "num_sa
 def write_samples(config: SampleConfig) -> None:
     """Print the samples, or write them to a file, as they are generated."""
     device = choose_device(config.device)
-    # The prompts, whose mistakes do not wait for the model.
+    # Read the prompts first: their mistakes need not wait for the model.
     prompt = read_input("prompt_file", config.prompt_file) if config.prompt_file else config.prompt
     records = read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}]
-    # The model, in the type of its weights.
+    # Load the model, and convert its weights.
     checkpoint = open_checkpoint(config.checkpoint, device)
     model = checkpoint.model
     model.to(decoding_precision(config.precision, device))
     if config.compile == "on":
         check_compiler(device)
-        # dynamic: one graph for any length and number of texts; torch compiles again only where one text is left.
+        # dynamic: one graph for all lengths and numbers of texts. torch compiles another one for a single text.
         model.runtime.compiled_hidden = torch.compile(model.hidden, dynamic=True)
     if sys.stderr.isatty():
         print(f"{visible(checkpoint.path)}, step {checkpoint.meta.progress.step}", file=sys.stderr)
-    # The output that was asked for.
+    # Write the page, the session, the file or the text.
     try:
         with memory_errors(f"batch_size={config.batch_size} needs more memory than there is", "lower it"):
             if config.page:
@@ -61,10 +61,10 @@ def write_samples(config: SampleConfig) -> None:
 
 
 def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
-    """Print the prompt with each sample behind it: the first of a batch as it comes, the others when all are there.
+    """Print each sample after its prompt; return the text of the first one.
 
-    Control characters are made visible, and a terminal's prompt is dimmed. Returns the first sample's text. In an
-    interactive session Ctrl-C stops the text alone.
+    The first sample of a batch is streamed, the others follow when all are complete. Control characters become visible,
+    and a terminal shows the prompt dimmed. In an interactive session, Ctrl-C stops only the text.
     """
     count = config.num_samples
     tokens = encode_prompt(tokenizer, prompt, config.special_tokens)
@@ -81,7 +81,7 @@ def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig
         for first in range(0, count, config.batch_size):
             numbers = range(count)[first : first + config.batch_size]
             seeds = [config.seed + number for number in numbers]
-            # Stream the first sample of the batch.
+            # Stream the first sample of the batch: a terminal cannot show several at once.
             print(heading(first), end="", flush=True)
             texts = [""] * len(seeds)
             for chunk in generate(model, tokenizer, [tokens] * len(seeds), seeds=seeds, params=config):
@@ -90,7 +90,7 @@ def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig
                     first_text += chunk.text * (first == 0)
                     print(visible(chunk.text), end="", flush=True)
             print()
-            # Print the others behind it.
+            # Print the others after it.
             for number, text in zip(numbers[1:], texts[1:], strict=True):
                 print(heading(number) + visible(text))
     except KeyboardInterrupt:
@@ -101,13 +101,14 @@ def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig
 
 
 def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
-    """Read prompts from the terminal and continue each, until the end of the input."""
-    with suppress(ImportError):  # a Python may be built without it
-        import readline  # noqa: F401  (the arrow keys recall earlier lines)
+    """Read prompts from the terminal and continue each, until the input ends."""
+    # The arrow keys recall earlier lines, unless this Python was built without readline.
+    with suppress(ImportError):
+        import readline  # noqa: F401
     text = ""
-    print("/help shows what can be typed.")
+    print("/help lists the commands.")
     while True:
-        # Read a line, with those that a backslash joins to it.
+        # Read a line, and the next one after each backslash.
         try:
             line = input("> ")
             while line.endswith("\\"):
@@ -116,10 +117,10 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
             print()
             if isinstance(end, EOFError):
                 return
-            continue
+            continue  # Ctrl-C drops the line
         if line.strip() == "/quit":
             return
-        # Run its command, or continue it.
+        # Run its command, or continue its text.
         try:
             if line.startswith("/") and not line.startswith("//"):
                 config = run_line(line[1:], config)
@@ -131,7 +132,7 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
 
 
 def run_line(line: str, config: SampleConfig) -> SampleConfig:
-    """Run a line that began with a slash; return the settings after it."""
+    """Run a line that began with a slash; return the new settings."""
     name, _, value = line.replace("=", " ", 1).partition(" ")
     settings = {key: format_value(value) for key, value in asdict(config).items() if key in CHANGEABLE}
     if name in settings and value.strip():
@@ -141,5 +142,5 @@ def run_line(line: str, config: SampleConfig) -> SampleConfig:
     elif name in settings:
         print(visible(f"{name} {settings[name]}"))
     else:
-        print(HELP if name == "help" else f"there is no /{visible(name)}: /help shows what there is.")
+        print(HELP if name == "help" else f"there is no /{visible(name)}: /help lists the commands.")
     return config

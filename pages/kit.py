@@ -1,4 +1,4 @@
-"""The HTML files beside this one, filled in: each page holds the kit's style and scripts and opens offline."""
+"""Offline pages: the HTML files of this folder, filled with data, style and scripts."""
 
 import base64
 import html
@@ -14,29 +14,40 @@ from runs.metrics import finite
 
 
 def packed(values: np.ndarray) -> str:
-    """Return numbers as kit.js's bytes() reads them."""
+    """Return the bytes of an array in base64, which kit.js's bytes() reads."""
     return base64.b64encode(values.tobytes()).decode()
 
 
 def packed_shares(shares: np.ndarray) -> str:
-    """Return a byte for each number from 0 to 1, of its square root: small ones stay apart. NaN counts as 0."""
-    return packed(np.round(255 * np.sqrt(np.nan_to_num(shares))).astype(np.uint8))
+    """Return numbers from 0 to 1 as one byte each, packed; NaN counts as 0."""
+    # The square root keeps small numbers apart.
+    roots = np.sqrt(np.nan_to_num(shares))
+    return packed(np.round(255 * roots).astype(np.uint8))
 
 
 def shape(attention: object, layers: object, heads: object, width: object) -> str:
-    """Return a model in a line."""
+    """Return one line about a model: its attention and its sizes."""
     return visible(f"{attention}, {layers} layers × {heads} heads × {width} wide")
 
 
 def fill_page(file: str, title: str, data: Any) -> str:
-    """Return `file` with its TITLE, plain data as JSON for DATA and the kit's files where it names them.
+    """Return the page `file` with its placeholders filled in.
 
-    In one pass: a value may hold the name of a blank.
+    TITLE becomes the title, DATA plain data as JSON, KIT.CSS, KIT.JS and CHART.JS these files.
     """
     here = Path(__file__).parent
-    blanks = {name.upper(): (here / name).read_text(encoding="utf-8") for name in ("kit.css", "kit.js", "chart.js")}
-    script = json.dumps(finite(data), ensure_ascii=False, separators=(",", ":"))
-    blanks |= {"TITLE": html.escape(title), "DATA": script.replace("<", "\\u003c")}  # a text may well be </script>
+    blanks = {}
+    for name in ("kit.css", "kit.js", "chart.js"):
+        blanks[name.upper()] = (here / name).read_text(encoding="utf-8")
+    blanks["TITLE"] = html.escape(title)
+    script = json.dumps(
+        finite(data),
+        ensure_ascii=False,
+        separators=(",", ":"),
+    )
+    blanks["DATA"] = script.replace("<", "\\u003c")  # the data may contain </script>
     page = (here / file).read_text(encoding="utf-8")
-    filled = re.sub("|".join(map(re.escape, blanks)), lambda found: blanks[found[0]], page)
-    return filled.encode(errors="replace").decode()  # names of files may hold what is no character
+    # One pass over the page: a value that contains the name of a placeholder stays as it is.
+    placeholder = "|".join(map(re.escape, blanks))
+    filled = re.sub(placeholder, lambda found: blanks[found[0]], page)
+    return filled.encode(errors="replace").decode()  # a file's name may have bytes that are not UTF-8

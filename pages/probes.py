@@ -1,6 +1,6 @@
-"""Probes of a trained model beside its mean loss: induction, lengths beyond the trained one, sinks, gates, a needle.
+"""Probes of a trained model: induction, loss by position, attention sinks, gates, needles.
 
-Figures of heads are lists by layer, then head; None stands for a layer that has no score matrix.
+Figures of heads are lists by layer, then head; a layer without a score matrix has None.
 """
 
 import random
@@ -21,33 +21,34 @@ from model.gpt import GPT
 from model.heads import Weights, for_each_layer
 from runs.checkpoint import Checkpoint
 
-SINK = 0.3  # a head whose mean weight on the first token is above this is a sink
-CLOSED = 0.05  # a gate below this lets nothing through
-GATES = {"gate": 2, "gate_element": 2, "forget": 1}  # the modifiers with a gate, and its largest factor
-FARTHEST = 16  # times the trained length
-READ_TOKENS = 1 << 17  # of the text, for the loss by position
-HEAD_TOKENS = 512  # of the text, for the figures of the heads
-BLOCKS = 8  # random blocks that are repeated
+SINK = 0.3  # a head is a sink if its mean weight on the first token is above this
+CLOSED = 0.05  # a gate is closed if its factor is below this
+GATES = {"gate": 2, "gate_element": 2, "forget": 1}  # the largest factor of each modifier with a gate
+FARTHEST = 16  # longest sequence, in trained lengths
+READ_TOKENS = 1 << 17  # of text for the loss by position
+HEAD_TOKENS = 512  # of text for the figures of heads
+BLOCKS = 8  # random blocks for induction
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-TRIALS = 4  # needles of each length and depth
+TRIALS = 4  # needles for each length and depth
 NAMES = ("apple", "river", "stone", "cloud", "tiger", "piano", "lemon", "robot")
 
 
 class Probes:
-    """Measures one model, in eval mode."""
+    """The probes of one model, in eval mode."""
 
     def __init__(self, model: GPT, params: ScoringParams) -> None:
         self.model = model.eval()
         self.params = params
         self.block_size = model.config.block_size
+        # Learned positions end at block_size.
         self.longest = self.block_size * (1 if model.config.position == "learned" else FARTHEST)
 
     def nats(self, rows: Int[np.ndarray, "B T1"]) -> Float[np.ndarray, "B T"]:
-        """Return the nats of every token but the first of each row, given all before it."""
+        """Return the nats of each row's tokens except the first, given all tokens before."""
         return token_nats(self.model, rows, rows.shape[1] - 1, self.params)
 
     def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> list[list[float] | None]:
-        """Return `function` of each layer's weights, one number a head; None for a layer without a score matrix."""
+        """Return `function` of each layer's weights, a number for each of its heads."""
         tokens, doc_starts = model_inputs(self.model, rows, self.params.separator)
         with self.params.autocast:
             figures = for_each_layer(self.model, tokens, function, doc_starts)
@@ -55,43 +56,58 @@ class Probes:
         return [each.tolist() if attention.has_kv_cache else None for attention, each in layers]
 
     def induction(self, ids: int) -> dict[str, Any]:
-        """Probe for induction heads (Olsson et al. 2022): a block of random ids, and the same again.
+        """Probe for induction heads (Olsson et al. 2022) with a random block that is repeated once.
 
-        Returns the mean nats of the first copy and of the second, and for each head the score: the mean weight from
-        a token of the second copy to the one that followed it in the first. ids: how many there are to draw from,
-        without <|endoftext|>, which would begin a document between the copies.
+        Returns the mean nats of either copy, and the score of each head: its mean weight from a token of the second
+        copy to the one that followed it in the first. ids: random ids are below this, which leaves out <|endoftext|>;
+        that would begin a document between the copies.
         """
         L = min(self.block_size, HEAD_TOKENS) // 2
-        rows = np.tile(np.random.Generator(np.random.PCG64(1)).integers(0, ids, (BLOCKS, L)), 2)
-        nats = self.nats(rows)
-        second = torch.arange(L, 2 * L)  # places of the second copy
-        score = self.by_head(rows, lambda weights: weights[..., second, second - L + 1].float().mean((0, -1)))
-        figures = {"first_copy": float(nats[:, : L - 1].mean()), "second_copy": float(nats[:, L:].mean())}
-        return {"block": L, **figures, "score": score}
+        generator = np.random.Generator(np.random.PCG64(1))
+        rows = np.tile(generator.integers(0, ids, (BLOCKS, L)), 2)  # (BLOCKS, 2 L)
+        nats = self.nats(rows)  # (BLOCKS, 2 L - 1)
+        query = torch.arange(L, 2 * L)  # the second copy
+        key = query - L + 1
+
+        def score(weights: Weights) -> Tensor:
+            return weights[..., query, key].float().mean((0, -1))  # (B, H, T, T) -> (H,)
+
+        return {
+            "block": L,
+            "first_copy": float(nats[:, : L - 1].mean()),
+            "second_copy": float(nats[:, L:].mean()),
+            "score": self.by_head(rows, score),
+        }
 
     def by_position(self, tokens: Int[np.ndarray, " N"]) -> dict[str, Any]:
-        """Return the mean nats at each position of sequences of up to FARTHEST times block_size, apart from each other.
-
-        With learned positions, sequences are no longer than block_size.
-        """
+        """Return the mean nats at each position of sequences of up to FARTHEST × block_size."""
         T = min(self.longest, len(tokens) - 1)
         whole = (len(tokens) - 1) // T
         count = min(whole, max(1, READ_TOKENS // T))
-        starts = [number * whole // count * T for number in range(count)]  # spread evenly
-        loss = np.mean([self.nats(tokens[None, start : start + T + 1])[0] for start in starts], axis=0)
-        return {"trained": self.block_size, "windows": count, "nats": loss.tolist()}
+        losses = []
+        for number in range(count):
+            start = number * whole // count * T  # sequences do not overlap, and are spread over the text
+            sequence = tokens[None, start : start + T + 1]  # (1, T + 1)
+            losses.append(self.nats(sequence)[0])
+        return {
+            "trained": self.block_size,
+            "windows": count,
+            "nats": np.mean(losses, axis=0).tolist(),
+        }
 
     def heads(self, rows: Int[np.ndarray, "B T"]) -> dict[str, Any]:
-        """Return figures of the weights on held-out sequences, means over queries, and of the gates.
+        """Return figures of sinks (Gu et al. 2025) and of gates on held-out sequences.
 
-        first: the weight on the first token, of queries after it; sink_mass: its mean over heads; sink_share: the
-        share of heads above SINK (Gu et al. 2025). gates: of each the mean of its factor and the share below CLOSED.
+        first: each head's mean weight on the first token, without that token's own query; sink_mass: the mean over
+        heads; sink_share: the share of heads above SINK. gates: the mean of each factor, and the share below CLOSED.
         """
         gates: dict[str, list[float]] = {}
 
         def note(gate: str, most: int, _: object, __: object, y: Tensor) -> None:
+            # The hook sees a gate's projection, before the sigmoid.
             factor = most * torch.sigmoid(y.float())
-            gates[gate] = [factor.mean().item(), (factor < CLOSED).float().mean().item()]
+            closed = factor < CLOSED
+            gates[gate] = [factor.mean().item(), closed.float().mean().item()]
 
         with ExitStack() as stack:
             for layer, attention in enumerate(self.model.attentions):
@@ -100,45 +116,55 @@ class Probes:
                     hook = gate.register_forward_hook(partial(note, f"layer {layer} {name}", GATES[name]))
                     stack.callback(hook.remove)
             first = self.by_head(rows, lambda weights: weights[:, :, 1:, 0].float().mean((0, 2)))
+        figures: dict[str, Any] = {"first": first, "gates": gates}
         masses = np.array([mass for layer in first for mass in layer or ()])
-        sinks = {"sink_mass": float(masses.mean()), "sink_share": float((masses > SINK).mean())} if len(masses) else {}
-        return {"first": first, **sinks, "gates": gates}
+        if len(masses):
+            figures["sink_mass"] = float(masses.mean())
+            figures["sink_share"] = float((masses > SINK).mean())
+        return figures
 
     def needle(self, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> dict[str, Any]:
-        """Probe for a line "name = 1234" in held-out text that the end asks for (as RULER, Hsieh et al. 2024).
+        """Probe retrieval with needles, as RULER (Hsieh et al. 2024) does.
 
-        Returns by length, then depth, ln p(the number | "name =") - ln p(the number | "other ="), the mean of TRIALS
-        in nats, with a name that the text does not have: 0 without retrieval, however likely numbers are.
+        A text has a line "name = 1234", the needle, and ends with "name =". Returns, by length, then depth, the mean of
+        ln p(1234 | "name =") - ln p(1234 | "other =") over TRIALS. The text has no other name, so the result is 0
+        without retrieval, however likely numbers are.
         """
         lengths = [self.block_size * n // 2 for n in (1, 2, 4, 8)]
         lengths = [n for n in lengths if 64 <= n <= min(self.longest, len(tokens))]
         generator = random.Random(1)
 
         def log_ratio(length: int, depth: float) -> float:
-            # The needle, and the questions for it and for a name that the text does not have.
+            # The needle, and questions for its name and for another one.
             name, other = generator.sample(NAMES, 2)
             number = f" {generator.randrange(1000, 10_000)}"
             texts = (f"\n{name} ={number}\n", number, f"\n{name} =", f"\n{other} =")
             line, answer, asked, wrong = (encode_text(tokenizer, text) for text in texts)
-            # Held-out text around the needle.
+            # The haystack: held-out text before and after the needle.
             room = length + 1 - len(line) - len(answer) - max(len(asked), len(wrong))
             begin = generator.randrange(len(tokens) - room + 1)
             cut = begin + round(depth * room)
             before = np.concatenate((tokens[begin:cut], line, tokens[cut : begin + room]))
             # The nats of the number after each question.
-            rows = [np.concatenate((before, question, answer))[None] for question in (asked, wrong)]
+            rows = [np.concatenate((before, question, answer))[None] for question in (asked, wrong)]  # (1, T)
             known, guessed = (self.nats(row)[0, -len(answer) :].sum() for row in rows)
             return float(guessed - known)
 
-        nats = [[float(np.mean([log_ratio(n, depth) for _ in range(TRIALS)])) for depth in DEPTHS] for n in lengths]
-        return {"lengths": lengths, "depths": list(DEPTHS), "nats": nats}
+        def mean_ratio(length: int, depth: float) -> float:
+            return float(np.mean([log_ratio(length, depth) for _ in range(TRIALS)]))
+
+        return {
+            "lengths": lengths,
+            "depths": list(DEPTHS),
+            "nats": [[mean_ratio(length, depth) for depth in DEPTHS] for length in lengths],
+        }
 
 
 def probe(checkpoint: Checkpoint, params: ScoringParams, path: str | None = None) -> dict[str, Any]:
-    """Return the figures of every probe that fits the model.
+    """Return the figures of all probes that apply to the model.
 
-    path: as load_text()'s. A model of a synthetic task is probed on the task's held-out sequences, without loss by
-    position and needle.
+    path: a text, as in load_text(). Probes of a synthetic task use its held-out sequences, and leave out loss by
+    position and needles, which need text.
     """
     model = checkpoint.model
     probes = Probes(model, params)
@@ -146,7 +172,10 @@ def probe(checkpoint: Checkpoint, params: ScoringParams, path: str | None = None
     if checkpoint.encoding is None and path is None:
         task = learned_task(checkpoint)
         rows = next(task.validation(model.config.block_size, HEAD_TOKENS // T)).inputs[:, :T]
-        return {"induction": probes.induction(task.vocab_size), "heads": probes.heads(rows)}
+        return {
+            "induction": probes.induction(task.vocab_size),
+            "heads": probes.heads(rows),
+        }
     _, (tokens,) = load_text(path, [checkpoint])
     tokenizer = checkpoint.tokenizer
     T = min(T, len(tokens))
@@ -160,13 +189,15 @@ def probe(checkpoint: Checkpoint, params: ScoringParams, path: str | None = None
 
 
 def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
-    """Yield lines that sum the figures of the probes up."""
+    """Yield the summary of the probes, line by line."""
     induction = figures["induction"]
     heads = figures["heads"]
     # Induction and sinks.
-    scores = {(layer, head): x for layer, row in enumerate(induction["score"]) for head, x in enumerate(row or ())}
+    scores = {
+        (layer, head): score for layer, row in enumerate(induction["score"]) for head, score in enumerate(row or ())
+    }
     copies = f"{induction['first_copy']:.3f} nats/token in {induction['block']} random ids"
-    yield f"induction   {copies}, {induction['second_copy']:.3f} when they come again"
+    yield f"induction   {copies}, {induction['second_copy']:.3f} when they are repeated"
     if scores:
         layer, head = max(scores, key=scores.__getitem__)
         yield f"            highest score {scores[layer, head]:.3f}, layer {layer} head {head}"
@@ -174,13 +205,14 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
         yield f"sinks       {heads['sink_mass']:.3f} of the weight is on the first token; {share}"
     for name, (mean, closed) in heads["gates"].items():
         yield f"gate        {name}: mean {mean:.3f}, {closed:.1%} below {CLOSED}"
-    # Loss by position, and the needle: of texts alone.
+    # Loss by position and needles, which only text has.
     if "by_position" in figures:
         nats = figures["by_position"]["nats"]
         trained = figures["by_position"]["trained"]
-        ends = [trained * 2**n for n in range(5) if trained * 2**n <= len(nats)] or [len(nats)]
+        lengths = [trained * 2**n for n in range(5)]
+        ends = [length for length in lengths if length <= len(nats)] or [len(nats)]
         means = "  ".join(f"{end:,}: {np.mean(nats[end // 2 : end]):.3f}" for end in ends)
-        yield f"positions   {means} nats/token in the second half of so many"
+        yield f"positions   {means} nats/token, the mean of each length's second half"
         for length, ratios in zip(figures["needle"]["lengths"], figures["needle"]["nats"], strict=True):
             by_depth = "  ".join(f"{depth:.0%}: {nats:+.2f}" for depth, nats in zip(DEPTHS, ratios, strict=True))
             yield f"needle      {length:,} tokens, by depth  {by_depth} nats"

@@ -18,17 +18,20 @@ from pages.kit import shape
 from pages.text import Reading, byte_ends, text_page
 from runs.checkpoint import Checkpoint
 
-LONGEST = 4000  # tokens: more makes a page slow
-ALTERNATIVES = 10
-MOST_KEYS = 16
-ATTENTION_BYTES = 7_500_000  # of a page, before base64 makes four of three
+LONGEST = 4000  # tokens on a page: more makes it slow
+ALTERNATIVES = 10  # predictions for a token
+MOST_KEYS = 16  # keys of a token with their weights, at most
+ATTENTION_BYTES = 7_500_000  # of keys and weights in a page; base64 makes four of three
 
 
 def read_prompt(checkpoint: Checkpoint, prompt: str, special_tokens: bool, page: str) -> str:
-    """Write the page of a prompt, or of its last LONGEST tokens, and return a line for the terminal."""
+    """Write the page of a prompt, or of its last LONGEST tokens; return a line for the terminal."""
     tokens = np.array(encode_prompt(checkpoint.tokenizer, prompt, special_tokens))
-    size = plural(len(tokens), "token") if len(tokens) <= LONGEST else f"the last {LONGEST:,} of {len(tokens):,} tokens"
-    plain = ScoringParams(torch.autocast(checkpoint.model.token_embedding.weight.device.type, enabled=False))
+    size = plural(len(tokens), "token")
+    if len(tokens) > LONGEST:
+        size = f"the last {LONGEST:,} of {len(tokens):,} tokens"
+    device = checkpoint.model.token_embedding.weight.device
+    plain = ScoringParams(torch.autocast(device.type, enabled=False))
     with writing("page", page) as file:
         write_page(file, [checkpoint], [tokens[-LONGEST:]], [plain], f"A prompt: {size}.")
     return f"{page}: {size}"
@@ -37,21 +40,29 @@ def read_prompt(checkpoint: Checkpoint, prompt: str, special_tokens: bool, page:
 def write_page(
     file: Path, checkpoints: list[Checkpoint], texts: list[np.ndarray], params: list[ScoringParams], summary: str
 ) -> None:
-    """Write the page of how checkpoints read a text, or its beginning, under a summary."""
+    """Write the page of a text, or of its beginning, as checkpoints read it."""
     begun = beginnings([checkpoint.tokenizer for checkpoint in checkpoints], texts)
-    readings = [
-        read(c.model, c.tokenizer, tokens, each, name=seen_from_here(c.path), models=len(checkpoints))
-        for c, tokens, each in zip(checkpoints, begun, params, strict=True)
-    ]
+    readings = []
+    for checkpoint, tokens, each in zip(checkpoints, begun, params, strict=True):
+        reading = read(
+            checkpoint.model,
+            checkpoint.tokenizer,
+            tokens,
+            each,
+            name=seen_from_here(checkpoint.path),
+            models=len(checkpoints),
+        )
+        readings.append(reading)
     if len(begun[0]) < len(texts[0]):
         summary += f" Shown here are the first {len(begun[0]):,} tokens."
     file.write_text(text_page(readings, summary), encoding="utf-8")
 
 
 def beginnings(tokenizers: list[tiktoken.Encoding], texts: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the same beginning of one text in each tokenizer's tokens, at most LONGEST."""
+    """Return the same beginning of a text in the tokens of each tokenizer, at most LONGEST."""
     begun = [tokens[:LONGEST] for tokens in texts]
     ends = [byte_ends(*each) for each in zip(tokenizers, begun, strict=True)]
+    # Cut all of them at the byte where the shortest one ends.
     last = min(end[-1] for end in ends)
     return [tokens[: np.searchsorted(end, last, "right")] for tokens, end in zip(begun, ends, strict=True)]
 
@@ -66,62 +77,75 @@ def read(
     name: str,
     models: int = 1,
 ) -> Reading:
-    """Return a model's reading of a text, in the sequences of score().
+    """Return a model's reading of a text, in the same sequences as score().
 
-    name: the model's, on the page. models: how many share the page. Of each token's weights the largest are kept, as
-    many as fit and at most MOST_KEYS.
+    name: the model's, on the page. models: their number on the page. Each token keeps its largest weights: as many as
+    fit into the page, and at most MOST_KEYS.
     """
     N = len(tokens)
     config = model.config
     length = min(config.block_size, N)
     rows = 1 + config.n_layer * (1 + config.n_head)
-    kept = max(1, min(MOST_KEYS, length, ATTENTION_BYTES // (3 * N * rows * models)))
+    fitting = ATTENTION_BYTES // (3 * N * rows * models)  # two bytes for a key, one for its weight
+    kept = max(1, min(MOST_KEYS, length, fitting))
     nats = np.full(N, np.nan, np.float32)
-    expected = list[tuple[np.ndarray, ...]]()  # of each pass: the likeliest tokens and their probabilities
-    looked = list[tuple]()  # of each pass: the keys with the largest weights, and these
-    for starts, scored in passes(N, length, params.stride, max(1, 2**20 // length**2)):
+    predicted = list[tuple[np.ndarray, ...]]()  # by pass: the likeliest tokens and their probabilities
+    attended = list[tuple]()  # by pass: the keys with the largest weights, and these
+    batch_size = max(1, 2**20 // length**2)  # a head's weights have length² numbers for each sequence
+    for starts, scored in passes(N, length, params.stride, batch_size):
         # One pass: logits and weights of the last `scored` tokens of each sequence.
-        sequences = np.stack([tokens[start : start + length] for start in starts])
+        sequences = np.stack([tokens[start : start + length] for start in starts])  # (B, T)
         inputs, doc_starts = model_inputs(model, sequences, params.separator)
         with params.autocast:
             logits = model.logits(model.hidden(inputs, doc_starts=doc_starts)[:, -scored:])  # (B, scored, V)
             keys, weights, heads = largest_weights(model, inputs, doc_starts, scored, kept)
         logprobs = logits.float().log_softmax(-1).flatten(0, 1)  # (B·scored, V)
-        # The nats of the tokens that follow: the last token of the text has none.
-        offsets = np.repeat(starts, scored)
+        # The nats of the next tokens; the last token of the text has none.
+        offsets = np.repeat(starts, scored)  # (B·scored,)
         following = offsets + np.tile(np.arange(length - scored, length), len(starts)) + 1
         following = following[following < N]
         nats[following] = -logprobs[range(len(following)), tokens[following].astype(np.int64)].cpu().numpy()
-        # What was expected there, and looked at, by its place in the text.
+        # The predictions, and the keys by their places in the text instead of the sequence.
         best = logprobs.topk(min(ALTERNATIVES, logprobs.size(-1)))
-        expected.append((best.indices.cpu().numpy(), best.values.exp().cpu().numpy()))
-        looked.append((keys + offsets[:, None], weights))
-    likeliest, chances = map(np.concatenate, zip(*expected, strict=True))
-    keys, weights = (np.concatenate(parts, 1) for parts in zip(*looked, strict=True))
+        predicted.append((best.indices.cpu().numpy(), best.values.exp().cpu().numpy()))
+        attended.append((keys + offsets[:, None], weights))
+    likeliest, chances = map(np.concatenate, zip(*predicted, strict=True))  # (N, A)
+    keys, weights = (np.concatenate(parts, 1) for parts in zip(*attended, strict=True))  # (R, N, K)
     title = f"{shape(config.attention, config.n_layer, config.n_head, config.n_embd)} ({name})"
-    return Reading(title, tokenizer, tokens, nats, likeliest, chances, heads, keys, weights)
+    return Reading(
+        title,
+        tokenizer,
+        tokens,
+        nats,
+        likeliest,
+        chances,
+        heads,
+        keys,
+        weights,
+    )
 
 
 def largest_weights(
     model: GPT, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None, scored: int, kept: int
 ) -> tuple[Int[np.ndarray, "R Q K"], Float[np.ndarray, "R Q K"], list[int]]:
-    """Return the keys and weights that the last `scored` tokens of each sequence look at most, and each layer's heads.
+    """Return the keys with the largest weights, these weights, and each layer's number of heads.
 
-    The rows are a Reading's. Weights below 0 count as 0; one layer's weights are in memory at a time.
+    The queries are the last `scored` tokens of each sequence, the rows those of a Reading. Weights below 0 count as 0.
     """
-    total = torch.zeros(())
+    total = torch.zeros(())  # of the layers' means: one layer's weights are in memory at a time
 
     def largest(rows: Float[Tensor, "H B s T"]) -> tuple[np.ndarray, np.ndarray]:
-        top = rows.flatten(1, 2).topk(kept)
+        top = rows.flatten(1, 2).topk(kept)  # (H, B·s, T) -> (H, B·s, kept)
         return top.indices.cpu().numpy(), top.values.cpu().numpy()
 
     def visit(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
         nonlocal total
-        weights = weights[:, :, -scored:].float().clamp(min=0).transpose(0, 1)
-        mean = weights.mean(0, keepdim=True)
+        weights = weights[:, :, -scored:].float().clamp(min=0).transpose(0, 1)  # (H, B, s, T)
+        mean = weights.mean(0, keepdim=True)  # (1, B, s, T)
         total = total + mean.cpu()
         return largest(torch.cat([mean, weights]))
 
     layers = for_each_layer(model, tokens, visit, doc_starts)
-    keys, weights = (np.concatenate(each) for each in zip(largest(total / len(layers)), *layers, strict=True))
+    of_all = largest(total / len(layers))
+    keys, weights = (np.concatenate(each) for each in zip(of_all, *layers, strict=True))
     return keys, weights, [len(each) - 1 for each, _ in layers]

@@ -268,7 +268,7 @@ def test_the_page_tints_a_token_by_its_own_surprise_and_says_what_it_leaves_out(
     assert "Shown here are the first 50 tokens." in data["summary"]
     apart = scores[1].total.bpb - scores[0].total.bpb
     both = f"Bits per byte: {scores[0].total.bpb:.4f} and {scores[1].total.bpb:.4f}."
-    assert f"{both} The second's less the first's: {apart:+.4f} ± " in data["summary"]
+    assert f"{both} The second minus the first: {apart:+.4f} ± " in data["summary"]
 
 
 def test_the_tokens_of_a_nanogpt_folder_are_those_of_the_checkpoints_tokenizer(
