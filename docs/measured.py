@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.paired import interleave, timed
 from common.errors import SettingsError
 from common.files import replace_text
-from generation.score import How, load_text
+from generation.score import ScoringParams, load_text
 from pages.probes import Probes
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
@@ -81,7 +81,10 @@ def extrapolated(checkpoint: Checkpoint) -> float:
     """
     _, (tokens,) = load_text(None, [checkpoint])
     model, length = checkpoint.model, checkpoint.model.config.block_size
-    probes, windows = Probes(model, How(torch.autocast("cpu", enabled=False))), (len(tokens) - 1) // (FARTHER * length)
+    probes, windows = (
+        Probes(model, ScoringParams(torch.autocast("cpu", enabled=False))),
+        (len(tokens) - 1) // (FARTHER * length),
+    )
     places = np.linspace(0, windows - 1, min(windows, 32)).astype(int) * FARTHER * length
     nats = np.mean([probes.nats(tokens[None, place : place + FARTHER * length + 1])[0] for place in places], axis=0)
     return float(nats[-length:].mean() - nats[length // 2 : length].mean())

@@ -66,7 +66,7 @@ def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
     # Drop some weights at random and scale the rest by 1/(1-p), so that the expected weight is unchanged.
     weights = F.dropout(weights, dropout_p)
 
-    # The from_weights mean of the values.
+    # The weighted mean of the values.
     return weights @ v  # (…, H, T, S) @ (…, H, S, Dv) -> (…, H, T, Dv)
 
 

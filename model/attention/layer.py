@@ -136,40 +136,46 @@ class Call(NamedTuple):
             row, column = row + self.bias[0], column + self.bias[1]
         return self._replace(bias=(row, column))
 
-    def seen(self) -> Bool[Tensor, "..."] | None:
-        """Return where a query may attend as one matrix, or None if causality says it all."""
-        T, S = self.q.shape[-2], self.k.shape[-2]
-        mask = self.mask
-        if self.doc_starts is not None:
-            same_text = document_mask(self.doc_starts, S)
-            mask = same_text if mask is None else mask & same_text
-        # A single query is the last: it sees all.
-        if T > 1 and (mask is not None or (self.window or S) < S):
-            causal = causal_mask(T, S, self.q.device, self.window)
-            mask = causal if mask is None else mask & causal
-        return mask
 
-    def is_plain(self) -> bool:
-        """Return whether causality is all that lies over the scores."""
-        nothing = self.mask is None and self.doc_starts is None and self.bias is None and self.sink is None
-        return nothing and (self.window is None or self.window >= self.k.shape[-2])
+# Functions, not methods of Call: torch.compile does not trace a named tuple's methods where shapes are checked.
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of an attention function (see contract.py), with mask and bias as matrices."""
-        k, v, mask, bias = self.k, self.v, self.seen(), None
-        if self.bias is not None:
-            row, column = self.bias
-            bias = (row[..., None] + column[..., None, :]).to(torch.promote_types(self.q.dtype, torch.float32))
-        if self.sink is not None:
-            # In front, where causality lets every query see it.
-            H, S = self.q.shape[-3], k.shape[-2]
-            k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
-            if mask is not None:
-                mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
-            others = self.sink.new_zeros(H, 1, S) if bias is None else bias
-            sink = self.sink[:, None, None].to(others.dtype)
-            bias = torch.cat((sink.expand(*others.shape[:-1], 1), others), -1)
-        return {"q": self.q, "k": k, "v": v, "mask": mask, "bias": bias, "is_causal": mask is None, "scale": self.scale}
+
+def visible_keys(call: Call) -> Bool[Tensor, "..."] | None:
+    """Return where a query may attend as one matrix, or None if causality says it all."""
+    T, S = call.q.shape[-2], call.k.shape[-2]
+    mask = call.mask
+    if call.doc_starts is not None:
+        same_text = document_mask(call.doc_starts, S)
+        mask = same_text if mask is None else mask & same_text
+    # A single query is the last: it sees all.
+    if T > 1 and (mask is not None or (call.window or S) < S):
+        causal = causal_mask(T, S, call.q.device, call.window)
+        mask = causal if mask is None else mask & causal
+    return mask
+
+
+def is_plain(call: Call) -> bool:
+    """Return whether causality is all that lies over the scores."""
+    nothing = call.mask is None and call.doc_starts is None and call.bias is None and call.sink is None
+    return nothing and (call.window is None or call.window >= call.k.shape[-2])
+
+
+def arguments(call: Call) -> dict[str, Any]:
+    """Return the arguments of an attention function (see contract.py), with mask and bias as matrices."""
+    k, v, mask, bias = call.k, call.v, visible_keys(call), None
+    if call.bias is not None:
+        row, column = call.bias
+        bias = (row[..., None] + column[..., None, :]).to(torch.promote_types(call.q.dtype, torch.float32))
+    if call.sink is not None:
+        # In front, where causality lets every query see it.
+        H, S = call.q.shape[-3], k.shape[-2]
+        k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
+        if mask is not None:
+            mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
+        others = call.sink.new_zeros(H, 1, S) if bias is None else bias
+        sink = call.sink[:, None, None].to(others.dtype)
+        bias = torch.cat((sink.expand(*others.shape[:-1], 1), others), -1)
+    return {"q": call.q, "k": k, "v": v, "mask": mask, "bias": bias, "is_causal": mask is None, "scale": call.scale}
 
 
 class MultiHeadAttention(nn.Module):
@@ -353,12 +359,12 @@ class MultiHeadAttention(nn.Module):
         call = self.modified(call, x, ctx)
         dropout_p = self.dropout_p(ctx)
         # torch's kernels need no matrix either if causality is all, and on a GPU they are faster even with one.
-        has_kernel = self.function is sdpa and (call.is_plain() or not call.q.is_cpu)
+        has_kernel = self.function is sdpa and (is_plain(call) or not call.q.is_cpu)
         if self.takes_chunks(call, ctx) and not has_kernel:
             return self.function.by_chunks(**self.chunk_arguments(call), dropout_p=dropout_p)  # type: ignore[union-attr]
         # Fused kernels need Dv == D.
         function = matmul if ctx.weights_only and self.function is sdpa else self.function
-        return function(**call.arguments(), dropout_p=dropout_p)
+        return function(**arguments(call), dropout_p=dropout_p)
 
     def modified(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         for modifier in self.modifiers.values():

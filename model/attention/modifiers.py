@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from common.errors import SettingsError
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
-from model.attention.layer import AttentionContext, Call, Keys, MultiHeadAttention, Stream
+from model.attention.layer import AttentionContext, Call, Keys, MultiHeadAttention, Stream, visible_keys
 from model.attention.masks import alibi_slopes
 from model.attention.registry import modifier
 from model.config import AttentionConfig
@@ -122,7 +122,7 @@ class LogN(Modifier):
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         H, T = call.q.shape[1:3]
         S = call.k.shape[2]
-        mask = None if call.mask is None else call.seen()
+        mask = None if call.mask is None else visible_keys(call)
         if mask is not None:
             n = mask.expand(torch.broadcast_shapes(mask.shape, (1, S))).sum(-1, keepdim=True).clamp(min=1)  # (…, T, 1)
         else:  # no need of a matrix

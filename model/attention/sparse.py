@@ -11,7 +11,7 @@ from torch import Tensor
 from model.attention.chunked import Index, block_channels, by_chunks, chunked_with_index
 from model.attention.contract import Allowed, AttentionFunction, Output, Scores, from_weights, upcast
 from model.attention.functions import sdpa
-from model.attention.layer import AttentionContext, Call, MultiHeadAttention, Stream
+from model.attention.layer import AttentionContext, Call, MultiHeadAttention, Stream, visible_keys
 from model.attention.masks import causal_mask
 from model.attention.registry import form
 from model.config import AttentionConfig
@@ -126,7 +126,7 @@ class IndexedAttention(MultiHeadAttention):
         # Its scores choose the keys.
         scores = F.relu(upcast(index_q * self.head_dim**-0.5) @ upcast(index_k[:, :, -S:]).mT)  # (B, J, T, S)
         index = (upcast(index_w).mT[..., None] * scores).sum(1, keepdim=True) * self.index_heads**-0.5  # (B, 1, T, S)
-        seen = call.seen()
+        seen = visible_keys(call)
         seen = causal_mask(T, S, x.device) if seen is None else seen
         chosen = self.chosen(index.detach(), seen)
         call = call._replace(mask=chosen)
