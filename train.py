@@ -3,28 +3,12 @@
 As in  python train.py model=small data.path=notes.txt max_steps=2000
 """
 
-from cli.hydra_command import run_train_command
-from common.text import visible
-from training.config import TrainConfig
-
-
-def main() -> None:
-    run_train_command(train_or_plan)
-
-
-def train_or_plan(config: TrainConfig) -> float | None:
-    from train import train, train_step  # the rest of this file, which imports torch
-    from training.plan import plan_run
-
-    if config.dry_run:
-        print(visible(plan_run(train_step, config)), flush=True)
-        return None
-    return train(config)
-
-
-# Here, not at the end: the imports below take a second, and --help, completion and mistakes in settings need none.
+# As a script, this file reads its settings first: --help, completion and mistakes in settings do not wait for the
+# imports below, which take a second. The command then imports it by its name, and calls train().
 if __name__ == "__main__":
-    main()
+    from cli.hydra_command import run_train_command
+
+    run_train_command()
     raise SystemExit
 
 import logging
@@ -35,10 +19,12 @@ from torch import Tensor
 
 from common.settings import build
 from common.text import flat
-from generation.generate import decode_rate, generate_text
+from generation.generate import generate_text
+from generation.speed import decode_rate
 from pages.report import Report
 from runs.metrics import Evaluation
-from training.device import fast_products, to_device, uncompiled
+from training.config import TrainConfig
+from training.device import fast_products, run_eagerly, to_device
 from training.distributed import gradient_norm, sync_gradients
 from training.evaluation import evaluate, targets_scored
 from training.failures import explain_failures, explain_out_of_memory, explain_out_of_memory_between_steps
@@ -67,30 +53,23 @@ def train(config: TrainConfig) -> float:
         progress = run.progress
         while True:
             # Stop on a signal, once all ranks know of it.
-            if stop := int(run.ranks.max(run.signals.received)):
+            signal = int(run.ranks.max(run.signals.received))
+            if signal:
                 run.save()
                 run.saver.finish()
                 run.ranks.broadcast(None)  # a barrier: torchrun kills the remaining ranks once one exits
-                raise SystemExit(128 + stop)
+                raise SystemExit(128 + signal)
 
-            # Save and evaluate. The weights are saved before an evaluation, so that one that fails loses nothing, and
-            # its result after it.
+            # Save before an evaluation, so that one that fails loses no step, and after it with its result.
             done = run.fraction_done()
             finished = done >= 1
-            evaluates = finished or (progress.step and progress.step % config.eval_interval == 0)
-            evaluates = evaluates and (progress.step > progress.evaluated or not progress.metrics)
-            if evaluates or (progress.step and progress.step % config.checkpoint_interval == 0):
+            evaluates = finished or is_due(progress.step, config.eval_interval)
+            if progress.metrics and progress.evaluated == progress.step:
+                evaluates = False  # a resumed run starts from an evaluated checkpoint
+            if evaluates or is_due(progress.step, config.checkpoint_interval):
                 run.save()
             if evaluates:
-                with uncompiled(run.compiled):
-                    targets = targets_scored(config, progress.step if finished else None)
-                    result = evaluate_run(run, targets)
-                    remember_evaluation(run, result, targets)
-                    sample = write_sample(run)
-                    if finished:
-                        time_decoder(run)
-                    with explain_out_of_memory_between_steps(run, "the measurement of the heads"):
-                        loggers.on_evaluation(result, sample)
+                validate(run, loggers, finished)
             if finished or (evaluates and run.saved == progress.step):
                 run.save(finished=finished)
             if finished:
@@ -102,11 +81,11 @@ def train(config: TrainConfig) -> float:
             with explain_out_of_memory(run):
                 loss, grad_norm = train_step(run, progress.step)
             progress.step += 1
-            run.start_clock()
+            run.exclude_compile_time()
 
             # Log.
-            is_logged = progress.step % config.log_interval == 0 or progress.step == 1
-            if is_logged or progress.step % config.max_skipped_steps == 0:
+            is_logged = progress.step == 1 or is_due(progress.step, config.log_interval)
+            if is_logged or is_due(progress.step, config.max_skipped_steps):
                 run.check_numbers()
             if is_logged:
                 loggers.on_step(loss=loss.item(), lr=factor * config.optimizer.lr, grad_norm=grad_norm.item())
@@ -116,17 +95,22 @@ def train(config: TrainConfig) -> float:
     return progress.result
 
 
+def is_due(step: int, interval: int) -> bool:
+    """Return whether `step` ends an interval; step 0 ends none."""
+    return step > 0 and step % interval == 0
+
+
 def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     """Take one optimizer step on global batch `step`; return its loss and the norm of its gradient.
 
-    The loss is in nats per target, the norm is that before clipping. Both are tensors on the device: nothing waits for
-    it here. If either is not finite the step is skipped.
+    The loss is in nats per target, the norm is that before clipping. Both are tensors on the device, for which nothing
+    waits here. If either is not finite the step is skipped.
     """
     # Forward and backward, one micro-batch after the other: gradients add up.
     batch_loss = torch.zeros((), device=run.device)
     first_rows = run.micro_batches()
     for first in first_rows:
-        batch = run.batch(step, first, first + first_rows.step)
+        batch = run.batch(step, first, first + run.micro_batch_size)
         inputs, targets, doc_starts = (to_device(part, run.device) for part in batch)  # (B, T); doc_starts or None
         run.seed_dropout(step, first)
         with sync_gradients(run.ddp_model, last=first == first_rows[-1]):
@@ -138,13 +122,14 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         batch_loss += loss.detach()
     run.ranks.sum_(batch_loss)
 
-    # Clip: the optimizers divide the gradient by this.
+    # Clip: the optimizers divide the gradient by this. In fp16 the loss was scaled; unscale_() takes that back.
     for optimizer in run.optimizers:
         run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
     grad_norm = gradient_norm(run.model)
     clip_divisor = (grad_norm / (run.config.grad_clip or float("inf"))).clamp(min=1)
 
-    # Update the weights, unless loss or gradient is not finite.
+    # Update the weights, unless loss or gradient is not finite. The flag stays on the device; scaler.step() would
+    # wait for it. scaler.update() lowers the next step's scale if unscale_() met an infinity.
     skip = ~(batch_loss + grad_norm).isfinite()
     for optimizer in run.optimizers:
         optimizer.step(skip, clip_divisor)
@@ -153,6 +138,19 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     # DDP's gradients are views of the buckets that are sent: the next step's first micro-batches would fill others.
     run.model.zero_grad(set_to_none=run.ddp_model is run.model)
     return batch_loss, grad_norm
+
+
+def validate(run: Run, loggers: Loggers, finished: bool) -> None:
+    """Evaluate the model at this step, write a sample, and log both."""
+    targets = targets_scored(run.config, run.progress.step if finished else None)
+    with run_eagerly(run.compiled):
+        result = evaluate_run(run, targets)
+        record_evaluation(run, result, targets)
+        sample = write_sample(run)
+        if finished:
+            time_decoder(run)
+        with explain_out_of_memory_between_steps(run, "the measurement of the heads"):
+            loggers.on_evaluation(result, sample)
 
 
 def evaluate_run(run: Run, targets: int) -> Evaluation:
@@ -164,17 +162,18 @@ def evaluate_run(run: Run, targets: int) -> Evaluation:
         return evaluate(run.ddp_model, run.data, config.model.block_size, windows, run.autocast, run.ranks, targets)
 
 
-def remember_evaluation(run: Run, result: Evaluation, targets: int) -> None:
+def record_evaluation(run: Run, result: Evaluation, targets: int) -> None:
     """Record the result of an evaluation on `targets`, and the step if it is the best.
 
-    The last evaluation of a run may score more targets. Steps are compared on those that all evaluations score.
+    The last evaluation of a run may score more targets than those before it. To compare it with them, it is made once
+    more on theirs.
     """
     progress = run.progress
-    common = targets_scored(run.config)
     block_size = run.config.model.block_size
-    scored, common_scored = (run.data.validation_tokens(block_size, most) for most in (targets, common))
-    is_comparable = scored == common_scored or not progress.metrics
-    compared = result if is_comparable else evaluate_run(run, common)
+    common = targets_scored(run.config)
+    scores_the_same = run.data.validation_tokens(block_size, targets) == run.data.validation_tokens(block_size, common)
+    is_first = not progress.metrics
+    compared = result if scores_the_same or is_first else evaluate_run(run, common)
     progress.evaluated = progress.step
     progress.metrics = result.figures
     progress.compare(compared.loss, compared.tokens)

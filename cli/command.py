@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import TypeVar
 
 from common.mistakes import mistakes_explained
@@ -25,7 +26,7 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> N
     with mistakes_explained():
         arguments = sys.argv[1:]
         if {"--help", "-h"} & set(arguments):
-            print(help_text(schema, function), flush=True)
+            print(help_text(schema, Path(inspect.getfile(function))), flush=True)
         elif arguments[:1] == ["-sc"]:  # what train.py's tab completion asks of every command
             print(*(f"{name}=" for name in setting_hints(schema)))
         else:
@@ -33,10 +34,10 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> N
             sys.stdout.flush()
 
 
-def help_text(schema: type, function: Callable, groups: str = "") -> str:
-    """Return the text of --help: the docstring of the function's script, its groups, and each setting."""
-    script = ast.parse(inspect.getsource(sys.modules[function.__module__]))  # python -OO drops __doc__
-    lines = f"{ast.get_docstring(script)}\n\n{groups}Settings and their defaults:\n".split("\n")
+def help_text(schema: type, script: Path, groups: str = "") -> str:
+    """Return the text of --help: the script's docstring, its groups, and each setting."""
+    module = ast.parse(script.read_text(encoding="utf-8"))  # python -OO drops __doc__
+    lines = f"{ast.get_docstring(module)}\n\n{groups}Settings and their defaults:\n".split("\n")
     settings = [help_entry(f"{name}={default}", meaning, 36) for name, default, meaning in described(schema)]
     return "\n".join([*(textwrap.fill(line, help_width()) for line in lines), *settings])
 

@@ -5,14 +5,13 @@ after torch's (cli/with_torch.py).
 """
 
 import sys
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 from cli.command import help_entry, help_text
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed
 from common.mistakes import mistakes_explained
 from common.settings import parse_overrides
+from common.text import visible
 from training.config import TrainConfig
 
 SHOWN = (["job"], ["hydra"], ["all"])  # the settings that --cfg shows
@@ -25,23 +24,35 @@ def composition() -> ModuleType:
     return composition
 
 
-def run_train_command(function: Callable[[TrainConfig], Any]) -> None:
-    """As cli.command.run_command(), with Hydra's groups and sweeps."""
+def run_train_command() -> None:
+    """Train with the settings that were typed: cli.command.run_command() with Hydra's groups and sweeps."""
     with mistakes_explained(lambda error: composition().explain(error)):
         arguments = sys.argv[1:]
         if {"--help", "-h"} & set(arguments):
-            print(help_text(TrainConfig, function, groups_help()), flush=True)
+            print(help_text(TrainConfig, CONF.parent / "train.py", groups_help()), flush=True)
         elif arguments[:1] == ["-sc"] or (arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN):
-            composition().ask_hydra(arguments, function)
+            composition().ask_hydra(arguments, train_or_plan)
         else:
             is_sweep = bool(set(SWEEP) & set(arguments))
             overrides = [argument for argument in arguments if argument not in SWEEP]
             typed = parse_overrides(overrides)
             check_typed(typed, is_sweep)
             if is_sweep:
-                composition().sweep(overrides, typed, function)
+                composition().sweep(overrides, typed, train_or_plan)
             else:
-                function(composition().single_settings(typed))
+                train_or_plan(composition().single_settings(typed))
+
+
+def train_or_plan(config: TrainConfig) -> float | None:
+    """Train one model and return its loss; with dry_run print the plan of the run instead."""
+    # The script imported by its name, and torch with it.
+    from train import train, train_step
+    from training.plan import plan_run
+
+    if config.dry_run:
+        print(visible(plan_run(train_step, config)), flush=True)
+        return None
+    return train(config)
 
 
 def groups_help() -> str:

@@ -4,8 +4,6 @@ A sample depends on its prompt and its seed, never on the rest of the batch.
 """
 
 import codecs
-import statistics
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
@@ -186,9 +184,9 @@ def generate(
         # 1) Prefill each distinct prompt once, then give each sample its own copy of the cache.
         prompts = [prompt[-model.config.block_size :] for prompt in prompts]
         distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
-        rows = [distinct.index(prompt) for prompt in prompts]
-        logits = decoder.prefill(distinct, params.max_new_tokens)[rows]  # (B, V)
-        decoder.take(rows)
+        row_of_prompt = [distinct.index(prompt) for prompt in prompts]
+        logits = decoder.prefill(distinct, params.max_new_tokens)[row_of_prompt]  # (B, V)
+        decoder.take(row_of_prompt)
         seen = None
         if params.repetition_penalty != 1:
             seen = torch.zeros_like(logits, dtype=torch.bool)
@@ -218,7 +216,7 @@ def generate(
                 nats = logits.log_softmax(-1).gather(-1, sampled[:, None])[:, 0].tolist()
 
             # 4) Yield the text that no later token can change.
-            rows = []  # of the samples that have not ended
+            alive = []  # the rows of the samples that have not ended
             for row, (index, token) in enumerate(zip(active, tokens, strict=True)):
                 text, finish = detokenizers[index].feed(token, last=not left)
                 if text or finish or logprobs:
@@ -229,19 +227,19 @@ def generate(
                         (token, nats[row]) if logprobs else None,
                     )
                 if finish is None:
-                    rows.append(row)
-            if not rows:
+                    alive.append(row)
+            if not alive:
                 return
 
             # 5) Drop the rows that have ended, and feed the others their tokens.
             if seen is not None:
                 seen = seen.scatter(-1, sampled[:, None], True)
-            if len(rows) < len(active):
-                active = [active[row] for row in rows]
+            if len(alive) < len(active):
+                active = [active[row] for row in alive]
                 if seen is not None:
-                    seen = seen[rows]
-                decoder.take(rows)
-            logits = decoder.step([tokens[row] for row in rows])
+                    seen = seen[alive]
+                decoder.take(alive)
+            logits = decoder.step([tokens[row] for row in alive])
 
 
 @contextmanager
@@ -322,18 +320,3 @@ class Detokenizer:
         text = self.pending[:certain]
         self.pending = self.pending[certain:]
         return text, finish
-
-
-@torch.inference_mode()
-def decode_rate(model: GPT, steps: int = 48) -> float:
-    """Return the tokens per second of one text whose context is nearly full."""
-    decoder = Decoder(model)
-    times = list[float]()
-    with eval_mode(model):
-        prompt = [0] * max(1, model.config.block_size - steps)
-        token = decoder.prefill([prompt], steps).argmax(-1).tolist()
-        for _ in range(steps):
-            started = time.perf_counter()
-            token = decoder.step(token).argmax(-1).tolist()  # tolist waits for the device
-            times.append(time.perf_counter() - started)
-    return 1 / statistics.median(times)  # the first steps may allocate and compile

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 install_import_hook("model", "beartype.beartype")  # every annotation in model/ is checked while the tests run
 
 from cli.composition import register_schema, to_settings
+from cli.hydra_command import run_train_command
 from cli.overrides import CONF
 from data.config import DataConfig, TokenizerConfig
 from model.attention import MultiHeadAttention, make_attention
@@ -129,7 +130,9 @@ def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subpro
         stack.enter_context(mock.patch.dict(os.environ))
         stack.enter_context(contextlib.chdir(cwd))
         try:
-            importlib.import_module(script.removesuffix(".py")).main()
+            command = importlib.import_module(script.removesuffix(".py"))
+            main = run_train_command if script == "train.py" else command.main
+            main()
         except SystemExit as ended:
             status = ended.code or 0
         finally:

@@ -20,7 +20,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 from model.config import GPTConfig
 from model.gpt import GPT
-from training.device import uncompiled
+from training.device import run_eagerly
 
 for form in sys.argv[1:]:
     torch._dynamo.reset()
@@ -33,7 +33,7 @@ for form in sys.argv[1:]:
     for _ in range(2):
         gpt(tokens, tokens).backward()
         gpt.eval()
-        with uncompiled(True), torch.no_grad():
+        with run_eagerly(True), torch.no_grad():
             gpt(tokens)
             gpt(tokens[:1, :5])
         gpt.train()

@@ -290,14 +290,15 @@ def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
 
 
 LATE_FIRST = """
-import os, time, train
+import os, time
+from cli.hydra_command import run_train_command
 from training import start
 original = start.open_data
 def late(*args, **settings):
     time.sleep(2 * (os.environ["RANK"] == "0"))
     return original(*args, **settings)
 start.open_data = late
-train.main()
+run_train_command()
 """
 
 
@@ -312,7 +313,8 @@ def test_the_first_rank_prepares_the_text_and_says_so_however_late_it_is(text_fi
 
 
 SLOW_SAVES = """
-import time, train
+import time
+from cli.hydra_command import run_train_command
 from runs import checkpoint
 original = checkpoint.save_file
 def slow(weights, path):
@@ -320,7 +322,7 @@ def slow(weights, path):
     time.sleep(3)
     original(weights, path)
 checkpoint.save_file = slow
-train.main()
+run_train_command()
 """
 
 

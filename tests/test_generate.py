@@ -16,13 +16,13 @@ from generation.generate import (
     Decoder,
     Detokenizer,
     allowed_ids,
-    decode_rate,
     encode_prompt,
     filter_logits,
     generate,
     generate_text,
     sample,
 )
+from generation.speed import decode_rate
 from model.config import GPTConfig
 from model.gpt import GPT
 

@@ -320,7 +320,7 @@ def test_what_the_machine_refuses_is_a_sentence_and_a_mistake_of_ours_is_not(err
 
 @pytest.mark.parametrize("script", SCHEMAS)
 def test_help_lists_every_setting_with_its_default_and_what_its_docstring_says(script):
-    schema, told = SCHEMAS[script], help_text(SCHEMAS[script], parse_overrides, "about")
+    schema, told = SCHEMAS[script], help_text(SCHEMAS[script], CONF.parent / script, "about")
     listed = {name: (default, meaning) for name, default, meaning in described(schema)}
     assert listed.keys() == flat(asdict(schema(to="x") if script == "export.py" else schema())).keys()
     for name, (default, meaning) in listed.items():
@@ -335,7 +335,7 @@ def test_help_lists_every_setting_with_its_default_and_what_its_docstring_says(s
 @pytest.mark.parametrize("width", [30, 40, 79])
 def test_help_fits_a_narrow_terminal_with_each_meaning_below_its_name(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
-    told = help_text(TrainConfig, train_module.train, groups_help()).splitlines()
+    told = help_text(TrainConfig, Path(train_module.__file__), groups_help()).splitlines()
     names = {f"  {name}={default}" for name, default, _ in described(TrainConfig)}
     assert all(len(line) <= width or line in names for line in told) and names <= set(told)
     assert len(told) < 6 * len(names)  # at 36 columns from the left a line had one character

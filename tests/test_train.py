@@ -61,7 +61,7 @@ def test_training_leaves_the_settings_it_is_given_as_they_are(train_config, tmp_
 
 def test_a_run_holds_nothing_that_its_class_does_not_declare(train_config, monkeypatch):
     held = set()
-    monkeypatch.setattr(Run, "start_clock", lambda run: held.update(vars(run)))
+    monkeypatch.setattr(Run, "exclude_compile_time", lambda run: held.update(vars(run)))
     train(replace(train_config, max_steps=2))
     assert held - {field.name for field in fields(Run)} == {"saver"}  # a cached_property
 

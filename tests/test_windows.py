@@ -23,11 +23,14 @@ export.py checkpoint=run to=exported
 SETTINGS = """data.path=text.txt tokenizer=byte model.n_layer=1 model.n_head=2 model.n_embd=32 model.block_size=16
     batch_size=2 checkpoint_interval=1 keep_checkpoints=2 eval_interval=4 sample_tokens=3 device=cpu"""
 DRIVER = """
-import importlib, shlex, sys
+import runpy, shlex, sys
 import as_on_windows
 for command in sys.argv[1].strip().splitlines():
     sys.argv = shlex.split(command)
-    importlib.import_module(sys.argv[0].removesuffix(".py")).main()
+    try:
+        runpy.run_module(sys.argv[0].removesuffix(".py"), run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code
 """
 
 

@@ -123,7 +123,7 @@ def check_compiler(device: torch.device) -> None:
         raise SettingsError(f"compile=on: torch cannot compile here ({first_line(error)})", remedy) from None
 
 
-def uncompiled(compiled: bool) -> AbstractContextManager[object]:
+def run_eagerly(compiled: bool) -> AbstractContextManager[object]:
     """Return a context in which a compiled model runs eagerly: each shape of evaluations and samples would compile."""
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 

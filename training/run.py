@@ -103,7 +103,7 @@ class Run:
         """Training time so far, with that before a resume."""
         return self.progress.seconds + time.perf_counter() - self.started
 
-    def start_clock(self) -> None:
+    def exclude_compile_time(self) -> None:
         """Restart the clock after the first step of a compiled run, a resumed one too.
 
         Compiling takes about a minute, which does not count for max_minutes and the schedule.
