@@ -58,7 +58,7 @@ class Decoder:
         self.texts = [list(text) for text in texts]
         longest = max(map(len, texts))
         needed = longest + room
-        self.cache = KVCache(min(needed, self.model.limit or needed))
+        self.cache = KVCache(min(needed, self.model.longest_context or needed))
         # Pad with any token: the padding is a separate document, which no token of the text can see.
         padded = [[0] * (longest - len(text)) + text for text in texts]
         padding = torch.tensor([[longest - len(text)] for text in texts])  # (B, 1)
@@ -72,7 +72,7 @@ class Decoder:
         """Append a token to each text; return the next logits."""
         for text, token in zip(self.texts, tokens, strict=True):
             text.append(token)
-        limit = self.model.limit
+        limit = self.model.longest_context
         if limit and self.cache.position == limit:
             # Half of the context is free afterwards, so that a prefill is paid once in many steps. A text that
             # began with padding may still fit and is kept whole.

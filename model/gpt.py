@@ -61,7 +61,8 @@ class GPT(nn.Module):
             self.lm_head.weight = self.token_embedding.weight
         self.attentions = [block.attention for block in self.blocks]
 
-        # Layers share equal Ropes, else torch.compile recompiles per layer.
+        # One Rope object for all layers with the same settings: ctx.rotations has a table for each object, and
+        # torch.compile compiles a block again for every other one.
         self.ropes: dict[Rope, Rope] = {}
         for attention in self.attentions:
             if attention.rope is not None:
@@ -80,9 +81,9 @@ class GPT(nn.Module):
 
         targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are neither -1 nor -100;
             no tensor holds all the logits.
-        doc_starts: the position, counted from the first in the cache, of the first token of each token's text; 0 by
-            default, with a cache those it remembers. Earlier tokens are hidden: another document, or padding on the
-            left. Learned positions count from there.
+        doc_starts: for each token the position where its document begins, counted from the first token in the cache.
+            A token sees no earlier position: another document, or padding on the left. Learned positions count from
+            it. By default 0, or with a cache the one of the pass before.
         cache: of earlier tokens; this pass appends its own and advances it.
         each: return the nats of each position in place of their sum, without a gradient, and whether its target is the
             likeliest token.
@@ -91,7 +92,7 @@ class GPT(nn.Module):
         """
         ctx = AttentionContext()
         if self.training and targets is not None:
-            # With a gradient from the start, as after a layer has added to it: torch compiles all blocks alike.
+            # It requires a gradient before any layer has added to it: one graph then serves all compiled blocks.
             ctx.loss = torch.zeros((), device=tokens.device, requires_grad=True)
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if targets is None:
@@ -114,9 +115,9 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         ctx: AttentionContext | None = None,
     ) -> Stream:
-        """Return the residual stream after the last block; arguments as of forward().
+        """Return the residual stream after the last block, before final_norm; arguments as of forward().
 
-        ctx: pass one in to read it afterwards.
+        ctx: what the layers share; the caller passes one in to read their auxiliary loss afterwards.
         """
         T = tokens.size(1)
         if cache is not None:
@@ -166,8 +167,8 @@ class GPT(nn.Module):
         return {window: causal_blocks(T, window, x.device) for window in windows}
 
     @property
-    def limit(self) -> int | None:
-        """The longest context in decoding: block_size, or None for a stack of states, which has no limit."""
+    def longest_context(self) -> int | None:
+        """The most positions of a cache: block_size, or None if every layer keeps a state of fixed size."""
         grows = self.config.position == "learned" or any(attention.has_kv_cache for attention in self.attentions)
         return self.config.block_size if grows else None
 

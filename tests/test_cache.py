@@ -62,7 +62,7 @@ def test_texts_decoded_beside_others_are_as_alone_and_past_the_block_as_begun_an
 ):
     """Rows are doubled, swapped and dropped on the way."""
     model = padded_gpt(attention, position, block_size=8)
-    limit, decoder = model.limit, Decoder(model)
+    limit, decoder = model.longest_context, Decoder(model)
     assert limit == (None if attention.split("+")[0] in ("delta", "linear") and position != "learned" else 8)
     logits, seen = decoder.prefill(TEXTS, room=30), [list(text) for text in TEXTS]
     for step in range(24):
