@@ -1,4 +1,7 @@
-"""Mistakes a person can make, and the checks of settings that find them. Checks of numbers let None pass: a default."""
+"""Errors that are a person's mistakes, and the checks of settings that raise them.
+
+The checks of numbers accept None, which stands for a default.
+"""
 
 import math
 from collections.abc import Collection, Iterator
@@ -6,7 +9,7 @@ from contextlib import contextmanager
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be honoured: the problem, with the setting as typed and its value, and the remedy."""
+    """A setting that cannot be used: the problem, which begins with NAME=VALUE, and the remedy."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(problem, remedy)
@@ -31,10 +34,10 @@ class HuggingFaceError(SettingsError):
 
 
 class DeviceError(SettingsError):
-    """A device that has failed, or has no memory left; under torchrun every process reports its own."""
+    """A device that failed or has no memory left; under torchrun each process reports its own."""
 
 
-# In the errors of CUDA, its libraries, HIP, NCCL and Metal, which have no common type.
+# Words in the errors of CUDA, its libraries, HIP, NCCL and Metal, which have no common type.
 DEVICE_FAILURES = (
     *("CUDA error", "CUDA driver error", "cuDNN error", "Triton Error", "Cuda failure", "GPU is lost"),
     *("HIP error", "MPS", "Metal"),
@@ -42,18 +45,19 @@ DEVICE_FAILURES = (
 
 
 def device_failed(error: BaseException) -> bool:
-    """Return whether an error says that a GPU has failed: nothing more can be read from it."""
+    """Return whether an error says that a GPU has failed, so that nothing can be read from it."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in DEVICE_FAILURES)
 
 
 @contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Let the sentence of a mistake found within begin with the setting that led to it, as in init_from=run."""
+    """Begin the sentence of a mistake within by the setting that led to it, as in init_from=run."""
     try:
         yield
     except SettingsError as error:
         name, _, value = setting.partition("=")
-        problem = error.problem.removeprefix(f"{name}=").removeprefix("checkpoint=")  # which nobody has typed
+        # The mistake may name the same value by this setting, or by checkpoint=, which nobody has typed.
+        problem = error.problem.removeprefix(f"{name}=").removeprefix("checkpoint=")
         problem = problem.removeprefix(value) if problem.startswith(f"{value} ") else f": {problem}"
         raise type(error)(f"{setting}{problem}", error.remedy) from error
     except ValueError as error:
@@ -61,17 +65,17 @@ def naming(setting: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's message, without the pages that may follow."""
+    """Return the first line of an error's message, or the name of its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def os_error_reason(error: BaseException) -> str:
-    """Return the system's words for an error, or else the first line of its message."""
+    """Return the system's message for an OSError, otherwise the first line of the error's."""
     return getattr(error, "strerror", None) or first_line(error)
 
 
 def cause(error: BaseException) -> str:
-    """Return why content cannot be used: a mistake's problem, a file or name that is missing, else as `why`."""
+    """Return the reason why content cannot be used, with the file or field that is missing."""
     if isinstance(error, SettingsError):
         return error.problem
     if isinstance(error, OSError) and error.filename:
@@ -81,17 +85,17 @@ def cause(error: BaseException) -> str:
 
 @contextmanager
 def damage_named(kind: type[SettingsError], problem: str, remedy: str) -> Iterator[None]:
-    """Raise `kind` for whatever a damaged file raises within: PROBLEM (cause): REMEDY."""
+    """Turn any error that a damaged file raises within into `kind`: PROBLEM (cause): REMEDY."""
     try:
         yield
     except (kind, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic in tiktoken or tokenizers is no Exception
+    except BaseException as error:  # a panic of tiktoken's or tokenizers' Rust is no Exception
         raise kind(f"{problem} ({cause(error)})", remedy) from error
 
 
 def format_value(value: object) -> str:
-    """Return a setting's value as a person types it: null, true, 2 instead of 2.0, [a,b]."""
+    """Format a setting's value as a person types it: null, true, 2 for 2.0, [a,b]."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list):
@@ -118,7 +122,7 @@ def positive(name: str, value: float | None) -> None:
 
 
 def fraction(name: str, value: float | None, *, below: float = math.inf, most: float = 1, above: float = -1) -> None:
-    """Refuse what is not from 0 to `most`, or not above `above`, or not below `below`."""
+    """Refuse numbers outside of 0 to `most`, not above `above`, or not below `below`."""
     if value is not None and not (0 <= value <= most and above < value < below):
         lower = "at least 0" if above < 0 else f"above {above}"
         upper = f"below {below}" if below <= most else f"at most {most}"

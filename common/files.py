@@ -1,4 +1,4 @@
-"""Files and folders that are replaced in one step: whole or absent, whatever ends the process."""
+"""Atomic writes of files and folders, locks, links, and errors that name a setting."""
 
 import os
 import secrets
@@ -16,23 +16,22 @@ from filelock import lock_descriptor  # flock, or LockFileEx on Windows
 
 from common.errors import SettingsError, os_error_reason
 
-UNFINISHED = ".unfinished"  # ends the name of what is being written
+UNFINISHED = ".unfinished"  # the suffix of files and folders that are being written
 LARGEST = 1 << 28
-"""Bytes of the largest foreign file that is read whole; published tokenizer.json files take up to 35 MB."""
+"""The largest foreign file that is read whole, in bytes; a tokenizer.json takes up to 35 MB."""
 
 
 def user_path(setting: str, path: str) -> Path:
     """Return the path that a setting gives, with ~ expanded; it need not exist.
 
-    Raises SettingsError where ~NAME is no user, and where the system cannot look: for a name that is too long, links
-    in a loop, a closed folder on the way.
+    Raises SettingsError if ~NAME is no user, or if the system refuses the path: a name is too long, links form a loop,
+    a folder on the way is closed.
     """
     try:
         place = Path(path).expanduser()
     except RuntimeError:
         raise SettingsError(f"{setting}={path} names no user of this machine", "write the folder out") from None
-    missing = suppress(FileNotFoundError, NotADirectoryError)
-    with os_errors_named(setting, path, "used", "name another place"), missing:
+    with os_errors_named(setting, path, "used", "name another place"), suppress(FileNotFoundError, NotADirectoryError):
         place.stat()
     return place
 
@@ -43,11 +42,11 @@ def os_errors_named(
 ) -> Iterator[None]:
     """Turn an OSError within into a SettingsError: SETTING=PATH cannot be VERB (reason): REMEDY.
 
-    without_folder: the remedy if a folder on the way is missing. A broken pipe is that of what is printed meanwhile.
+    without_folder: the remedy if a folder on the way is missing.
     """
     try:
         yield
-    except BrokenPipeError:
+    except BrokenPipeError:  # of the output that is printed meanwhile
         raise
     except OSError as error:
         if without_folder and isinstance(error, FileNotFoundError):
@@ -61,16 +60,17 @@ def reading(setting: str, path: str) -> AbstractContextManager[None]:
 
 
 def regular(path: Path) -> Path:
-    """Return `path`; raises OSError unless it is a regular file, for a FIFO or a device could be read forever."""
+    """Return `path`, a regular file; OSError for a FIFO or a device, whose reading may not end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("not a regular file")
     return path
 
 
 def read_foreign(path: Path) -> bytes:
-    """Return the content of a file that others wrote; raises OSError if it is not regular or over LARGEST bytes."""
+    """Return the content of a foreign file; OSError if it is not regular or over LARGEST bytes."""
     with regular(path).open("rb") as file:
-        content = file.read(LARGEST + 1)  # the size of a file in /proc is said to be 0
+        # Not by its size, which is 0 for a file in /proc.
+        content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise OSError(f"larger than {LARGEST >> 20} MB")
     return content
@@ -78,17 +78,17 @@ def read_foreign(path: Path) -> bytes:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path` for a new file or folder, which replaces `path` atomically at the end.
+    """Yield a temporary name for a file or folder that replaces `path` atomically.
 
-    Everything is flushed to disk, then renamed in one step: a reader, a kill or a power cut finds the old one or the
-    new one. If the body raises, the old one stays and the new one is removed.
+    The body writes it. Then it is flushed to disk and renamed in one step, so a reader, a kill or a power cut finds
+    the old one or the new one. If the body raises, the old one stays and the new one is removed.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         yield unfinished
         for written in [*unfinished.rglob("*"), unfinished]:
             flush_to_disk(written)
-        for wait in (0.01, 0.1, 1, 0):  # Windows renames nothing that a virus scanner has open
+        for wait in (0.01, 0.1, 1, 0):  # Windows cannot rename a file while a virus scanner has it open
             try:
                 unfinished.replace(path)
                 break
@@ -104,10 +104,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(setting: str, path: str) -> Iterator[Path]:
-    """Yield a temporary name for the file or folder SETTING=PATH, which replaces it atomically at the end.
+    """Yield a temporary name for a file or folder that replaces SETTING=PATH atomically.
 
-    A link is followed, wherever it leads; a pipe or a device is written itself. An OSError, at once or in the body,
-    becomes a SettingsError.
+    A link is followed; a pipe or a device is written directly. An OSError, here or in the body, becomes a
+    SettingsError.
     """
     place = user_path(setting, path)
     with os_errors_named(setting, path, "written", "name another place", without_folder="make its folder first"):
@@ -117,20 +117,21 @@ def writing(setting: str, path: str) -> Iterator[Path]:
             yield place
             return
         with replacing(Path(os.path.realpath(place))) as unfinished:
-            unfinished.touch()  # what cannot be written is refused before the work
+            # Refuse a folder that cannot be written before the body works for minutes.
+            unfinished.touch()
             unfinished.unlink()
             yield unfinished
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8 in place of a file; halves of characters become question marks."""
+    """Replace a file by a text in UTF-8, atomically; lone surrogates become question marks."""
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", errors="replace")
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a folder, if it is there and can be deleted: cleaning up never raises."""
-    shutil.rmtree(path, ignore_errors=True)  # of a folder; a link to one is left to the next line
+    """Delete a file, a link or a folder if it exists and can be deleted; never raises."""
+    shutil.rmtree(path, ignore_errors=True)  # deletes a folder, but no link to one
     with suppress(OSError):
         path.unlink()
 
@@ -138,8 +139,8 @@ def remove(path: Path) -> None:
 def lock(file: Path, wait: float = 0.2, mode: str = "a") -> IO[str]:
     """Return an open file whose lock this process holds until it is closed, or the process ends.
 
-    wait: seconds for those that only ask, which hold the lock for an instant. mode: of opening the file. Raises
-    BlockingIOError if another process still holds the lock then.
+    wait: seconds to try, because is_locked() of another process holds the lock for an instant. mode: of open().
+    Raises BlockingIOError if another process still holds the lock.
     """
     held = file.open(mode)
     until = time.monotonic() + wait
@@ -152,9 +153,9 @@ def lock(file: Path, wait: float = 0.2, mode: str = "a") -> IO[str]:
 
 
 def is_locked(file: Path) -> bool:
-    """Return whether a living process holds the lock of a file, which may belong to somebody else."""
+    """Return whether a living process holds the lock of a file, perhaps another user's."""
     try:
-        if file.is_file():  # opening a fifo would wait
+        if file.is_file():  # opening a FIFO would wait
             lock(file, 0.05, "a" if os.access(file, os.W_OK) else "r").close()
     except OSError as error:
         return isinstance(error, BlockingIOError)
@@ -162,11 +163,13 @@ def is_locked(file: Path) -> bool:
 
 
 def point(link: Path, target: str) -> None:
-    """Make `link` name its neighbour `target`: a symbolic link, or a small text file where there can be none.
+    """Make `link` a symbolic link to its neighbour `target`, or a text file with its name.
 
-    Windows demands a privilege for links, and cannot replace one to a folder in one step.
+    The file is for disks without links, and for Windows: it demands a privilege for links, and cannot replace a link to
+    a folder in one step.
     """
-    if link.is_dir() and not link.is_symlink():  # a tool that follows links has copied the run
+    # A folder, if the run was copied by a tool that follows links.
+    if link.is_dir() and not link.is_symlink():
         remove(link)
     with replacing(link) as unfinished:
         with suppress(OSError):
@@ -176,17 +179,18 @@ def point(link: Path, target: str) -> None:
 
 
 def pointed(link: Path) -> Path:
-    """Return the folder that `link` names, whichever way point() made it; `link` itself if it names none."""
-    with suppress(OSError, ValueError):  # it is no regular file, or its text no UTF-8 or no name
+    """Return the folder to which point() made `link` lead; `link` itself if there is none."""
+    # It may be no regular file, or its text no UTF-8 or no name.
+    with suppress(OSError, ValueError):
         target = link.with_name(read_foreign(link).decode().strip())
         link = target if target.is_dir() else link
     return link.resolve()
 
 
 def from_json(kind: Any, content: Any, name: str = "it") -> Any:
-    """Return decoded JSON as `kind`, a dataclass or a type; ValueError, with the field's name, for another type.
+    """Return decoded JSON as `kind`, a dataclass or a type.
 
-    TypeError for a field that is missing or unknown.
+    Raises ValueError, with the field's name, for another type, and TypeError for a field that is missing or unknown.
     """
     if is_dataclass(kind) and isinstance(content, dict):
         hints = {field.name: field.type for field in fields(kind)}
@@ -195,7 +199,7 @@ def from_json(kind: Any, content: Any, name: str = "it") -> Any:
     if not is_of(content, kind):
         raise ValueError(f"{name} is {content!r:.40}, not {getattr(kind, '__name__', kind)}")
     if type(content) is int and float in (kind, *get_args(kind)):
-        return float(content)  # torch takes no int over 64 bits
+        return float(content)  # torch rejects an int of over 64 bits
     return content
 
 
@@ -211,12 +215,13 @@ def is_of(value: Any, hint: Any) -> bool:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Make a file or folder outlast a power cut."""
+    """Write a file or folder through to the disk, so that it survives a power cut."""
     is_folder = path.is_dir()
+    # Windows flushes only files that are open for writing. It cannot open folders, and need not flush them.
     try:
-        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)  # Windows flushes open files to write
+        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     except PermissionError:
-        if is_folder:  # Windows opens no folders, and needs no flush of them
+        if is_folder:
             return
         raise
     try:

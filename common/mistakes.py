@@ -1,4 +1,4 @@
-"""How a command ends: in one sentence for a person's mistake, with a status that tells the shell."""
+"""The end of a command: one sentence for a person's mistake, an exit status for the shell."""
 
 import errno
 import logging
@@ -13,10 +13,10 @@ from common.console import close_console, open_console, print_error
 from common.errors import DeviceError, SettingsError, device_failed, first_line
 from common.text import LogFormatter, visible
 
-# The system's errors that a mistake of ours would give: all others are a person's. user_path(), reading() and writing()
-# of common/files.py name the setting that led there, where a path was given.
+# errno of the OSErrors that a bug of ours would raise. All others are a person's mistakes; if a setting led to one,
+# common/files.py has named it.
 OURS = (None, errno.ENOENT, errno.EEXIST, errno.EBADF, errno.EINVAL)
-# Libraries' words where the machine, or a limit, gives them too little.
+# Words in libraries' errors if the machine, or a limit, gives them too little memory or too few threads.
 TOO_LITTLE = ("out of memory", "can't allocate memory", "bad_alloc", "failed to map segment", "can't start new thread")
 
 
@@ -24,18 +24,18 @@ TOO_LITTLE = ("out of memory", "can't allocate memory", "bad_alloc", "failed to 
 def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda error: None) -> Iterator[None]:
     """End the process with status 1 and one sentence if the body raises a person's mistake.
 
-    explain: returns the sentence of a library's exception that stands for a mistake, None for others.
+    explain: returns the sentence for a library's exception if a mistake caused it, otherwise None.
     """
     status = 0
     rank = os.environ.get("RANK")
     at_once = rank is not None
     open_console()
-    if logging.lastResort:  # prints messages that no handler takes
+    if logging.lastResort:  # the handler of messages that no other handler takes
         logging.lastResort.setFormatter(LogFormatter())
     try:
         refuse_deleted_folder()
         yield
-    except BrokenPipeError:  # the reader of the output, such as head, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as head, has ended
         pass
     except SystemExit as exiting:
         status = exiting.code if isinstance(exiting.code, int) else 1
@@ -47,21 +47,20 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
         sentence = sentence_for(error) or explain(error)
         if not sentence and rank is None:
             raise
-        # All of torchrun's processes make the same mistake, and the first one prints it; but a device fails alone.
+        # Under torchrun all processes make the same mistake, and rank 0 prints it. A device fails alone.
         if not (rank or "").strip("0").isdecimal() or not sentence or isinstance(error, DeviceError | RuntimeError):
             print_error(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1
     close_console()
     if at_once:
-        # An orderly shutdown can hang, waiting for ranks that are gone or for threads, and all that is worth
-        # keeping is on the disk.
+        # An orderly shutdown can hang, waiting for threads or for ranks that are gone. All files are written.
         os._exit(status)
     if status:
         sys.exit(status)
 
 
 def refuse_deleted_folder() -> None:
-    """Raise SettingsError if the working directory no longer exists: torch cannot even be imported there."""
+    """Raise SettingsError if the working directory is gone: torch cannot be imported there."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -69,7 +68,7 @@ def refuse_deleted_folder() -> None:
 
 
 def sentence_for(error: BaseException) -> str | None:
-    """Return the sentence of a person's mistake, None for an error of ours."""
+    """Return the sentence for a person's mistake, or None for an error of ours."""
     if isinstance(error, SettingsError):
         return str(error)
     if isinstance(error, OSError) and error.errno not in OURS:

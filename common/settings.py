@@ -1,4 +1,4 @@
-"""Settings from what is typed: NAME=VALUE in, a checked dataclass out, one sentence for a mistake."""
+"""Settings: NAME=VALUE arguments in, a checked dataclass out, one sentence for a mistake."""
 
 import difflib
 import json
@@ -14,14 +14,14 @@ from common.text import flat
 
 Schema = TypeVar("Schema")
 MAY_BE_EMPTY = ("prompt", "sample_prompt")
-"""Settings for which an empty text means something."""
+"""Settings whose empty text has a meaning."""
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# Other trainers' names of settings.
+# Names of settings in other trainers, for the hint in an error.
 ALIASES = {"learning_rate": "optimizer.lr", "max_iters": "max_steps", "out_dir": "run_dir", "d_model": "model.n_embd"}
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
-    """Return the values of NAME=VALUE arguments by name, without the + that Hydra wants before some.
+    """Return the values of NAME=VALUE arguments by name, without Hydra's leading +.
 
     Raises SettingsError for any other argument, and for an empty value: a shell variable that is not set gives one.
     """
@@ -44,7 +44,10 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
 
 
 def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
-    """Return the checked `schema` object of values by dotted names; SettingsError for an unknown name or wrong type."""
+    """Return the checked `schema` object of values by dotted names.
+
+    Raises SettingsError for an unknown name, a wrong type or a value that the dataclass refuses.
+    """
     settings = {name: field for name, field, _ in settings_in(schema)}
     for name in values:
         if name not in settings:
@@ -71,15 +74,15 @@ def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
 
 
 def read_value(name: str, value: Any, hint: Any) -> Any:
-    """Return a value, as typed or as Hydra read it, in its setting's type; SettingsError if it is of another."""
+    """Return a typed or parsed value in its setting's type; SettingsError for another type."""
     is_nullable = NoneType in get_args(hint)
     if is_nullable and value in (None, "null"):
         return None
-    wanted, read = READERS[get_args(hint)[0] if is_nullable else hint]
+    noun, read = READERS[get_args(hint)[0] if is_nullable else hint]
     try:
         return read(value)
     except (LookupError, ValueError, yaml.YAMLError):
-        raise SettingsError(f"{name}={format_value(value)} is not {wanted}{', or null' * is_nullable}") from None
+        raise SettingsError(f"{name}={format_value(value)} is not {noun}{', or null' * is_nullable}") from None
 
 
 def whole_number(value: Any) -> int:
@@ -91,15 +94,17 @@ def whole_number(value: Any) -> int:
 
 
 def texts(value: Any) -> list[str]:
-    """Return the texts of [a,b], or the one that is typed without brackets."""
-    items = yaml.load(value, yaml.BaseLoader) if isinstance(value, str) and value[:1] == "[" else value
-    items = items if isinstance(items, list) else [items]
+    """Return the texts of [a,b], or of a single one without brackets."""
+    # BaseLoader leaves every item a text: no is not False, 1 not a number.
+    parsed = yaml.load(value, yaml.BaseLoader) if isinstance(value, str) and value[:1] == "[" else value
+    items = parsed if isinstance(parsed, list) else [parsed]
     if any(isinstance(item, (list, dict, NoneType)) for item in items):
         raise ValueError("a text is wanted")
     return [format_value(item) for item in items]
 
 
-READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {  # of each type: its noun and its reader
+# {type: (its noun, its reader)}
+READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     str: ("a text", format_value),
     bool: ("true or false", lambda value: TRUTHS[format_value(value).lower()]),
     int: ("a whole number", whole_number),
@@ -110,7 +115,7 @@ READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {  # of each type: its no
 
 
 def settings_in(schema: Any, prefix: str = "") -> Iterator[tuple[str, Field, type]]:
-    """Yield each setting's dotted name, field and dataclass; a dataclass's own settings come before its groups'."""
+    """Yield the dotted name, field and dataclass of each setting, groups last."""
     for field in sorted(fields(schema), key=lambda field: is_dataclass(field.type)):
         if is_dataclass(field.type):
             yield from settings_in(field.type, f"{prefix}{field.name}.")
@@ -130,11 +135,12 @@ def typed_default(field: Field) -> str:
 
 
 def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
-    """Return the error for a name that is not one of `names`, with the nearest ones that are."""
+    """Return the error for a name that is not among `names`, with the nearest of them."""
+    # A name may be typed without its group, misspelt, or as another trainer calls it; or it is a group's.
     meant = {known.rpartition(".")[2]: known for known in names} | {known: known for known in names}
     meant |= {alias: known for alias, known in ALIASES.items() if known in names}
     words = (name, name.rpartition(".")[2])
-    near = [meant[match] for word in words for match in difflib.get_close_matches(word, meant, n=2, cutoff=0.75)]
-    near = [known for known in names if known.startswith(f"{name}.")] or near  # of a group such as wandb
+    similar = [meant[match] for word in words for match in difflib.get_close_matches(word, meant, n=2, cutoff=0.75)]
+    near = [known for known in names if known.startswith(f"{name}.")] or similar
     remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "--help lists them all"
     return SettingsError(f"there is no setting {name}", remedy)
