@@ -1,4 +1,4 @@
-"""The settings of the text and its tokens, checked when made."""
+"""Settings of the text and its tokenizer, checked when made."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ from common.errors import SettingsError, at_least, fraction, one_of
 
 TOKENIZERS = ("bpe", "byte", "gpt2", "cl100k_base", "o200k_base")
 
-# The sources of text, with the default of val_fraction: a larger text needs a smaller share for a steady loss.
+# The sources of text, with the default of val_fraction. A larger text needs a smaller share for a steady loss.
 VAL_FRACTIONS = {"stdlib": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01, "hf": 0.01}
 # The synthetic tasks, with the default of data.task.vocab_size.
 VOCABULARIES = {"recall": 1024, "copy": 32, "selective_copy": 16, "induction": 16}
@@ -22,34 +22,35 @@ class TaskConfig:
     items: int = 8
     """Number of answers in a sequence: key-value pairs of recall, ids of selective_copy."""
     vocab_size: int | None = None
-    """Number of ids; null: 1024 for recall, 32 for copy, 16 for selective_copy and induction."""
+    """Number of ids; when null 1024 for recall, 32 for copy, 16 for the other tasks."""
     random_non_queries: bool = True
-    """For recall: random ids between the queries, instead of 0."""
+    """For recall: put random ids between the queries instead of 0."""
 
     def __post_init__(self) -> None:
         at_least("data.task.items", self.items, 1)
         at_least("data.task.vocab_size", self.vocab_size, 3)
 
     def ids(self, name: str) -> int:
-        """Return the number of ids of the task `name`; null is resolved."""
+        """Return the number of ids of the task `name`, with the default resolved."""
         return self.vocab_size or VOCABULARIES[name]
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """Where the documents come from and how they are split."""
+    """The source of the documents, and their split into training and validation text."""
 
     source: str = "stdlib"
-    """The source: stdlib (the running Python's standard library), shakespeare (downloads 1.1 MB), text, jsonl or hf.
-    Also nanogpt, or a synthetic task: recall, copy, selective_copy or induction. jsonl has one JSON object a line.
-    hf is a Hugging Face dataset, streamed, or Parquet files. nanogpt is a folder with train.bin and val.bin."""
+    """Source of the text: stdlib (the running Python's standard library), shakespeare
+    (downloads 1.1 MB), text, jsonl or hf. Also nanogpt, or a synthetic task: recall, copy, selective_copy or induction.
+    jsonl has one JSON object a line. hf is a Hugging Face dataset, streamed, or Parquet files. nanogpt is a folder with
+    train.bin and val.bin."""
     path: str | None = None
-    """For text, jsonl and hf: a file, a folder (searched at any depth) or a quoted glob; .gz files are unpacked.
-    For nanogpt: the folder of train.bin and val.bin. With source=stdlib or shakespeare a path means source=text, or
-    source=hf if it ends in .parquet."""
+    """For text, jsonl and hf: a file, a folder (searched at any depth) or a quoted glob;
+    .gz files are unpacked. For nanogpt: the folder of train.bin and val.bin. With source=stdlib or shakespeare a path
+    means source=text, or source=hf if it ends in .parquet."""
     separator: str | None = "<|endoftext|>"
-    """For text, jsonl and hf: the text that separates documents; line ends right after it are dropped.
-    With null each file or record is one document."""
+    """For text, jsonl and hf: the text that separates documents; when null each file or record
+    is one document. Line ends right after a separator are dropped."""
     text_field: str = "text"
     """For jsonl and hf: the field that holds a document's text."""
     name: str | None = None
@@ -59,12 +60,12 @@ class DataConfig:
     split: str = "train"
     """For hf: the split to read."""
     val_fraction: float | None = None
-    """Share of the text held out for validation.
-    null: 0.04 for stdlib, 0.1 for shakespeare and text, 0.01 for jsonl and hf."""
+    """Share of the text held out for validation; when null 0.04 for stdlib, 0.1 for shakespeare
+    and text, 0.01 for jsonl and hf."""
     document_mask: bool = False
-    """Keep the documents of a sequence apart: nothing looks back beyond a document's start."""
+    """Confine attention to each token's own document."""
     cache_dir: str = "~/.cache/tinygpt"
-    """The cache folder of downloads and prepared tokens."""
+    """Folder for downloads and prepared tokens."""
     task: TaskConfig = field(default_factory=TaskConfig)
 
     def __post_init__(self) -> None:
@@ -79,24 +80,24 @@ class DataConfig:
 
     @property
     def is_task(self) -> bool:
-        """Whether the source is a synthetic task instead of text."""
+        """Whether the source is a synthetic task."""
         return self.source in VOCABULARIES
 
     @property
     def validation_fraction(self) -> float:
-        """Share of the text held out for validation; null is resolved."""
+        """Share of the text held out for validation, with the default resolved."""
         return VAL_FRACTIONS[self.source] if self.val_fraction is None else self.val_fraction
 
 
 @dataclass(kw_only=True)
 class TokenizerConfig:
-    """Which tiktoken encoding turns text into tokens."""
+    """The tiktoken encoding that turns text into tokens."""
 
     name: str = "bpe"
-    """bpe (trained on the text), byte (one token a byte), or OpenAI's gpt2, cl100k_base or o200k_base.
-    bpe reads a sample of 2,000 characters a token. tiktoken downloads OpenAI's once."""
+    """bpe (trained on the text), byte (one token a byte), gpt2, cl100k_base or o200k_base
+    (OpenAI's, downloaded once). bpe is trained on a sample of 2,000 characters a token."""
     vocab_size: int = 2048
-    """For bpe: number of tokens, including the 256 bytes and <|endoftext|>."""
+    """For bpe: number of tokens, the 256 bytes and <|endoftext|> included."""
 
     def __post_init__(self) -> None:
         one_of("tokenizer.name", self.name, TOKENIZERS)

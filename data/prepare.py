@@ -1,6 +1,6 @@
 """Documents to tokens, cached for each text and tokenizer.
 
-A folder of the cache has nanoGPT's train.bin and val.bin, with tokenizer.json and meta.json beside them.
+A folder of the cache has train.bin and val.bin in nanoGPT's format, tokenizer.json and meta.json.
 """
 
 import hashlib
@@ -29,17 +29,17 @@ from data.config import DataConfig, TokenizerConfig
 from data.texts import Source, fingerprint, sizes_of
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 
-FORMAT = 6
+FORMAT = 6  # changes with the content of the cache: older folders are then prepared again
+SPLITS = ("train", "val")
 # Characters of bpe's training sample for each token. All of the default text would give 0.03% fewer tokens.
 BPE_CHARACTERS = 2_000
-# Jobs in flight, which bounds the memory: 33 million characters at most.
+# Jobs in flight. They bound the memory: 33 million characters at most.
 AT_ONCE = 100
-# Characters of a job, enough that handing it to a thread costs little of its time.
+# Characters of a job, enough that handing it to a thread takes little of its time.
 JOB = 1 << 16
-SPLITS = ("train", "val")
-# Characters at a text's beginning that decide what is held out. A shorter text stays in memory.
+# Characters at the beginning of a text that decide which documents are held out. A shorter text stays in memory.
 HEAD = 32_000_000
-# The largest share of the validation text that one document and its copies may have, lest it decide the loss.
+# The largest share of the validation text for one document and its copies, lest it decide the loss.
 LONGEST_SHARE = 1 / 30
 
 Log = Callable[[str], None]
@@ -55,17 +55,17 @@ def prepare(
     log: Log = print,
     prepares: bool = True,
 ) -> TokenDataset:
-    """Return a text's tokens from the cache; encode it first if they are not there.
+    """Return a text's tokens from the cache; encode the text first if they are not there.
 
-    encoding: the tokenizer to use in place of `tokenizer`, e.g. the one of a model to fine-tune.
-    prepares: False waits for another process to encode, e.g. rank 0.
+    encoding: replaces `tokenizer`, as the one of a model to fine-tune does.
+    prepares: False waits for another process to encode, such as rank 0.
     Encoding takes all cores and bounded memory. If two runs start at once, one encodes and the other waits. Raises
     DataError if the text, the tokenizer or the cache folder cannot be used, or if the text changes meanwhile.
     """
     if data.source == "nanogpt":
         with reading("data.path", str(data.path)):
             return open_nanogpt(data, tokenizer, encoding)
-    # The folder is named by a hash of everything that the tokens depend on.
+    # Name the folder by a hash of everything that the tokens depend on.
     root = user_path("data.cache_dir", data.cache_dir) / "tokens"
     source = Source(data)
     tokenizer_key = tokenizer_content(encoding) if encoding else asdict(tokenizer)
@@ -77,7 +77,7 @@ def prepare(
             time.sleep(0.1)
         if not is_whole(folder):
             with cache_locked(root, log):
-                # Another run may have filled it while this one waited for the lock.
+                # Ask again: another run may have filled it while this one waited for the lock.
                 if not is_whole(folder):
                     make_folder(folder, source, encoding or tokenizer, log)
         # Map its tokens into memory.
@@ -90,7 +90,7 @@ def prepare(
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether a cached folder has all files in the sizes that its meta.json gives."""
+    """Return whether a folder of the cache has all files, in the sizes that meta.json gives."""
     try:
         sizes = json.loads(read_foreign(folder / "meta.json"))["sizes"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -100,7 +100,7 @@ def is_whole(folder: Path) -> bool:
 
 @contextmanager
 def cache_locked(root: Path, log: Log) -> Iterator[None]:
-    """Hold the lock of the cache; first remove the unfinished folders of killed runs."""
+    """Hold the lock of the cache, and remove the unfinished folders of killed runs."""
     root.mkdir(parents=True, exist_ok=True)
     if is_locked(root / ".lock"):
         log(f"Another run is preparing a text in {root}; waiting for it.")
@@ -113,15 +113,16 @@ def cache_locked(root: Path, log: Log) -> Iterator[None]:
 def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encoding, log: Log) -> None:
     """Write tokenizer.json, train.bin, val.bin and meta.json into a folder, atomically."""
     log(f"Preparing {source.description} with tokenizer={tokenizer.name}, once.")
-    remove(folder)  # an incomplete one
+    remove(folder)  # one that is not whole
     with replacing(folder) as unfinished:
+        # Split, train the tokenizer, encode.
         unfinished.mkdir()
         split = Split(source, source.config.validation_fraction)
         if isinstance(tokenizer, TokenizerConfig):
             tokenizer = make_tokenizer(tokenizer, split.sample(BPE_CHARACTERS * tokenizer.vocab_size))
         save_tokenizer(tokenizer, unfinished / "tokenizer.json")
         write_tokens(split, tokenizer, unfinished, log)
-        # Check what was read: the text must be the same still, and both splits must have tokens.
+        # Check that nobody changed the text meanwhile, and that both splits have tokens.
         if Source(source.config).fingerprint != source.fingerprint:
             problem = f"data={source.config.source} changes while it is read ({source.description})"
             raise DataError(problem, "wait until nothing writes to it, or read a copy")
@@ -137,29 +138,29 @@ def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encod
 
 
 class Split:
-    """The split of a text, `fraction` of which is held out for validation.
+    """Splits a text: holds out the share `fraction` of it for validation.
 
     The documents with the lowest hashes are held out. So names and order do not matter, and copies are on one side.
-    A document that, with its copies, is longer than 1/30 of the validation text is never among them: it would decide
-    the loss. If the rest is less than twice `fraction` of the text, the end of every document is held out instead.
+    Never held out is a document that, with its copies, is longer than 1/30 of the validation text: it would decide the
+    loss. If the others are less than twice `fraction` of the text, the end of every document is held out instead.
     The constructor reads the first HEAD characters.
     """
 
     def __init__(self, source: Source, fraction: float) -> None:
         self.source = source
         self.head, self.size = _beginning(source.documents())
-        # Either `highest` or `kept` is set below.
-        self.highest = -1  # documents are held out whole up to this hash
-        self.kept: list[int] = []  # the characters of each document to train on; its end is held out
+        # One of two rules is set below: hold out documents up to this hash, or all but the first characters of each.
+        self.highest = -1
+        self.kept: list[int] = []
         wanted = self.size * fraction
         self.longest = wanted * LONGEST_SHARE
-        # The documents in one piece, with their copies, by hash. A document of several pieces is too long anyway.
+        # Sum the sizes of documents and their copies by hash. A document of several pieces is too long anyway.
         sizes: Counter[int] = Counter()
         for texts in self.head:
             if len(texts) == 1:
                 sizes[_hash(texts[0])] += len(texts[0])
         self.frequent = {number for number, size in sizes.items() if size > self.longest}
-        # Hold out documents in the order of their hashes until there is enough, or else the end of each document.
+        # Hold out documents in the order of their hashes until that is enough, otherwise the end of each.
         free = sorted(sizes.keys() - self.frequent)
         sums = list(accumulate(sizes[number] for number in free))
         if free and sums[-1] >= 2 * wanted:
@@ -169,17 +170,18 @@ class Split:
             self.kept = [length - int(length * fraction) for length in lengths]
 
     def documents(self) -> Iterable[Iterable[str]]:
-        """Return the documents of the whole text; a small text is not read again."""
+        """Return the documents of the whole text, from memory if it is small."""
         return self.head if self.size < HEAD else self.source.documents()
 
     def pieces(self, documents: Iterable[Iterable[str]]) -> Iterator[Piece]:
-        """Yield the text of `documents`, the first or all of the text's, as pieces of a split."""
+        """Yield the text of `documents`, the first ones or all, as pieces of a split."""
         for document, kept in zip(documents, self.kept or repeat(sys.maxsize), strict=False):
             texts = iter(document)
-            begun = list(islice(texts, 2))  # two pieces tell whether the document has only one
+            # Two pieces show whether there is only one: no other document is held out whole.
+            begun = list(islice(texts, 2))
             if self._is_held_out(begun):
                 kept = 0
-            # Train on the first `kept` characters; a piece that reaches beyond them is cut in two.
+            # Cut the document after the first `kept` characters, and the piece in which they end.
             position = 0
             for text in chain(begun, texts):
                 end = max(0, min(len(text), kept - position))
@@ -190,18 +192,18 @@ class Split:
                 position += len(text)
 
     def _is_held_out(self, begun: list[str]) -> bool:
-        """Return whether a document with these first two pieces is held out whole."""
+        """Return whether the document that begins with these two pieces is held out whole."""
         if len(begun) != 1 or len(begun[0]) > self.longest:
             return False
         number = _hash(begun[0])
         return number <= self.highest and number not in self.frequent
 
     def sample(self, most: int) -> Iterator[str]:
-        """Yield about `most` characters of the training split, spread evenly over the text's head."""
+        """Yield about `most` characters of the training text, spread evenly over the head."""
         seen = taken = 0
         for split, _, text in self.pieces(self.head):
             if split == "train":
-                # Take a piece whenever the share taken so far has fallen behind most / size.
+                # Take this piece if the share taken so far is behind most / size.
                 seen += len(text)
                 if taken * self.size < most * seen:
                     taken += len(text)
@@ -227,7 +229,7 @@ def _hash(text: str) -> int:
 
 
 def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield pieces in groups of at least JOB characters; the last may have fewer, or none."""
+    """Yield pieces in groups of at least JOB characters; the last group may have fewer or none."""
     job: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -241,13 +243,13 @@ def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> None:
-    """Encode a text on all cores into train.bin and val.bin, in the order of the text."""
+    """Write train.bin and val.bin, in the order of the text, encoded on all cores."""
     dtype = token_dtype(encoding.n_vocab)
     logged = time.monotonic()
     mark = np.array([encoding.eot_token], np.uint32)
 
     def encode(job: list[Piece]) -> list[np.ndarray]:
-        # A literal <|endoftext|> is text here; `mark` is the real one.
+        # <|endoftext|> within a piece is ordinary text. Only `mark` begins a document.
         encode_piece = partial(encoding.encode_to_numpy, disallowed_special=())
         return [np.append(mark[:begins], encode_piece(text)) for _, begins, text in job]
 
@@ -257,31 +259,31 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> No
         pool = stack.enter_context(ThreadPoolExecutor())
         bar = stack.enter_context(progress_bar(desc="preparing tokens", unit=" characters", unit_scale=True))
         while batch := list(islice(waiting, AT_ONCE)):
-            # Threads suffice: tiktoken releases the GIL. map() keeps the order of the text.
+            # Threads suffice, because tiktoken releases the GIL. map() keeps the order of the text.
             for job, encoded in zip(batch, pool.map(encode, batch), strict=True):
                 for (name, _, text), ids in zip(job, encoded, strict=True):
                     files[name].write(ids.astype(dtype).tobytes())
                     bar.update(len(text))
-            # Without a terminal there is no bar, but a line every 30 seconds.
+            # Log a line every 30 seconds where no terminal shows the bar.
             if bar.disable and time.monotonic() > logged + 30:
                 log(f"{files['train'].tell():,} bytes of tokens are written.")
                 logged = time.monotonic()
 
 
 def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> TokenDataset:
-    """Return the tokens of a folder in nanoGPT's format, memory-mapped where they are.
+    """Return the tokens of a folder in nanoGPT's format, memory-mapped.
 
-    The folder's tokenizer.json says the encoding; without one it is `encoding`, or else `tokenizer`. Raises DataError
-    if the files are missing, damaged or of another encoding.
+    Their tokenizer is the folder's tokenizer.json, otherwise `encoding` or `tokenizer`. Raises DataError if files are
+    missing, damaged or of another tokenizer than `encoding`.
     """
     folder = user_path("data.path", str(data.path))
     remedy = "give a folder with train.bin and val.bin, as nanoGPT's prepare.py writes, and tokenizer=, which made it"
-    # nanoGPT's prepare.py for characters writes meta.pkl, which is never opened: a pickle can run code.
+    # nanoGPT's prepare.py for characters writes it.
     if (folder / "meta.pkl").exists():
-        problem = f"data.path={data.path} has ids of its own, as meta.pkl says, which is not opened"
+        problem = f"data.path={data.path} has ids that only its meta.pkl explains, and a pickle can run code"
         raise DataError(problem, f"give the text instead, as in data=text data.path={folder / 'input.txt'}")
     files = sizes_of(folder / f"{split}.bin" for split in SPLITS)
-    # Refuse a folder without tokens before a tokenizer is downloaded for them.
+    # Refuse a folder without tokens before a tokenizer is downloaded.
     if len(files) < len(SPLITS):
         raise DataError(f"data.path={data.path} cannot be used (No such files)", remedy)
     own = read_tokenizer(folder / "tokenizer.json") if (folder / "tokenizer.json").exists() else None
@@ -294,13 +296,13 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
 
 
 def open_folder(folder: Path, encoding: Encoding, place: str, remedy: str) -> list[np.ndarray]:
-    """Return train.bin and val.bin, memory-mapped; DataError if they hold other ids than `encoding`'s.
+    """Return train.bin and val.bin, memory-mapped; DataError if an id is not `encoding`'s.
 
-    All ids are read for the check: 0.1 s for 300 MB that are in memory.
+    Reads all ids for this check: 0.1 s for 300 MB that are in memory.
     """
     dtype = token_dtype(encoding.n_vocab)
     try:
-        # Plain arrays: slicing numpy's memmap class is several times slower.
+        # As plain arrays: slicing numpy's memmap class is several times slower.
         splits = [np.memmap(folder / f"{split}.bin", dtype, "r").view(np.ndarray) for split in SPLITS]
         highest = max(int(ids.max()) for ids in splits)
         if highest >= encoding.n_vocab:

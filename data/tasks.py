@@ -1,7 +1,7 @@
 """Synthetic tasks that tell mechanisms apart in minutes, scored on their answers alone.
 
-Each step has new sequences. Inputs are ids below data.task.vocab_size; a target is an answer, or -1 for none. T is
-model.block_size, V the vocabulary and n data.task.items.
+Each step has new sequences. Inputs are ids below data.task.vocab_size. A target is an answer, or -1 where there is
+none. T is model.block_size, V the vocabulary and n data.task.items.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,10 +19,11 @@ POWER = 0.01  # Zoology's exponent of the gaps between a pair and its query
 NOTHING = -1  # the target where nothing is scored
 
 Random = np.random.RandomState
-Sequences = tuple[np.ndarray, np.ndarray]  # inputs and targets, int64 [rows, T] each
+Sequences = tuple[np.ndarray, np.ndarray]
+"""Inputs and targets, int64 (B, T) each."""
 
 
-def recall(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
+def recall(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     """Multi-query associative recall (Arora et al. 2023, "Zoology").
 
     Section 3.1 and zoology/data/multiquery_ar.py. A sequence begins with n pairs of a key from 1 … V/2 - 1 and a value
@@ -30,13 +31,16 @@ def recall(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
     2n + 2g, with distinct g from 0 … (T - 2n)/2 - 1 drawn with p(g) ∝ (g + 1)^(POWER - 1). The other positions hold
     random ids from 0 … V - 1, or 0 without random_non_queries.
     """
+    # Draw the pairs, and where each key returns: (B, n) each.
     n = task.items
     V = task.ids("recall")
-    keys = 1 + distinct(random, rows, n, np.ones(V // 2 - 1))
-    values = V // 2 + distinct(random, rows, n, np.ones(V - V // 2))
+    keys = 1 + distinct(random, B, n, np.ones(V // 2 - 1))
+    values = V // 2 + distinct(random, B, n, np.ones(V - V // 2))
     gaps = np.arange(1, (T - 2 * n) // 2 + 1)
-    places = 2 * n + 2 * distinct(random, rows, n, gaps ** (POWER - 1))
-    inputs = random.randint(0, V if task.random_non_queries else 1, (rows, T))
+    places = 2 * n + 2 * distinct(random, B, n, gaps ** (POWER - 1))
+
+    # Write the pairs and the queries over noise.
+    inputs = random.randint(0, V if task.random_non_queries else 1, (B, T))
     inputs[:, 0 : 2 * n : 2] = keys
     inputs[:, 1 : 2 * n : 2] = values
     np.put_along_axis(inputs, places, keys, axis=1)
@@ -45,41 +49,44 @@ def recall(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
     return inputs, targets
 
 
-def copy(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
+def copy(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     """Copying (Jelassi et al. 2024, "Repeat After Me").
 
-    T/2 random ids from 1 … V - 1 and a 0, after which the same ids are the targets. The inputs there are the copy so
-    far, as in generation.
+    T/2 random ids from 1 … V - 1, then a 0, from which on the same ids are the targets. The inputs after it are the
+    copy so far, as in generation.
     """
-    text = random.randint(1, task.ids("copy"), (rows, T // 2))
-    mark = np.zeros((rows, 1), dtype=np.int64)
-    return np.hstack((text, mark, text[:, :-1])), np.hstack((np.full_like(text, NOTHING), text))
+    text = random.randint(1, task.ids("copy"), (B, T // 2))
+    mark = np.zeros((B, 1), dtype=np.int64)
+    inputs = np.hstack((text, mark, text[:, :-1]))  # (B, T)
+    targets = np.hstack((np.full_like(text, NOTHING), text))
+    return inputs, targets
 
 
-def selective_copy(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
+def selective_copy(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     """Selective copying (Gu & Dao 2023, "Mamba", section 4.1.1).
 
     n ids from 2 … V - 1 stand at random positions among the first T - n, in noise of 0. The last n positions hold 1,
     and the target of the i-th of them is the i-th id.
     """
     n = task.items
-    ids = random.randint(2, task.ids("selective_copy"), (rows, n))
-    inputs = np.zeros((rows, T), dtype=np.int64)
-    np.put_along_axis(inputs, np.sort(distinct(random, rows, n, np.ones(T - n)), axis=1), ids, axis=1)
+    ids = random.randint(2, task.ids("selective_copy"), (B, n))
+    inputs = np.zeros((B, T), dtype=np.int64)
+    places = np.sort(distinct(random, B, n, np.ones(T - n)), axis=1)
+    np.put_along_axis(inputs, places, ids, axis=1)
     inputs[:, T - n :] = 1
     targets = np.full_like(inputs, NOTHING)
     targets[:, T - n :] = ids
     return inputs, targets
 
 
-def induction(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
+def induction(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     """Induction heads (Gu & Dao 2023, "Mamba", section 4.1.2).
 
     Random ids from 1 … V - 1. The mark 0 stands at a random position before the last two and again at the last, whose
     target is the id that followed the first mark.
     """
-    inputs = random.randint(1, task.ids("induction"), (rows, T))
-    place = random.randint(0, T - 2, (rows, 1))
+    inputs = random.randint(1, task.ids("induction"), (B, T))
+    place = random.randint(0, T - 2, (B, 1))
     np.put_along_axis(inputs, place, 0, axis=1)
     inputs[:, -1] = 0
     targets = np.full_like(inputs, NOTHING)
@@ -87,12 +94,10 @@ def induction(random: Random, rows: int, T: int, task: TaskConfig) -> Sequences:
     return inputs, targets
 
 
-def distinct(random: Random, rows: int, count: int, weights: np.ndarray) -> np.ndarray:
-    """Return `count` numbers below N for each row, drawn without replacement with weights [N].
-
-    Exponential times with rates `weights` come in the order of such draws (Efraimidis & Spirakis 2006).
-    """
-    times = random.standard_exponential((rows, len(weights))) / weights
+def distinct(random: Random, B: int, count: int, weights: np.ndarray) -> np.ndarray:
+    """Return numbers below N drawn without replacement by `weights` (N,): int64 (B, count)."""
+    # Exponential times with these rates are ordered as such draws (Efraimidis & Spirakis 2006).
+    times = random.standard_exponential((B, len(weights))) / weights  # (B, N)
     return times.argsort(axis=1)[:, :count]
 
 
@@ -101,7 +106,7 @@ TASKS = {"recall": recall, "copy": copy, "selective_copy": selective_copy, "indu
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task in place of a text, with the same methods as TokenDataset."""
+    """A task, with the methods of TokenDataset."""
 
     name: str
     task: TaskConfig
@@ -126,10 +131,10 @@ class TaskData:
         """Return 0 for each id: none is text."""
         return np.zeros(self.vocab_size, dtype=np.int64)
 
-    def validation_tokens(self, block_size: int, most: int | None = None) -> int:
-        """Return the number of tokens that an evaluation of up to `most` tokens reads."""
-        rows = HELD_OUT if most is None else min(HELD_OUT, max(1, most // block_size))
-        return rows * block_size
+    def validation_tokens(self, block_size: int, max_tokens: int | None = None) -> int:
+        """Return the number of tokens that an evaluation of at most `max_tokens` reads."""
+        count = HELD_OUT if max_tokens is None else min(HELD_OUT, max(1, max_tokens // block_size))
+        return count * block_size
 
     def check(self, block_size: int) -> None:
         """Raise SettingsError if a sequence or the vocabulary is too small for the task."""
@@ -142,21 +147,21 @@ class TaskData:
             raise SettingsError(problem, f"choose {even} from {shortest} on and {fewest_ids} ids or more")
 
     def training(self, block_size: int, batch_size: int, seed: int) -> Callable[[int, int, int], Batch]:
-        """Return batch(step, start, stop), which gives rows of a step, deterministic in (seed, step)."""
-        # Micro-batches of a step, and its ranks, slice the same sequences: keep the latest step's.
+        """Return batch(step, start, stop): sequences `start` to `stop` of a step, deterministic."""
+        # The micro-batches of a step are slices of the same sequences, which are made once.
         make = lru_cache(maxsize=1)(lambda step: self._make(batch_size, block_size, seed, step))
         return lambda step, start, stop: Batch(*(ids[start:stop] for ids in make(step)))
 
-    def validation(self, block_size: int, batch_size: int, most: int | None = None) -> Iterator[Batch]:
-        """Yield the validation sequences, of at most `most` tokens, in batches."""
-        inputs, targets = self._make(HELD_OUT, block_size, self.seed, "held out")
-        count = self.validation_tokens(block_size, most) // block_size
+    def validation(self, block_size: int, batch_size: int, max_tokens: int | None = None) -> Iterator[Batch]:
+        """Yield the validation sequences, of at most `max_tokens` tokens, in batches."""
+        count = self.validation_tokens(block_size, max_tokens) // block_size
+        # All are made, so that fewer are the first of the same.
+        inputs, targets = (ids[:count] for ids in self._make(HELD_OUT, block_size, self.seed, "held out"))
         for first in range(0, count, batch_size):
-            rows = slice(first, min(first + batch_size, count))
-            yield Batch(inputs[rows], targets[rows])
+            yield Batch(inputs[first : first + batch_size], targets[first : first + batch_size])
 
     def _sizes(self, T: int) -> tuple[int, int, int]:
-        """Return (answers in a sequence of T tokens, shortest sequence, fewest ids)."""
+        """Return the answers in a sequence of T tokens, the shortest sequence and the fewest ids."""
         n = self.task.items
         return {
             "recall": (n, 4 * n, 2 * n + 2),
@@ -165,8 +170,8 @@ class TaskData:
             "induction": (1, 3, 3),
         }[self.name]
 
-    def _make(self, rows: int, block_size: int, *key: object) -> Sequences:
-        return TASKS[self.name](random_stream(self.name, *key), rows, block_size, self.task)
+    def _make(self, B: int, block_size: int, *key: object) -> Sequences:
+        return TASKS[self.name](random_stream(self.name, *key), B, block_size, self.task)
 
 
 Data = TokenDataset | TaskData

@@ -1,6 +1,6 @@
-"""Where documents come from: the standard library, Shakespeare, a person's own files, a dataset.
+"""Sources of documents: the standard library, Shakespeare, a person's files, a dataset.
 
-A document is an iterable of pieces of text, each of bounded length, so that one larger than memory can be read.
+A document is an iterable of pieces of text of bounded length, so it may be larger than the memory.
 """
 
 import glob
@@ -27,9 +27,9 @@ from data.tokenizer import LONGEST, pieces, replace_surrogates
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
-# Left out of the standard library: tests, near-copies and generated tables.
+# Left out of the standard library: tests, near copies and generated tables.
 SKIPPED = {"test", "tests", "idle_test", "lib2to3", "encodings", "stringprep.py", "_casefix.py"}
-# The files that a folder is searched for; a text may have any name.
+# Endings of the files that a folder is searched for; a text may have any name.
 ENDINGS = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"), "hf": (".parquet",)}
 
 Files = dict[str, tuple[int, int]]
@@ -39,13 +39,13 @@ Files = dict[str, tuple[int, int]]
 class Source:
     """The documents of a data source.
 
-    The constructor reads names, sizes and times only, or downloads shakespeare. It raises DataError if there is nothing
-    to read; documents() can raise it too.
+    The constructor reads only names, sizes and times of files, but downloads shakespeare. It raises DataError if there
+    is nothing to read, and so may documents().
     """
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
-        # The files, and a name of the text.
+        # Find the files, and name the text.
         self.files = Files()
         name = config.path
         if config.source == "stdlib":
@@ -56,27 +56,28 @@ class Source:
             self.files = find_files(str(download_shakespeare(config.cache_dir)))
         elif config.path:
             self.files = find_files(config.path, ENDINGS.get(config.source, ("",)))
-        else:  # a new revision on the hub is not detected: that would need the network at every start
+        else:
+            # A new revision on the hub is not noticed: each start would need the network.
             name = f"dataset {config.name}, split {config.split}"
             local = user_path("data.name", str(config.name))
             self.files = find_files(str(local), setting="data.name") if local.is_dir() else {}
-        # Its description.
+        # Describe it.
         count = len(self.files)
         size = sum(size for size, _ in self.files.values())
         amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
         self.description = f"{name}: {count:,} file{'s' * (count > 1)}, {amount}" if self.files else f"{name}"
         """The text in words: "stdlib of CPython 3.11: 532 files, 10.4 MB"."""
-        # Its fingerprint: shakespeare is the same wherever it lies.
+        # Hash all that may change its content. Shakespeare is the same in every folder.
         files = {} if config.source == "shakespeare" else self.files
         asked = (config.source, config.text_field, config.name, config.subset, config.split)
         self.separator = config.separator if config.source in DIVISIBLE else None
         self.fingerprint = fingerprint(files, *asked, *filter(None, [self.separator]))
-        """A short hex string that changes if the text may have changed."""
+        """A hash that changes if the text may have changed."""
         self.losses: dict[str, tuple[int, str]] = {}
-        """{kind of loss: (count, first place)} of the last reading."""
+        """{kind of loss: (count, first place)} of the latest reading."""
 
     def documents(self) -> Iterator[Iterable[str]]:
-        """Yield the documents, from the first on at each call. An empty one has no pieces."""
+        """Yield all documents; an empty one has no pieces."""
         self.losses.clear()
         if self.config.source == "hf":
             yield from self._texts_of(_dataset_records(self.config, self.files))
@@ -89,7 +90,7 @@ class Source:
                 yield from divided(self._blocks(file), self.separator)
 
     def _texts_of(self, records: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Iterable[str]]:
-        """Yield the texts of (place, record) pairs; null is left out."""
+        """Yield the documents in (place, record) pairs; a record whose text is null is left out."""
         field = self.config.text_field
         for where, record in records:
             if field not in record:
@@ -103,9 +104,10 @@ class Source:
                 raise DataError(problem, "choose another field")
 
     def _blocks(self, file: str) -> Iterator[str]:
-        """Yield a file's text in blocks; skip a binary file, or raise DataError if it is the only one."""
+        """Yield a file's text in blocks, none if it is binary; DataError if it is the only file."""
         with self._reading(file) as stream:
             block = stream.read(LONGEST)
+            # Binary, or in another encoding than UTF-8: it has a NUL, or more than half of it is no UTF-8.
             if "\0" in block or 2 * replace_surrogates(block)[1] > len(block):
                 if len(self.files) == 1:
                     problem = f"{file} is not text in UTF-8 (it is binary or of another encoding)"
@@ -118,7 +120,7 @@ class Source:
 
     @contextmanager
     def _reading(self, file: str) -> Iterator[TextIO]:
-        """Open a file as text, unzipped if .gz; bytes that are not UTF-8 become lone surrogates."""
+        """Open a file as text, unpacked if .gz; bytes that are not UTF-8 become lone surrogates."""
         opened: Any = gzip.open if file.endswith(".gz") else open
         path = self.config.path
         with naming(f"data.path={path}" if path else f"data={self.config.source}"):
@@ -142,10 +144,10 @@ class Source:
 
 
 def divided(blocks: Iterable[str], separator: str | None) -> Iterator[Iterable[str]]:
-    """Yield the documents between a text's separators, each as pieces.
+    """Yield the documents between the separators of a text, each as pieces.
 
-    The text comes in blocks of any size. Each document must be read to its end before the next. Line ends right after a
-    separator belong to it, and white space alone is no document. Without a separator the text is one document.
+    The text comes in blocks of any size. Read each document to its end before the next. Line ends right after a
+    separator belong to it, and white space alone is no document. If `separator` is None the text is one document.
     """
     if separator is None:
         yield pieces(blocks)
@@ -153,7 +155,8 @@ def divided(blocks: Iterable[str], separator: str | None) -> Iterator[Iterable[s
     parts = _parts(blocks, separator)
     is_first = True
     for part in parts:
-        document = pieces(chain([part or ""], iter(parts.__next__, None)))  # up to the next separator
+        # The parts up to the next separator, which is None.
+        document = pieces(chain([part or ""], iter(parts.__next__, None)))
         begun = list(islice(document, 2))
         if begun and not is_first:
             begun[0] = begun[0].lstrip("\r\n")
@@ -167,7 +170,8 @@ def _parts(blocks: Iterable[str], separator: str) -> Iterator[str | None]:
 
     Every separator has a part before and after it, which may be "".
     """
-    straddling = len(separator) - 1  # characters of a separator whose end may be in the next block
+    # The last characters of a block may begin a separator that ends in the next block.
+    straddling = len(separator) - 1
     pending = ""
     for block in blocks:
         *ended, pending = (pending + block).split(separator)
@@ -181,7 +185,7 @@ def _parts(blocks: Iterable[str], separator: str) -> Iterator[str | None]:
 
 
 def json_records(lines: Iterable[str], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object of JSON lines after its place, "SOURCE line 3"; empty lines are skipped.
+    """Yield each object of JSON lines with its place, "SOURCE line 3"; skip empty lines.
 
     Raises DataError for a line that is no JSON object.
     """
@@ -199,7 +203,7 @@ def json_records(lines: Iterable[str], source: str) -> Iterator[tuple[str, dict[
 
 
 def _dataset_records(config: DataConfig, files: Files) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the records of a dataset, or of Parquet files where data.path names some."""
+    """Yield the records of a dataset, or of data.path's Parquet files, with their places."""
     try:  # optional, and slow to import
         import datasets  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
@@ -213,17 +217,17 @@ def _dataset_records(config: DataConfig, files: Files) -> Iterator[tuple[str, di
     try:
         for number, record in enumerate(datasets.load_dataset(**asked, streaming=True), start=1):
             yield f"{settings}: record {number}", record
-    except Exception as error:  # the library raises errors of every layer below it
+    except Exception as error:  # the library raises errors of all layers below it
         raise DataError(f"{settings} cannot be read ({first_line(error)})", "check it and the network") from error
 
 
 def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data.path") -> Files:
-    """Return the regular files that a setting names by a file, a folder or a glob.
+    """Return the regular files that a setting names: a file, a folder's or a glob's.
 
-    Of a folder, files with other endings and hidden ones are left out. Raises DataError if there is no file.
+    Leaves out a folder's hidden files, and those with other endings. Raises DataError if there is no file.
     """
 
-    def fail(error: OSError) -> None:
+    def fail(error: OSError) -> None:  # os.walk() would pass over a closed folder
         raise error
 
     # Find the files, or the reason why there are none.
@@ -232,13 +236,13 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
     found = [root]
     try:
         if root.is_dir():
-            found = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
-            found = [file for file in found if file.name.endswith(endings)]
-            found = [file for file in found if not any(part[0] == "." for part in file.relative_to(root).parts)]
+            walked = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
+            shown = [file for file in walked if not any(part[0] == "." for part in file.relative_to(root).parts)]
+            found = [file for file in shown if file.name.endswith(endings)]
         elif not root.exists():
             found = [*map(Path, glob.glob(str(root), recursive=True))]  # noqa: PTH207 (Path.glob wants a relative one)
         files = sizes_of(found)
-    except OSError as error:  # a closed folder
+    except OSError as error:
         files = {}
         problem = f"cannot be read ({os_error_reason(error)}: {error.filename})"
     if not files:
@@ -248,7 +252,7 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
 
 
 def stdlib_files() -> Files:
-    """Return the standard library's modules, without tests, tables and installed packages."""
+    """Return the modules of the standard library, without tests, tables and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [root / f"{name}.py" for name in sys.stdlib_module_names]
     files += [file for name in sys.stdlib_module_names for file in (root / name).rglob("*.py")]
@@ -256,18 +260,21 @@ def stdlib_files() -> Files:
 
 
 def sizes_of(files: Iterable[Path]) -> Files:
-    """Return the regular files among these, in the order of their names."""
+    """Return the regular files among `files`, sorted by name."""
     status = {str(file.absolute()): file.stat() for file in files if file.is_file()}
     return {name: (status[name].st_size, status[name].st_mtime_ns) for name in sorted(status)}
 
 
 def fingerprint(files: Files, *settings: str | None) -> str:
-    """Return a hash of settings and of files' paths, sizes and mtimes; contents are not read."""
+    """Return a hash of settings and of files' paths, sizes and mtimes, without reading them."""
     return hashlib.sha256(repr((settings, files)).encode()).hexdigest()[:16]
 
 
 def download_shakespeare(cache_dir: str) -> Path:
-    """Return the cached file, downloaded once and verified; DataError if that fails."""
+    """Return the cached file; download and verify it first if it is missing.
+
+    Raises DataError if that fails.
+    """
     path = user_path("data.cache_dir", cache_dir) / "tinyshakespeare.txt"
     if path.is_file():
         return path
@@ -275,11 +282,11 @@ def download_shakespeare(cache_dir: str) -> Path:
         with urlopen(SHAKESPEARE_URL, timeout=20) as response:  # seconds without an answer
             content = response.read()
         if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
-            raise ValueError("the sha256 of what came is not that of the known file")
+            raise ValueError("the downloaded file has another sha256 than the known one")
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:
             unfinished.write_bytes(content)
-    except Exception as error:  # whatever the network and the disk raise
+    except Exception as error:  # of the network or the disk
         problem = f"data=shakespeare could not be downloaded from {SHAKESPEARE_URL} ({error})"
         raise DataError(problem, f"put a copy at {path}, or give data.path=FILE for one that you have") from error
     return path

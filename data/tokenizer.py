@@ -19,11 +19,11 @@ from data.config import TokenizerConfig
 
 END_OF_TEXT = "<|endoftext|>"
 LONGEST = 1 << 18
-"""Characters of the longest piece. A million spaces in a row make tiktoken's regex engine fail."""
+"""Most characters of a piece: tiktoken's regex engine fails on a million spaces in a row."""
 UP_TO_LAST_WORD = re.compile(r"(?s).*\S(?= )")
 
-# bpe merges within the matches of Llama 3's pattern: a word takes the sign or space before it, signs take the line
-# ends after them, spaces before a word stay together except the last, and numbers go up to three digits a token.
+# bpe merges within the matches of Llama 3's pattern. A word takes the sign or space before it. Signs take the line ends
+# after them. Spaces before a word stay together except the last. A number has up to three digits a token.
 BPE_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)"
     r"|[^\r\n\p{L}\p{N}]?+\p{L}++"
@@ -31,16 +31,16 @@ BPE_PATTERN = (
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# With nothing to merge the pattern sets only the speed: 64 characters at a time is 5x one at a time.
+# byte merges nothing, so its pattern only sets the speed: 64 characters at a time are 5x as fast as one.
 BYTE_PATTERN = r"(?s:.){1,64}"
 PUBLISHED = {"gpt2": 50_257, "cl100k_base": 100_277, "o200k_base": 200_019}
 """The published encodings with their numbers of ids, which are known without a download."""
 
 
 def make_tokenizer(config: TokenizerConfig, training_text: Iterable[str]) -> tiktoken.Encoding:
-    """Return the encoding that `config` names. Only bpe reads `training_text`.
+    """Return the encoding that `config` names, for bpe trained on `training_text`.
 
-    Raises DataError when a published encoding cannot be downloaded.
+    Raises DataError if a published encoding cannot be downloaded.
     """
     if config.name == "bpe":
         return train_bpe(training_text, config.vocab_size)
@@ -48,25 +48,25 @@ def make_tokenizer(config: TokenizerConfig, training_text: Iterable[str]) -> tik
         return _encoding("byte", {bytes([byte]): byte for byte in range(256)}, BYTE_PATTERN)
     try:
         return tiktoken.get_encoding(config.name)
-    except Exception as error:  # whatever requests, the disk or a bad download raises
+    except Exception as error:  # of requests, the disk or a damaged download
         problem = f"tokenizer={config.name} could not be downloaded ({first_line(error)})"
         remedy = "set TIKTOKEN_CACHE_DIR to a folder that has its files, or choose tokenizer=bpe, which needs none"
         raise DataError(problem, remedy) from error
 
 
 def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_PATTERN) -> tiktoken.Encoding:
-    """Learn a byte-pair encoding of `vocab_size` tokens, <|endoftext|> included.
+    """Train a byte-pair encoding of `vocab_size` tokens, <|endoftext|> included.
 
     A text with too few pairs to merge gives a smaller vocabulary.
     """
-    # In this thread: a second thread would not end with the process, and a second process would survive a kill.
-    # Ctrl-C waits for the merging: 0.3 s for 2,048 tokens of 4 MB, 2.7 s for 32,000 of 62 MB.
+    # In this thread, though Ctrl-C waits for it: 0.3 s for 2,048 tokens of 4 MB, 2.7 s for 32,000 of 62 MB. Another
+    # thread would keep the process from ending, and another process would survive a kill.
     trainer = rustbpe.Tokenizer()
-    logging.getLogger("rustbpe").setLevel(logging.WARNING)  # it reports each percent to a program that logs INFO
+    logging.getLogger("rustbpe").setLevel(logging.WARNING)  # at INFO it logs each percent
     try:
         trainer.train_from_iterator(iter(training_text), vocab_size - 1, pattern=pattern)
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # Rust's, which is no Exception and cannot be imported
+        if type(error).__name__ != "PanicException":  # of Rust; it is no Exception and cannot be imported
             raise
         problem = f"tokenizer=bpe cannot be trained ({first_line(error)})"
         raise DataError(problem, "raise the limits that ulimit -a shows, or choose tokenizer=byte") from None
@@ -79,9 +79,9 @@ def _encoding(name: str, ranks: dict[bytes, int], pattern: str) -> tiktoken.Enco
 
 
 def token_bytes(encoding: tiktoken.Encoding) -> np.ndarray:
-    """Return each id's length in bytes, int64 [n_vocab]: 0 for special and unused ids.
+    """Return each id's length in bytes, int64 (V,): 0 for special and unused ids.
 
-    Published encodings leave ids unused. They cannot be decoded and must never be sampled.
+    Published encodings have unused ids, which cannot be decoded and must not be sampled.
     """
     lengths = np.zeros(encoding.n_vocab, dtype=np.int64)
     for token, rank in encoding._mergeable_ranks.items():
@@ -90,9 +90,10 @@ def token_bytes(encoding: tiktoken.Encoding) -> np.ndarray:
 
 
 def pieces(blocks: Iterable[str]) -> Iterator[str]:
-    """Yield text that comes in blocks of any size as pieces of at most LONGEST characters.
+    """Yield the text of `blocks`, of any size, as pieces of at most LONGEST characters.
 
-    They end before a space after a non-space, where the split patterns in use end a token too: the cut changes none.
+    A piece ends before a space that follows a non-space. There all patterns in use end a token, so the cut changes no
+    token.
     """
     pending = ""
     for block in blocks:
@@ -117,19 +118,21 @@ def replace_surrogates(text: str) -> tuple[str, int]:
 
 
 def encode_text(encoding: tiktoken.Encoding, text: str) -> np.ndarray:
-    """Return a text's tokens, uint32 [T]; a literal <|endoftext|> is ordinary text."""
-    cut = pieces([replace_surrogates(text)[0]])
-    return np.concatenate([np.empty(0, np.uint32), *(encoding.encode_to_numpy(p, disallowed_special=()) for p in cut)])
+    """Return a text's tokens, uint32 (T,); a literal <|endoftext|> is ordinary text."""
+    encoded = [np.empty(0, np.uint32)]  # for an empty text, which has no pieces
+    for piece in pieces([replace_surrogates(text)[0]]):
+        encoded.append(encoding.encode_to_numpy(piece, disallowed_special=()))
+    return np.concatenate(encoded)
 
 
 def save_tokenizer(encoding: tiktoken.Encoding, path: Path) -> None:
-    """Write all that `read_tokenizer` needs to `path`, as JSON."""
+    """Write an encoding to `path` as JSON, for read_tokenizer()."""
     path.write_text(json.dumps(tokenizer_content(encoding)), encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
 def tokenizer_content(encoding: tiktoken.Encoding) -> dict[str, Any]:
-    """Return an encoding as JSON has it: tokens by rank in base64, None for an unused rank."""
+    """Return an encoding's JSON: tokens by rank in base64, None for an unused rank."""
     by_rank = {rank: b2a_base64(token, newline=False).decode() for token, rank in encoding._mergeable_ranks.items()}
     return {
         "name": encoding.name,
@@ -140,14 +143,14 @@ def tokenizer_content(encoding: tiktoken.Encoding) -> dict[str, Any]:
 
 
 def same_tokens(one: tiktoken.Encoding, other: tiktoken.Encoding) -> bool:
-    """Return whether two encodings give the same tokens; names are not compared."""
+    """Return whether two encodings are equal, except for their names."""
     return one is other or tokenizer_content(one) | {"name": ""} == tokenizer_content(other) | {"name": ""}
 
 
 def read_tokenizer(path: Path) -> tiktoken.Encoding:
-    """Return the encoding that `save_tokenizer` wrote.
+    """Return the encoding that save_tokenizer() wrote.
 
-    Raises DataError when the file is missing or damaged, or the encoding loses text.
+    Raises DataError if the file is missing or damaged, or the encoding loses text.
     """
     remedy = "restore it from a copy, or prepare the data again"
     with damage_named(DataError, f"{path} is not a tokenizer that this version can read", remedy):
@@ -155,7 +158,7 @@ def read_tokenizer(path: Path) -> tiktoken.Encoding:
         tokens = enumerate(content.pop("mergeable_ranks"))
         ranks = {a2b_base64(token, strict_mode=True): rank for rank, token in tokens if token is not None}
         if not content["pat_str"] or content["special_tokens"][END_OF_TEXT] in ranks.values():
-            raise ValueError(f"it has no pattern, or no id of its own for {END_OF_TEXT}")
+            raise ValueError(f"it has no pattern, or {END_OF_TEXT} has a token's id")
         encoding = tiktoken.Encoding(**content, mergeable_ranks=ranks)
         check_lossless(encoding)
     return encoding
@@ -163,7 +166,7 @@ def read_tokenizer(path: Path) -> tiktoken.Encoding:
 
 def check_lossless(encoding: tiktoken.Encoding) -> None:
     """Raise ValueError if an encoding loses text."""
-    # Every byte that UTF-8 has, with the characters that patterns tell apart.
+    # Try all bytes of UTF-8, and the characters that patterns tell apart.
     sample = "".join(map(chr, [*range(192), *range(192, 0xD800, 64), *range(0xE000, 0x110000, 64)]))
     if encoding.decode(encoding.encode_ordinary(sample)) != sample:
         raise ValueError("it loses text")

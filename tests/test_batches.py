@@ -84,7 +84,7 @@ def test_an_evaluation_covers_every_target_once_in_order(length, block_size, bat
 
 @pytest.mark.parametrize(("length", "kept"), [(10_001, 10), (1_002, 10), (1_001, 10), (1_000, 9), (101, 1)])
 def test_a_part_of_an_evaluation_is_spread_evenly_over_the_text(length, kept):
-    rows = list(evaluation_batches(np.arange(length), block_size=100, batch_size=4, most=1_000))
+    rows = list(evaluation_batches(np.arange(length), block_size=100, batch_size=4, max_tokens=1_000))
     places = np.concatenate([batch[:, 0] for batch in rows if batch.shape[1] == 101])
     assert len(places) == kept and all(len(batch) <= 4 for batch in rows)
     gaps = np.diff(places) / 100

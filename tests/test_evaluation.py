@@ -84,7 +84,7 @@ def test_steps_are_compared_on_the_same_targets_and_the_result_rests_on_more(tra
     assert (summary.val_loss, summary.val_tokens) == (result, 512) == (rows[1]["val_loss"], 512)
     checkpoint = load_checkpoint(run_dir / "checkpoints/best")
     with open_run(replace(train_config, run_dir=None)) as run:
-        again = evaluate(checkpoint.model, run.data, 16, 8, run.autocast, most=256)
+        again = evaluate(checkpoint.model, run.data, 16, 8, run.autocast, max_tokens=256)
     assert f"best validation loss {result:.4f} nats/token" in caplog.text
     assert best.progress.best_loss == pytest.approx(again.loss, rel=1e-6) and best.progress.best_loss != result
     assert (best.progress.best_step, best.progress.best_tokens) == (20, 256)

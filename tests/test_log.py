@@ -189,7 +189,7 @@ def test_a_long_validation_text_is_scored_in_part_saying_so_with_the_error_over_
         assert "spread evenly" not in "\n".join(describe(run.config, run.data, run.model))
         half = len(run.data.val) // 2
         monkeypatch.setattr("training.terminal.targets_scored", lambda *_: half)
-        part = evaluate(run.model, run.data, 16, 8, run.autocast, most=half)
+        part = evaluate(run.model, run.data, 16, 8, run.autocast, max_tokens=half)
         assert half - 16 < part.tokens <= half
         assert part.bpb == pytest.approx(whole.bpb, rel=0.02) and part.bpb_stderr > 0
         assert f"({half:,} of them, spread evenly, at each)" in "\n".join(describe(run.config, run.data, run.model))

@@ -39,12 +39,12 @@ def targets_scored(config: TrainConfig, steps: int | None = None) -> int:
 @torch.no_grad()
 def evaluate(
     model: nn.Module, data: Data, block_size: int, batch_size: int, autocast: torch.autocast, ranks: Ranks = ALONE,
-    most: int | None = None,
+    max_tokens: int | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Score the validation text, in windows of block_size that cover it or are spread over it evenly, or a task.
+    """Return a model's nats on the validation text, or on the held-out sequences of a task.
 
-    most: how many tokens to read at most, always the same ones; all if None. The ranks divide the batches among them,
-    and all return the figures of the whole. The model stays in its mode (train or eval).
+    max_tokens: the most tokens to read, spread evenly over the text and always the same; all if None. The ranks divide
+    the batches among them, and each returns the figures of the whole. The model stays in its mode (train or eval).
     """
     device = next(model.parameters()).device
     is_task = not isinstance(data, TokenDataset)
@@ -55,8 +55,8 @@ def evaluate(
     lengths = torch.from_numpy(data.token_bytes())
     figures = []  # of each target: its nats and, in a task, whether it is the likeliest
     sizes = []  # its bytes
-    batches = data.validation(block_size, batch_size, most)
-    total = data.validation_tokens(block_size, most)
+    batches = data.validation(block_size, batch_size, max_tokens)
+    total = data.validation_tokens(block_size, max_tokens)
     bar = progress_bar(
         ranks.is_first, total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False
     )

@@ -122,7 +122,8 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
         read = f"{len(data.train):,} for training, {len(data.val):,} for validation{part}"
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
         lines = [f"text      {data.description}", f"tokens    {read}, {ids}"]
-        length += f", {data.epochs(steps * config.tokens_per_step)}" if steps else ""
+        if steps:
+            length += f", {steps * config.tokens_per_step / len(data.train):.2f} epochs"
     else:
         counted = f"{plural(data.targets(block_size), 'answer')} in each window of {block_size:,} tokens"
         lines = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} windows held out"]
