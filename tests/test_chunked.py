@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from model.attention import functions
-from model.attention.chunked import ROWS, Index, best_of, block_channels, chunked, chunked_with_index
+from model.attention.chunked import ROWS, Index, best_of, block_channels, chunked, chunked_with_index, tie_gap
 from model.attention.contract import from_weights
 from model.attention.layer import AttentionContext
 from model.attention.masks import causal_mask, document_mask
-from model.attention.sparse import TIE, IndexedAttention, blockwise
+from model.attention.sparse import IndexedAttention, blockwise
 from model.config import AttentionConfig
 
 ROOT = Path(__file__).parent.parent
@@ -244,7 +244,7 @@ def test_an_index_chooses_and_learns_as_the_layer_says(given):
 
         asks, key, share = layer.index_proj(x).split(layer.index_proj.parts, -1)
         asks = asks.unflatten(-1, (layer.index_heads, -1)).transpose(1, 2)
-        index = Index(asks, layer.index_norm(key), share, layer.best, TIE, True)
+        index = Index(asks, layer.index_norm(key), share, layer.best, True)
         found = chunked_with_index(
             "softmax", q, k, v, index=index, doc_starts=starts, mask=mask, window=given.get("window")
         )
@@ -259,6 +259,16 @@ def test_equals_at_the_boundary_give_way_to_nearer_keys():
     index = torch.tensor([[1.0, 5.0, 3.0, 3.0, 3.0, -torch.inf], [4.0, 3.0, 2.0, 1.0, 0.0, -1.0]])
     chosen = best_of(index, 3, torch.full((2, 1), 1e-6))
     assert chosen.int().tolist() == [[0, 1, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(("dtype", "chosen"), [(torch.float64, [0, 3]), (torch.float32, [2, 3])])
+def test_a_gap_of_some_roundings_of_its_type_is_no_difference_and_a_wider_one_decides(dtype, chosen):
+    index = torch.tensor([[1 + 1e-6, 0.5, 1.0, 0.0]], dtype=dtype)  # 8 roundings of float32
+    seen = torch.ones(1, 4, dtype=torch.bool)
+    layer = IndexedAttention(AttentionConfig(attention="index", block_size=8))  # 2 keys for each query, its own one
+    assert layer.chosen(index.view(1, 1, 1, 4), seen).nonzero()[:, -1].tolist() == chosen
+    own_first = torch.tensor([[torch.inf]], dtype=dtype)
+    assert best_of(torch.cat((index[:, :3], own_first), 1), 2, tie_gap(index)).nonzero()[:, -1].tolist() == chosen
 
 
 def test_a_stick_that_is_spent_ends_the_look_and_changes_nothing():

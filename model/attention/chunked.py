@@ -523,16 +523,14 @@ class Indexer(ChosenKeys):
     weights are at hand, and so does the gradient, softmax - p: the loss alone moves the index.
     """
 
-    def __init__(
-        self, text: Text, asks: Tensor, key: Tensor, share: Tensor, best: int, tie: float, learns: bool
-    ) -> None:
-        """asks (B, J, T, Di), key (B, S, Di), share (B, T, J); tie: see best_of."""
+    def __init__(self, text: Text, asks: Tensor, key: Tensor, share: Tensor, best: int, learns: bool) -> None:
+        """asks (B, J, T, Di), key (B, S, Di), share (B, T, J)."""
         super().__init__(torch.zeros(text.B, text.T, -(-text.S // 8), dtype=torch.uint8, device=asks.device))
         self.heads = asks.shape[1]
         self.asks = asks.to(text.dtype) * asks.shape[-1] ** -0.5
         self.key = key.to(text.dtype)
         self.share = share.to(text.dtype) * self.heads**-0.5
-        self.best, self.tie, self.learns = best, tie, learns
+        self.best, self.learns = best, learns
         self.loss = self.asks.new_zeros(())
         self.gradients = (
             [torch.zeros_like(t) for t in (self.asks, self.key.mT.contiguous(), self.share)] if learns else []
@@ -544,10 +542,10 @@ class Indexer(ChosenKeys):
         self.found = found.unflatten(1, (self.heads, -1))  # (B, J, n, keys)
         self.index = (self.found * self.share[:, chunk.now].mT[..., None]).sum(1)  # (B, n, keys)
         index = chunk.hide(self.index, -torch.inf).clone()
-        largest = index.nan_to_num(neginf=0).abs().amax(-1, keepdim=True)
+        gap = tie_gap(index.nan_to_num(neginf=0))
         own = torch.arange(chunk.n, device=index.device)
         index[:, own, chunk.length - chunk.n + own] = torch.inf  # a token always keeps itself
-        chosen = best_of(index, self.best, self.tie * largest)
+        chosen = best_of(index, self.best, gap)
         eights = F.pad(chosen, (0, -chunk.length % 8)).unflatten(-1, (-1, 8)).to(index.dtype)
         powers = 2.0 ** torch.arange(8, device=index.device, dtype=index.dtype)
         self.bits[:, chunk.now, : eights.shape[2]] = (eights @ powers).to(torch.uint8)
@@ -576,6 +574,14 @@ class Indexer(ChosenKeys):
         each = where_positive(each, self.found, 0, grad_input=each).flatten(1, 2)
         d_asks[:, :, chunk.now] = (each @ self.key[:, chunk.places]).unflatten(1, (self.heads, -1))
         d_key[..., chunk.places].baddbmm_(self.asks[:, :, chunk.now].flatten(1, 2).mT, each)
+
+
+def tie_gap(index: Tensor) -> Tensor:
+    """Return the gap (…, 1) up to which scores of a row (…, keys) are equal: 32 roundings of its largest one.
+
+    In float32 the scores of one token, its key from a full pass or from decoding, differ by up to 11 roundings.
+    """
+    return 32 * torch.finfo(index.dtype).eps * index.abs().amax(-1, keepdim=True)
 
 
 def best_of(index: Tensor, best: int, gap: Tensor) -> Tensor:
@@ -724,14 +730,13 @@ def forward_operator(
     dropout_p: float,
     scale: float,
     best: int,
-    tie: float,
     learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the result (B, H, T, Dv), what the second pass needs, and an index's loss with its gradients."""
     text = Text(weighting(form, cap), q, k, v, row, column, sink, asked, given, doc_starts, mask, window, scale)
     indexer = None
     if asks is not None and key is not None and share is not None:
-        indexer = Indexer(text, asks, key, share, best, tie, learns)
+        indexer = Indexer(text, asks, key, share, best, learns)
     y, statistic, lengths = forward_pass(text, dropout_p, 0 if seed is None else int(seed), indexer)
     bits = text.queries.new_empty(0, dtype=torch.uint8) if indexer is None else indexer.bits
     loss = statistic.new_zeros(())
@@ -832,7 +837,7 @@ def gradients(ctx: Any, dy: Tensor, *d_outputs: Tensor | None) -> tuple[Tensor |
         None if dtype is None or not part.numel() else (d_loss * part).to(dtype)
         for dtype, part in zip(ctx.dtypes, learned, strict=True)
     ]
-    return dq, dk, dv, *d_bias, d_sink, *d_index, *[None] * 13
+    return dq, dk, dv, *d_bias, d_sink, *d_index, *[None] * 12
 
 
 forward_operator.register_autograd(gradients, setup_context=keep)
@@ -845,7 +850,6 @@ class Index(NamedTuple):
     key: Tensor  # (B, S, Di)
     share: Tensor  # (B, T, J)
     best: int
-    tie: float
     learns: bool
 
 
@@ -898,7 +902,7 @@ def chunked_with_index(
     if one_more:
         sink = q.new_zeros(H) if sink is None else F.softplus(sink)  # ln(e^0 + e^sink)
     seed = torch.randint(2**62, ()) if dropout_p else None
-    asks, key, share, *choice = (None, None, None, 0, 0.0, False) if index is None else index
+    asks, key, share, *choice = (None, None, None, 0, False) if index is None else index
     asked, given = (None, None) if blocks is None else blocks
     scale = D**-0.5 if scale is None else scale
     y, _, _, _, loss, *_ = forward_operator(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from model.attention.chunked import Index, block_channels, by_chunks, chunked_with_index
+from model.attention.chunked import Index, block_channels, by_chunks, chunked_with_index, tie_gap
 from model.attention.contract import Allowed, AttentionFunction, Output, Scores, from_weights, upcast
 from model.attention.functions import sdpa
 from model.attention.layer import AttentionContext, Call, MultiHeadAttention, Stream, visible_keys
@@ -16,8 +16,6 @@ from model.attention.masks import causal_mask
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import LayerNorm, Linear
-
-TIE = 2.0**-18  # as a share of the largest score: a few roundings of a float32 product of 64 channels
 
 
 def blockwise(block: int, best: int) -> AttentionFunction:
@@ -117,7 +115,7 @@ class IndexedAttention(MultiHeadAttention):
 
         # A long text goes by chunks, loss and all.
         if self.takes_chunks(call, ctx) and "logn" not in self.modifiers:  # which counts the chosen keys
-            index = Index(index_q, index_k[:, 0, -S:], index_w, self.best, TIE, ctx.loss is not None)
+            index = Index(index_q, index_k[:, 0, -S:], index_w, self.best, ctx.loss is not None)
             arguments = self.chunk_arguments(self.modified(call, x, ctx))
             y, loss = chunked_with_index("softmax", index=index, dropout_p=self.dropout_p(ctx), **arguments)
             ctx.loss = None if ctx.loss is None else ctx.loss + loss
@@ -144,12 +142,12 @@ class IndexedAttention(MultiHeadAttention):
     def chosen(self, index: Float[Tensor, "B 1 T S"], seen: Bool[Tensor, "..."]) -> Bool[Tensor, "B _ T S"]:
         """Return the keys that each query attends to, of those it sees: its own and the best; of equals the nearer.
 
-        Scores are equal if no gap in their order is wider than TIE of the row's largest: a rounding, which differs
-        between a full pass and decoding, then decides nothing between keys that are the same token without a position.
+        Scores are equal if no gap in their order is wider than tie_gap(): a rounding, which differs between a full pass
+        and decoding, then decides nothing between keys that are the same token without a position.
         """
         T, S = index.shape[-2:]
         own = causal_mask(T, S, index.device, window=1)
-        gap = TIE * index.masked_fill(~seen, 0).abs().amax(-1, keepdim=True)
+        gap = tie_gap(index.masked_fill(~seen, 0))
         index = index.masked_fill(~seen, -torch.inf).masked_fill(own, torch.inf)
         ordered, keys = index.sort(dim=-1, descending=True)
         place = F.pad((ordered[..., :-1] - ordered[..., 1:] > gap).cumsum(-1), (1, 0))  # the same for equals
