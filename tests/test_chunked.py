@@ -22,7 +22,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
 @from_weights
-def sigmoid_exact(scores, allowed):
+def sigmoid_exact(scores):
     """functions.sigmoid, whose ln n is float32's."""
     n = (scores > -torch.inf).sum(-1, keepdim=True)
     return torch.sigmoid(scores - n.to(scores.dtype).log())

@@ -59,8 +59,8 @@ def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
     return _named_as(compute, attend)
 
 
-def from_weights(weights: Callable[[Scores, Allowed], Scores], cap: float | None = None) -> AttentionFunction:
-    """Make an attention function of its weights, `weights(scores, allowed)`; scores are −∞ where not `allowed`.
+def from_weights(weights: Callable[[Scores], Scores], cap: float | None = None) -> AttentionFunction:
+    """Make an attention function of its weights, `weights(scores)`; scores are −∞ for keys that are not allowed.
 
     cap: squash the scaled products into ±cap before mask and bias.
     """
@@ -70,9 +70,15 @@ def from_weights(weights: Callable[[Scores, Allowed], Scores], cap: float | None
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)
         scores = masked(scores, allowed, bias)
-        return F.dropout(weights(scores, allowed).to(v.dtype), dropout_p) @ v
+        return F.dropout(weights(scores).to(v.dtype), dropout_p) @ v
 
     return _named_as(weights, attention_function(compute))
+
+
+def weighted(weights: Callable[[Scores, Allowed], Scores]) -> AttentionFunction:
+    """Make an attention function of weights(scores, allowed): from_weights() in version 0.1."""
+    compute = from_weights(lambda scores: weights(scores, scores > -torch.inf))
+    return _named_as(weights, compute)
 
 
 def masked(scores: Float[Tensor, "..."], allowed: Allowed, bias: Bias = None) -> Float[Tensor, "..."]:

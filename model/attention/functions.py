@@ -1,7 +1,12 @@
-"""Attention functions under the contract of contract.py.
+"""Attention functions. All are called alike:  attend(q, k, v, mask=…, bias=…, is_causal=…, dropout_p=…, scale=…)
 
 Read `matmul`. `einsum`, `bmm` and `loop` compute the same in other ways, `sdpa` is the fast one. `softmax1`, `sigmoid`,
 `sparsemax`, `stick` and `softcap` turn the same scores into other weights.
+
+A decorator turns each definition into a function with the call above. @attention_function checks the arguments, repeats
+shared keys and values for all H heads, and makes `allowed` of mask and is_causal: True where a query may attend,
+None if it may attend everywhere. @from_weights also computes the scores, −∞ where a key is hidden, and sums the values.
+contract.py has both, with the shapes of all arguments.
 """
 
 from functools import lru_cache
@@ -30,7 +35,6 @@ from model.attention.contract import (
     repeat_heads,
     upcast,
 )
-from model.attention.masks import causal_mask
 from model.attention.registry import form
 from model.cpu import prefers_plain_products
 from model.layers import cumulative_sum
@@ -192,7 +196,7 @@ def causal_blocks(T: int, window: int, device: torch.device) -> BlockMask:
 @form("softmax1")
 @by_chunks("softmax", one_more=True)
 @from_weights
-def softmax1(scores: Scores, allowed: Allowed) -> Scores:
+def softmax1(scores: Scores) -> Scores:
     """Softmax with 1 added to its denominator: a head may attend to nothing (Miller 2023)."""
     return F.pad(scores, (0, 1)).softmax(-1)[..., :-1]  # 1 = exp(0): one more key, of score 0 and value zero
 
@@ -200,7 +204,7 @@ def softmax1(scores: Scores, allowed: Allowed) -> Scores:
 @form("sigmoid")
 @by_chunks("sigmoid")
 @from_weights
-def sigmoid(scores: Scores, allowed: Allowed) -> Scores:
+def sigmoid(scores: Scores) -> Scores:
     """σ(score − ln n), n the number of visible keys (Ramapuram et al. 2024, eq. 3; theirs is the length).
 
     Keys do not compete, so a row may sum to less or more than 1; with scores of 0 it sums to n / (n + 1).
@@ -212,7 +216,7 @@ def sigmoid(scores: Scores, allowed: Allowed) -> Scores:
 @form("sparsemax")
 @by_chunks("sparsemax")
 @from_weights
-def sparsemax(scores: Scores, allowed: Allowed) -> Scores:
+def sparsemax(scores: Scores) -> Scores:
     """The point of the simplex nearest to the scores: many weights are exactly 0 (Martins & Astudillo 2016, alg. 1).
 
     That is max(0, score − τ), where τ makes the row sum to 1: the mean of the scores above it, less 1 / their number.
@@ -228,14 +232,15 @@ def sparsemax(scores: Scores, allowed: Allowed) -> Scores:
 @form("stick")
 @by_chunks("stick")
 @from_weights
-def stick(scores: Scores, allowed: Allowed) -> Scores:
+def stick(scores: Scores) -> Scores:
     """Stick-breaking: each key takes a share σ(score) of the weight that later keys leave (Tan et al. 2025).
 
     The weight of s is σ(z_s) Π (1 − σ(z_r)) over the keys r between s and the query; the query's own key takes none.
     The nearest key comes first, so order needs no positions. The rest of the stick goes to no key.
     """
     T, S = scores.shape[-2:]
-    scores = scores.masked_fill(~causal_mask(T, S, scores.device).tril(S - T - 1), -torch.inf)
+    earlier = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T - 1)
+    scores = scores.masked_fill(~earlier, -torch.inf)
     left = F.logsigmoid(-scores)  # ln of the share that a key leaves: 0 for a hidden key
     after = cumulative_sum(left.flip(-1), -1).flip(-1) - left
     return (F.logsigmoid(scores) + after).exp()
@@ -246,4 +251,4 @@ def softcap(cap: float) -> AttentionFunction:
 
     Scores lie within ±cap; far outside, gradients vanish.
     """
-    return by_chunks("softcap", cap=cap)(from_weights(lambda scores, allowed: scores.softmax(-1), cap))
+    return by_chunks("softcap", cap=cap)(from_weights(lambda scores: scores.softmax(-1), cap))

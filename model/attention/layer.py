@@ -91,7 +91,7 @@ class AttentionContext:
         T = new.shape[2]
         kept = self.layer_cache(layer_idx)
 
-        # The last `count` rows of earlier passes, then the new ones.
+        # The last `count` rows of earlier passes, then the new ones. (Without a cache nothing reads what is kept.)
         before = kept.get(name, new.new_zeros(*new.shape[:2], count, new.shape[3]))
         rows = torch.cat((before, new), 2)  # (B, n, count + T, D)
         kept[name] = rows[:, :, T:].detach()
@@ -111,10 +111,10 @@ class AttentionContext:
 
 
 class Call(NamedTuple):
-    """What an attention function is to compute, causally: T queries, the last of S positions, and the S keys in reach.
+    """The arguments of an attention function before a (T, S) matrix is made of them. Modifiers may change them.
 
-    It says with as few numbers as it can what lies over the scores, so that long texts need no (T, S) matrix. Modifiers
-    may change it.
+    There are S keys in reach, those of the cache among them, and T queries, which are the last T of the S positions. A
+    query sees itself and the keys before it; the fields below hide some of these or change their scores.
     """
 
     q: Query
@@ -123,12 +123,13 @@ class Call(NamedTuple):
     mask: Bool[Tensor, "..."] | None = None
     """Broadcasts to (B, H, T, S): where a query may attend, beside causality, window and documents."""
     doc_starts: Int[Tensor, "B T"] | None = None
-    """The first key that a query sees."""
+    """The first key of each query's document."""
     window: int | None = None
+    """The number of keys that a query sees, itself included; None for all."""
     bias: tuple[Float[Tensor, "*#B H T"], Float[Tensor, "*#B H S"]] | None = None
     """Rows and columns, of which the bias is the sum: row_t + column_s."""
     sink: Float[Tensor, " H"] | None = None
-    """The logit of one more key, which gives nothing."""
+    """The score of one more key, whose value is zero."""
     scale: float | None = None
 
     def add_bias(self, row: Float[Tensor, "*#B H T"], column: Float[Tensor, "*#B H S"]) -> "Call":
@@ -147,7 +148,7 @@ def visible_keys(call: Call) -> Bool[Tensor, "..."] | None:
     if call.doc_starts is not None:
         same_text = document_mask(call.doc_starts, S)
         mask = same_text if mask is None else mask & same_text
-    # A single query is the last: it sees all.
+    # A single query is the last: causality hides no key from it, and see() has left those of its window.
     if T > 1 and (mask is not None or (call.window or S) < S):
         causal = causal_mask(T, S, call.q.device, call.window)
         mask = causal if mask is None else mask & causal
@@ -167,7 +168,7 @@ def arguments(call: Call) -> dict[str, Any]:
         row, column = call.bias
         bias = (row[..., None] + column[..., None, :]).to(torch.promote_types(call.q.dtype, torch.float32))
     if call.sink is not None:
-        # In front, where causality lets every query see it.
+        # The sink's key comes before all others, so that causality lets every query see it.
         H, S = call.q.shape[-3], k.shape[-2]
         k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
         if mask is not None:
@@ -220,7 +221,9 @@ class MultiHeadAttention(nn.Module):
             config = replace(config, qk_norm=False)
         queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
         if queries_per_head > 1:
-            self.make_projections(config)  # and again below: the draws that a seed has always made
+            # These weights are dropped: they keep torch's generator where it was before the modifier's queries, so
+            # that a seed gives the weights that it has always given.
+            self.make_projections(config)
             self.query_heads *= queries_per_head
         self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
 
@@ -235,16 +238,18 @@ class MultiHeadAttention(nn.Module):
     def make_projections(self, config: AttentionConfig) -> None:
         """Make the weights of project() and merge()."""
         C, D = config.n_embd, self.head_dim
-        queries, keys = self.query_heads * D, self.kv_heads * D
-        self.qkv_proj = Linear(C, queries, keys, keys, bias=config.qkv_bias)
+        q_width = self.query_heads * D
+        kv_width = self.kv_heads * D
+        self.qkv_proj = Linear(C, q_width, kv_width, kv_width, bias=config.qkv_bias)
         self.o_proj: nn.Module = Linear(self.n_head * D, C, bias=config.bias)
         self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
 
     def forward(self, x: Stream, ctx: AttentionContext | None = None) -> Stream | Weights:
-        """Mix x over the past. Several leading dimensions are flattened into one, the B of ctx.
+        """Return what each token gathers from itself and the tokens before it, with ctx.weights_only the weights.
 
-        Raises ValueError, naming the shapes, if mask, doc_starts or cache do not fit x.
+        Several leading dimensions are flattened into one, the B of ctx. Raises ValueError, naming the shapes, if mask,
+        doc_starts or cache do not fit x.
         """
         ctx = ctx or AttentionContext()
         if x.ndim != 3:
@@ -254,7 +259,7 @@ class MultiHeadAttention(nn.Module):
         # Project each token: its query asks, its key answers, its value is what others gather from it.
         q, k, v = self.project(x)  # (B, T, C) -> (B, H, T, D), (B, Hkv, T, D), (B, Hkv, T, D)
 
-        # Mix: modifiers of queries, keys and values act before positions enter.
+        # Mix: modifiers change queries, keys and values, such as by those of earlier tokens, before positions enter.
         for modifier in self.modifiers.values():
             q, k, v = modifier.mix(q, k, v, x, ctx)
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from model.attention.chunked import Index, block_channels, by_chunks, chunked_with_index, tie_gap
-from model.attention.contract import Allowed, AttentionFunction, Output, Scores, from_weights, upcast
+from model.attention.contract import AttentionFunction, Output, Scores, from_weights, upcast
 from model.attention.functions import sdpa
 from model.attention.layer import AttentionContext, Call, MultiHeadAttention, Stream, visible_keys
 from model.attention.masks import causal_mask
@@ -27,7 +27,7 @@ def blockwise(block: int, best: int) -> AttentionFunction:
 
     @by_chunks("softmax")
     @from_weights
-    def chosen(scores: Scores, allowed: Allowed) -> Scores:
+    def chosen(scores: Scores) -> Scores:
         S, seen = scores.shape[-1], scores.detach() > -torch.inf
         key = torch.arange(S, device=scores.device)
         first = torch.where(seen, key, S).amin(-1, keepdim=True)  # (…, T, 1)
