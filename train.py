@@ -56,7 +56,7 @@ def train(config: TrainConfig) -> float:
             signal = int(run.ranks.max(run.signals.received))
             if signal:
                 run.save()
-                run.saver.finish()
+                run.checkpointer.finish()
                 run.ranks.broadcast(None)  # a barrier: torchrun kills the remaining ranks once one exits
                 raise SystemExit(128 + signal)
 
@@ -67,10 +67,10 @@ def train(config: TrainConfig) -> float:
             if progress.metrics and progress.evaluated == progress.step:
                 evaluates = False  # a resumed run starts from an evaluated checkpoint
             if evaluates or is_due(progress.step, config.checkpoint_interval):
-                run.save()
+                can_save = run.save()
             if evaluates:
                 validate(run, loggers, finished)
-            if finished or (evaluates and run.saved == progress.step):
+            if finished or (evaluates and can_save):
                 run.save(finished=finished)
             if finished:
                 break
@@ -91,7 +91,7 @@ def train(config: TrainConfig) -> float:
                 loggers.on_step(loss=loss.item(), lr=factor * config.optimizer.lr, grad_norm=grad_norm.item())
             else:
                 loggers.on_step()
-        run.saver.finish()
+        run.checkpointer.finish()
     return progress.result
 
 

@@ -147,6 +147,23 @@ def test_memory_that_runs_out_in_an_evaluation_loses_nothing_and_says_what_to_ty
     assert rows == [10, 20]
 
 
+def test_a_step_whose_checkpoint_could_not_be_written_is_not_said_to_be_saved(train_config, monkeypatch, caplog):
+    def full(*arguments, **settings):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def copies(tensor, *where, copy=False, **options):
+        if copy:
+            raise MemoryError("Unable to allocate 9 GiB")
+        return original(tensor, *where, **options)
+
+    original = torch.Tensor.to
+    monkeypatch.setattr("train.evaluate", full)
+    monkeypatch.setattr(torch.Tensor, "to", copies)
+    with pytest.raises(SettingsError, match=f"the checkpoints are in {train_config.run_dir}/checkpoints; go on with"):
+        train(train_config)
+    assert "step 10 could not be saved" in caplog.text
+
+
 def test_a_run_that_fails_in_its_evaluation_ends_as_one_that_does_not(train_config, monkeypatch, tmp_path):
     whole = train(replace(train_config, run_dir=str(tmp_path / "whole")))
     with monkeypatch.context() as patch:

@@ -248,7 +248,7 @@ def test_memory_that_runs_out_later_names_the_checkpoint_to_go_on_from(train_con
     def full(run):
         raise MemoryError
 
-    before_step(monkeypatch, 11, lambda run: run.saver.wait())
+    before_step(monkeypatch, 11, lambda run: run.checkpointer.wait())
     before_step(monkeypatch, 12, full)
     goes_on = f"stays the same, and resume={train_config.run_dir} goes on from step_10"
     with pytest.raises(SettingsError, match=goes_on):

@@ -1,7 +1,7 @@
 """Failures of a device or of another rank, as sentences with a remedy and the checkpoint to go on from."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from common.errors import DeviceError, SettingsError, device_failed, first_line
 from common.text import command, hydra_quoted
@@ -20,22 +20,28 @@ def explain_out_of_memory(run: Run) -> Iterator[None]:
         remedy = f"set micro_batch_size={smaller}" if smaller else "choose a smaller model or model.block_size"
         if smaller:
             remedy += "; the result stays the same"
-        if last := run.saver.last():
+        if last := run.checkpointer.last():
             remedy += f", and {hydra_quoted('resume', run.directory)} goes on from {last.name}"
         with memory_errors(f"micro_batch_size={size} needs more memory than there is", remedy):
             raise
 
 
-def explain_out_of_memory_between_steps(run: Run, activity: str, setting: str = "") -> AbstractContextManager[None]:
-    """Turn running out of memory into a SettingsError that says what is saved and the command that goes on.
+@contextmanager
+def explain_out_of_memory_between_steps(run: Run, activity: str, setting: str = "") -> Iterator[None]:
+    """Turn running out of memory into a SettingsError with the command that continues the run.
 
-    setting: one that makes do with less memory, for that command.
+    setting: one that needs less memory, for that command.
     """
-    step = run.progress.step
-    saved = f"step {step} is saved" if run.saved == step else f"the checkpoints are in {run.directory / 'checkpoints'}"
-    again = f"{command('train.py')} {hydra_quoted('resume', run.directory)} {setting}".rstrip()
-    problem = f"{activity} after step {step} needs more memory than there is"
-    return memory_errors(problem, f"{saved}; go on with  {again}")
+    try:
+        yield
+    except (MemoryError, RuntimeError):
+        step = run.progress.step
+        is_saved = run.checkpointer.has(step)  # a copy or a write may have failed
+        saved = f"step {step} is saved" if is_saved else f"the checkpoints are in {run.checkpointer.checkpoints}"
+        again = f"{command('train.py')} {hydra_quoted('resume', run.directory)} {setting}".rstrip()
+        problem = f"{activity} after step {step} needs more memory than there is"
+        with memory_errors(problem, f"{saved}; go on with  {again}"):
+            raise
 
 
 @contextmanager
@@ -66,7 +72,8 @@ def explain_failures(run: Run) -> Iterator[None]:
         else:
             raise
         # What is left: the newest checkpoint may still be being written, from main memory.
-        run.saver.wait()
-        last, resume = run.saver.last(), hydra_quoted("resume", run.directory)
+        run.checkpointer.wait()
+        last = run.checkpointer.last()
+        resume = hydra_quoted("resume", run.directory)
         again = f"{resume} goes on from {last.name}" if last else "nothing has been saved yet"
         raise kind(problem, f"{remedy}; {again}") from None

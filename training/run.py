@@ -56,8 +56,6 @@ class Run:
     signals: Signals = field(default_factory=Signals)
     directory: Path = Path()
     progress: Progress = field(default_factory=Progress)
-    saved: int | None = None
-    """The step that was saved last."""
     decode_rate: float | None = None
     """Tokens per second at which the finished model generates one text."""
 
@@ -95,7 +93,7 @@ class Run:
         self.has_to_compile = self.compiled
 
     @cached_property
-    def saver(self) -> AsyncCheckpointer:
+    def checkpointer(self) -> AsyncCheckpointer:
         return AsyncCheckpointer(self.directory / "checkpoints", self.config.keep_checkpoints, self.data.tokenizer)
 
     @property
@@ -153,28 +151,27 @@ class Run:
             done = max(done, self.ranks.max(self.seconds / 60 / self.config.max_minutes))
         return min(done, 1.0)
 
-    def save(self, *, finished: bool = False) -> None:
+    def save(self, *, finished: bool = False) -> bool:
         """Write checkpoints/step_N from a copy of the run's state, while training continues.
 
-        If it exists, only its meta.json is written. Nothing is saved while the run diverges, or if a weight is not
-        finite. In fp16 a skipped step is no divergence while the gradients' scale can still fall; other precisions have
-        a scale of 1.
+        If it exists, only its meta.json is written. Returns False, and writes nothing, while the run diverges or if a
+        weight is not finite. Every rank must call.
         """
         progress = self.progress
         self.check_numbers(finished=finished)
+        # In fp16 a skipped step is no divergence while the scale of the loss can fall; elsewhere the scale is 1.
         diverges = progress.skipped_in_a_row and self.scaler.get_scale() <= 1
         if (diverges and not finished) or not self.weights_are_finite():
             reason = "is skipped" if progress.skipped_in_a_row else "has weights that are not finite"
             log.warning("step %d %s, so it is not saved: the checkpoints stay as they are.", progress.step, reason)
-            return
+            return False
         progress.seconds = self.seconds
         progress.finished = finished
         self.started = time.perf_counter()
-        self.saved = progress.step
         # The tensors are copied unless this step's checkpoint has them already. Every rank gathers its shards.
         weights = dict[str, Tensor]()
         optimizer = dict[str, Tensor]()
-        if not self.ranks.broadcast(self.ranks.is_first and self.saver.has(progress.step)):
+        if not self.ranks.broadcast(self.ranks.is_first and self.checkpointer.has(progress.step)):
             weights = plain_weights(self.model)
             optimizer = optimizer_state(self.model, self.optimizers)
         if self.is_sharded:
@@ -183,7 +180,8 @@ class Run:
             weights = gather(weights)
             optimizer = gather(optimizer)
         if self.ranks.is_first:
-            self.saver.save(weights, optimizer, self.meta())
+            self.checkpointer.save(weights, optimizer, self.meta())
+        return True
 
     def meta(self) -> Meta:
         """Return the meta.json of a checkpoint of the run as it is now."""
@@ -228,7 +226,7 @@ class Run:
             remedies.append(f"set grad_clip=1 (it is {format_value(config.grad_clip)})")
         if self.dtype != torch.float32:
             remedies.append(f"set precision=fp32 (it is {self.precision})")
-        if last := self.saver.last():
+        if last := self.checkpointer.last():
             remedies[-1] += f"; the weights of step {last.name.removeprefix('step_')} are in {last}"
         raise SettingsError(problem, " or ".join(remedies))
 

@@ -76,7 +76,7 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
             prepare_directory(run, checkpoint, meta, stack)
         run.directory = ranks.broadcast(run.directory)
 
-        stack.callback(run.saver.wait)
+        stack.callback(run.checkpointer.wait)
         with run.signals:
             yield run
 
@@ -303,7 +303,7 @@ def prepare_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stac
         run.directory = directory
         remove_leftovers(directory, meta)
         if meta:
-            run.saver.link(run.progress.step, run.progress.best_step)
+            run.checkpointer.link(run.progress.step, run.progress.best_step)
         written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
         replace_text(directory / "config.yaml", written)
         log_to(directory, stack)
