@@ -2,13 +2,13 @@
 
 A checkpoint is a directory, complete or absent:
 
-    model.safetensors       the weights, under plain names
-    optimizer.safetensors   the optimizers' state, for resuming
-    meta.json               format version, settings, progress, and a checksum of every file
-    tokenizer.json          all that is needed to encode and decode; absent where a synthetic task was learned
+    model.safetensors       the weights, under plain names.
+    optimizer.safetensors   the optimizers' state, for resuming.
+    meta.json               format version, settings, progress, and a checksum of every file.
+    tokenizer.json          the tokenizer; absent if a synthetic task was learned.
 
-Reading one runs no code from it: safetensors and JSON hold data only. A run keeps `checkpoints/step_N`, and `last` and
-`best`: links to two of them, or small files with their names on systems without links.
+Safetensors and JSON hold only data, so reading a checkpoint runs no code from it. A run keeps `checkpoints/step_N`, and
+`last` and `best`: links to two of them, or small files with their names on systems without links.
 """
 
 import hashlib
@@ -51,36 +51,35 @@ class Progress:
     """The progress of a run."""
 
     step: int = 0
-    """Updates made."""
+    """Optimizer steps taken."""
     seconds: float = 0.0
     """Training time up to the last checkpoint."""
     evaluated: int = 0
     """The step of the latest evaluation."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Its figures."""
+    """The figures of the latest evaluation."""
     best_loss: float | None = None
-    """The lowest finite loss on the targets that all evaluations score; None before there is one."""
+    """The lowest finite loss on the targets that all evaluations score; None if there is none."""
     best_step: int = 0
     best_tokens: int = 0
-    """The number of those targets."""
+    """The number of targets that all evaluations score."""
     skipped: int = 0
-    """Steps that changed nothing, because loss or gradient was not finite."""
+    """Steps skipped because loss or gradient was not finite."""
     skipped_in_a_row: int = 0
     finished: bool = False
     wandb_id: str | None = None
 
     @property
     def result(self) -> float:
-        """The loss that the best evaluation reported, infinite before there is a finite one."""
+        """The loss that the best evaluation reported; infinite if none was finite."""
         if self.best_loss is None:
             return math.inf
+        # best_loss is of the common targets. The latest evaluation may have scored more, and its figure is known.
         return self.metrics["val_loss"] if self.best_step == self.evaluated else self.best_loss
 
     def compare(self, loss: float, tokens: int) -> None:
-        """Make this step the best if its loss is the lowest on the same number of targets.
-
-        A run that is resumed with another eval_interval has other targets: the best is then the best on those.
-        """
+        """Make this step the best if its loss is the lowest on this number of targets."""
+        # A run that is resumed with another eval_interval scores other targets, so the best one begins anew.
         best = math.inf if self.best_loss is None or tokens != self.best_tokens else self.best_loss
         if loss < best:
             self.best_loss = loss
@@ -93,18 +92,18 @@ class Meta:
     """The content of meta.json, without the format's version and its own checksum."""
 
     config: dict[str, Any]
-    """The settings, of which `model` is a GPTConfig's."""
+    """The settings of the run; config["model"] is a GPTConfig's."""
     progress: Progress = field(default_factory=Progress)
     home: str = ""
-    """The directory of the run that wrote it."""
+    """The directory of the run, when this was written."""
     data: str = ""
     """The fingerprint of the tokens."""
     own_tokenizer: bool = False
-    """Whether the tokenizer came with the weights that the run began with."""
+    """Whether the tokenizer came with pretrained weights."""
     computed_on: dict[str, Any] = field(default_factory=dict)
     """The versions and the machine, on which the last bits of the result depend."""
     scaler: dict[str, Any] = field(default_factory=dict)
-    """The state of fp16's gradient scaler."""
+    """The state of the gradient scaler of fp16."""
     logs: dict[str, int] = field(default_factory=dict)
     """Sizes of the run's logs, in bytes."""
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -122,7 +121,7 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> Encoding:
-        """The tokenizer of the model's text; CheckpointError if it has learned a synthetic task."""
+        """The tokenizer of the model's text; CheckpointError if it learned a synthetic task."""
         if self.encoding is None:
             with readable(self.path):
                 learned = self.meta.config["data"]["source"]
@@ -132,17 +131,18 @@ class Checkpoint:
 
 
 def save_checkpoint(directory: Path, *, model: GPT, tokenizer: Encoding | None, config: Any, **meta: Any) -> None:
-    """Write a checkpoint of a model that is not being trained here; `config` is a dataclass with the field model."""
+    """Write a checkpoint without optimizers; `config` is a dataclass with a field `model`."""
     write_checkpoint(directory, plain_weights(model), {}, Meta(asdict(config), **meta), tokenizer)
 
 
 def write_checkpoint(
     directory: Path, weights: dict[str, Tensor], optimizer: dict[str, Tensor], meta: Meta, tokenizer: Encoding | None
 ) -> None:
-    """Write `directory` from tensors on the CPU, atomically.
+    """Write the checkpoint `directory` from tensors on the CPU, atomically.
 
-    If the checkpoint exists, it holds the same step, and only its meta.json is replaced.
+    If it exists, only its meta.json is replaced.
     """
+    # A step is saved twice if it is evaluated: the tensors are the same, and meta.json gets the evaluation.
     if directory.exists():
         meta.files = read_meta(directory).files
         return replace_text(directory / "meta.json", as_json(meta))
@@ -168,33 +168,35 @@ def describe_file(file: Path) -> dict[str, Any]:
 
 
 def meta_checksum(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of meta.json's content, to which it is added."""
+    """Return the SHA-256 of meta.json's content without the checksum."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_meta(path: Path) -> Meta:
-    """Return a checkpoint's meta.json; CheckpointError if it is missing, damaged or too old or new."""
+    """Return a checkpoint's meta.json; CheckpointError if it is missing, damaged or too old."""
     if not (path / "meta.json").is_file():
         problem = f"checkpoint={path} is not a checkpoint (it has no meta.json)"
         raise CheckpointError(problem, "give a run directory or one of its checkpoints/step_N")
     with readable(path):
         content = json.loads((path / "meta.json").read_bytes())
-        if (version := content["format_version"]) != FORMAT_VERSION:
+        version = content["format_version"]
+        if version != FORMAT_VERSION:
             remedy = "use tinygpt 0.1, tag v0.1.0, or train anew" if version < FORMAT_VERSION else "update tinygpt"
             raise CheckpointError(f"checkpoint={path} has format {version}; this one reads {FORMAT_VERSION}", remedy)
         if content.pop("checksum") != meta_checksum(content):
-            raise ValueError("meta.json is not what was written")
+            raise ValueError("meta.json does not match its checksum")
         del content["format_version"]
         meta = from_json(Meta, content)
-        if isinstance(data := meta.config.get("data"), dict):
-            data.setdefault("separator", None)  # a run that is older than this setting had none
+        data = meta.config.get("data")
+        if isinstance(data, dict):
+            data.setdefault("separator", None)  # runs that are older than this setting had no separator
         return meta
 
 
 def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
     """Return the settings of a checkpoint's model; CheckpointError if one is unknown or damaged.
 
-    meta: the checkpoint's meta.json, if it has been read already.
+    meta: the checkpoint's meta.json, if the caller has read it.
     """
     meta = meta or read_meta(path)
     with readable(path):
@@ -218,7 +220,7 @@ def verify_checkpoint(path: Path, *names: str) -> Meta:
     with readable(path):
         for name in meta.files.keys() & names if names else meta.files:
             if not (path / name).is_file() or describe_file(path / name) != meta.files[name]:
-                raise ValueError(f"{name} is missing, or not what was written")
+                raise ValueError(f"{name} is missing, or does not match its checksum")
     return meta
 
 
@@ -226,7 +228,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     """Read a checkpoint without its optimizer's state; CheckpointError if it is unusable."""
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     with readable(path):
-        # Count the weights before the model is built: damaged settings may ask for one that fits no memory.
+        # Count the weights before the model is built: damaged settings may describe one that fits no memory.
         config = read_settings(path, meta)
         weights = load_file(path / WEIGHTS)
         found = len(weights), sum(tensor.numel() for tensor in weights.values())
@@ -237,7 +239,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         for name, tensor in weights.items():
             if not tensor.isfinite().all():
                 raise ValueError(f"its {name} is not finite")
-        # Read the tokenizer, whose ids the model must have.
+        # Read the tokenizer; the model must have all its ids.
         tokenizer = read_tokenizer(path / TOKENIZER) if TOKENIZER in meta.files else None
         if tokenizer and tokenizer.n_vocab > len(weights["token_embedding.weight"]):
             raise ValueError(f"{TOKENIZER} has {tokenizer.n_vocab:,} ids, more than the model")
@@ -259,7 +261,7 @@ def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Ch
 def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Callable[[str], None] = log.warning) -> T:
     """Return read(path) of the first readable checkpoint; CheckpointError if there is none.
 
-    say: logs why a damaged one is skipped, and which one is tried instead.
+    say: logs the problem of a damaged one, and which one is tried next.
     """
     if not checkpoints:
         raise CheckpointError("there is no checkpoint", "start a new run")
@@ -274,8 +276,8 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
 def find_checkpoints(where: str | None) -> list[Path]:
     """Return the checkpoints that `where` can mean, at least one, in the order to try them.
 
-    where: a checkpoint; a run's directory, which means its best, then the last, then the others by step;
-    None for the newest run.
+    where: a checkpoint; or a run's directory, for its best checkpoint, then the last, then the others by step; or None,
+    for the newest run.
     """
     if where is None:
         where = next((str(run) for run in runs_by_age() if checkpoints_by_step(run / "checkpoints")), None)
@@ -292,12 +294,12 @@ def find_checkpoints(where: str | None) -> list[Path]:
 
 
 def checkpoints_by_step(checkpoints: Path) -> list[Path]:
-    """Return the step_N in a run's folder of checkpoints, the latest first."""
+    """Return the step_N in a folder of checkpoints, the latest first."""
     numbered = [path for path in checkpoints.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
     return sorted(numbered, key=lambda path: int(path.name[5:]), reverse=True)
 
 
 def runs_by_age(folders: Sequence[Path] = OUTPUTS) -> list[Path]:
-    """Return the runs below some folders, the one that wrote a checkpoint last first."""
+    """Return the runs below `folders`, those with the newest checkpoints first."""
     found = [path for folder in folders for path in folder.glob("**/checkpoints")]
     return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]

@@ -17,22 +17,23 @@ Tensors = dict[str, Tensor]
 
 
 class AsyncCheckpointer:
-    """Writes a run's checkpoints in a thread, links last and best, and deletes old ones."""
+    """Writes a run's checkpoints in a thread, links `last` and `best`, and deletes old ones."""
 
     def __init__(self, checkpoints: Path, keep: int, tokenizer: Encoding | None) -> None:
         self.checkpoints = checkpoints
         self.keep = keep
         self.tokenizer = tokenizer
         self.failure: str | None = None
-        """Why the latest checkpoint could not be written."""
+        """The reason why the latest checkpoint could not be written; None if it was."""
         self._thread: threading.Thread | None = None
 
     def save(self, weights: Tensors, optimizer: Tensors, meta: Meta) -> None:
-        """Write checkpoints/step_N of the tensors as they are now, while training goes on.
+        """Write checkpoints/step_N of the tensors as they are now, while training continues.
 
-        Waits for the write before this one.
+        Waits for the previous write.
         """
         self.wait()
+        # Copy the tensors, because training changes them.
         try:
             copies = [
                 {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -40,7 +41,7 @@ class AsyncCheckpointer:
             ]
         except (MemoryError, RuntimeError) as error:
             if device_failed(error):
-                raise  # training cannot go on either
+                raise  # training cannot continue either
             return self._fail(meta.progress.step, error)
         self._thread = threading.Thread(target=self._write, args=(*copies, meta), name="saver")
         self._thread.start()
@@ -56,46 +57,45 @@ class AsyncCheckpointer:
         remove_old(self.checkpoints, self.keep)
 
     def _fail(self, step: int, error: BaseException) -> None:
-        self.failure = (
-            f"the checkpoint of step {step} could not be saved in {self.checkpoints} ({os_error_reason(error)})"
-        )
+        problem = f"the checkpoint of step {step} could not be saved in {self.checkpoints}"
+        self.failure = f"{problem} ({os_error_reason(error)})"
         last = self.last()
         kept = f"the last good checkpoint is {last}" if last else "there is no good checkpoint yet"
         log.error("%s; training goes on, and %s.", self.failure, kept)
 
     def link(self, step: int, best_step: int) -> None:
-        """Point last at a step's checkpoint, and best at the best one's if it is there."""
+        """Link `last` and `best` to the checkpoints of these steps, if they exist."""
         for name, number in (("last", step), ("best", best_step)):
             if (self.checkpoints / f"step_{number}").exists():
                 point(self.checkpoints / name, f"step_{number}")
 
     def has(self, step: int) -> bool:
-        """Return whether a step's checkpoint is there; waits until nothing is being written."""
+        """Return whether a step's checkpoint exists, after the current write."""
         self.wait()
         return (self.checkpoints / f"step_{step}").exists()
 
     def wait(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait for the current write."""
         if self._thread is not None:
             self._thread.join()
 
     def finish(self) -> None:
-        """Wait for the run's final checkpoint; CheckpointError when it could not be written."""
+        """Wait for the final checkpoint; CheckpointError if it could not be written."""
         self.wait()
         if self.failure:
             last = self.last()
             again = hydra_quoted("resume", self.checkpoints.parent)
-            remedy = f"go on from {last} with {again}" if last else "start a new run, for this one has no other"
+            remedy = f"continue from {last} with {again}" if last else "start a new run, for this one has no other"
             raise CheckpointError(self.failure, f"make room, then {remedy}")
 
     def last(self) -> Path | None:
-        """Return the latest checkpoint; None before there is one."""
+        """Return the latest checkpoint, or None."""
         last = pointed(self.checkpoints / "last")
         return self.checkpoints / last.name if last.is_dir() else None
 
 
 def remove_old(checkpoints: Path, keep: int) -> None:
-    """Delete all checkpoints but the latest `keep`, and those that `last` and `best` point to."""
+    """Delete all checkpoints except the latest `keep`, `last` and `best`."""
     kept = {pointed(checkpoints / name) for name in ("last", "best")}
     for directory in checkpoints_by_step(checkpoints)[keep:]:
         if directory.resolve() not in kept:

@@ -1,4 +1,7 @@
-"""A run's directory: made and locked, with its settings and logs. runs/resume.py finds one and goes on in it."""
+"""The directory of a run: making and locking it, its settings and logs.
+
+runs/resume.py finds the directory of an earlier run.
+"""
 
 import logging
 import secrets
@@ -22,24 +25,25 @@ OF_THIS_INVOCATION = ("resume", "allow_changes", "init_from", "dry_run", "plan",
 
 
 def make_run_directory(where: str | None) -> Path:
-    """Make and return the run's directory; a new one under outputs/ for None."""
+    """Make and return the directory `where`, or a new one under outputs/ for None."""
     directory = user_path("run_dir", where or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(2)}")
     (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 
 
 def written_settings(run: Path) -> dict[str, Any]:
-    """Return the settings in a run's config.yaml by their dotted names; none where it cannot be read."""
+    """Return the settings in a run's config.yaml by dotted names; none if it is unreadable."""
     file = run / "config.yaml"
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
         text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
-        if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # a few stand for gigabytes
+        # A few nested aliases expand to gigabytes. Ours has none.
+        if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             return flat(yaml.safe_load(text))
     return {}
 
 
 def plain_file(file: Path) -> Path:
-    """Return a file to be opened or made; SettingsError where somebody's run has a link, a fifo or a folder there."""
+    """Return a file to write; SettingsError if it is a link, a FIFO or a folder."""
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise SettingsError(f"{file} is no plain file", "remove it")
     return file
@@ -50,28 +54,27 @@ def open_log(file: Path, mode: str) -> IO[str]:
 
 
 def log_sizes(run: Path) -> dict[str, int]:
-    """Return the present sizes of the run's logs, in bytes."""
+    """Return the current sizes of a run's logs, in bytes."""
     return {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
 
 
 def log_to(directory: Path, stack: ExitStack) -> None:
-    """Log to a run's train.log, until the stack is closed."""
+    """Log to a run's train.log until the stack is closed."""
     file = plain_file(directory / "train.log")
     handler = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(LogFormatter("[%(asctime)s] %(message)s"))
     stack.callback(handler.close)
     log.addHandler(handler)
     stack.callback(log.removeHandler, handler)
-    if not log.isEnabledFor(logging.INFO):  # nobody has set up logging
+    if not log.isEnabledFor(logging.INFO):  # a program that did not set up logging calls train()
         stack.callback(log.setLevel, log.level)
         log.setLevel(logging.INFO)
 
 
 def lock_run(run: Path, stack: ExitStack, setting: str = "run_dir") -> None:
-    """Keep other processes from training in this directory until the stack is closed; SettingsError if one does."""
+    """Lock a run's directory until the stack is closed; SettingsError if another process has."""
     try:
         stack.enter_context(lock(plain_file(run / ".lock")))
     except BlockingIOError:
-        raise SettingsError(
-            f"{setting}={run} is in use by a run that is still going on", "stop that one first"
-        ) from None
+        problem = f"{setting}={run} is in use by a run that is still going on"
+        raise SettingsError(problem, "stop that one first") from None

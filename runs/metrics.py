@@ -10,30 +10,32 @@ from typing import Any, Self
 
 import numpy as np
 
-LARGEST = 1e30  # of the figures in a file
-Row = dict[str, Any]  # a line of metrics.jsonl: `step`, `tokens` and `seconds` so far, and what was measured
+LARGEST = 1e30  # figures in a file are smaller, so that their squares are finite
+Row = dict[str, Any]
+"""A line of metrics.jsonl: `step`, `tokens` and `seconds` so far, and measurements."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The nats of a model over a whole text, or over the answers of a synthetic task."""
+    """The nats of a model over a text, or over the answers of a synthetic task."""
 
     nats: float
     """-log p(token | context), summed over the tokens."""
     tokens: int
     text_bytes: int
-    """Length of the original text in UTF-8."""
+    """Length of the original text in UTF-8, in bytes."""
     bpb_stderr: float | None = None
-    """Standard error of bpb over documents; None of a single one."""
+    """Standard error of bpb over documents; None for a single document."""
     accuracy: float | None = None
-    """Share of a synthetic task's answers that are right; None of a text."""
+    """Share of a synthetic task's answers that are right; None for a text."""
 
     @classmethod
     def of_tokens(cls, nats: np.ndarray, sizes: np.ndarray, accuracy: float | None = None) -> Self:
-        """Return the figures of tokens [N] with these nats and bytes. One of 0 bytes begins a document.
+        """Return the evaluation of tokens (N,) with these nats and bytes.
 
-        bpb is a ratio of two sums over documents, which its standard error heeds.
+        A token of 0 bytes, <|endoftext|>, begins a document.
         """
+        # Sum the nats and bytes of each document.
         document = np.cumsum(sizes == 0)
         sums, lengths = (np.bincount(document, each) for each in (nats, sizes))
         total = float(sums.sum())
@@ -41,8 +43,12 @@ class Evaluation:
         count = np.count_nonzero(lengths)
         if count < 2:
             return cls(total, len(nats), size, accuracy=accuracy)
+
+        # The standard error of a ratio of two sums over documents. A document deviates by its nats minus its bytes
+        # times the mean nats per byte.
         squares = float(((sums - total / size * lengths) ** 2).sum())
-        return cls(total, len(nats), size, math.sqrt(squares * count / (count - 1)) / size / math.log(2), accuracy)
+        stderr = math.sqrt(squares * count / (count - 1)) / size / math.log(2)
+        return cls(total, len(nats), size, stderr, accuracy)
 
     @property
     def loss(self) -> float:
@@ -55,12 +61,12 @@ class Evaluation:
 
     @property
     def bpb(self) -> float:
-        """Bits per byte of text, comparable between tokenizers."""
+        """Bits per byte of text, which can be compared between tokenizers."""
         return self.nats / math.log(2) / self.text_bytes
 
     @property
     def figures(self) -> dict[str, float]:
-        """The evaluation as metrics.jsonl has it."""
+        """The figures in metrics.jsonl."""
         if self.accuracy is not None:
             return {"val_loss": self.loss, "val_accuracy": self.accuracy, "val_tokens": self.tokens}
         stderr = {} if self.bpb_stderr is None else {"val_bpb_stderr": self.bpb_stderr}
@@ -68,12 +74,12 @@ class Evaluation:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl; truncated lines and unreadable files give none."""
+    """Return the rows of a metrics.jsonl, without truncated lines; none if it is unreadable."""
     rows = []
-    lines = list[bytes]()
+    content = b""
     with suppress(OSError):
-        lines = path.read_bytes().splitlines() if path.is_file() else []
-    for line in lines:
+        content = path.read_bytes() if path.is_file() else b""
+    for line in content.splitlines():
         with suppress(ValueError, RecursionError):
             row = json.loads(line)
             if isinstance(row, dict) and isinstance(row.get("step"), int):
@@ -82,7 +88,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def scalars(row: Row, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator[tuple[str, Any]]:
-    """Yield the (name, value) pairs of a row without its step; lists give one a layer and head."""
+    """Yield a row's (name, value) pairs without its step, one for each layer and head of a list."""
     for name, value in row.items():
         if isinstance(value, list):
             yield from scalars({f"{name}{levels[0]}{number}": item for number, item in enumerate(value)}, levels[1:])
@@ -91,12 +97,12 @@ def scalars(row: Row, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value from a file is a finite number, whose square is one too."""
+    """Return whether a value from a file is a number below LARGEST."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def finite(value: Any) -> Any:
-    """Return the value with null for every number that is_number() refuses: JSON has no NaN."""
+    """Replace NaN, infinity and floats beyond LARGEST by None: JSON has no NaN."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list):

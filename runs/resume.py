@@ -1,4 +1,4 @@
-"""Resuming: find a run, compare its settings, and remove all that is newer than its checkpoint."""
+"""Resuming: find a run, compare its settings, remove files newer than its checkpoint."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ from runs.directory import LOGS, OF_THIS_INVOCATION, open_log
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")
 
-# Settings that may change on resume: the run's end, its output and its hardware.
+# Settings that a resumed run may change: the run's end, its output and its hardware.
 MAY_CHANGE_ON_RESUME = (
     *OF_THIS_INVOCATION,
     *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
@@ -35,7 +35,7 @@ MAY_CHANGE_ON_RESUME = (
     *("device", "compile", "deterministic", "distributed", "recompute", "micro_batch_size"),
 )
 
-# Settings of the model that no weight depends on: they may change with allow_changes.
+# Settings of the model on which no weight depends. They may change with allow_changes.
 WITHOUT_WEIGHTS = [
     *("model.dropout", "model.attention_dropout", "model.attention_window", "model.score_softcap"),
     *("model.logit_softcap", "model.rope_theta", "model.rope_scaling", "model.rope_scaling_factor"),
@@ -44,11 +44,12 @@ WITHOUT_WEIGHTS = [
 
 
 def refuse_used(directory: Path) -> None:
-    """Raise SettingsError when a directory is a file, or holds a run."""
-    if file := next((place for place in (directory, *directory.parents) if place.is_file()), None):
+    """Raise SettingsError if a directory is below a file, or holds a run."""
+    file = next((place for place in (directory, *directory.parents) if place.is_file()), None)
+    if file:
         raise SettingsError(f"run_dir={directory} cannot be made, because {file} is a file", "choose another folder")
     if checkpoints_by_step(directory / "checkpoints"):
-        remedy = f"choose another, remove it first, or go on with it by {hydra_quoted('resume', directory)}"
+        remedy = f"choose another, remove it first, or continue it by {hydra_quoted('resume', directory)}"
         raise SettingsError(f"run_dir={directory} already holds a run", remedy)
 
 
@@ -56,7 +57,7 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
     """Return the directory of resume=`where`; for auto the newest unfinished run, or None."""
     if where == "auto":
         for run in runs_by_age([user_path("run_dir", run_dir)]) if run_dir else runs_by_age():
-            with suppress(CheckpointError):  # it has none that can be read
+            with suppress(CheckpointError):  # none of its checkpoints is readable
                 if not is_locked(run / ".lock") and not newest(run, read_meta).progress.finished:
                     return run
         return None
@@ -71,7 +72,10 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
 
 
 def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:
-    """Return read(path) of a run's latest readable checkpoint; CheckpointError if there is none."""
+    """Return read(path) of a run's latest readable checkpoint; CheckpointError if there is none.
+
+    say: logs the problems of damaged ones.
+    """
     with naming(f"resume={run}"):
         return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
 
@@ -82,17 +86,15 @@ def newest_intact(run: Path) -> tuple[Path, Meta]:
 
 
 def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings that a resumed run inherits, nested.
-
-    If the run was moved here, its paths and services are left out.
+    """Return the settings that a resumed run inherits, nested, without its paths if it moved.
 
     known: the dotted names of all settings; CheckpointError if the run has others.
-    typed: names of the settings that are given. Raises SettingsError where a moved run needs data.path among them.
+    typed: names of the settings that are given. Raises SettingsError if a moved run needs data.path among them.
     """
     meta = newest(run, read_meta)
     refuse_unknown(f"resume={run}", [name for name in flat(meta.config) if name not in known], meta)
     settings = {name: value for name, value in meta.config.items() if name not in OF_THIS_INVOCATION}
-    if meta.home != str(run.resolve()):  # somebody else's, or moved
+    if meta.home != str(run.resolve()):  # moved, perhaps by another person from another machine
         with readable(run):
             path = settings["data"].get("path")
             data = settings["data"].items()
@@ -100,18 +102,19 @@ def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] 
         settings.pop("wandb", None)
         if path and not {"data", "data.path"} & {*typed}:
             problem = f"resume={run} was moved here from {meta.home}, where it had data.path={path}"
-            raise SettingsError(problem, "give data.path=, where its text is now")
+            raise SettingsError(problem, "give data.path=, the place of its text now")
     return settings
 
 
 def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = None) -> None:
-    """Raise SettingsError, with all of them, if changed settings would change the run's result.
+    """Raise SettingsError, with all changed settings that would change the run's result.
 
     data: the fingerprint of the tokens, compared with the saved one.
     """
+    # The changes that matter.
     now = flat(settings)
     before = flat(saved.config)
-    if now.get("model.vocab_size") is None:  # the tokenizer's, which is compared once it is known
+    if now.get("model.vocab_size") is None:  # the tokenizer sets it, which is compared instead
         before.pop("model.vocab_size", None)
     differing = [name for name in sorted(before) if name in now and now[name] != before[name]]
     free = tuple(f"{name}." for name in MAY_CHANGE_ON_RESUME)
@@ -120,26 +123,26 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
     changed += ["the text has changed"] * (data not in (None, saved.data))
     if not changed:
         return
+
+    # Refuse them, or warn.
     sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
     shaping = ("model.", "tokenizer.", "optimizer.name")
-    if shaped := [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]:
-        # Neither the weights nor the optimizer's state would fit.
+    shaped = [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]
+    if shaped:  # the weights or the optimizer's state would not fit
         remedy = f"leave these out, or begin a new run with {hydra_quoted('init_from', settings['resume'])}"
         raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", remedy)
     if not settings["allow_changes"]:
-        raise SettingsError(sentence, "restore these, or set allow_changes=true to go on from there all the same")
+        raise SettingsError(sentence, "restore these, or set allow_changes=true to continue with the new ones")
     log.warning("%s.", sentence)
 
 
 def remove_leftovers(run: Path, saved: Meta | None) -> None:
-    """Remove unfinished checkpoints, and the logs after the checkpoint to resume from.
-
-    Later checkpoints are damaged, and are renamed.
-    """
+    """Remove unfinished checkpoints and the logs after `saved`; rename later checkpoints."""
     for leftover in (run / "checkpoints").glob(f".*{UNFINISHED}"):
         remove(leftover)
     if saved is None:
         return
+    # Later checkpoints are damaged, or the run would resume from one.
     for checkpoint in checkpoints_by_step(run / "checkpoints"):
         if int(checkpoint.name.removeprefix("step_")) > saved.progress.step:
             checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))

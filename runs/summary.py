@@ -1,4 +1,4 @@
-"""summary.json: the outcome of a run. job.json: which job of a sweep a folder holds, and why it failed."""
+"""summary.json, the outcome of a run, and job.json, the job of a sweep in a folder."""
 
 import json
 import logging
@@ -24,38 +24,38 @@ class Summary:
     status: str = "running"
     """running, stopped, failed or finished."""
     reason: str | None = None
-    """Why it stopped or failed, in one line."""
+    """The reason why the run stopped or failed, in one line."""
     device: str | None = None
     seed: float | None = None
     step: float | None = None
     parameters: float | None = None
     parameters_in_blocks: float | None = None
     tokens: float | None = None
-    """Trained on so far."""
+    """Tokens trained on so far."""
     flops: float | None = None
     seconds: float | None = None
     tokens_per_s: float | None = None
-    """The median of the training's."""
+    """The median of the training speeds."""
     decode_tokens_per_s: float | None = None
     cache_bytes_per_token: float | None = None
     peak_memory_mb: float | None = None
     val_loss: float | None = None
-    """The best evaluation's, as the following."""
+    """Figure of the best evaluation, as the following ones."""
     val_bpb: float | None = None
     val_bpb_stderr: float | None = None
     val_accuracy: float | None = None
     val_tokens: float | None = None
-    """The targets, or answers, that these figures rest on."""
+    """The number of targets, or answers, of these figures."""
 
 
 @dataclass
 class JobRecord:
-    """Which job of a sweep a folder holds."""
+    """The job of a sweep that a folder holds."""
 
     number: int
     overrides: list[str]
     reason: str | None = None
-    """Why the latest attempt failed, in one line."""
+    """The reason why the latest attempt failed, in one line."""
 
 
 NUMBERS = [field.name for field in fields(Summary)][3:]
@@ -70,17 +70,17 @@ def write_summary(directory: Path, summary: Summary) -> None:
 
 
 def read_summary(directory: Path) -> Summary | None:
-    """Return a directory's summary.json; None where there is none that can be read."""
+    """Return a directory's summary.json; None if it is missing or unreadable."""
     found = _read(directory / NAME)
     numbers = {name: found.get(name) for name in NUMBERS}
     if found.get("status") not in STATUSES or not all(x is None or is_number(x) for x in numbers.values()):
         return None
-    reason, device = (value if isinstance(value := found.get(name), str) else None for name in ("reason", "device"))
-    return Summary(found["status"], reason, device, **numbers)
+    texts = {name: found[name] for name in ("reason", "device") if isinstance(found.get(name), str)}
+    return Summary(found["status"], **texts, **numbers)
 
 
 def read_job(folder: Path) -> JobRecord | None:
-    """Return a folder's job.json; None where there is none that can be read."""
+    """Return a folder's job.json; None if it is missing or unreadable."""
     with suppress(ValueError, TypeError):
         return from_json(JobRecord, _read(folder / JOB))
     return None
@@ -91,7 +91,7 @@ def write_job(folder: Path, job: JobRecord) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return a file's JSON object; an empty one where there is none that can be read."""
+    """Return a file's JSON object; an empty one if it is missing or unreadable."""
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads(file.read_bytes()) if file.is_file() else {}
         return found if isinstance(found, dict) else {}
@@ -99,7 +99,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return an error as one line; a person's mistake (ValueError) goes without its type."""
+    """Return an error in one line, with its type unless it is a person's mistake (ValueError)."""
     line = first_line(error)
     return f"{line}." if isinstance(error, ValueError) else f"{type(error).__name__}: {line}"
 
@@ -121,8 +121,9 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
 
 
 def fail_job(folder: Path, error: BaseException) -> None:
-    """Record in job.json why the job failed."""
-    if record := read_job(folder):
+    """Record the reason of a job's failure in its job.json."""
+    record = read_job(folder)
+    if record:
         write_job(folder, replace(record, reason=sentence_of(error)))
 
 

@@ -243,7 +243,7 @@ FORGED = [  # a part of meta.json, and what is said of it
         for name in ("home", "data", "own_tokenizer", "computed_on", "scaler", "logs")
     ),
     ({"progress": {"nothing": 1}}, "nothing"),
-    *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "is missing, or not what") for name in ("/etc/passwd", "..")),
+    *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "missing, or does not match") for name in ("/etc/passwd", "..")),
 ]
 
 
@@ -302,7 +302,7 @@ def test_a_damaged_checkpoint_of_a_run_is_passed_over_saying_so_but_not_one_that
     save(saved.with_name("step_6"), step=6)
     (saved / "model.safetensors").write_bytes(b"")
     assert open_checkpoint(str(saved.parent.parent)).meta.progress.step == 6
-    assert "model.safetensors is missing, or not what was written); trying step_6." in caplog.text
+    assert "model.safetensors is missing, or does not match its checksum); trying step_6." in caplog.text
     with pytest.raises(CheckpointError, match="step_5 is damaged"):
         open_checkpoint(str(saved))
     (saved.with_name("step_6") / "model.safetensors").write_bytes(b"damaged")

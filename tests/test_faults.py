@@ -177,7 +177,7 @@ def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, 
     for saved in run.glob("checkpoints/step_*"):
         verify_checkpoint(saved)
     if (last := run / "checkpoints/last").is_symlink():
-        assert f"go on from {run / 'checkpoints' / last.readlink()} with resume={run}" in str(ended.value)
+        assert f"continue from {run / 'checkpoints' / last.readlink()} with resume={run}" in str(ended.value)
         train(replace(short, resume=short.run_dir))
         assert steps_of(run) == [1, 2, 3, 4, 5, 6] and not list(run.glob("checkpoints/.*"))
     else:

@@ -250,7 +250,7 @@ def test_a_moved_run_whose_text_is_gone_says_which_path_it_had(config, tmp_path)
     (tmp_path / "old").rename(tmp_path / "new")
     Path(config.data.path).unlink()
     done = run_here("train.py", "resume=auto", cwd=tmp_path / "new")
-    assert f"where it had data.path={config.data.path}: give data.path=, where its text is now" in done.stderr
+    assert f"where it had data.path={config.data.path}: give data.path=, the place of its text now" in done.stderr
 
 
 @pytest.mark.parametrize("shorter", [{"max_steps": 2}, {"max_minutes": 1e-9}, {"max_steps": None, "max_flops": 1.0}])
