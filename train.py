@@ -3,8 +3,8 @@
 As in  python train.py model=small data.path=notes.txt max_steps=2000
 """
 
-# As a script, this file reads its settings first: --help, completion and mistakes in settings do not wait for the
-# imports below, which take a second. The command then imports it by its name, and calls train().
+# Run as a script, this file reads the settings first: --help, completion and mistakes in settings do not wait for the
+# imports below, which take a second. run_train_command() then imports it as the module `train`, and calls train().
 if __name__ == "__main__":
     from cli.hydra_command import run_train_command
 
@@ -60,17 +60,18 @@ def train(config: TrainConfig) -> float:
                 run.ranks.broadcast(None)  # a barrier: torchrun kills the remaining ranks once one exits
                 raise SystemExit(128 + signal)
 
-            # Save before an evaluation, so that one that fails loses no step, and after it with its result.
+            # Save and evaluate. An evaluation that fails loses no step, for the weights are saved before it. Its
+            # result is saved after it: then only meta.json is new.
             done = run.fraction_done()
             finished = done >= 1
+            already_evaluated = bool(progress.metrics) and progress.evaluated == progress.step  # of a resumed run
             evaluates = finished or is_due(progress.step, config.eval_interval)
-            if progress.metrics and progress.evaluated == progress.step:
-                evaluates = False  # a resumed run starts from an evaluated checkpoint
+            evaluates = evaluates and not already_evaluated
             if evaluates or is_due(progress.step, config.checkpoint_interval):
                 can_save = run.save()
             if evaluates:
                 validate(run, loggers, finished)
-            if finished or (evaluates and can_save):
+            if finished or (evaluates and can_save):  # save() refuses weights that are not finite
                 run.save(finished=finished)
             if finished:
                 break
@@ -83,7 +84,8 @@ def train(config: TrainConfig) -> float:
             progress.step += 1
             run.exclude_compile_time()
 
-            # Log.
+            # Read the loss back, which waits for the device, only where it is logged. Skipped steps are counted more
+            # often, so that no more than max_skipped_steps pass unseen.
             is_logged = progress.step == 1 or is_due(progress.step, config.log_interval)
             if is_logged or is_due(progress.step, config.max_skipped_steps):
                 run.check_numbers()
@@ -122,20 +124,21 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         batch_loss += loss.detach()
     run.ranks.sum_(batch_loss)
 
-    # Clip: the optimizers divide the gradient by this. In fp16 the loss was scaled; unscale_() takes that back.
+    # Clip: our optimizers divide the gradient by clip_divisor. In fp16 the loss was scaled; unscale_() takes that back.
     for optimizer in run.optimizers:
         run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
     grad_norm = gradient_norm(run.model)
     clip_divisor = (grad_norm / (run.config.grad_clip or float("inf"))).clamp(min=1)
 
-    # Update the weights, unless loss or gradient is not finite. The flag stays on the device; scaler.step() would
-    # wait for it. scaler.update() lowers the next step's scale if unscale_() met an infinity.
+    # Update the weights, unless loss or gradient is not finite. Our optimizers take a flag on the device, where
+    # scaler.step() would wait for it. scaler.update() lowers the next step's scale if unscale_() met an infinity.
     skip = ~(batch_loss + grad_norm).isfinite()
     for optimizer in run.optimizers:
         optimizer.step(skip, clip_divisor)
     run.scaler.update()
     run.count_skipped(skip)
-    # DDP's gradients are views of the buckets that are sent: the next step's first micro-batches would fill others.
+    # DDP sums gradients in buckets, of which .grad are views. They are zeroed in place: after None, micro-batches that
+    # are not synchronised would make gradients outside the buckets.
     run.model.zero_grad(set_to_none=run.ddp_model is run.model)
     return batch_loss, grad_norm
 
@@ -165,15 +168,15 @@ def evaluate_run(run: Run, targets: int) -> Evaluation:
 def record_evaluation(run: Run, result: Evaluation, targets: int) -> None:
     """Record the result of an evaluation on `targets`, and the step if it is the best.
 
-    The last evaluation of a run may score more targets than those before it. To compare it with them, it is made once
-    more on theirs.
+    The last evaluation of a run may score more targets than those before it. To compare it with them, the model is
+    evaluated again on the smaller number.
     """
     progress = run.progress
     block_size = run.config.model.block_size
-    common = targets_scored(run.config)
-    scores_the_same = run.data.validation_tokens(block_size, targets) == run.data.validation_tokens(block_size, common)
+    usual = targets_scored(run.config)
+    scores_more = run.data.validation_tokens(block_size, targets) > run.data.validation_tokens(block_size, usual)
     is_first = not progress.metrics
-    compared = result if scores_the_same or is_first else evaluate_run(run, common)
+    compared = evaluate_run(run, usual) if scores_more and not is_first else result
     progress.evaluated = progress.step
     progress.metrics = result.figures
     progress.compare(compared.loss, compared.tokens)

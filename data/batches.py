@@ -49,7 +49,7 @@ class Batches:
         self.block_size = block_size
         self.batch_size = batch_size
         self.seed = seed
-        # One sequence fewer than fits, to leave room for the offset.
+        # One fewer than block_size divides the text into: 1 to 2 block_size tokens are left for the offset.
         self.sequences_per_epoch = max(1, len(tokens) // block_size - 1)
         # Two epochs stay in memory, because a batch may have the last sequences of one and the first of the next.
         self._epoch = lru_cache(maxsize=2)(self._order)
@@ -63,7 +63,7 @@ class Batches:
 
         # Look up where each sequence begins in the text, (B,).
         first_tokens = np.empty_like(places)
-        for epoch in np.unique(epochs):  # one, or two at the end of an epoch
+        for epoch in np.unique(epochs):  # usually one, or two where an epoch ends
             offset, order = self._epoch(int(epoch))
             in_epoch = epochs == epoch
             first_tokens[in_epoch] = offset + order[places[in_epoch]] * self.block_size
@@ -123,7 +123,10 @@ def evaluation_batches(
 
 @dataclass(frozen=True)
 class TokenDataset:
-    """The tokens of a text, with the methods that training and evaluation call."""
+    """The tokens of a text, with the methods that training and evaluation call.
+
+    TaskData of tasks.py has the same methods; some take arguments that only it needs.
+    """
 
     tokenizer: Encoding
     train: np.ndarray

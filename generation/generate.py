@@ -74,8 +74,8 @@ class Decoder:
             text.append(token)
         limit = self.model.longest_context
         if limit and self.cache.position == limit:
-            # Half of the context is free afterwards, so that a prefill is paid once in many steps. A text that
-            # began with padding may still fit and is kept whole.
+            # A text that is cut has half of the context free afterwards, so that a prefill is paid once in many steps.
+            # One that began with padding may still fit, and is kept whole.
             half = max(1, limit // 2)
             texts = [text if len(text) <= limit else text[-half:] for text in self.texts]
             return self.prefill(texts, room=limit)
@@ -130,7 +130,8 @@ def filter_logits(logits: Logits, params: SamplingParams, seen: Bool[Tensor, "B 
         # A token is dropped if the likelier ones already reach p; the likeliest has none, and always stays.
         likelier = cumulative_sum(probabilities, -1) - probabilities
         dropped = likelier >= params.top_p
-        logits = logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
+        dropped = torch.empty_like(dropped).scatter_(-1, order, dropped)  # from descending order back to ids
+        logits = logits.masked_fill(dropped, -torch.inf)
     if params.min_p > 0:
         probabilities = logits.softmax(-1)
         least = params.min_p * probabilities.amax(-1, keepdim=True)
@@ -145,7 +146,7 @@ def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     number a token, however large the vocabulary, and never returns a token of probability 0.
     """
     precise = torch.float32 if logits.device.type == "mps" else torch.float64  # MPS has no float64
-    # Sum integers: CUDA adds those in any order to the same result, and floats not.
+    # Sum integers: CUDA adds in any order, on which a sum of floats depends.
     cumulative = (logits.softmax(-1) * 2.0**52).long().cumsum(-1)  # (B, V)
     total = cumulative[:, -1:]  # (B, 1)
     threshold = (copy_to(logits.device, uniform).to(precise)[:, None] * total).long()
@@ -206,7 +207,7 @@ def generate(
                 uniform = [torch.rand(1, generator=generators[index]) for index in active]
                 sampled = sample(filtered, torch.cat(uniform))
 
-            # 3) Read the tokens back together with the flag: a step waits for the device only here.
+            # 3) Read the tokens back together with the flag: without logprobs a step waits for the device only here.
             *tokens, is_finite = torch.cat((sampled, finite[None])).tolist()
             if not is_finite:
                 raise FloatingPointError("its logits are not finite")

@@ -9,6 +9,15 @@ POSITIONS = ("rope", "learned", "alibi", "none")
 ROPE_SCALINGS = ("none", "linear", "yarn", "llama3")
 NORMS = ("rmsnorm", "layernorm")
 MLPS = ("swiglu", "relu2", "gelu", "gelu_tanh")
+# Settings without meaning for a form that knows no order.
+POSITION_SETTINGS = (
+    "position",
+    "rope_theta",
+    "rope_fraction",
+    "rope_scaling",
+    "rope_scaling_factor",
+    "rope_trained_length",
+)
 
 
 @dataclass(kw_only=True)

@@ -26,19 +26,6 @@ DocStarts = Int[Tensor, "B T"] | None
 Stream = Float[Tensor, "B T C"]
 
 
-@dataclass
-class Runtime:
-    """Settings of this process for running a GPT, made by training and sampling; no file contains them."""
-
-    loss_and_gradient: Callable[..., Any] = chunk_loss_and_gradient
-    """Compiled in a compiled run."""
-    largest_chunk: int | None = None
-    """Bytes of float32 logits at a time: see fused_cross_entropy."""
-    blocks_are_compiled: bool = False
-    compiled_hidden: Callable[..., Stream] | None = None
-    """GPT.hidden() as decoding calls it after the prompt; None where nothing is compiled."""
-
-
 class GPT(nn.Module):
     """Decoder-only transformer (Radford et al. 2019; pre-norm residual blocks)."""
 
@@ -61,8 +48,7 @@ class GPT(nn.Module):
             self.lm_head.weight = self.token_embedding.weight
         self.attentions = [block.attention for block in self.blocks]
 
-        # One Rope object for all layers with the same settings: ctx.rotations has a table for each object, and
-        # torch.compile compiles a block again for every other one.
+        # One Rope object for all layers with the same settings: torch.compile would compile a block again for another.
         self.ropes: dict[Rope, Rope] = {}
         for attention in self.attentions:
             if attention.rope is not None:
@@ -79,11 +65,11 @@ class GPT(nn.Module):
     ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:  # fmt: skip
         """Return the logits of the token that follows each position; given `targets`, their loss.
 
-        targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are neither -1 nor -100;
-            no tensor holds all the logits.
-        doc_starts: for each token the position where its document begins, counted from the first token in the cache.
-            A token sees no earlier position: another document, or padding on the left. Learned positions count from
-            it. By default 0, or with a cache the one of the pass before.
+        targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are neither -1, our mark
+            for none, nor -100, torch's. No tensor holds all the logits.
+        doc_starts: for each token the index of its document's first token; index 0 is the first of `tokens`, or of the
+            cache. A token sees nothing earlier; padding on the left counts as another document. Learned positions
+            count from it. By default 0, or with a cache the last index of the pass before.
         cache: of earlier tokens; this pass appends its own and advances it.
         each: return the nats of each position in place of their sum, without a gradient, and whether its target is the
             likeliest token.
@@ -92,7 +78,8 @@ class GPT(nn.Module):
         """
         ctx = AttentionContext()
         if self.training and targets is not None:
-            # It requires a gradient before any layer has added to it: one graph then serves all compiled blocks.
+            # Only attention=index adds to it. It requires a gradient from the start, so that one graph serves all
+            # compiled blocks.
             ctx.loss = torch.zeros((), device=tokens.device, requires_grad=True)
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if targets is None:
@@ -104,7 +91,7 @@ class GPT(nn.Module):
         if each:
             return nats_of_each(x, weight, targets, softcap, runtime.largest_chunk)
         nats = fused_cross_entropy(x, weight, targets, softcap, runtime.loss_and_gradient, runtime.largest_chunk)
-        # Auxiliary losses contribute gradients only; the reported value is the cross-entropy.
+        # The value is the cross-entropy; the gradient is also that of the auxiliary losses.
         return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())
 
     def hidden(
@@ -123,11 +110,12 @@ class GPT(nn.Module):
         if cache is not None:
             if doc_starts is not None:
                 cache.doc_starts = doc_starts[:, -1]
-            elif cache.doc_starts is not None:
+            elif cache.doc_starts is not None:  # these tokens continue the last one's document
                 doc_starts = cache.doc_starts[:, None].expand(-1, T)
 
-        # The context that all layers share.
         x = self.token_embedding(tokens)  # (B, T) -> (B, T, C)
+
+        # The context that all layers share.
         ctx = ctx or AttentionContext()
         ctx.doc_starts = doc_starts
         ctx.tokens = tokens
@@ -208,6 +196,19 @@ class GPT(nn.Module):
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
+
+
+@dataclass
+class Runtime:
+    """How this process runs a GPT, as training and sampling set it; no file contains it."""
+
+    loss_and_gradient: Callable[..., Any] = chunk_loss_and_gradient
+    """The loss of a chunk of tokens; in a compiled run torch.compile() of it."""
+    largest_chunk: int | None = None
+    """Bytes of float32 logits at a time: see fused_cross_entropy."""
+    blocks_are_compiled: bool = False
+    compiled_hidden: Callable[..., Stream] | None = None
+    """torch.compile() of GPT.hidden(), for the steps of decoding; None if it is not compiled."""
 
 
 class Block(nn.Module):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from model.attention import functions
 from model.attention.chunked import ROWS, Index, best_of, block_channels, chunked, chunked_with_index, tie_gap
+from model.attention.context import AttentionContext
 from model.attention.contract import from_weights
-from model.attention.layer import AttentionContext
 from model.attention.masks import causal_mask, document_mask
 from model.attention.sparse import IndexedAttention, blockwise
 from model.config import AttentionConfig

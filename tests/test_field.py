@@ -13,7 +13,7 @@ from conftest import close, layer, random_gpt
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, AttentionContext
 from model.attention.check import make_layer
-from model.attention.layer import Call, arguments
+from model.attention.context import Call, arguments
 from model.attention.masks import causal_mask, padding_mask
 from model.config import GPTConfig
 from model.gpt import GPT

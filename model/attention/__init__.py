@@ -5,6 +5,7 @@ functions.py   scaled dot-product attention: `matmul`, explained line by line, i
 contract.py    what they all agree on: shapes, masks, empty rows
 masks.py       which keys a query may see, and at what penalty
 layer.py       the layer: project, mix, rotate, remember, see, attend, finish, merge
+context.py     the state that layers share, and the arguments of an attention function
 modifiers.py   small changes to a layer: gates, sinks, what keys and values are
 mixing.py      more of them: what queries, keys and values are made of
 latent.py      keys and values remembered as one small vector
@@ -20,8 +21,9 @@ from common.errors import SettingsError
 
 # Importing these registers their forms and modifiers, in this order.
 from model.attention import functions, ladder, latent, layer, mixing, modifiers, recurrent, sparse  # noqa: F401
+from model.attention.context import AttentionContext
 from model.attention.functions import SOFTMAX
-from model.attention.layer import AttentionContext, MultiHeadAttention
+from model.attention.layer import MultiHeadAttention
 from model.attention.registry import FORMS, MODIFIERS, SETTINGS, check_names, form, modifier
 from model.config import AttentionConfig
 

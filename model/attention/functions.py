@@ -6,7 +6,8 @@ Read `matmul`. `einsum`, `bmm` and `loop` compute the same in other ways, `sdpa`
 A decorator turns each definition into a function with the call above. @attention_function checks the arguments, repeats
 shared keys and values for all H heads, and makes `allowed` of mask and is_causal: True where a query may attend,
 None if it may attend everywhere. @from_weights also computes the scores, −∞ where a key is hidden, and sums the values.
-contract.py has both, with the shapes of all arguments.
+contract.py has both, with the shapes of all arguments. @by_chunks adds a second way to compute the same in long texts,
+by chunks of queries, without a matrix of all scores: chunked.py.
 """
 
 from functools import lru_cache
@@ -160,7 +161,7 @@ def fused(
 def flash_takes(q: Query, width: int) -> bool:
     """Return whether FlashAttention serves unmasked queries, keys and values of this width.
 
-    It needs half precision and compute capability 8.0. bf16 implies both: older cards train in fp16.
+    It needs half precision and compute capability 8.0. This asks for bf16 alone: training takes fp16 on older cards.
     """
     return q.is_cuda and q.dtype == torch.bfloat16 and width <= 256
 
@@ -224,7 +225,7 @@ def sparsemax(scores: Scores) -> Scores:
     ordered = scores.sort(-1, descending=True).values
     number = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
     summed = cumulative_sum(ordered.masked_fill(ordered.isinf(), 0), -1)
-    above = ordered * number + 1 > summed  # the first of each row
+    above = ordered * number + 1 > summed  # True for the largest scores of each row, those that keep a weight
     tau = (ordered.masked_fill(~above, 0).sum(-1, keepdim=True) - 1) / above.sum(-1, keepdim=True)
     return (scores - tau).clamp(min=0)
 

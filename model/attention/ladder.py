@@ -9,9 +9,9 @@ from torch import nn
 
 from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, attention_function
 from model.attention.functions import matmul
-from model.attention.layer import POSITION_SETTINGS, MultiHeadAttention, Stream
+from model.attention.layer import MultiHeadAttention, Stream
 from model.attention.registry import form
-from model.config import AttentionConfig
+from model.config import POSITION_SETTINGS, AttentionConfig
 from model.layers import Linear
 
 

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from model.attention.context import AttentionContext, Call
 from model.attention.contract import Output, Query, Value
 from model.attention.functions import sdpa
-from model.attention.layer import NORM_EPS, AttentionContext, Call, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
+from model.attention.layer import NORM_EPS, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import Linear, RMSNorm

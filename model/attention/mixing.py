@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from common.errors import SettingsError
+from model.attention.context import AttentionContext
 from model.attention.contract import Key, Query, Value
-from model.attention.layer import NORM_EPS, AttentionContext, MultiHeadAttention, Stream
+from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
 from model.attention.modifiers import Modifier, PerHead
 from model.attention.registry import modifier
 from model.config import AttentionConfig
@@ -81,7 +82,7 @@ class ValueEmbedding(Modifier):
 
     def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
         if ctx.tokens is None:
-            raise ValueError("value_embedding needs the token ids of x: say them by Pass(tokens=…).")
+            raise ValueError("value_embedding needs the token ids of x: say them by AttentionContext(tokens=…).")
         # (B, T, Hkv·D) -> (B, T, Hkv, D) -> (B, Hkv, T, D)
         e = self.embedding(ctx.tokens).unflatten(-1, (v.shape[1], -1)).transpose(1, 2).to(v.dtype)
         return q, k, v + 2 * torch.sigmoid(self.gate(x))[..., None] * e

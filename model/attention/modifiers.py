@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from common.errors import SettingsError
+from model.attention.context import AttentionContext, Call, add_bias, visible_keys
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
-from model.attention.layer import AttentionContext, Call, Keys, MultiHeadAttention, Stream, visible_keys
+from model.attention.layer import Keys, MultiHeadAttention, Stream
 from model.attention.masks import alibi_slopes
 from model.attention.registry import modifier
 from model.config import AttentionConfig
@@ -163,7 +164,7 @@ class Forget(Modifier):
         if ctx.cache is not None:
             log_f = ctx.cache.append(self.layer_idx, type(self).__name__, log_f)  # (B, H, T, 1) -> (B, H, S, 1)
         total = cumulative_sum(log_f[:, :, -reach:, 0], 2)  # (B, H, reach)
-        return call.add_bias(total[..., -T:], -total)
+        return add_bias(call, total[..., -T:], -total)
 
 
 @modifier("fade", changes="scores")

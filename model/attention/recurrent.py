@@ -23,21 +23,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from model.attention.context import AttentionContext, Call
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
 from model.attention.functions import matmul
-from model.attention.layer import (
-    NORM_EPS,
-    POSITION_SETTINGS,
-    AttentionContext,
-    Call,
-    MultiHeadAttention,
-    NewKeys,
-    NewValues,
-    Stream,
-)
+from model.attention.layer import NORM_EPS, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
-from model.config import AttentionConfig
+from model.config import POSITION_SETTINGS, AttentionConfig
 from model.layers import RMSNorm
 
 CHUNK = 32

@@ -9,9 +9,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from model.attention.chunked import Index, block_channels, by_chunks, chunked_with_index, tie_gap
+from model.attention.context import AttentionContext, Call, visible_keys
 from model.attention.contract import AttentionFunction, Output, Scores, from_weights, upcast
 from model.attention.functions import sdpa
-from model.attention.layer import AttentionContext, Call, MultiHeadAttention, Stream, visible_keys
+from model.attention.layer import MultiHeadAttention, Stream
 from model.attention.masks import causal_mask
 from model.attention.registry import form
 from model.config import AttentionConfig
