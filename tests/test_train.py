@@ -63,7 +63,7 @@ def test_a_run_holds_nothing_that_its_class_does_not_declare(train_config, monke
     held = set()
     monkeypatch.setattr(Run, "exclude_compile_time", lambda run: held.update(vars(run)))
     train(replace(train_config, max_steps=2))
-    assert held - {field.name for field in fields(Run)} == {"saver"}  # a cached_property
+    assert held - {field.name for field in fields(Run)} == {"checkpointer"}  # a cached_property
 
 
 def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
