@@ -1,4 +1,4 @@
-"""Other projects' files: where they lie, and errors in a sentence if they are damaged."""
+"""Files of other projects: finding them, and one sentence for damaged ones."""
 
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -8,21 +8,22 @@ from common.errors import HuggingFaceError, cause, damage_named
 
 
 def importing(where: object) -> AbstractContextManager[None]:
-    """Raise HuggingFaceError for whatever a damaged file raises within."""
+    """Turn any error that a damaged file raises within into a HuggingFaceError."""
     remedy = "copy or download it again, or choose another model"
     return damage_named(HuggingFaceError, f"{where} cannot be read", remedy)
 
 
 @lru_cache  # settings, weights and tokenizer come from one folder: ask the hub once
 def find_folder(where: str) -> Path:
-    """Return a local folder, or the one to which huggingface_hub downloads the model of this name, once."""
+    """Return a local folder, or one with the hub's model of this name, downloaded once."""
     try:
-        if (folder := Path(where).expanduser()).is_dir():
+        folder = Path(where).expanduser()
+        if folder.is_dir():
             return folder
         from huggingface_hub import snapshot_download  # optional
 
         return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:  # whatever the network, the hub or the disk raises
+    except Exception as error:  # of the network, the hub or the disk
         problem = f"{where} is not a local folder and could not be downloaded ({cause(error)})"
         remedy = "check the name and the network, try pip install huggingface_hub, or give a folder"
         raise HuggingFaceError(problem, remedy) from error

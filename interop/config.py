@@ -1,4 +1,4 @@
-"""The settings of export.py."""
+"""Settings of export.py."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ class ExportConfig:
     """The model to export or import, and its folder."""
 
     checkpoint: str | None = None
-    """A run's directory, for its best checkpoint, or a checkpoint's; the newest run when null."""
+    """Directory of a run, for its best checkpoint, or of a checkpoint; the newest run when null."""
     import_from: str | None = None
     """Folder or hub name of a Hugging Face GPT-2, Llama or Qwen3, to import as a checkpoint.
     sample.py, eval.py and train.py's init_from read it."""
     to: str = ""
-    """The folder to write, which must not exist yet."""
+    """Folder to write, which must not exist yet."""
 
     def __post_init__(self) -> None:
         if not self.to:

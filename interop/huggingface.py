@@ -1,10 +1,10 @@
-"""Hugging Face's GPT-2, Llama and Qwen3, to and from ours, without the transformers library.
+"""Hugging Face's GPT-2, Llama and Qwen3, to and from a GPT, without transformers.
 
-The three are one transformer in different words. Apart from names two things differ:
+The three are one transformer under different names. Besides the names two layouts differ:
 
-GPT-2          stores linear weights transposed
-Llama, Qwen3   store queries, keys and values apart, gate and up too, and rotate channel i with channel i + D/2, we
-               rotate 2i with 2i + 1: the rows of queries and keys (and Qwen3's QK-norm weights) are reordered
+GPT-2 stores linear weights transposed.
+Llama and Qwen3 store queries, keys and values apart, and gate and up too. Their RoPE rotates channel i with channel
+i + D/2, ours 2i with 2i + 1, so the rows of queries and keys, and Qwen3's QK-norm weights, are reordered.
 """
 
 import json
@@ -31,20 +31,20 @@ from model.weights import load_weights, plain_weights, save_file
 
 
 class Target(NamedTuple):
-    """A model class of Hugging Face, and how it translates to a GPT."""
+    """A model class of Hugging Face, with its translation to a GPT."""
 
     name: str
     """The name of the class."""
     preset: str
     """model=PRESET, whose models can always be exported to it."""
     settings: dict[str, Any]
-    """Our settings that differ from their defaults."""
+    """Our settings that must have these values, other than our defaults."""
     fixed: dict[str, Any]
-    """Their settings that have one value here."""
+    """Their settings that must have these values."""
     names: dict[str, str]
-    """{our setting: theirs}, if any value will do."""
+    """{our setting: theirs}, for settings of any value."""
     weights: dict[str, str]
-    """{part of our weights' names: theirs}, in the order of replacement."""
+    """{part of a weight's name here: there}, in the order of replacement."""
 
 
 QWEN3 = Target(
@@ -53,16 +53,26 @@ QWEN3 = Target(
     settings={},
     fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     names={
-        "vocab_size": "vocab_size", "block_size": "max_position_embeddings", "n_embd": "hidden_size",
-        "n_inner": "intermediate_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
-        "n_kv_head": "num_key_value_heads", "head_size": "head_dim", "norm_eps": "rms_norm_eps",
+        "vocab_size": "vocab_size",
+        "block_size": "max_position_embeddings",
+        "n_embd": "hidden_size",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_kv_head": "num_key_value_heads",
+        "head_size": "head_dim",
+        "norm_eps": "rms_norm_eps",
         "attention_dropout": "attention_dropout",
     },
     weights={
-        "token_embedding": "model.embed_tokens", "final_norm": "model.norm", "blocks": "model.layers",
-        "attention_norm": "input_layernorm", "attention.": "self_attn.", "mlp_norm": "post_attention_layernorm",
+        "token_embedding": "model.embed_tokens",
+        "final_norm": "model.norm",
+        "blocks": "model.layers",
+        "attention_norm": "input_layernorm",
+        "attention.": "self_attn.",
+        "mlp_norm": "post_attention_layernorm",
     },
-)  # fmt: skip
+)
 LLAMA = QWEN3._replace(name="LlamaForCausalLM", preset="llama", settings={"qk_norm": False})
 SLIDING = "sliding_attention"  # one of Qwen3's layer_types; the other is full_attention
 GPT2 = Target(
@@ -73,28 +83,38 @@ GPT2 = Target(
     names={name: name for name in ("vocab_size", "n_embd", "n_layer", "n_head", "n_inner")}
     | {"block_size": "n_positions", "norm_eps": "layer_norm_epsilon"},
     weights={
-        "token_embedding": "transformer.wte", "position_embedding": "transformer.wpe",
-        "final_norm": "transformer.ln_f", "blocks": "transformer.h", "attention_norm": "ln_1", "mlp_norm": "ln_2",
-        "attention.qkv_proj": "attn.c_attn", "attention.o_proj": "attn.c_proj", "up_proj": "c_fc",
+        "token_embedding": "transformer.wte",
+        "position_embedding": "transformer.wpe",
+        "final_norm": "transformer.ln_f",
+        "blocks": "transformer.h",
+        "attention_norm": "ln_1",
+        "mlp_norm": "ln_2",
+        "attention.qkv_proj": "attn.c_attn",
+        "attention.o_proj": "attn.c_proj",
+        "up_proj": "c_fc",
         "down_proj": "c_proj",
     },
-)  # fmt: skip
-JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # in ours
-TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}  # by their model_type
+)
+# Our weights that join several of theirs.
+JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+# {their model_type: target}
+TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
-# The other parameters of their rotations, with the only values that ours computes.
+# {rope_type: its other parameters}, with the only values that model/rope.py computes.
 ROPE_TYPES = {"linear": {}, "yarn": {}, "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}
-ROPE_DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True}  # yarn's, which ours has too
-OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")  # may be missing from their config.json
-# Settings that _obstacles() checks by itself, or that change no logit.
+# Parameters of yarn that may be written out, with the same values.
+ROPE_DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
+# Settings that may be missing from their config.json.
+OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")
+# Settings that _obstacles() compares separately, or that change no logit.
 CHECKED = {"attention", "attention_window", "n_head", "tie_embeddings", "zero_init", "dropout", "score_softcap"}
 CHECKED |= {"rope_theta", "rope_scaling", "rope_scaling_factor", "rope_trained_length", "latent_size", "ngram_rows"}
 
 
 def _obstacles(model: GPT, model_type: str) -> list[str]:
     """Return the model's settings that Hugging Face's model_type cannot express, as NAME=VALUE."""
-    # Settings that must have one value there.
+    # Compare the settings that must have one value.
     config = model.config
     attention = model.attentions[0]
     free = CHECKED | QWEN3.names.keys()
@@ -102,7 +122,7 @@ def _obstacles(model: GPT, model_type: str) -> list[str]:
     if model_type == "gpt2":
         wanted["mlp"] = config.mlp if config.mlp in GPT2_ACTIVATIONS else "gelu_tanh"
     found = [name for name, value in (wanted | TARGETS[model_type].settings).items() if getattr(config, name) != value]
-    # Settings that depend on the layers and the heads.
+    # Compare the settings that depend on the layers and heads.
     layers = [config.at(layer) for layer in range(config.n_layer)]
     foreign = {layer.form for layer in layers} - {*SOFTMAX, "single_head", "stacked"}
     heads = {(each.n_head, each.kv_heads, each.head_dim) for each in model.attentions}
@@ -111,47 +131,53 @@ def _obstacles(model: GPT, model_type: str) -> list[str]:
         "attention_window": model_type != "qwen3" and any(layer.attention_window for layer in layers),
         "n_kv_head": model_type == "gpt2" and attention.kv_heads != attention.n_head,
         "head_size": model_type == "gpt2" and attention.n_head * attention.head_dim != config.n_embd,
-        "n_head": model_type == "llama" and config.n_embd % attention.n_head,  # where it must divide the width
-        "norm_eps": model_type == "qwen3" and config.norm_eps != NORM_EPS,  # that of QK-norm
+        "n_head": model_type == "llama" and config.n_embd % attention.n_head,  # transformers divides them
+        "norm_eps": model_type == "qwen3" and config.norm_eps != NORM_EPS,  # QK-norm has the same there
     }
     found += [name for name, lacking in lacks.items() if lacking]
     obstacles = [f"{name}={getattr(config, name)}" for name in found]
+    # The trained length is a whole number there. Ours may be block_size / rope_scaling_factor.
     if config.rope_scaling in ("yarn", "llama3") and attention.rope and attention.rope.trained % 1:
-        obstacles.append(f"rope_trained_length={attention.rope.trained:.2f}")  # block_size / rope_scaling_factor
+        obstacles.append(f"rope_trained_length={attention.rope.trained:.2f}")
     return obstacles
 
 
 def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> str:
     """Write a folder for AutoModelForCausalLM, and return the name of the model's class.
 
-    end_of_text: the id that separates documents. Raises HuggingFaceError when no class computes the same.
+    end_of_text: the id that separates documents. Raises HuggingFaceError if no class computes the same.
     """
     # Choose the class with the fewest obstacles; it must have none.
     obstacles = {model_type: _obstacles(model, model_type) for model_type in TARGETS}
     model_type = min(obstacles, key=lambda model_type: len(obstacles[model_type]))
-    if missing := ", ".join(obstacles[model_type]):
-        problem = f"Hugging Face's {TARGETS[model_type].name} comes nearest, but has no {missing}"
-        raise HuggingFaceError(problem, f"a model trained with model={TARGETS[model_type].preset} can be exported")
-    # Translate the settings and weights.
+    target = TARGETS[model_type]
+    if obstacles[model_type]:
+        problem = f"Hugging Face's {target.name} comes nearest, but has no {', '.join(obstacles[model_type])}"
+        raise HuggingFaceError(problem, f"a model trained with model={target.preset} can be exported")
+
+    # Translate the settings. The separator both begins and ends a document.
     dtype = str(model.token_embedding.weight.dtype).removeprefix("torch.")
-    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}  # the separator also begins a document
-    config = {"model_type": model_type, "architectures": [TARGETS[model_type].name], "torch_dtype": dtype}
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    config = {"model_type": model_type, "architectures": [target.name], "torch_dtype": dtype}
     config |= _their_config(model, model_type) | ends
-    folder.mkdir(parents=True, exist_ok=True)
+
+    # Translate the weights.
     weights = {}
     for name, tensor in plain_weights(model).items():
         parts = _parts(name, model)
         for theirs, part in zip(parts, tensor.split([*parts.values()]), strict=True):
             weights[theirs] = _change_layout(theirs, part, model).cpu().contiguous()
+
+    # Write both. config.json has no padding id: with it, transformers would never train the embedding of that id.
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors")
-    # The padding is not in config.json: there it would keep the embedding of the token that ends texts from training.
     for file, content in (("config.json", config), ("generation_config.json", ends | {"pad_token_id": end_of_text})):
         (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return TARGETS[model_type].name
+    return target.name
 
 
 def llama_cpp_losses(model: GPT, tokenizer: str) -> list[str]:
-    """Return the settings that a GGUF file cannot carry, as NAME=VALUE with the effect."""
+    """Return the settings that a GGUF file cannot express, as NAME=VALUE with the effect."""
     config = model.config
     is_gpt2 = config.position == "learned"
     has_window = any(attention.window for attention in model.attentions)
@@ -168,7 +194,7 @@ def llama_cpp_losses(model: GPT, tokenizer: str) -> list[str]:
 def from_huggingface(where: str) -> GPT:
     """Return a GPT with the float32 weights of a GPT-2, Llama or Qwen3, and its logits.
 
-    where: a folder or a name on the hub. Raises HuggingFaceError when ours cannot express it.
+    where: a folder or a name on the hub. Raises HuggingFaceError if a GPT cannot express it.
     """
     config, read = read_huggingface(where)
     model = GPT(config)
@@ -178,28 +204,31 @@ def from_huggingface(where: str) -> GPT:
 
 
 def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
-    """Return the settings of from_huggingface(where), and a function that reads a weight by our name."""
+    """Return our settings for a model, and a function that returns a weight by our name."""
     folder = find_folder(where)
     config = read_config(where)
-    index = folder / "model.safetensors.index.json"  # of a large model's files
+    index = folder / "model.safetensors.index.json"  # a large model has several files
     with importing(where):
-        # Map their weights from the files.
+        # Map the files into memory.
         files = json.loads(read_foreign(index))["weight_map"].values() if index.exists() else ["model.safetensors"]
         weights: dict[str, Tensor] = {}
         for file in sorted(set(files)):
             weights |= load_file(regular(folder / file))
+
+        # Count the weights first: building the shapes of a config.json with a billion layers would take forever.
         held = sum(tensor.numel() for tensor in weights.values())
         needed = count_weights(config)[1]
-        # Before shapes are built: a config.json with a billion layers would take forever.
         if held < needed:
             raise ValueError(f"it has {held:,} weights, where its config.json asks for {needed:,}")
+
         # Check their parts of each of our weights.
         model = without_weights(config)
         ours = dict[str, list[Tensor]]()
         for name, tensor in plain_weights(model).items():
             for theirs, rows in _parts(name, model).items():
-                found = weights[theirs if theirs in weights else theirs.removeprefix("transformer.")]  # of a GPT2Model
-                part = _change_layout(theirs, found, model, back=True)
+                # A GPT2Model, without lm_head, has no prefix.
+                stored = theirs if theirs in weights else theirs.removeprefix("transformer.")
+                part = _change_layout(theirs, weights[stored], model, back=True)
                 if part.shape != (rows, *tensor.shape[1:]):
                     raise ValueError(f"{theirs} does not have the size that config.json says")
                 if not part.isfinite().all():
@@ -215,12 +244,14 @@ def read_config(where: str) -> GPTConfig:
         if not file.exists() and file.with_name("adapter_config.json").exists():
             remedy = "merge it into its model, with peft's merge_and_unload() and save_pretrained()"
             raise HuggingFaceError(f"{where} is an adapter, such as LoRA's, not a model", remedy)
-        # Find which of the three it is.
+
+        # Find its class.
         settings = json.loads(read_foreign(file))
         model_type = settings["model_type"]
         if model_type not in TARGETS:
             raise HuggingFaceError(f"{where} is a {model_type}", "choose a gpt2, llama or qwen3 model")
-        # Derive the settings that need more than one of theirs, and refuse values that we cannot compute.
+
+        # Derive the settings that depend on several of theirs.
         target = TARGETS[model_type]
         fixed = dict(target.fixed)
         ours = dict(target.settings)
@@ -228,28 +259,29 @@ def read_config(where: str) -> GPTConfig:
             mlp = "gelu" if settings.get("activation_function") == "gelu" else "gelu_tanh"
             ours |= {"mlp": mlp, "zero_init": False}
             fixed["activation_function"] = GPT2_ACTIVATIONS[mlp]
-        else:  # version 5 of transformers has both under rope_parameters
+        else:
+            # transformers 5 has the base under rope_parameters too.
             rope = {"rope_theta": settings.get("rope_theta", 10_000.0)}
             rope |= settings.get("rope_parameters") or settings.get("rope_scaling") or {}
             ours |= _our_rope({name: value for name, value in rope.items() if value is not None}, settings)
         if model_type == "qwen3":
-            fixed["rms_norm_eps"] = NORM_EPS  # that of QK-norm
+            fixed["rms_norm_eps"] = NORM_EPS  # QK-norm has the same
             ours |= _our_windows(settings)
+
+        # Refuse values that a GPT cannot express, and translate the others by name.
         for name, value in fixed.items():
             given = settings.get(name, value)
             if SYNONYMS.get(given, given) != value:
                 raise HuggingFaceError(f"{where} has {name}={given}", f"choose a model with {name}={value}")
-        # Translate the others by name.
         for name, theirs in target.names.items():
             if name not in OPTIONAL or settings.get(theirs) is not None:
                 ours[name] = settings[theirs]
-        return from_json(
-            GPTConfig, ours | {"tie_embeddings": settings.get("tie_word_embeddings", model_type == "gpt2")}
-        )
+        ours["tie_embeddings"] = settings.get("tie_word_embeddings", model_type == "gpt2")
+        return from_json(GPTConfig, ours)
 
 
 def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return our settings for their RoPE's."""
+    """Return our settings for their parameters of RoPE."""
     ours = {"rope_theta": rope.pop("rope_theta")}
     older = rope.pop("type", "default")
     scaling = rope.pop("rope_type", older)
@@ -268,7 +300,7 @@ def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _our_windows(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return our settings for a Qwen3's layer_types."""
+    """Return our settings for the layer_types of a Qwen3."""
     window = settings.get("sliding_window")
     if not settings.get("use_sliding_window") or window is None or SLIDING not in settings["layer_types"]:
         return {}
@@ -277,9 +309,10 @@ def _our_windows(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(name: str, model: GPT) -> dict[str, int]:
-    """Return {their weight: number of rows} for the weights that one of ours joins, in order."""
+    """Return {their weight: number of rows} for the weights that ours, `name`, joins."""
+    target = GPT2 if model.config.position == "learned" else LLAMA
     theirs = name
-    for word, their_word in (GPT2 if model.config.position == "learned" else LLAMA).weights.items():
+    for word, their_word in target.weights.items():
         theirs = theirs.replace(word, their_word)
     for joined, parts in JOINED.items():
         if joined in theirs:
@@ -289,10 +322,10 @@ def _parts(name: str, model: GPT) -> dict[str, int]:
 
 
 def _change_layout(theirs: str, tensor: Tensor, model: GPT, *, back: bool = False) -> Tensor:
-    """Return our part of the weight `theirs` in their layout; with back=True, theirs in ours.
+    """Return a weight of ours in their layout; with back=True, one of theirs in ours.
 
-    GPT-2's matrices are transposed. In Llama and Qwen3 a rotation turns pairs (x, y) of a head's rows, which are
-    (x0, y0, x1, y1, …) here and (x0, x1, …, y0, y1, …) there.
+    `theirs` is its name there. GPT-2's matrices are transposed. RoPE rotates pairs (x, y) of a head's rows, which are
+    (x0, y0, x1, y1, …) here, and (x0, x1, …, y0, y1, …) in Llama and Qwen3.
     """
     if model.config.position == "learned":  # GPT-2
         return tensor.t() if ".h." in f".{theirs}" and tensor.ndim == 2 else tensor
@@ -300,11 +333,13 @@ def _change_layout(theirs: str, tensor: Tensor, model: GPT, *, back: bool = Fals
         return tensor
     half = model.attentions[0].head_dim // 2
     pairs = (2, half) if back else (half, 2)
-    return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)  # (n·D, …) by (n, D/2, 2, …)
+    # Split the rows into heads and pairs, (H·D, …) -> (H, D/2, 2, …), exchange the last two, and join them again.
+    return tensor.unflatten(0, (-1, *pairs)).transpose(1, 2).flatten(0, 2)
 
 
 def _their_config(model: GPT, model_type: str) -> dict[str, Any]:
-    """Return the content of config.json, without the class and special tokens."""
+    """Return the content of config.json, without the class and the special tokens."""
+    # Translate the settings by name.
     config = model.config
     attention = model.attentions[0]
     target = TARGETS[model_type]
@@ -316,11 +351,17 @@ def _their_config(model: GPT, model_type: str) -> dict[str, Any]:
         dropout = {"attn_pdrop": config.attention_dropout, "embd_pdrop": config.dropout, "resid_pdrop": config.dropout}
         theirs["n_ctx"] = config.block_size  # an old name of n_positions, which llama.cpp's converter reads
         return theirs | dropout | {"activation_function": GPT2_ACTIVATIONS[config.mlp]}
+
+    # Windows and RoPE, which only Llama and Qwen3 have.
     types = [SLIDING if each.window is not None else "full_attention" for each in model.attentions]
     if SLIDING in types:
         theirs |= {"use_sliding_window": True, "sliding_window": config.attention_window, "layer_types": types}
     rope = attention.rope
-    assert rope is not None, "to_huggingface wants it"
-    scaling = {"rope_type": rope.scaling, "factor": rope.stretch, **ROPE_TYPES[rope.scaling]}
-    scaling |= {"original_max_position_embeddings": int(rope.trained)} if rope.scaling != "linear" else {}
-    return theirs | {"rope_theta": rope.theta, "rope_scaling": scaling if config.rope_scaling != "none" else None}
+    assert rope is not None, "_obstacles() refuses other positions"
+    theirs |= {"rope_theta": rope.theta, "rope_scaling": None}
+    if config.rope_scaling != "none":
+        scaling = {"rope_type": rope.scaling, "factor": rope.stretch, **ROPE_TYPES[rope.scaling]}
+        if rope.scaling != "linear":
+            scaling["original_max_position_embeddings"] = int(rope.trained)
+        theirs["rope_scaling"] = scaling
+    return theirs

@@ -13,15 +13,15 @@ from common.files import read_foreign
 from data.tokenizer import END_OF_TEXT, check_lossless
 from interop import importing
 
-# What ByteLevel cuts by itself, and after a Digits step, which makes each digit a piece of its own: then spaces before
-# one stand at the end of a piece.
+# The pattern of ByteLevel alone, and after a step Digits, which cuts out each digit: then spaces before a digit end a
+# piece.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
 # llama.cpp's names of the patterns that cut text, by the names of our encodings.
 GGML_PRE = {"bpe": "llama-bpe", "gpt2": "gpt-2", "cl100k_base": "dbrx", "o200k_base": "gpt-4o"}
-KNOWN = "choose a model with a byte-level BPE tokenizer, such as GPT-2's, Llama 3's or Qwen3's"
+CHOOSE = "choose a model with a byte-level BPE tokenizer, such as GPT-2's, Llama 3's or Qwen3's"
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 # Texts whose ids are compared if the tokenizers library is installed.
 SAMPLES = (
@@ -31,23 +31,27 @@ SAMPLES = (
 
 
 def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json for AutoTokenizer: our ids, after an <|endoftext|>.
+    """Write tokenizer.json and tokenizer_config.json for AutoTokenizer.
 
-    Unlike our encoding, theirs reads a special token in a text as the token.
+    It gives our ids after an <|endoftext|>. Unlike our encoding, it reads a special token in a text as the token.
     """
-    # The tokens, in visible letters for their bytes.
+    # The tokens, with a visible letter for each byte.
     letters = _byte_letters()
     ranks = {"".join(letters[byte] for byte in token): rank for token, rank in encoding._mergeable_ranks.items()}
-    # tiktoken joins any two neighbours that make a token, that of lowest rank first. Theirs joins listed pairs, the
-    # first in the list first. So each token's pairs are listed, in order of its rank.
+
+    # The merges. tiktoken joins any two neighbours that make a token, the lowest rank first. Theirs joins listed pairs,
+    # the top of the list first. So list all pairs that make a token, by its rank.
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
         known = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
         merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-    # What their regex engine (Oniguruma) would read otherwise: a + after {1,3} repeats there instead of forbidding to
-    # give back, but nothing that follows could take back what it matched.
+
+    # The pattern, for their regex engine, Oniguruma. {1,3}+ is possessive here and repeats there; without the + it
+    # matches the same, because nothing follows that could take back a digit.
     pattern = encoding._pat_str.replace("}+", "}").replace(r"(?s:.)", r"[\s\S]")
+
+    # Everything else of their file.
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     special = [
         {"id": token, "content": text, "special": True} | plain
@@ -57,24 +61,35 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     split = {**SPLIT, "pattern": {"Regex": pattern}}
     begin = {"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}
     first, second = ([begin, {"Sequence": {"id": name, "type_id": 0}}] for name in "AB")
-    ids = {"special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [encoding.eot_token], "tokens": [END_OF_TEXT]}}}
+    end_of_text = {"id": END_OF_TEXT, "ids": [encoding.eot_token], "tokens": [END_OF_TEXT]}
     content = {
         "version": "1.0",
         "added_tokens": special,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": {"type": "TemplateProcessing", "single": first, "pair": first + second} | ids,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": first,
+            "pair": first + second,
+            "special_tokens": {END_OF_TEXT: end_of_text},
+        },
         "decoder": byte_level,
         "model": {
             "type": "BPE",
-            "ignore_merges": True,  # as in tiktoken, a piece that is a token is not taken apart
+            "ignore_merges": True,  # as in tiktoken, a piece that is a token stays whole
             "vocab": dict(sorted(ranks.items(), key=lambda item: item[1])),
             "merges": merges,
         },
     }
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size}
-    # Texts of a batch are padded on the left, where they do not part a prompt from what is written after it.
-    settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT) | {"padding_side": "left"}
-    settings |= {"clean_up_tokenization_spaces": False, "ggml_pre": GGML_PRE.get(encoding.name)}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": block_size,
+        "bos_token": END_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "padding_side": "left",  # on the right, padding would part a prompt from its continuation
+        "clean_up_tokenization_spaces": False,
+        "ggml_pre": GGML_PRE.get(encoding.name),
+    }
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
@@ -82,13 +97,13 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
 def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encoding:
     """Return the tiktoken Encoding with the ids of the folder's tokenizer.json.
 
-    most: the number of ids that its model has. The token that ends a text there becomes our <|endoftext|>. Raises
-    HuggingFaceError if tiktoken cannot give these ids: it has byte-level BPE only, cut by one pattern, with merges in
-    the order of their ids. A normalizer NFC is left out: a text in another form gets other ids.
+    most: the number of ids that its model has. Their token at the end of a text becomes our <|endoftext|>. Raises
+    HuggingFaceError if tiktoken cannot give these ids: it has only byte-level BPE, cut by one pattern, with merges in
+    the order of their ids. A normalizer NFC is left out, so a text in another form gets other ids.
     """
     file = folder / "tokenizer.json"
     with importing(file):
-        # The pattern, and each token's bytes by its id; special tokens apart.
+        # Read the pattern, the ids of the special tokens, and each other token's bytes by its id.
         content = json.loads(read_foreign(file))
         pattern = _pattern(content, file)
         model = content["model"]
@@ -96,19 +111,22 @@ def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encod
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
         vocabulary = {word: rank for word, rank in model["vocab"].items() if word not in special}
         ranks = {bytes(byte_of[letter] for letter in word): rank for word, rank in vocabulary.items()}
-        # The token that ends a text.
+
+        # Find the token at the end of a text, which config.json names.
         if END_OF_TEXT not in special:
             ends = json.loads(read_foreign(folder / "config.json"))["eos_token_id"]
             special[END_OF_TEXT] = ends[0] if isinstance(ends, list) else ends
         ids = [*ranks.values(), *{*special.values()}]
         if len({*ids}) < len(ids):
             raise ValueError("two of its tokens have the same id")
-        # tiktoken joins the pair of the lowest id first: their list must have that order.
+
+        # tiktoken joins the pair of the lowest id first, so their merges must have that order.
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         order = [vocabulary[left + right] for left, right in pairs]
         if order != sorted(order) or any(bytes([byte]) not in ranks for byte in range(256)):
-            raise HuggingFaceError(f"{file} merges in another order than its ids, which tiktoken cannot", KNOWN)
-        # The Encoding, held against their own tokenizer if that library is there.
+            raise HuggingFaceError(f"{file} merges in another order than its ids, which tiktoken cannot", CHOOSE)
+
+        # Make the Encoding, and compare it with their tokenizer.
         encoding = tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
         if most is not None and encoding.n_vocab > most:
             problem = f"{file} has {encoding.n_vocab:,} ids, more than the {most:,} of its model"
@@ -119,7 +137,11 @@ def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encod
 
 
 def _pattern(content: dict[str, Any], file: Path) -> str:
-    """Return the pattern by which a tokenizer.json cuts text; HuggingFaceError if no pattern equals its steps."""
+    """Return the pattern by which a tokenizer.json cuts text.
+
+    Raises HuggingFaceError if its steps equal no pattern.
+    """
+    # Describe the model and the steps without their ineffective parts.
     normalizer = content.get("normalizer")
     model = content["model"]
     marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]
@@ -127,6 +149,8 @@ def _pattern(content: dict[str, Any], file: Path) -> str:
     steps = content["pre_tokenizer"].get("pretokenizers", [content["pre_tokenizer"]])
     steps = [{"use_regex": True} | step if step["type"] == "ByteLevel" else step for step in steps]
     known = [{name: step.get(name) for name in step.keys() - {"trim_offsets", "pattern"}} for step in steps]
+
+    # Choose the pattern of the steps.
     pattern = ""
     if known in ([BYTE_LEVEL], [DIGITS, BYTE_LEVEL]):
         pattern = DIGITS_PATTERN if DIGITS in known else GPT2_PATTERN
@@ -140,7 +164,7 @@ def _pattern(content: dict[str, Any], file: Path) -> str:
 
 
 def _compare(encoding: tiktoken.Encoding, file: Path) -> None:
-    """Raise HuggingFaceError if the tokenizers library is there and gives other ids than `encoding`."""
+    """Raise HuggingFaceError if the tokenizers library is installed and gives other ids."""
     with suppress(ImportError):
         from tokenizers import Tokenizer
 
@@ -148,11 +172,14 @@ def _compare(encoding: tiktoken.Encoding, file: Path) -> None:
         for text in SAMPLES:
             if theirs.encode(text, add_special_tokens=False).ids != encoding.encode_ordinary(text):
                 problem = f"{file} gives {text!r} other ids than tiktoken does with its pattern and merges"
-                raise HuggingFaceError(problem, KNOWN)
+                raise HuggingFaceError(problem, CHOOSE)
 
 
 def _byte_letters() -> list[str]:
-    """Return a visible letter for each byte (Radford et al. 2019): its own, or else the next from U+0100 on."""
+    """Return a visible letter for each byte: its own, or the next from U+0100 on.
+
+    As GPT-2's (Radford et al. 2019).
+    """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = count(0x100)
     return [chr(byte if byte in visible else next(substitutes)) for byte in range(256)]
