@@ -5,6 +5,7 @@ Prints the table, and writes it there as comparison.md and comparison.csv. docs/
 """
 
 import csv
+import re
 import statistics
 import sys
 from collections import defaultdict
@@ -110,7 +111,9 @@ class Comparison:
             problem = f"{folder} holds no sweep (no job.json in its folders)"
             raise SettingsError(problem, "give the folder that -m made")
         names = variants(jobs)
-        self.baseline = names[0]
+        # The baseline is the first job's, but hydra/sweeper=decide draws the order: there it is SEED-0's.
+        firsts = (name for name, job in zip(names, jobs, strict=True) if re.fullmatch("[0-9]+-0", job.name))
+        self.baseline = next(firsts, names[0])
         steps = jobs[0].settings.get("max_steps", "")
         # The jobs, by size, variant and length, then by rate and seed.
         runs: Any = defaultdict(lambda: defaultdict(dict))

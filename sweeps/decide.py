@@ -1,69 +1,206 @@
-"""Decide whether a change is better: pairs of runs, of the same seed and batches, until it is known.
+"""Decide whether a change is better, by pairs of runs with the same seed and batches.
 
 python train.py -m hydra/sweeper=decide 'hydra.sweeper.variants=["attention=sdpa","attention=sdpa+gate"]'
 
-The test of sweeps/evidence.py may be looked at after every pair. docs/sweeps.md says what it is worth.
+The test of sweeps/evidence.py may look after every pair. docs/sweeps.md has its error rates and its power.
 """
 
+import json
+import math
+import random
+import shutil
 import statistics
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from typing import Any
 
 from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 
-from common.errors import SettingsError, one_of
-from common.files import replace_text
-from common.text import visible
-from runs.metrics import is_number
-from runs.summary import NUMBERS, read_summary, sentence_of
-from sweeps.evidence import confidence_sequence, e_value, judge
+from common.errors import SettingsError, damage_named, format_value, one_of
+from common.files import from_json, read_foreign, replace_text, replacing, user_path
+from common.settings import build
+from common.text import flat, visible
+from data.config import DataConfig
+from data.texts import Source
+from runs.metrics import finite, is_number
+from runs.summary import NUMBERS, Summary, read_summary, sentence_of
+from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
 from sweeps.grid import VARIANTS, Grid, combinations, error_of
 from sweeps.leaderboard import csv_text, literal_markdown, markdown_lines
 
-ALPHA = 0.05  # the chance that any variant without an effect ends in better or worse, divided among the variants
+RECORD = "decide.json"
+ALPHA = 0.05
+"""The chance of any false better or worse, divided among the variants."""
+CONFIRM_ALPHA = 0.04
+"""The level of a find's second test. "Better" is one side of each test: 100 ideas · 0.025 · 0.02 = 5%."""
+OPEN = "open"
 FAILED = "undecided, because "
 LARGER = ("val_accuracy", "tokens_per_s", "decode_tokens_per_s")  # are better
+TIMED = ("seconds", "tokens_per_s", "decode_tokens_per_s")  # depend on when a run takes place
+
+
+@dataclass
+class Comparison:
+    """A variant's pairs with the first variant, and their verdict."""
+
+    variant: str
+    verdict: str = OPEN
+    pairs: int = 0
+    mean: float = math.nan
+    """Of the differences: the metric, own less first."""
+    median: float = math.nan
+    low: float = -math.inf
+    """The ends of the confidence sequence."""
+    high: float = math.inf
+    seeds: list[int] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    """The metric of the first variant's runs."""
+    own: list[float] = field(default_factory=list)
+    seconds: float = 0
+    """Of the variant's own runs."""
+
+    @property
+    def differences(self) -> list[float]:
+        return [own - first for own, first in zip(self.own, self.first, strict=True)]
+
+    def row(self, earliest: int) -> list[str]:
+        """Return the variant's cells in decide.md; no verdict comes before pair `earliest`."""
+        verdict = self.verdict
+        if verdict == OPEN and self.pairs < earliest:
+            verdict += f", no verdict before pair {earliest}"
+        if self.mean < self.low or self.mean > self.high:
+            verdict += " for the typical pair (the pairs are skewed)"
+        between = f"{self.low:+.4g} to {self.high:+.4g}"
+        return [name_of(self.variant), verdict, f"{self.pairs}", f"{self.mean:+.4g}", f"{self.median:+.4g}", between]
+
+
+@dataclass
+class Record:
+    """The content of decide.json: all that the test rests on, fixed at the beginning, and the comparisons so far."""
+
+    metric: str
+    delta: float | None
+    max_pairs: int
+    first: str
+    """The first variant's overrides."""
+    variants: list[str]
+    """The other variants'."""
+    settings: list[str]
+    """The overrides that all runs share, without the seed."""
+    seed: int
+    """The first pair's."""
+    alpha: float
+    """The level of each comparison."""
+    commit: str | None
+    """The code's, with -dirty if files have changed; None outside git."""
+    text: str | None
+    """The fingerprint of the text; None if this machine does not have it."""
+    comparisons: list[Any] = field(default_factory=list)
+
+
+def read_record(setting: str, folder: object) -> Record:
+    """Return the decide.json of SETTING=FOLDER; SettingsError if it is missing or damaged."""
+    file = user_path(setting, str(folder)) / RECORD
+    problem = f"{setting}={folder} has no {RECORD} that can be read"
+    with damage_named(SettingsError, problem, "restore it, or name another folder"):
+        record = from_json(Record, json.loads(read_foreign(file)))
+        record.comparisons = [Comparison(**each) for each in record.comparisons]
+        return record
+
+
+def name_of(variant: str) -> str:
+    return variant or "no change"
 
 
 class Decide(Grid):
-    """Runs the first variant and each undecided one with seed after seed, until all are decided, or max_pairs times."""
+    """Runs the first variant and each undecided one with seed after seed, at most max_pairs times."""
 
-    def __init__(self, metric: str, delta: float | None, max_pairs: int, **others: Any) -> None:
+    def __init__(
+        self,
+        metric: str,
+        delta: float | None,
+        max_pairs: int,
+        give_up: int | None,
+        baseline: str | None,
+        confirm: str | None,
+        **others: Any,
+    ) -> None:
         super().__init__(**others)
         self.metric = metric
         self.delta = delta
         self.max_pairs = max_pairs
+        self.give_up = give_up
+        self.baseline = baseline
+        self.confirm = confirm
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the pairs that are not finished; SettingsError if a failed job has left a variant undecided."""
-        # What is compared. The first variant is number 0, which the others are paired with.
-        fixed, first = self.check(arguments)
-        self.names = [" ".join(variant) or "no change" for variant in self.variants]
-        self.verdicts = dict.fromkeys(range(1, len(self.variants)), "")
-        self.pairs: dict[int, list[tuple[int, float, float]]] = {place: [] for place in self.verdicts}
-        self.alpha = ALPHA / len(self.verdicts)
+        """Run the pairs that are not finished; SettingsError if a failed job left a variant undecided."""
+        # The comparisons, by the variant's number. The first variant is number 0, with which the others are paired.
+        self.check(arguments)
+        comparisons = {number: Comparison(variant) for number, variant in enumerate(self.record.variants, 1)}
+        self.record.comparisons = [*comparisons.values()]
+
         # The pairs, seed after seed.
         with self.keeping_folder():
-            for number in range(self.max_pairs):
-                undecided = [place for place, verdict in self.verdicts.items() if not verdict]
+            for pair in range(self.max_pairs):
+                undecided = {number: each for number, each in comparisons.items() if each.verdict == OPEN}
                 if undecided:
-                    self.run_pairs(fixed, first + number, number * len(self.variants), undecided)
-            for place, verdict in self.verdicts.items():
-                self.verdicts[place] = verdict or f"undecided after {self.max_pairs} pairs"
-        failed = sum(verdict.startswith(FAILED) for verdict in self.verdicts.values())
+                    self.run_pairs(pair, undecided)
+            for each in comparisons.values():
+                if each.verdict == OPEN:
+                    each.verdict = f"undecided after {self.max_pairs} pairs"
+        failed = sum(each.verdict.startswith(FAILED) for each in comparisons.values())
         if failed:
-            problem = f"{failed} of {len(self.verdicts)} variants stay undecided, because a job failed"
+            problem = f"{failed} of {len(comparisons)} variants stay undecided, because a job failed"
             raise SettingsError(problem, f"the reasons are above and in {self.folder / 'decide.md'}")
 
-    def check(self, arguments: list[str]) -> tuple[list[str], int]:
-        """Return the overrides that all jobs have, and the first seed; SettingsError for what cannot be compared."""
+    def check(self, arguments: list[str]) -> None:
+        """Fix what the test rests on, as self.fixed; SettingsError if nothing can be compared."""
         # The settings of the sweeper.
-        self.check_adaptive(max_pairs=2)
+        self.check_adaptive(max_pairs=2, **({} if self.give_up is None else {"give_up": 2}))
         one_of("hydra.sweeper.metric", self.metric, NUMBERS)
         if self.delta is not None and not (is_number(self.delta) and self.delta > 0):
             raise SettingsError(f"hydra.sweeper.delta={self.delta} must be a number above 0, or null")
+        if self.baseline and self.metric in TIMED:
+            problem = f"hydra.sweeper.metric={self.metric} depends on when a run takes place"
+            raise SettingsError(problem, "leave out hydra.sweeper.baseline")
+
+        # The variants, the settings of all jobs, and the level of each comparison.
+        settings, seed = self.read_find(arguments) if self.confirm else self.read_settings(arguments)
+        alpha = CONFIRM_ALPHA if self.confirm else ALPHA / (len(self.variants) - 1)
+        fewest = math.ceil(1 - math.log2(alpha))  # n differences of one sign have a chance of 2^(1 - n)
+        if not fewest <= self.max_pairs <= MOST_PAIRS:
+            problem = f"hydra.sweeper.max_pairs={self.max_pairs} must be from {fewest} to {MOST_PAIRS}"
+            raise SettingsError(problem, "fewer decide nothing, and the test cannot follow more")
+        for variant in self.variants:
+            self.check_job([*settings, f"seed={seed}", *variant])
+
+        # The first pair that can end in a verdict. "No difference" takes one-sided tests, which may be earlier.
+        self.late = self.delta is not None
+        two_sided = 2 * alpha if self.late else alpha
+        self.earliest = 1 + sum(k < 0 for k in cuts(two_sided, self.max_pairs, self.late))
+
+        # The record, with which earlier ones must agree.
+        test = (self.metric, self.delta, self.max_pairs)
+        first, *others = map(" ".join, self.variants)
+        self.record = Record(*test, first, others, settings, seed, alpha, *self.origin(settings))
+        if (self.folder / RECORD).exists():
+            fixed = [each.name for each in fields(Record)][:-1]
+            self.agree("hydra.sweep.dir", self.folder, fixed, "type what it began with, or name another folder")
+        if self.baseline:
+            same = ("first", "settings", "commit", "text")
+            self.agree("hydra.sweeper.baseline", self.baseline, same, "leave it out: the first variant runs again")
+        if self.confirm:
+            self.agree("hydra.sweeper.confirm", self.confirm, ("commit", "text"), "find it again, then confirm it")
+
+    def read_settings(self, arguments: list[str]) -> tuple[list[str], int]:
+        """Return the overrides that all jobs share, and the first seed, which counts up from pair to pair."""
         if len({*map(tuple, self.variants)}) < max(2, len(self.variants)):
             raise SettingsError("hydra/sweeper=decide compares two or more variants that differ", VARIANTS)
-        # The other settings, all jobs' but for the seed, which counts up from pair to pair.
         given = self.read(arguments)
         if any("seed" in self.parse(variant) for variant in self.variants):
             raise SettingsError("hydra.sweeper.variants give a seed, which a pair has in common", "leave it out")
@@ -72,65 +209,128 @@ class Decide(Grid):
             raise SettingsError(f"{several[0].input_line} is more than one setting to compare under", "choose one")
         seed = given.pop("seed").value() if "seed" in given else 1
         if type(seed) is not int or seed < 0:
-            raise SettingsError(f"seed={seed} must be a whole number from 0, that of the first pair")
-        (fixed,) = combinations(given.values())
-        # The jobs of the first pair.
-        for variant in self.variants:
-            self.check_job([*fixed, f"seed={seed}", *variant])
-        return fixed, seed
+            raise SettingsError(f"seed={seed} must be a whole number from 0, the seed of the first pair")
+        (settings,) = combinations(given.values())
+        return settings, seed
 
-    def run_pairs(self, fixed: list[str], seed: int, number: int, undecided: list[int]) -> None:
-        """Run the first variant and the undecided ones with a seed; judge, write and print them."""
-        # A folder is named by seed and variant, so that a sweep that goes on finds it, whatever was decided before.
-        places = [0, *undecided]
+    def read_find(self, arguments: list[str]) -> tuple[list[str], int]:
+        """Return the settings of the comparison to confirm, and a fresh seed; take over its better variants."""
+        setting = f"hydra.sweeper.confirm={self.confirm}"
+        if arguments or self.params or self.variants != [[]] or self.baseline:
+            problem = f"{setting} brings its variants and settings, and runs its own baseline"
+            raise SettingsError(problem, "leave out all others")
+        find = read_record("hydra.sweeper.confirm", self.confirm)
+        names = [each.variant for each in find.comparisons if each.verdict == "better"]
+        if not names:
+            raise SettingsError(f"{setting} has found nothing better", "there is nothing to confirm")
+        self.metric = find.metric
+        self.variants = [name.split() for name in (find.first, *names)]
+        # Fresh seeds follow from the find: the command has the same ones when it is typed again. They differ from find
+        # to find, or all would share the luck of one baseline.
+        last = max(chain.from_iterable(each.seeds for each in find.comparisons))
+        return find.settings, last + 1 + zlib.crc32(repr(names).encode()) % 10**6
+
+    def origin(self, settings: list[str]) -> tuple[str | None, str | None]:
+        """Return the commit of the code, and the fingerprint of the text; None for an unknown one."""
+        from pages.report import commit  # imports torch: the settings are checked before
+
+        job = self.hydra_context.config_loader.load_sweep_config(self.config, [*settings, *self.variants[0]])
+        data = build(DataConfig, flat(OmegaConf.to_container(job.data, resolve=True)))  # type: ignore[arg-type]
+        text = None
+        with suppress(SettingsError):  # on a cluster the text may be on other machines
+            text = Source(data).fingerprint
+        return commit(), text
+
+    def agree(self, setting: str, folder: object, names: Iterable[str], remedy: str) -> None:
+        """Raise SettingsError unless an earlier record has the same values as this one."""
+        earlier = read_record(setting, folder)
+        if setting != "hydra.sweep.dir" and (earlier.commit or "-dirty").endswith("-dirty"):
+            problem = f"{setting}={folder} is of commit={earlier.commit}, which does not say what code ran"
+            raise SettingsError(problem, "commit all changes first")
+        for name in names:
+            before = getattr(earlier, name)
+            now = getattr(self.record, name)
+            if before != now:
+                problem = f"{setting}={folder} has {name}={format_value(before)}, not {format_value(now)}"
+                raise SettingsError(problem, remedy)
+
+    def run_pairs(self, pair: int, undecided: dict[int, Comparison]) -> None:
+        """Run a pair of each undecided variant, counted from 0; judge, write and print them."""
+        record = self.record
+        seed = record.seed + pair
+        if self.baseline:
+            self.copy_baseline(f"{seed}-0")
+        # A coin says which run of a pair goes first: a machine that slows down meanwhile favours neither.
+        numbers = [0, *undecided]
+        random.Random(seed).shuffle(numbers)
+        # Folders have the names of seed and variant: a continued sweep finds them, whatever was decided before.
+        names = [f"{seed}-{number}" for number in numbers]
         jobs = [
-            [*fixed, f"seed={seed}", *self.variants[place], f"hydra.sweep.subdir={seed}-{place}"] for place in places
+            [*record.settings, f"seed={seed}", *self.variants[number], f"hydra.sweep.subdir={name}"]
+            for number, name in zip(numbers, names, strict=True)
         ]
-        results = self.launch(jobs, number)
-        names = [f"{seed}-{place}" for place in places]
-        first, *others = [self.figure(name, result) for name, result in zip(names, results, strict=True)]
-        for place, own in zip(undecided, others, strict=True):
-            if isinstance(first, str) or isinstance(own, str):
-                self.verdicts[place] = f"{FAILED}{first if isinstance(first, str) else own}"
-            else:
-                self.pairs[place].append((seed, first, own))
-                self.verdicts[place] = judge(self.differences(place), self.alpha, self.delta, self.metric in LARGER)
-            name, verdict, count, mean, between, e = self.row(place)
-            figures = f"{self.metric} {mean} ({between}), pairs {count}, E {e}"
-            print(visible(f"seed {seed}: {name} is {verdict}: {figures}"), flush=True)
+        results = self.launch(jobs, pair * len(self.variants))
+        outcomes = dict(zip(numbers, map(self.outcome, names, results), strict=True))
+        for number, comparison in undecided.items():
+            self.add_pair(comparison, seed, outcomes[0], outcomes[number])
+            name, verdict, count, mean, median, between = comparison.row(self.earliest)
+            figure = f"{record.metric} {mean}, median {median} ({between})"
+            print(visible(f"seed {seed}: {name} is {verdict}: {figure}, pair {count} of {self.max_pairs}"), flush=True)
         self.write()
 
-    def figure(self, name: str, result: JobReturn) -> float | str:
-        """Return a job's figure that is compared, or the reason why there is none."""
+    def copy_baseline(self, name: str) -> None:
+        """Copy a finished run of the first variant from the baseline's folder, without its checkpoints."""
+        theirs = user_path("hydra.sweeper.baseline", str(self.baseline)) / name
+        summary = read_summary(theirs)
+        if summary and summary.status == "finished" and not (self.folder / name).exists():
+            with replacing(self.folder / name) as unfinished:
+                shutil.copytree(theirs, unfinished, ignore=shutil.ignore_patterns("checkpoints"))
+
+    def outcome(self, name: str, result: JobReturn) -> Summary | str:
+        """Return the summary of a job that has the metric, or the reason why there is none."""
         error = error_of(result)
         if error:
             return f"job {name} failed: {sentence_of(error)}"
         summary = read_summary(self.folder / name)
-        reached = getattr(summary, self.metric) if summary and summary.status == "finished" else None
-        return f"job {name} has no {self.metric}" if reached is None else reached
+        if summary and summary.status == "finished" and getattr(summary, self.metric) is not None:
+            return summary
+        return f"job {name} has no {self.metric}"
 
-    def differences(self, place: int) -> list[float]:
-        return [own - first for _, first, own in self.pairs[place]]
-
-    def row(self, place: int) -> list[str]:
-        """Return a variant's cells: name, verdict, pairs, mean difference, its confidence interval, e-value."""
-        cells = [self.names[place], self.verdicts[place] or "open", str(len(self.pairs[place]))]
-        differences = self.differences(place)
-        if not differences:
-            return [*cells, "–", "–", "–"]
-        low, high = confidence_sequence(differences, self.alpha)
-        between = f"{low:+.4g} to {high:+.4g}"
-        return [*cells, f"{statistics.fmean(differences):+.4g}", between, f"{e_value(differences):.3g}"]
+    def add_pair(self, comparison: Comparison, seed: int, first: Summary | str, own: Summary | str) -> None:
+        """Add the outcomes of two runs to a comparison, and judge it."""
+        if isinstance(first, str) or isinstance(own, str):
+            comparison.verdict = f"{FAILED}{first if isinstance(first, str) else own}"
+            return
+        comparison.pairs += 1
+        comparison.seeds.append(seed)
+        comparison.first.append(getattr(first, self.metric))
+        comparison.own.append(getattr(own, self.metric))
+        comparison.seconds += own.seconds or 0
+        differences = comparison.differences
+        comparison.mean = statistics.fmean(differences)
+        comparison.median = statistics.median(differences)
+        alpha = self.record.alpha
+        comparison.low, comparison.high = confidence_sequence(differences, alpha, self.max_pairs, self.late)
+        larger = self.metric in LARGER
+        verdict = judge(differences, alpha, self.delta, larger, self.max_pairs, self.give_up) or OPEN
+        comparison.verdict = "confirmed" if self.confirm and verdict == "better" else verdict
 
     def write(self) -> str:
-        """Write decide.csv and decide.md; return the latter."""
-        head = ["variant", "verdict", "pairs", f"{self.metric}, more than the first's", "between", "E"]
-        better = "more" if self.metric in LARGER else "less"
-        note = f"The first is {literal_markdown(self.names[0])}; {better} is better; E from {1 / self.alpha:g} decides."
-        text = "\n".join([*markdown_lines([head, *map(self.row, self.verdicts)]), "", note, ""])
-        pairs = [[self.names[place], *pair] for place, pairs in self.pairs.items() for pair in pairs]
-        columns = ["variant", "seed", f"{self.metric}_of_first", self.metric]
-        replace_text(self.folder / "decide.csv", csv_text([columns, *pairs]))
+        """Write decide.json, decide.csv and decide.md, each atomically; return the latter."""
+        record = self.record
+        head = ["variant", "verdict", "pairs", f"{record.metric}, mean difference", "median", "between"]
+        rows = [each.row(self.earliest) for each in record.comparisons]
+        better = "more" if record.metric in LARGER else "less"
+        chance = f"better or worse is false with a chance of {record.alpha:.3g} at most"
+        first = literal_markdown(name_of(record.first))
+        note = f"The differences are from the first, {first}; {better} is better; {chance}."
+        text = "\n".join([*markdown_lines([head, *rows]), "", note, ""])
+        lines = [["variant", "seed", f"{record.metric}_of_first", record.metric]]
+        for each in record.comparisons:
+            pairs = zip(each.seeds, each.first, each.own, strict=True)
+            lines += [[name_of(each.variant), *pair] for pair in pairs]
+        replace_text(self.folder / RECORD, json.dumps(finite(asdict(record)), indent=2) + "\n")
+        replace_text(self.folder / "decide.csv", csv_text(lines))
         replace_text(self.folder / "decide.md", text)
         return text
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
 from collections import defaultdict
+from itertools import permutations, product
 from pathlib import Path
 
 import numpy as np
 import pytest
+import sweeping
 from hydra.core.utils import JobReturn, JobStatus
 from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_here, swept, tiny
 
 from common.errors import SettingsError
-from runs.summary import read_job
+from docs import decide_worth as worth
+from runs.summary import Summary, read_job
+from sweeps.compare import Comparison
 from sweeps.decide import ALPHA, Decide
-from sweeps.evidence import WIDTH, Estimate, confidence_sequence, e_value, holm, judge, p_value, t_quantile
+from sweeps.evidence import MOST_PAIRS, Estimate, confidence_sequence, cuts, holm, judge, p_value, t_quantile
 
 VARIANTS = ["attention=sdpa", "attention=mla", "attention=delta"]
 
@@ -50,81 +56,139 @@ def test_a_shift_adds_its_error_and_its_degrees_of_freedom():
     assert Estimate.of([0.0, 0.0]).p == 1 and Estimate.of([0.1, 0.1]).p == 0
 
 
-@pytest.mark.parametrize("values", [[0.3], [0.5, -0.2], [1.0, 2.0, 1.5], [0.1, -0.4, 0.3, 0.6, 0.2]])
-def test_the_e_value_is_the_mixture_it_stands_for(values):
-    """Of normal densities, over effects in deviations that are N(0, WIDTH²) and deviations with the density 1/σ."""
-    log_sigma, effect = np.linspace(-12, 12, 1201)[:, None, None], np.linspace(-30, 30, 1201)[:, None]
-    deviations = np.array(values) * np.exp(-log_sigma)  # those of each deviation σ that may be
-    densities = np.exp(-((deviations - effect) ** 2).sum(-1) / 2 - len(values) * log_sigma[..., 0]).sum(0)
-    prior = np.exp(-((effect[:, 0] / WIDTH) ** 2) / 2)
-    assert e_value(values) == pytest.approx(densities @ prior / prior.sum() / densities[600], rel=1e-3)
+@pytest.mark.parametrize("late", [False, True])
+def test_the_critical_values_are_those_of_all_orders_and_signs(late):
+    """Every order of six magnitudes with every choice of signs is equally likely if a difference is as likely as its
+    negative."""
+    alpha, pairs = 0.4, 6
+    orders = np.array([*permutations(range(1, pairs + 1))])[:, None]
+    differences = (orders * np.array([*product((1, -1), repeat=pairs)])).reshape(-1, pairs)
+    is_open, found = np.ones(len(differences), bool), []
+    for n in range(1, pairs + 1):
+        positive = sum(differences[:, i] + differences[:, j] > 0 for i in range(n) for j in range(i, n))
+        smaller = np.minimum(positive, n * (n + 1) // 2 - positive)
+        allowed = alpha * (n / pairs) ** (3 if late else 1)
+        spent = [(~is_open | (smaller <= k)).mean() for k in range(n * n)]
+        found.append(sum(share <= allowed + 1e-9 for share in spent) - 1)
+        is_open &= smaller > found[-1]
+    assert cuts(alpha, pairs, late) == found and found[-1] > 0 > found[0]
 
 
-def test_the_e_value_has_no_unit_and_no_side():
-    values = [0.1, -0.4, 0.3, 0.6, 0.2]
-    for scale in (1e-6, -1.0, 1e6):
-        assert e_value([scale * value for value in values]) == pytest.approx(e_value(values))
-    assert e_value([0.3]) == 1 and e_value([0.0, 0.0]) < 1 < e_value([1.0, 1.0, 1.0, 1.1])
+def test_twenty_pairs_decide_from_the_seventh_on_and_two_may_be_followed_in_addition():
+    known = cuts(ALPHA, 20)
+    assert [k >= 0 for k in known] == [False] * 6 + [True] * 14 and known[6:] == sorted(known[6:])
+    assert sum(k < 0 for k in cuts(ALPHA, 20, late=True)) == 8 and len(cuts(ALPHA, MOST_PAIRS)) == 22
 
 
-def test_without_an_effect_the_e_value_is_one_on_average_and_rarely_ever_large():
-    """A supermartingale of mean 1, so that it reaches 1/α with a chance of α at most (Ville)."""
-    draw = np.random.default_rng(1).normal(0, 3, (4000, 12))
-    found = np.array([[e_value(row[:n]) for n in range(1, 13)] for row in draw])
-    assert found[:, 1:3].mean(0) == pytest.approx([1, 1], abs=0.05)
-    for alpha in (0.2, 0.05):
-        assert alpha / 5 < (found.max(1) >= 1 / alpha).mean() <= alpha
+def table_of_laws() -> dict[str, list[float]]:
+    """The shares in the table of docs/sweeps.md that `docs/decide_worth.py laws` prints."""
+    rows = cells((ROOT / "docs/sweeps.md").read_text(encoding="utf-8"))
+    return {name: [float(cell.rstrip("%")) / 100 for cell in rest] for name, *rest in rows if name in worth.LAWS}
 
 
-def test_the_confidence_sequence_holds_the_true_mean_at_every_pair_and_is_the_e_values_inverse():
-    draw = np.random.default_rng(2).normal(0.7, 2, (2000, 15))
-    ends = np.array([[confidence_sequence(row[:n], 0.1) for n in range(1, 16)] for row in draw])
+@pytest.mark.parametrize("law", worth.LAWS)
+def test_a_difference_is_found_as_often_as_the_page_says_and_falsely_in_one_of_twenty(law, capsys, monkeypatch):
+    monkeypatch.setattr(worth, "LAWS", {law: worth.LAWS[law]})
+    worth.print_laws(nulls=1500, finds=150)
+    ((_, *found),) = cells(capsys.readouterr().out)[1:]
+    recorded = table_of_laws()[law]
+    assert recorded[0] <= 0.053 and len(found) == len(recorded) == 7
+    if law == "normal":
+        assert all(share >= least for share, least in zip(recorded[1:], (0.43, 0.95, 1, 0.22, 0.75, 0.96), strict=True))
+    for text, share, count in zip(found, recorded, [1500] + 6 * [150], strict=True):
+        noise = 4 * math.sqrt(max(share * (1 - share), 0.01) / count)
+        assert float(text.rstrip("%")) / 100 == pytest.approx(share, abs=noise)
+
+
+def test_the_confidence_sequence_holds_the_centre_after_every_pair_and_moves_with_the_differences():
+    draw = np.random.default_rng(2).laplace(0.7, 2, (800, 12))
+    ends = np.array([[confidence_sequence(row[:n], 0.2, 12) for n in range(1, 13)] for row in draw])
     missed = ((ends[..., 0] > 0.7) | (ends[..., 1] < 0.7)).any(1)
-    assert 0.02 < missed.mean() <= 0.1
-    low, high = confidence_sequence(values := draw[0], 0.1)
-    for end in (low, high):
-        assert e_value(values - end) == pytest.approx(10)
-    assert confidence_sequence([1.0], 0.05) == (-math.inf, math.inf) and confidence_sequence([2.0] * 5, 0.05) == (2, 2)
+    assert 0.12 < missed.mean() <= 0.24
+    low, high = confidence_sequence(values := draw[0].tolist(), 0.2, 12)
+    moved = confidence_sequence([3 - 2 * value for value in values], 0.2, 12)
+    assert moved == pytest.approx((3 - 2 * high, 3 - 2 * low)) and low < np.median(values) < high
+    assert confidence_sequence([1.0] * 6, 0.05) == (-math.inf, math.inf) and confidence_sequence([2.0] * 7, 0.05) == (
+        2,
+        2,
+    )
+
+
+FEW = [-1.0, -1.1, -0.9, -1.0, -1.05, -0.95, -1.0, -1.02, -0.98]
 
 
 @pytest.mark.parametrize(
     ("differences", "delta", "larger", "said"),
     [
-        ([-1.0, -1.1, -0.9, -1.0, -1.05], None, False, "better"),
-        ([-1.0, -1.1, -0.9, -1.0, -1.05], None, True, "worse"),
-        ([1.0, 1.1, 0.9, 1.0, 1.05], None, False, "worse"),
-        ([-1.0, -1.1, -0.9, -1.0, -1.05], 2.0, False, "no difference beyond 2"),
-        ([-1.0, -1.1, -0.9, -1.0, -1.05], 1.0, False, "better"),
-        ([1.0, 1.1, 0.9, 1.0, 1.05], 1.0, False, "worse"),
+        (FEW, None, False, "better"),
+        (FEW, None, True, "worse"),
+        ([-each for each in FEW], None, False, "worse"),
+        ([-each for each in FEW], None, True, "better"),
+        (FEW[:6], None, False, ""),
+        (FEW, 2.0, False, "no difference beyond 2"),
+        (FEW, 1.0, False, "better"),
+        ([-each for each in FEW], 1.0, False, "worse"),
+        (FEW[:8], 1.0, False, ""),
         ([0.1, -0.1] * 10, 0.5, False, "no difference beyond 0.5"),
         ([0.1, -0.1] * 10, None, False, ""),
         ([-1.0, -1.1], 5.0, False, ""),
+        # It is refuted at one pair that the centre is -0.5 or less, at another that it is 0.5 or more.
+        (
+            [-0.1, 0.6, 0.1, 0.6, -0.6, 0.1, 0.6, -0.1, 0.1, -0.6, -0.6, -0.6, -0.6, -0.6],
+            0.5,
+            False,
+            "no difference beyond 0.5",
+        ),
+        # Pairs that are equal to the last digit.
+        ([0.0, 0.0, 0.0], None, False, "no difference: 3 pairs are equal"),
+        ([0.0, 0.0, 0.0], 0.5, True, "no difference: 3 pairs are equal"),
+        ([0.0, 0.0], None, False, ""),
+        ([0.0, 0.0, 1e-9], None, False, ""),
+        ([0.0] * 12 + [1.0] * 8, None, False, ""),
     ],
 )
-def test_a_verdict_is_what_the_confidence_sequence_says(differences, delta, larger, said):
+def test_a_verdict_needs_enough_pairs_of_one_side(differences, delta, larger, said):
     assert judge(differences, 0.05, delta, larger) == said
 
 
-def test_the_pages_say_what_the_recorded_pairs_do():
-    results, losses = ROOT / "docs/results", defaultdict[str, dict[int, float]](dict)
-    with (results / "null_runs.csv").open() as file:
+def test_of_skewed_pairs_the_typical_one_is_judged():
+    differences = [-1.0, -1.1, -0.9, -1.2, -0.8, -1.3, 30.0, -1.0, -1.1, -0.9, -1.2, -0.8, -1.3, -1.0, -1.1, -0.9]
+    assert np.mean(differences) > 0.5 and judge(differences, 0.05) == "better"
+
+
+def test_the_page_says_what_the_recorded_pairs_do():
+    losses = defaultdict[str, dict[int, float]](dict)
+    with (ROOT / "docs/results/null_runs.csv").open() as file:
         for run in csv.DictReader(file):
             losses[run["attention"]][int(run["seed"])] = float(run["val_bpb"])
     differences = [losses["sdpa+gate"][seed] - losses["sdpa"][seed] for seed in range(1, 8)]
     page = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
     for n in range(1, 8):
         low, high = confidence_sequence(known := differences[:n], ALPHA)
-        figures = f"{np.mean(known):+.4g} ({low:+.4g} to {high:+.4g}), pairs {n}, E {e_value(known):.3g}"
-        assert f"gate is {judge(known, ALPHA) or 'open'}: val_bpb {figures}\n" in page
-    with (results / "key_offset_pairs.csv").open() as file:
-        differences = [float(pair["val_bpb"]) - float(pair["val_bpb_of_first"]) for pair in csv.DictReader(file)]
-    low, high = confidence_sequence(differences, ALPHA)
+        middle = f"{np.mean(known):+.4g}, median {np.median(known):+.4g}"
+        verdict = judge(known, ALPHA) or "open, no verdict before pair 7"
+        assert f"gate is {verdict}: val_bpb {middle} ({low:+.4g} to {high:+.4g}), pair {n} of 20\n" in page
+
+
+def test_the_pages_table_of_pairs_is_that_of_the_recorded_ones():
+    pairs = defaultdict[str, list[float]](list)
+    for name in ("new_forms_pairs.csv", "key_offset_pairs.csv"):
+        with (ROOT / "docs/results" / name).open() as file:
+            for row in csv.DictReader(file):
+                pairs[row["variant"]].append(float(row["val_bpb"]) - float(row["val_bpb_of_first"]))
     page = (ROOT / "docs/which_attention.md").read_text(encoding="utf-8")
-    assert f"ends {-np.mean(differences):.3f} bits" in page and f"sequence {-high:.3f} to {-low:.3f})" in page
+    offset = pairs.pop("attention=sdpa+key_offset")
+    assert f"ends {-np.mean(offset):.3f} bits" in page
+    assert f"in each of four pairs by {-max(offset):.3f} to {-min(offset):.3f}" in page and len(offset) == 4
+    for variant, differences in pairs.items():
+        ends = f"{min(differences):+.4f} to {max(differences):+.4f} | {len(differences)}"
+        assert f"| `{variant.removeprefix('attention=')}` | {np.mean(differences):+.4f} | {ends} |" in page
+        assert judge(differences, ALPHA / len(pairs)) == ""
 
 
-def decide(max_pairs: int = 12, variants: list[str] = VARIANTS, **others) -> Decide:
-    return Decide(**{"metric": "val_bpb", "delta": None} | others, max_pairs=max_pairs, variants=variants)
+def decide(max_pairs: int = 12, variants: list[str] | None = VARIANTS, **others) -> Decide:
+    asked = {"metric": "val_bpb", "delta": None, "give_up": None, "baseline": None, "confirm": None} | others
+    return Decide(**asked, max_pairs=max_pairs, variants=variants)
 
 
 def noisy(settings: dict[str, str]) -> float:
@@ -143,40 +207,251 @@ def test_each_variant_runs_with_the_seeds_of_the_first_until_it_is_decided(tmp_p
     assert ran["sdpa"] == ran["delta"] == [str(seed) for seed in range(3, 15)]
     assert 4 <= len(ran["mla"]) < 12 and ran["mla"] == ran["sdpa"][: len(ran["mla"])]
     assert all(job["max_steps"] == "5" for job in jobs) and read_job(tmp_path / "4-1").number == 4
-    verdict, pairs, mean, between, e = standing(tmp_path)["attention=mla"]
-    assert "E from 40 decides" in (tmp_path / "decide.md").read_text()  # two variants divide the chance of an error
-    assert (verdict, pairs) == ("better", str(len(ran["mla"]))) and float(e) >= 2 / ALPHA and float(mean) < -1
-    assert float(between.split()[0]) < float(mean) < float(between.split()[2]) < 0
+    verdict, pairs, mean, median, between = standing(tmp_path)["attention=mla"]
+    assert "is false with a chance of 0.025 at most" in (tmp_path / "decide.md").read_text()  # half of 5% for each
+    assert (verdict, pairs) == ("better", str(len(ran["mla"]))) and float(mean) < -1
+    assert float(between.split()[0]) < float(median) < float(between.split()[2]) < 0
     assert standing(tmp_path)["attention=delta"][:2] == ["undecided after 12 pairs", "12"]
     with (tmp_path / "decide.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["variant"] == "attention=mla"]
     differences = [float(row["val_bpb"]) - float(row["val_bpb_of_first"]) for row in rows]
-    assert [row["seed"] for row in rows] == ran["mla"] and e_value(differences) == pytest.approx(float(e), rel=1e-2)
-    assert e_value(differences[:-1]) < 2 / ALPHA
+    assert [row["seed"] for row in rows] == ran["mla"] and f"{np.median(differences):+.4g}" == median
+    assert [judge(differences[:n], 0.025, pairs=12) for n in (len(rows) - 1, len(rows))] == ["", "better"]
     said = capsys.readouterr().out
     assert said.count("seed 3: ") == 2 and "leaderboard.md" in said and (tmp_path / "decide.md").read_text() in said
-    assert f"is better: val_bpb {mean} ({between}), pairs {pairs}, E {e}\n" in said
+    assert f"seed 3: attention=mla is open, no verdict before pair {len(rows)}: val_bpb" in said
+    assert f"is better: val_bpb {mean}, median {median} ({between}), pair {pairs} of 12\n" in said
 
 
-def test_what_was_decided_stays_so_when_it_is_typed_again_and_more_pairs_go_on(tmp_path):
-    swept(decide(max_pairs=3), tmp_path, noisy)
-    assert {row[0] for row in standing(tmp_path).values()} == {"undecided after 3 pairs"}
-    for max_pairs, count in ((12, 20), (12, 0)):
-        jobs = swept(decide(max_pairs), tmp_path, noisy)
-        assert standing(tmp_path)["attention=mla"][0] == "better" and (len(jobs) > 15) == (count > 0)
-        assert not any(job["seed"] in ("1", "2", "3") for job in jobs)
-    # With a difference that matters mla's pairs are as they were, whatever else is decided.
-    sweeper = decide(delta=1.0)
-    assert in_memory(sweeper, tmp_path, noisy) == []
+def test_a_coin_says_which_run_of_a_pair_goes_first_and_the_same_when_it_is_typed_again(tmp_path):
+    orders = []
+    for folder in ("one", "two"):
+        jobs = swept(decide(22, ["attention=sdpa", "attention=delta"]), tmp_path / folder, noisy)
+        orders.append([(job["seed"], job["attention"]) for job in jobs])
+    firsts = [attention for _, attention in orders[0][::2]]
+    assert orders[0] == orders[1] and len(firsts) == 22 and 6 < firsts.count("sdpa") < 16
+    assert sorted(orders[0], key=lambda job: int(job[0])) == orders[0] and len({*orders[0]}) == 44
+    # A table of the sweep still takes the first variant for the baseline.
+    assert Comparison(tmp_path / "one").baseline == "sdpa" and read_job(tmp_path / "one/1-0").number == 1
+
+
+def test_pairs_that_are_equal_or_skewed_are_called_so(tmp_path, capsys):
+    swept(decide(variants=VARIANTS[:2]), tmp_path / "equal", lambda settings: float(settings["seed"]))
+    assert standing(tmp_path / "equal")["attention=mla"][:2] == ["no difference: 3 pairs are equal", "3"]
+    assert "seed 3: attention=mla is no difference: 3 pairs are equal: val_bpb +0" in capsys.readouterr().out
+
+    def skewed(settings: dict[str, str]) -> float:
+        seed = int(settings["seed"])
+        return (settings["attention"] == "mla") * (99.0 if seed == 2 else -1 - seed / 100)
+
+    swept(decide(20, VARIANTS[:2]), tmp_path / "skewed", skewed)
+    verdict, _, mean, median, _ = standing(tmp_path / "skewed")["attention=mla"]
+    assert verdict == "better for the typical pair (the pairs are skewed)" and float(mean) > 1 > -1 > float(median)
+
+
+def test_a_comparison_that_goes_on_trains_nothing_twice_and_keeps_its_verdicts(tmp_path):
+    def stopping(settings: dict[str, str]) -> float:
+        if settings["seed"] == "9":
+            raise KeyboardInterrupt
+        return noisy(settings)
+
+    with pytest.raises(KeyboardInterrupt):
+        swept(decide(), tmp_path, stopping)
+    before = standing(tmp_path)
+    assert before["attention=delta"][:2] == ["open", "8"]
+    jobs = swept(decide(), tmp_path, noisy)
+    assert {job["seed"] for job in jobs} <= {"9", "10", "11", "12"} and standing(tmp_path)["attention=delta"][1] == "12"
+    record, table = (tmp_path / "decide.json").read_text(), (tmp_path / "decide.csv").read_text()
+    assert swept(decide(), tmp_path, noisy) == [] and (tmp_path / "decide.json").read_text() == record
+    # A comparison of an earlier version has no decide.json. Its runs are judged as new ones are.
+    (tmp_path / "decide.json").unlink()
+    assert swept(decide(), tmp_path, noisy) == [] and (tmp_path / "decide.csv").read_text() == table
+
+
+@pytest.mark.parametrize(
+    ("asked", "arguments", "said"),
+    [
+        ({"max_pairs": 13}, [], "max_pairs=12, not 13"),
+        ({"max_pairs": 11}, [], "max_pairs=12, not 11"),
+        ({"delta": 0.5}, [], "delta=null, not 0.5"),
+        ({"metric": "val_loss"}, [], "metric=val_bpb, not val_loss"),
+        ({"variants": VARIANTS[:2]}, [], "variants=[attention=mla,attention=delta], not [attention=mla]"),
+        ({"variants": ["", *VARIANTS[1:]]}, [], "first=attention=sdpa, not "),
+        ({}, ["max_steps=9"], "settings=[], not [max_steps=9]"),
+        ({}, ["seed=2"], "seed=1, not 2"),
+    ],
+)
+def test_the_test_is_fixed_at_the_beginning(asked, arguments, said, tmp_path):
+    swept(decide(), tmp_path, noisy)
+    record = (tmp_path / "decide.json").read_text()
+    with pytest.raises(SettingsError, match=re.escape(f"has {said}: type what it began with, or name another folder")):
+        swept(decide(**asked), tmp_path, noisy, arguments)
+    assert (tmp_path / "decide.json").read_text() == record
+    (tmp_path / "decide.json").write_text(record[:-9])
+    with pytest.raises(
+        SettingsError, match=r"^hydra.sweep.dir=.* has no decide.json that can be read \(.*\): restore it"
+    ):
+        swept(decide(), tmp_path, noisy)
+
+
+def record_of(folder: Path) -> dict:
+    return json.loads((folder / "decide.json").read_text())
+
+
+def test_a_program_finds_everything_in_decide_json_after_every_pair(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sweeping, "put_summary", lambda job, **figures: put_summary(job, **figures, seconds=2.0))
+    sweeper = decide()
+    in_memory(sweeper, tmp_path, noisy)
+    launch = sweeper.launcher.launch
+    sweeper.launcher.launch = lambda *jobs, **number: (
+        seen.append((tmp_path / "decide.json").exists() and record_of(tmp_path)["comparisons"])
+        or launch(*jobs, **number)
+    )
+    sweeper.sweep(["max_steps=5", "seed=3"])
+    assert not seen[0] and [each[1]["pairs"] for each in seen[1:]] == [*range(1, 12)]
+    assert {each["verdict"] for each in seen[1]} == {"open"} and seen[1][0]["low"] is None
+    found = record_of(tmp_path)
+    mla, delta = found.pop("comparisons")
+    assert found == {
+        **{"metric": "val_bpb", "delta": None, "max_pairs": 12, "alpha": 0.025, "seed": 3, "settings": ["max_steps=5"]},
+        **{"first": "attention=sdpa", "variants": VARIANTS[1:], "commit": "a commit", "text": "a text"},
+    }
+    assert (mla["variant"], mla["verdict"], delta["verdict"]) == (VARIANTS[1], "better", "undecided after 12 pairs")
+    assert mla["seeds"] == [*range(3, 3 + mla["pairs"])] and mla["seconds"] == 2.0 * mla["pairs"]
+    differences = np.subtract(mla["own"], mla["first"])
+    assert (mla["mean"], mla["median"]) == pytest.approx((differences.mean(), np.median(differences)))
+    assert [mla["low"], mla["high"]] == [*confidence_sequence(differences.tolist(), 0.025, 12)]
+
+
+def test_a_variant_that_is_not_ahead_is_given_up(tmp_path):
+    swept(decide(give_up=5), tmp_path, lambda settings: int(settings["seed"]) * (settings["attention"] == "delta"))
+    found = {each["variant"]: each for each in record_of(tmp_path)["comparisons"]}
+    assert found["attention=delta"]["verdict"] == "dropped: not ahead after 5 pairs"
+    assert found["attention=mla"]["verdict"] == "no difference: 3 pairs are equal"
+    behind = [1.0, 2.0, -1.0, 3.0, 1.0]
+    assert judge(behind, 0.05, give_up=5) and not judge(behind[:4], 0.05, give_up=5) and not judge(behind, 0.05)
+    assert not judge(behind, 0.05, larger=True, give_up=5) and judge(behind[::-1], 0.05, give_up=3)
+
+
+def test_the_runs_of_a_baseline_are_taken_and_a_variant_costs_its_own_alone(tmp_path):
+    swept(decide(variants=VARIANTS[:2]), tmp_path / "one", noisy)
+    (tmp_path / "one/1-0/checkpoints").mkdir()
+    known = record_of(tmp_path / "one")["comparisons"][0]["seeds"]
+    asked = {"variants": ["attention=sdpa", "attention=delta"], "baseline": str(tmp_path / "one")}
+    jobs = swept(decide(**asked), tmp_path / "two", noisy)
+    assert [job["seed"] for job in jobs if job["attention"] == "sdpa"] == [str(n) for n in range(len(known) + 1, 13)]
+    assert sum(job["attention"] == "delta" for job in jobs) == 12 and not (tmp_path / "two/1-0/checkpoints").exists()
+    whole = swept(decide(variants=asked["variants"]), tmp_path / "alone", noisy)
+    assert len(whole) == 24 and (tmp_path / "alone/decide.md").read_text() == (tmp_path / "two/decide.md").read_text()
+    # The second comparison has all runs of the first variant. A third one needs none of its own.
+    asked = {"variants": ["attention=sdpa", "attention=linear"], "baseline": str(tmp_path / "two")}
+    assert {job["attention"] for job in swept(decide(**asked), tmp_path / "three", noisy)} == {"linear"}
+    # A run there that is not finished is not taken.
+    put_summary(tmp_path / "two/2-0", status="running")
+    ran = [(job["attention"], job["seed"]) for job in swept(decide(**asked), tmp_path / "four", noisy)]
+    assert ("sdpa", "2") in ran and ("sdpa", "3") not in ran
+
+
+@pytest.mark.parametrize("setting", ["baseline", "confirm"])
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        (("other", "a text"), "has commit=a commit, not other: "),
+        (("a commit", "other"), "has text=a text, not other: "),
+        (("a-dirty", "a text"), "is of commit=a-dirty, which does not say what code ran: commit all changes"),
+        ((None, "a text"), "is of commit=None, which does not say what code ran: commit all changes first."),
+    ],
+)
+def test_runs_of_other_code_or_another_text_are_not_taken(setting, origin, said, tmp_path):
+    asked = {"variants": VARIANTS[:2]}
+    sweeper = decide(**asked)
+    in_memory(sweeper, tmp_path / "one", noisy)
+    if "a commit, not" not in said and "a text, not" not in said:
+        sweeper.origin = lambda settings: origin
     sweeper.sweep([])
-    assert standing(tmp_path)["attention=delta"][0] == "no difference beyond 1"
+    sweeper = decide(**asked if setting == "baseline" else {"variants": None}, **{setting: str(tmp_path / "one")})
+    launched = in_memory(sweeper, tmp_path / "two", noisy)
+    sweeper.origin = lambda settings: origin
+    with pytest.raises(SettingsError, match=rf"^hydra.sweeper.{setting}=.*/one {re.escape(said)}"):
+        sweeper.sweep([])
+    assert not launched and not (tmp_path / "two/decide.json").exists()
+
+
+def test_a_baseline_of_other_settings_or_for_a_speed_is_refused(tmp_path):
+    swept(decide(variants=VARIANTS[:2]), tmp_path / "one", noisy, ["max_steps=5"])
+    asked = {"baseline": str(tmp_path / "one")}
+    for others, arguments, said in (
+        ({"variants": VARIANTS[1:]}, ["max_steps=5"], r"has first=attention=sdpa, not attention=mla: leave it out"),
+        ({}, ["max_steps=6"], r"has settings=\[max_steps=5\], not \[max_steps=6\]: leave it out"),
+        (
+            {"metric": "tokens_per_s"},
+            ["max_steps=5"],
+            "metric=tokens_per_s depends on when a run takes place: leave out",
+        ),
+        ({"baseline": str(tmp_path)}, ["max_steps=5"], r"has no decide.json that can be read \(No such file"),
+        (
+            {"baseline": "~nobody_at_all/x"},
+            ["max_steps=5"],
+            "^hydra.sweeper.baseline=~nobody_at_all/x names no user of this machine",
+        ),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            swept(decide(**asked | others), tmp_path / "two", noisy, arguments)
+
+
+def test_a_find_is_confirmed_on_fresh_seeds_against_a_fresh_baseline(tmp_path):
+    swept(decide(), tmp_path / "one", noisy, ["max_steps=5"])
+    for folder in ("two", "again"):
+        asked = {"variants": None, "confirm": str(tmp_path / "one"), "metric": "val_loss"}
+        jobs = swept(decide(**asked), tmp_path / folder, noisy)
+        assert {job["attention"] for job in jobs} == {"sdpa", "mla"} and {job["max_steps"] for job in jobs} == {"5"}
+    assert record_of(tmp_path / "two") == record_of(tmp_path / "again")
+    found = record_of(tmp_path / "two")
+    (mla,) = found["comparisons"]
+    assert (found["alpha"], found["metric"], mla["verdict"]) == (0.04, "val_bpb", "confirmed")
+    assert mla["seeds"][0] > 12 and mla["verdict"] in (tmp_path / "two/decide.md").read_text()
+    # Luck is not confirmed, and other finds have other seeds.
+    swept(decide(), tmp_path / "luck", lambda each: -int(each["seed"]) * (each["attention"] == "delta"))
+    asked = {"variants": None, "confirm": str(tmp_path / "luck")}
+    swept(decide(**asked), tmp_path / "no luck", noisy)
+    (delta,) = record_of(tmp_path / "no luck")["comparisons"]
+    assert delta["verdict"].startswith("undecided") and abs(delta["seeds"][0] - mla["seeds"][0]) > 22
+
+
+def test_a_confirmation_brings_all_it_needs(tmp_path):
+    swept(decide(), tmp_path / "one", noisy)
+    for others, arguments, said in (
+        (
+            {"variants": VARIANTS},
+            [],
+            "brings its variants and settings, and runs its own baseline: leave out all others.",
+        ),
+        ({}, ["seed=1"], "brings its variants and settings"),
+        ({"params": {"seed": 1}}, [], "brings its variants and settings"),
+        ({"baseline": str(tmp_path / "one")}, [], "brings its variants and settings"),
+        ({"confirm": str(tmp_path / "none")}, [], "has no decide.json that can be read"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            asked = {"variants": None, "confirm": str(tmp_path / "one")} | others
+            swept(decide(**asked), tmp_path / "two", noisy, arguments)
+    swept(decide(variants=VARIANTS[::2]), tmp_path / "nothing", noisy)
+    with pytest.raises(SettingsError, match="nothing has found nothing better: there is nothing to confirm"):
+        swept(decide(variants=None, confirm=str(tmp_path / "nothing")), tmp_path / "two", noisy)
+    for damage in ("", "{", "[]", '{"metric": 5}', json.dumps(record_of(tmp_path / "one") | {"comparisons": [1]})):
+        (tmp_path / "one/decide.json").write_text(damage)
+        with pytest.raises(
+            SettingsError, match=r"^hydra.sweeper.confirm=.* has no decide.json that can be read \(.+\)"
+        ):
+            swept(decide(variants=None, confirm=str(tmp_path / "one")), tmp_path / "two", noisy)
 
 
 def test_settings_as_they_are_may_be_a_variant_and_torchrun_may_not_run_pairs(tmp_path, monkeypatch):
-    asked = {"max_pairs": 2, "variants": ["", "attention=mla"]}
+    asked = {"max_pairs": 6, "variants": ["", "attention=mla"]}
     jobs = swept(decide(**asked), tmp_path, lambda settings: noisy({"attention": "sdpa"} | settings), ["seed=0"])
-    assert [job["seed"] for job in jobs] == ["0", "0", "1", "1"]
-    assert (tmp_path / "decide.md").read_text().endswith("The first is no change; less is better; E from 20 decides.\n")
+    assert [job["seed"] for job in jobs] == [str(seed) for seed in range(6) for _ in "ab"]
+    text = (tmp_path / "decide.md").read_text()
+    assert "The differences are from the first, no change; less is better;" in text and "| better" in text
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(SettingsError, match=r"^hydra/sweeper=grid starts runs of one process each: leave out torchrun"):
         swept(decide(**asked), tmp_path, noisy)
@@ -208,13 +483,13 @@ def test_a_job_that_fails_leaves_its_variant_undecided_and_one_of_the_first_all_
 def test_other_figures_have_their_own_better_side_and_one_that_is_missing_is_told(tmp_path):
     sweeper = decide(metric="tokens_per_s", variants=VARIANTS[:2])
     in_memory(sweeper, tmp_path, noisy)
-    figure, number = sweeper.figure, iter(range(100))
+    outcome, number = sweeper.outcome, iter(range(100))
 
-    def faster(name: str, result: object) -> float | str:
+    def faster(name: str, result: object) -> Summary | str:
         put_summary(tmp_path / name, tokens_per_s=500.0 + 100 * name.endswith("-1") + next(number) % 7)
-        return figure(name, result)
+        return outcome(name, result)
 
-    sweeper.figure = faster
+    sweeper.outcome = faster
     sweeper.sweep([])
     assert (
         standing(tmp_path)["attention=mla"][0] == "better" and "more is better" in (tmp_path / "decide.md").read_text()
@@ -224,7 +499,7 @@ def test_other_figures_have_their_own_better_side_and_one_that_is_missing_is_tol
     assert "job 1-0 has no val_accuracy" in (tmp_path / "other/decide.md").read_text()
     put_summary(tmp_path / "1-0", status="stopped", tokens_per_s=500.0)
     completed = JobReturn(_return_value=None, status=JobStatus.COMPLETED)
-    assert figure("1-0", completed) == "job 1-0 has no tokens_per_s"
+    assert outcome("1-0", completed) == "job 1-0 has no tokens_per_s"
 
 
 MISTAKES = {
@@ -235,6 +510,9 @@ MISTAKES = {
     "V seed=1,2": "seed=1,2 is more than one setting to compare under: choose one",
     "V seed=one": "seed=one must be a whole number from 0",
     "V hydra.sweeper.max_pairs=1": "hydra.sweeper.max_pairs=1 must be a whole number from 2",
+    "V hydra.sweeper.max_pairs=5": "hydra.sweeper.max_pairs=5 must be from 6 to 22: fewer decide nothing",
+    "V hydra.sweeper.max_pairs=23": "hydra.sweeper.max_pairs=23 must be from 6 to 22: fewer decide nothing",
+    "V hydra.sweeper.give_up=soon": "hydra.sweeper.give_up=soon must be a whole number from 2",
     "V hydra.sweeper.delta=0": "hydra.sweeper.delta=0 must be a number above 0, or null",
     "V hydra.sweeper.delta=little": "hydra.sweeper.delta=little must be a number above 0, or null",
     "V hydra.sweeper.metric=loss": "hydra.sweeper.metric=loss is not known: choose one of seed, step",
@@ -252,10 +530,36 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
     assert "add -m" in run_here("hydra/sweeper=decide", variants, cwd=tmp_path).stderr
 
 
+def test_real_runs_that_are_equal_end_after_three_pairs_and_are_a_baseline_until_the_text_changes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("pages.report.commit", lambda: "abc")
+    typed = ["-m", "hydra/sweeper=decide", *tiny(tmp_path, max_steps=1)]
+    variants = "hydra.sweeper.variants=['log_interval=5','log_interval={}']"
+    first = run_here(*typed, variants.format(6), "hydra.sweep.dir=one", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert (
+        "seed 2: log_interval=6 is open, no verdict before pair 7: val_bpb +0, median +0 (-inf to +inf)" in first.stdout
+    )
+    found = record_of(tmp_path / "one")
+    (pairs,) = found["comparisons"]
+    assert pairs["verdict"] == "no difference: 3 pairs are equal" and pairs["own"] == pairs["first"]
+    assert found["commit"] == "abc" and len(found["text"]) == 16 and pairs["seconds"] > 0
+    asked = [*typed, variants.format(7), "hydra.sweeper.baseline=one", "hydra.sweep.dir=two"]
+    second = run_here(*asked, cwd=tmp_path)
+    assert second.returncode == 0 and second.stdout.count("is finished already") == 3
+    assert record_of(tmp_path / "two")["comparisons"][0]["first"] == pairs["first"]
+    with (tmp_path / "text.txt").open("a") as text:
+        text.write("one more sentence.\n")
+    third = run_here(*asked[:-1], "hydra.sweep.dir=three", cwd=tmp_path)
+    assert third.stderr.startswith("error: hydra.sweeper.baseline=one has text=") and third.stderr.count("\n") == 1
+    assert not (tmp_path / "three").exists()
+
+
 @pytest.mark.slow
 def test_a_comparison_that_was_killed_goes_on_to_the_same_verdict(tmp_path):
     variants = 'hydra.sweeper.variants=["model.n_head=1","model.n_head=2"]'
-    typed = ["-m", "hydra/sweeper=decide", variants, "hydra.sweeper.max_pairs=3", *tiny(tmp_path, max_steps=30)]
+    typed = ["-m", "hydra/sweeper=decide", variants, "hydra.sweeper.max_pairs=6", *tiny(tmp_path, max_steps=30)]
     whole = subprocess.run(command(*typed, "hydra.sweep.dir=whole"), cwd=tmp_path, capture_output=True, text=True)
     assert whole.returncode == 0, whole.stderr
     stopped = [*typed, "hydra.sweep.dir=cut"]

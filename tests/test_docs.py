@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+import yaml
 from conftest import run_here
 from hydra import compose, initialize_config_dir
 
@@ -162,6 +163,8 @@ def test_every_script_module_and_setting_that_a_page_names_exists(page):
     if page.stem == "CHANGELOG":  # which names settings that are gone
         return
     known = {name for schema in SCHEMAS.values() for name in setting_hints(schema)} | {"hydra.sweep.dir", *GROUPS}
+    for file in (ROOT / "conf/hydra/sweeper").glob("*.yaml"):
+        known |= {f"hydra.sweeper.{name}" for name in yaml.safe_load(file.read_text())}
     groups = "data|model|tokenizer|optimizer|schedule|wandb|plan"
     dotted = rf"`((?:{groups})\.(?!json`|safetensors`)[a-z_]+(?:\.[a-z_]+)?)`"
     for name in re.findall(rf"{dotted}|`([a-z_.]+)=[^`\n]*`", _without_code(page)):
