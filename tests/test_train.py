@@ -269,7 +269,8 @@ def test_mistakes_that_need_no_text_are_told_before_it_is_prepared_or_a_run_over
     train(replace(train_config, max_steps=1, sample_tokens=0))
     before = metrics(train_config.run_dir)
     monkeypatch.setattr(start_module, "open_data", lambda *arguments, **options: pytest.fail("prepared"))
-    with pytest.raises(SettingsError, match="already holds a run: choose another, remove it first, or continue it by resume="):
+    said = "already holds a run: choose another, remove it first, or continue it by resume="
+    with pytest.raises(SettingsError, match=said):
         train(train_config)
     assert metrics(train_config.run_dir) == before
     for place in ("text.txt", "text.txt/run"):
