@@ -1,6 +1,7 @@
-"""Export to Hugging Face's format, or import from it:  python export.py to=FOLDER [NAME=VALUE ...]
+"""Export to Hugging Face's format or to a page, or import:  python export.py to=FOLDER [NAME=VALUE ...]
 
 python export.py to=mymodel                    # the newest run
+python export.py to=demo.html                  # a page that writes in a browser
 python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a checkpoint
 """
 
@@ -10,9 +11,9 @@ from interop.config import ExportConfig
 
 def export(config: ExportConfig) -> None:
     """Write `to`, completely or not at all."""
-    from cli.export import write_folder  # with torch: --help and mistakes in the settings do not wait for it
+    from cli.export import write_export  # with torch: --help and mistakes in the settings do not wait for it
 
-    write_folder(config)
+    write_export(config)
 
 
 def main() -> None:

@@ -1,19 +1,36 @@
-"""The work of export.py: write a checkpoint in Hugging Face's format, or the reverse."""
+"""The work of export.py: write a checkpoint in Hugging Face's format or as a page, or import one."""
 
 from pathlib import Path
 
 from common.errors import SettingsError, naming
 from common.files import user_path, writing
-from common.text import visible
+from common.text import si, visible
 from interop.config import ExportConfig
 from interop.huggingface import find_folder, from_huggingface, llama_cpp_losses, to_huggingface
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
+from pages.demo import demo_page
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
 
-def write_folder(config: ExportConfig) -> None:
-    """Write `to`, completely or not at all."""
+def write_export(config: ExportConfig) -> None:
+    """Write `to`, a page or a folder, completely or not at all."""
+    write = write_page if config.is_page else write_folder
+    for line in write(config):
+        print(visible(line))
+
+
+def write_page(config: ExportConfig) -> list[str]:
+    """Write the page of a checkpoint; return lines for the terminal."""
+    checkpoint = open_checkpoint(config.checkpoint)
+    with writing("to", config.to) as file:
+        file.write_text(demo_page(checkpoint, config.to, config.dtype), encoding="utf-8")
+        size = file.stat().st_size
+    return [f"{checkpoint.path} is now {config.to}, a page of {si(size, 3)}B: open it in a browser."]
+
+
+def write_folder(config: ExportConfig) -> list[str]:
+    """Write a folder; return lines for the terminal."""
     folder = user_path("to", config.to)
     if folder.exists() or folder.is_symlink():
         raise SettingsError(f"to={config.to} is there already", "choose another folder, or remove it first")
@@ -23,8 +40,7 @@ def write_folder(config: ExportConfig) -> None:
             import_model(config.import_from, unfinished)
         else:
             lines = export_checkpoint(config.checkpoint, unfinished, folder)
-    for line in lines:
-        print(visible(line))
+    return lines
 
 
 def import_model(source: str, folder: Path) -> None:

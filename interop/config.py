@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.errors import SettingsError
+from common.errors import SettingsError, one_of
 
 
 @dataclass(kw_only=True)
@@ -15,11 +15,23 @@ class ExportConfig:
     """Folder or hub name of a Hugging Face GPT-2, Llama or Qwen3, to import as a checkpoint.
     sample.py, eval.py and train.py's init_from read it."""
     to: str = ""
-    """Folder to write, which must not exist yet."""
+    """Folder to write, which must not exist yet; or a page, FILE.html, in which the model writes."""
+    dtype: str = "float16"
+    """Type of a page's weights: float16 or float32."""
+
+    @property
+    def is_page(self) -> bool:
+        return self.to.endswith(".html")
 
     def __post_init__(self) -> None:
+        one_of("dtype", self.dtype, ("float16", "float32"))
         if not self.to:
             raise SettingsError("to=FOLDER is needed", "name the folder to write")
         if self.checkpoint and self.import_from:
             given = f"checkpoint={self.checkpoint} and import_from={self.import_from}"
             raise SettingsError(f"{given} are both given", "choose one")
+        if self.import_from and self.is_page:
+            problem = f"to={self.to} is a page, and import_from={self.import_from} makes a checkpoint"
+            raise SettingsError(problem, "import to a folder, then export it with checkpoint=FOLDER")
+        if self.dtype != "float16" and not self.is_page:
+            raise SettingsError(f"dtype={self.dtype} is for a page", "leave it out, or set to=FILE.html")

@@ -71,7 +71,13 @@ class Rope(NamedTuple):
 
     def cos_sin(self, positions: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead half 2"]:
         """Return (cos, sin) of every plane's angle at each position; YaRN scales both beyond length 1."""
-        plane = torch.arange(0, self.channels, 2, dtype=torch.float32, device=positions.device)  # 2i
+        frequency, temperature = self.frequencies(positions.device)
+        angle = positions.to(torch.float32).unsqueeze(-1) * frequency
+        return torch.stack((angle.cos(), angle.sin()), -1) * temperature
+
+    def frequencies(self, device: torch.device | None = None) -> tuple[Float[Tensor, " half"], float]:
+        """Return every plane's angle at position 1, and the length of its (cos, sin)."""
+        plane = torch.arange(0, self.channels, 2, dtype=torch.float32, device=device)  # 2i
         frequency = self.theta ** (-plane / self.channels)
         temperature = 1.0
         slow: Tensor | float = 1.0  # the share of the slowed frequency
@@ -87,8 +93,7 @@ class Rope(NamedTuple):
             high = min(math.ceil(last), self.channels - 1)
             slow = ((plane / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
             temperature = 0.1 * math.log(self.stretch) + 1
-        angle = positions.to(torch.float32).unsqueeze(-1) * (slow * frequency / self.stretch + (1 - slow) * frequency)
-        return torch.stack((angle.cos(), angle.sin()), -1) * temperature
+        return slow * frequency / self.stretch + (1 - slow) * frequency, temperature
 
 
 def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"]) -> Float[Tensor, "... H T D"]:

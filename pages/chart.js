@@ -220,20 +220,21 @@ function matrix({down, across, values, least, most, high, paint, told, table}, w
   return {svg, places, table, end: [left + wide * across.length, above + tall * down.length]};
 }
 
-// A square map of shares from 0 to 1, by rows: one path for each of 12 shades. The square root shows small shares too.
+// A map of shares from 0 to 1, by rows of `size`: one path for each of 12 shades. The square root shows small shares too.
 const SHADES = 12;
 
-function shades({size, shares}, x, y, side) {
+function shades({size, shares}, x, y, wide, high = wide) {
+  const rows = shares.length / size;
   const paths = Array(SHADES + 1).fill("");
   shares.forEach((share, i) => {
     paths[Math.round(SHADES * Math.sqrt(share))] += `M${i % size} ${Math.floor(i / size)}h1v1h-1z`;
   });
   const drawn = paths.map((d, shade) => draw("path", {d, "fill-opacity": (shade / SHADES).toFixed(2)})).slice(1);
-  const ground = draw("rect", {width: size, height: size, fill: "var(--field)"});
+  const ground = draw("rect", {width: size, height: rows, fill: "var(--field)"});
   const how = {"shape-rendering": "crispEdges"};
   return draw(
     "g",
-    {transform: `translate(${x} ${y}) scale(${side / size})`, fill: "var(--map)", ...how},
+    {transform: `translate(${x} ${y}) scale(${wide / size} ${high / rows})`, fill: "var(--map)", ...how},
     ground,
     ...drawn,
   );

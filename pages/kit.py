@@ -33,12 +33,12 @@ def shape(attention: object, layers: object, heads: object, width: object) -> st
 def fill_page(file: str, title: str, data: Any) -> str:
     """Return the page `file` with its placeholders filled in.
 
-    TITLE becomes the title, DATA plain data as JSON, KIT.CSS, KIT.JS and CHART.JS these files.
+    TITLE becomes the title, DATA plain data as JSON, and KIT.JS and the other scripts and styles these files.
     """
     here = Path(__file__).parent
     blanks = {}
-    for name in ("kit.css", "kit.js", "chart.js"):
-        blanks[name.upper()] = (here / name).read_text(encoding="utf-8")
+    for part in (*here.glob("*.css"), *here.glob("*.js")):
+        blanks[part.name.upper()] = part.read_text(encoding="utf-8")
     blanks["TITLE"] = html.escape(title)
     script = json.dumps(
         finite(data),

@@ -1,0 +1,125 @@
+// Text by a GPT: generation/generate.py for one text, with the predictions and the attention at each token.
+
+const LIKELY = 10;  // predictions for a token
+
+// A text as the model reads it, token by token. Its places are the tokens, each with: id; bits, its surprise, null for
+// the first; likely, the likeliest tokens in its place, [id, probability]; start, the first place of its context; heads,
+// the attention weights (H, S) of each layer. `chances` (V) and `likely` are of the next token.
+class Reading {
+  constructor(model, tokenizer) {
+    this.model = model;
+    this.tokenizer = tokenizer;
+    this.places = [];
+    this.fill(0, 0);
+  }
+
+  // Read one more token. When the context is full, its last half is read again.
+  read(id) {
+    const {block_size} = this.model.config;
+    const bits = this.chances ? -Math.log2(this.chances[id]) : null;
+    const count = this.places.push({id, bits, likely: this.likely ?? []});
+    const half = Math.max(1, Math.floor(block_size / 2));
+    if (count - this.start > block_size) this.fill(count - half, count - 1);
+    this.predict();
+  }
+
+  // Take back all tokens but the first `count`.
+  cut(count) {
+    this.places.length = count;
+    const {start} = this.places[count - 1];
+    if (start === this.start) this.cache.ids.length = count - 1 - start;
+    else this.fill(start, count - 1);
+    this.predict();
+  }
+
+  // Begin a context with the tokens from `start` to before `end`.
+  fill(start, end) {
+    this.start = start;
+    this.cache = this.model.cache(this.model.config.block_size);
+    for (const {id} of this.places.slice(start, end)) this.model.forward(id, this.cache);
+  }
+
+  // Read the last token, and predict the next one.
+  predict() {
+    const place = this.places.at(-1);
+    const {logits, heads} = this.model.forward(place.id, this.cache);
+    Object.assign(place, {start: this.start, heads});
+    this.logits = logits;
+    this.chances = Float64Array.from(logits);
+    softmax(this.chances, []);
+    this.likely = [];
+    this.chances.forEach((chance, id) => {
+      const least = this.likely[LIKELY - 1]?.[1] ?? -1;
+      if (chance <= least || !this.tokenizer.has(id)) return;
+      const at = this.likely.findIndex(([, other]) => other < chance);
+      this.likely.splice(at < 0 ? LIKELY : at, 0, [id, chance]);
+      this.likely.length = Math.min(this.likely.length, LIKELY);
+    });
+  }
+
+  // Write up to `max_new_tokens` more tokens, and yield the id of each. Returns "end" if the model ended the document, or
+  // "length".
+  *write({max_new_tokens, seed, ...settings}) {
+    const random = new Random(seed);
+    for (let n = 0; n < max_new_tokens; n++) {
+      const id = this.sample(settings, random);
+      if (id === this.tokenizer.end) return "end";
+      this.read(id);
+      yield id;
+    }
+    return "length";
+  }
+
+  // Sample the next token. temperature divides the logits, and 0 takes the likeliest token; top_k keeps the k likeliest
+  // (Fan et al. 2018), top_p the fewest likeliest whose probabilities reach p (Holtzman et al. 2020).
+  sample({temperature, top_k, top_p}, random) {
+    const known = this.logits.map((logit, id) => (this.tokenizer.has(id) ? logit : -Infinity));
+    if (temperature === 0) return known.indexOf(largest(known));
+    let chances = Float64Array.from(known, logit => logit / temperature);
+    if (top_k && top_k < chances.length) {
+      const least = chances.slice().sort().at(-top_k);
+      chances = chances.map(logit => (logit < least ? -Infinity : logit));
+    }
+    softmax(chances, []);
+    if (top_p < 1) {
+      const descending = chances.slice().sort().reverse();
+      let sum = 0;
+      const least = descending.find(chance => (sum += chance) >= top_p) ?? 0;
+      chances = chances.map(chance => (chance < least ? 0 : chance));
+    }
+    // Inverse transform sampling: the token at which the running sum passes a random share of the total.
+    let passed = random.uniform() * chances.reduce((sum, chance) => sum + chance, 0);
+    return chances.findIndex(chance => (passed -= chance) < 0);
+  }
+}
+
+// Mersenne Twister (Matsumoto & Nishimura 1998): the numbers of torch's generator with the same seed.
+class Random {
+  constructor(seed) {
+    this.state = new Uint32Array(624);
+    this.state[0] = seed;
+    for (let i = 1; i < 624; i++) {
+      const before = this.state[i - 1];
+      this.state[i] = Math.imul(1812433253, before ^ (before >>> 30)) + i;
+    }
+    this.next = 624;
+  }
+
+  // A float32 from 0 to 1, as torch.rand(1).
+  uniform() {
+    const {state} = this;
+    if (this.next === 624) {
+      for (let i = 0; i < 624; i++) {
+        const y = (state[i] & 0x80000000) | (state[(i + 1) % 624] & 0x7fffffff);
+        state[i] = state[(i + 397) % 624] ^ (y >>> 1) ^ (y & 1 ? 0x9908b0df : 0);
+      }
+      this.next = 0;
+    }
+    let y = state[this.next++];
+    y ^= y >>> 11;
+    y ^= (y << 7) & 0x9d2c5680;
+    y ^= (y << 15) & 0xefc60000;
+    y ^= y >>> 18;
+    return (y & 0xffffff) / 2 ** 24;
+  }
+}

@@ -1,0 +1,330 @@
+"""The page of a model computes what the model does, reads a text as the tokenizer does, and shows what it computed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import re
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from browser import AXE, browse, data_of, needs_axe, needs_browser
+from conftest import random_gpt, run_here, split_patterns
+
+import pages.demo
+from common.errors import SettingsError
+from data.config import TokenizerConfig
+from data.tokenizer import END_OF_TEXT, encode_text, make_tokenizer, train_bpe
+from export import ExportConfig
+from generation.config import SamplingParams
+from generation.generate import encode_prompt, generate
+from model.config import GPTConfig
+from model.gpt import GPT
+from model.heads import for_each_layer
+from pages.demo import FORMS, MODIFIERS, browser_tokenizer, demo_page, nearest
+from runs.checkpoint import Checkpoint, Meta, Progress, save_checkpoint
+from training.config import TrainConfig
+
+BYTE = make_tokenizer(TokenizerConfig(name="byte"), ())
+HOSTILE = '</script><b onclick="x">&amp; KIT.JS DATA <!-- 漢字 😀 é\x00\u202e\u2028'
+# Every form, modifier, norm, MLP, position and scaling that the page knows is in one of them.
+CONFIGS = {
+    "defaults": {},
+    "grouped": dict(
+        attention="matmul", n_kv_head=2, norm="layernorm", bias=True, qkv_bias=True, mlp="gelu", qk_norm=False
+    ),
+    "alibi": dict(attention="softmax1+sink", position="alibi", mlp="relu2", tie_embeddings=True),
+    "windows": dict(attention="sdpa+window/sdpa+nope", attention_window=5, logit_softcap=5.0, rope_fraction=0.5),
+    "learned": dict(attention="einsum+gate+xsa+key_offset", n_kv_head=1, position="learned", mlp="gelu_tanh"),
+    "faded": dict(attention="loop+value_residual+forget/softmax1+fade+value_residual", head_size=6, position="none"),
+    "yarn": dict(
+        attention="bmm+fade+sink+gate_element", rope_scaling="yarn", rope_scaling_factor=4.0, rope_trained_length=8
+    ),
+    "n-grams": dict(
+        attention="stacked+gate_silu/single_head+window", attention_window=7, ngrams=[2, 3], ngram_rows=50,
+        rope_scaling="llama3", rope_scaling_factor=2.0, norm="layernorm",
+    ),
+}  # fmt: skip
+
+
+def write_demo(page: Path, model: GPT, tokenizer=BYTE, dtype: str = "float32", **meta) -> None:
+    config = {"model": {}, "data": {}} | meta.pop("config", {})
+    checkpoint = Checkpoint(page.parent / "run" / "checkpoints" / "step_1", model, tokenizer, Meta(config, **meta))
+    page.write_text(demo_page(checkpoint, page.name, dtype), encoding="utf-8")
+
+
+def written(model: GPT, prompt: str, seed: int = 1, tokenizer=BYTE, **params) -> list[int]:
+    """The ids that sample.py writes after a prompt, without the one that ends the text."""
+    prompts = [encode_prompt(tokenizer, prompt)]
+    found = generate(model, tokenizer, prompts, seeds=[seed], params=SamplingParams(**params), logprobs=True)
+    return [chunk.logprob[0] for chunk in found if chunk.logprob and chunk.finish != "end"]
+
+
+@needs_browser
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_page_writes_as_sample_py_does_and_its_logits_and_weights_are_the_models(name, tmp_path):
+    model, page = random_gpt(vocab_size=270, **CONFIGS[name]), tmp_path / "demo.html"
+    write_demo(page, model)
+    ids = [256, *b"all of a window"]
+    script = f"""
+      const greedy = await tinygpt.generate("hello", {{temperature: 0, max_new_tokens: 64}});
+      const settings = {{temperature: 0.9, top_k: 90, top_p: 0.9, seed: 7, max_new_tokens: 40}};
+      const sampled = await tinygpt.generate("", settings);
+      const text = new Reading(model, tokenizer);
+      for (const id of {ids}) text.read(id);
+      return [greedy, sampled, [...tinygpt.logits({ids})], text.places.at(-1).heads.map(weights => [...weights])];"""
+    greedy, sampled, logits, heads = browse(page, script)
+    assert greedy["ids"] == written(model, "hello", temperature=0, max_new_tokens=64)
+    assert greedy["text"] == BYTE.decode(greedy["ids"])
+    assert sampled["ids"] == written(model, "", seed=7, temperature=0.9, top_k=90, top_p=0.9, max_new_tokens=40)
+    with torch.no_grad():
+        wanted = model(torch.tensor([ids]))[0, -1]
+    torch.testing.assert_close(torch.tensor(logits), wanted, rtol=0, atol=1e-3)
+    maps = for_each_layer(model, torch.tensor([ids]), lambda weights: weights[0, :, -1].flatten())
+    for found, weights in zip(heads, maps, strict=True):
+        torch.testing.assert_close(torch.tensor(found), weights, rtol=0, atol=1e-4)
+
+
+def strings(count: int) -> list[str]:
+    """Texts of all that patterns tell apart, which no tokenizer may read otherwise in JavaScript."""
+    parts = [
+        *(" ", "  ", "\t", "\n", "\r\n", "\r", "\u00a0", "\u2003", "\x85", "\ufeff", "\u200b", "\u2028", "\x00"),
+        *(
+            "é",
+            "e\u0301",
+            "ß",
+            "ſ",
+            "\u212a",
+            "ǅ",
+            "İ",
+            "漢字",
+            "😀",
+            "👍🏽",
+            "\ud83d",
+            "½",
+            "Ⅷ",
+            "٣",
+            "1",
+            "2024",
+            "12345",
+        ),
+        *("'s", "'S", "'ſ", "'ll", "'Re", "'VE", "don't", "I'M", "hello", " The", "WORLD", "_", "...", "!=", "//", "-"),
+        END_OF_TEXT,
+    ]
+    draw = random.Random(0)
+    return ["", *parts] + ["".join(draw.choices(parts, k=draw.randint(2, 12))) for _ in range(count)]
+
+
+@needs_browser
+def test_each_tokenizer_gives_the_ids_of_python_and_their_texts(tmp_path):
+    page = tmp_path / "demo.html"
+    write_demo(page, random_gpt(vocab_size=257))
+    sample = "".join(text for text in strings(300) if text.isprintable()) + "the cat sat on the mat. " * 20
+    tokenizers = {name: train_bpe([sample], 600, pattern) for name, pattern in split_patterns().items()} | {
+        "byte": BYTE
+    }
+    texts = strings(500)
+    data = {name: browser_tokenizer(tokenizer, "demo.html") for name, tokenizer in tokenizers.items()}
+    script = f"""
+      const texts = {json.dumps(texts)};
+      return Object.entries({json.dumps(data)}).map(([name, data]) => {{
+        const tokenizer = new Tokenizer(data);
+        const ids = texts.map(text => tokenizer.encode(text));
+        return [name, ids, ids.map(ids => tokenizer.decode(ids)), ids.map(ids => tokenizer.decode(ids.slice(0, -1)))];
+      }});"""
+    for name, ids, decoded, cut in browse(page, script):
+        tokenizer = tokenizers[name]
+        wanted = [encode_text(tokenizer, text).tolist() for text in texts]
+        assert ids == wanted and len(texts) > 500, name
+        assert decoded == [tokenizer.decode(each) for each in wanted]
+        assert cut == [tokenizer.decode(each[:-1]) for each in wanted]  # may end within a character
+
+
+@needs_browser
+def test_python_and_the_page_know_the_same_modifiers_and_each_name_is_in_a_test(tmp_path):
+    write_demo(tmp_path / "demo.html", random_gpt(vocab_size=257))
+    assert {*browse(tmp_path / "demo.html", "return Object.keys(MODIFIERS)"), "window", "nope"} == {*MODIFIERS}
+    used = {name for config in CONFIGS.values() for name in re.split(r"[+/]", config.get("attention", "sdpa"))}
+    assert used == {*FORMS, *MODIFIERS}
+
+
+@needs_browser
+def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp_path):
+    model, page = random_gpt(vocab_size=257), tmp_path / "demo.html"
+    write_demo(page, model)
+    script = """
+      const press = key => $("text").dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+      const type = text => { $("source").value = text; return $("source").oninput(); };
+      const finished = async () => { while (!$("said").textContent) await new Promise(requestAnimationFrame); };
+      const texts = [];
+      $("max_new_tokens").value = 12;
+      await type("ab");
+      for (const id of ["write", "again"]) {
+        $(id).click();
+        await finished();
+        texts.push(reading.places.map(({id}) => id));
+      }
+      const seed = $("seed").value;
+      for (const key of ["Home", "ArrowRight", "ArrowRight"]) press(key);
+      const found = {
+        texts, seed, chosen: $("chosen").textContent, active: $("text").getAttribute("aria-activedescendant"),
+        surprise: $("surprise").textContent, rows: document.querySelectorAll("#heads text").length,
+        tinted: spans.filter(span => span.style.getPropertyValue("--share") > "0%").length,
+        csv: saved.CSV("heads").split("\\n").length,
+      };
+      $("likely").querySelectorAll("button")[1].click();
+      await finished();
+      const branch = reading.places.map(({id}) => id);
+      await type("ab!");
+      const typed = reading.places.map(({id}) => id);
+      press("Escape");
+      return {...found, branch, typed, next: $("chosen").textContent,
+        options: $("text").querySelectorAll("[role=option]").length};"""
+    found = browse(page, script)
+    settings = dict(temperature=0.8, max_new_tokens=12)
+    ids = [256, *b"ab"]
+    assert found["texts"] == [ids + written(model, "ab", seed=seed, **settings) for seed in (1, 2)]
+    with torch.no_grad():
+        chances = model(torch.tensor([[256, ord("a")]]))[0, -1].softmax(-1)
+    second = int(chances.argsort(descending=True)[1])
+    assert found["branch"] == [256, ord("a"), second, *written(model, "a" + chr(second), seed=2, **settings)]
+    bits = -float(chances[ord("b")].log2())
+    assert found == found | {
+        "seed": "2", "chosen": "“b”", "active": "t2", "tinted": 3, "rows": 2 * 8, "csv": 2 + 8 * 3,
+        "typed": [*ids, ord("!")], "next": "The next token", "options": 4,
+    }  # fmt: skip
+    assert found["surprise"].startswith(f"{bits:.2f} bits")
+
+
+def test_a_page_takes_at_most_four_tenths_more_than_its_weights_and_has_no_address(tmp_path):
+    model = GPT(GPTConfig(vocab_size=2048))  # of the default run
+    tokenizer = train_bpe([Path(__file__).read_text(encoding="utf-8") * 3], 2048)
+    for dtype, size in (("float16", 2), ("float32", 4)):
+        write_demo(tmp_path / "demo.html", model, tokenizer, dtype)
+        numbers = sum(parameter.numel() for parameter in model.parameters())
+        assert (tmp_path / "demo.html").stat().st_size < 1.4 * size * numbers
+    text = (tmp_path / "demo.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|<link|<img|@import|url\((?!#)", text)
+
+
+@pytest.fixture
+def hostile_page(tmp_path) -> Path:
+    """The page of a run whose name, text and tokens are markup."""
+    tokenizer = train_bpe([HOSTILE * 50], 300)
+    config = {"model": {"attention": "<b>"}, "data": {"source": HOSTILE}}
+    progress = Progress(1, metrics={"val_bpb": 1.5})
+    write_demo(tmp_path / "demo.html", random_gpt(vocab_size=300), tokenizer, config=config, progress=progress)
+    return tmp_path / "demo.html"
+
+
+@needs_browser
+def test_a_hostile_name_prompt_or_token_stays_text(hostile_page):
+    page = hostile_page.read_text(encoding="utf-8")
+    assert page.count("</script>") == 2 and "&lt;/script&gt;" in page.split("</title>")[0]
+    script = f"""
+      $("source").value = {json.dumps(HOSTILE)};
+      await $("source").oninput();
+      choose(reading.places.length - 1);
+      return [$("text").textContent, document.querySelectorAll("b").length, document.title];"""
+    text, bold, title = browse(hostile_page, script.replace("</script>", "<\\/script>"))
+    assert text == END_OF_TEXT + HOSTILE.replace("\x00", "␀").replace("\u202e", "\ufffd").replace("\u2028", "\ufffd")
+    assert bold == 1 and "</script>" in title and title.endswith(": 1.5000 bits per byte")
+
+
+@needs_browser
+@needs_axe
+@pytest.mark.parametrize("looks", [{"width": 390}, {"width": 1280}, {"width": 1280, "dark": True}])
+def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(hostile_page, looks):
+    script = """
+      $("max_new_tokens").value = 40;
+      await startWriting();
+      choose(9);
+      const {violations} = await axe.run();
+      const found = violations.flatMap(({id, nodes}) => nodes.map(node => `${id}: ${node.html}`));
+      return [found, document.documentElement.scrollWidth <= innerWidth];"""
+    assert browse(hostile_page, script, AXE.read_text(encoding="utf-8"), **looks) == [[], True]
+
+
+@pytest.mark.parametrize(
+    ("attention", "instead"),
+    [
+        ("delta/delta/sdpa", "sdpa/sdpa/sdpa"),
+        ("sdpa+diff+gate", "sdpa+gate"),
+        ("mla+nope/softmax1+sink", "sdpa+nope/softmax1+sink"),
+        ("sdpa+window/stacked+fade", "sdpa+window/stacked+fade"),
+    ],
+)
+def test_the_nearest_attention_keeps_all_that_a_page_knows(attention, instead):
+    assert nearest(attention) == instead
+
+
+def saved_run(folder: Path, model: GPT, tokenizer=BYTE) -> str:
+    config = TrainConfig(model=model.config)
+    save_checkpoint(folder / "run" / "checkpoints" / "step_1", model=model, tokenizer=tokenizer, config=config)
+    return f"checkpoint={folder / 'run' / 'checkpoints' / 'step_1'}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            dict(attention="delta"),
+            "to=demo.html: a page cannot compute attention=delta: train with attention=sdpa, the nearest that it can.",
+        ),
+        (dict(weight=1e5), "dtype=float16 ends at 65,504, and lm_head.weight has larger weights: set dtype=float32."),
+        (dict(task=True), "has learned data=stdlib, not text"),
+        (
+            dict(pattern=r"\w+|(?s:.)"),
+            "to=demo.html: JavaScript cannot cut text by the pattern of tokenizer=bpe: train with tokenizer=bpe",
+        ),
+        (
+            dict(largest=30_000),
+            "to=demo.html would have 132 kB, more than the 30 kB that browsers open: choose a smaller model.",
+        ),
+        (dict(full=True), "to=demo.html cannot be written (No space left on device): name another place."),
+        (
+            dict(to="no/demo.html"),
+            "to=no/demo.html cannot be written (No such file or directory): make its folder first.",
+        ),
+    ],
+)
+def test_a_page_that_cannot_be_is_refused_in_one_sentence_and_nothing_is_written(
+    wrong, sentence, tmp_path, monkeypatch
+):
+    model = random_gpt(vocab_size=257, attention=wrong.get("attention", "sdpa"))
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = wrong.get("weight", 1.0)
+    tokenizer = train_bpe(["ab " * 9], 257, wrong["pattern"]) if "pattern" in wrong else BYTE
+    checkpoint = saved_run(tmp_path, model, None if "task" in wrong else tokenizer)
+    monkeypatch.setattr(pages.demo, "LARGEST", wrong.get("largest", pages.demo.LARGEST))
+    if "full" in wrong:
+        monkeypatch.setattr(Path, "write_text", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    before = sorted(tmp_path.iterdir())
+    done = run_here("export.py", checkpoint, f"to={wrong.get('to', 'demo.html')}", cwd=tmp_path)
+    assert done.returncode == 1 and sentence in done.stderr and done.stderr.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (dict(to="ours.html", import_from="gpt2"), "to=ours.html is a page, and import_from=gpt2 makes a checkpoint"),
+        (dict(to="folder", dtype="float32"), "dtype=float32 is for a page: leave it out, or set to=FILE.html."),
+        (dict(to="a.html", dtype="int8"), "dtype=int8 is not known: choose one of float16, float32."),
+    ],
+)
+def test_settings_that_do_not_fit_a_page_are_refused(settings, sentence):
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        ExportConfig(**settings)
+
+
+def test_export_py_replaces_a_page_and_tells_its_size(tmp_path):
+    checkpoint = saved_run(tmp_path, random_gpt(vocab_size=257))
+    for dtype in ("float16", "float32"):
+        done = run_here("export.py", checkpoint, "to=demo.html", f"dtype={dtype}", cwd=tmp_path)
+        size = (tmp_path / "demo.html").stat().st_size / 1000
+        assert done.returncode == 0 and f"is now demo.html, a page of {size:.3g} kB" in done.stdout
+        assert data_of(tmp_path / "demo.html")["dtype"] == dtype
