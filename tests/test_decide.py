@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 from collections import defaultdict
+from functools import partial
 from itertools import permutations, product
 from pathlib import Path
 
@@ -83,7 +84,11 @@ def test_twenty_pairs_decide_from_the_seventh_on_and_two_may_be_followed_in_addi
 def table_of_laws() -> dict[str, list[float]]:
     """The shares in the table of docs/sweeps.md that `docs/decide_worth.py laws` prints."""
     rows = cells((ROOT / "docs/sweeps.md").read_text(encoding="utf-8"))
-    return {name: [float(cell.rstrip("%")) / 100 for cell in rest] for name, *rest in rows if name in worth.LAWS}
+    return {
+        name: [float(cell.rstrip("%")) / 100 for cell in rest]
+        for name, *rest in rows
+        if name in worth.LAWS and len(rest) == 7
+    }
 
 
 @pytest.mark.parametrize("law", worth.LAWS)
@@ -98,6 +103,18 @@ def test_a_difference_is_found_as_often_as_the_page_says_and_falsely_in_one_of_t
     for text, share, count in zip(found, recorded, [1500] + 6 * [150], strict=True):
         noise = 4 * math.sqrt(max(share * (1 - share), 0.01) / count)
         assert float(text.rstrip("%")) / 100 == pytest.approx(share, abs=noise)
+
+
+def test_a_night_of_ideas_has_the_finds_that_the_page_says():
+    draw, rule = np.random.default_rng(5), partial(judge, alpha=ALPHA, give_up=5)
+    law = worth.RUNS["normal"]
+    once = np.array([worth.night(draw, law, rule, confirms=False, real=10) for _ in range(12)])
+    twice = np.array([worth.night(draw, law, rule, confirms=True, real=10) for _ in range(12)])
+    assert once[:, 1].mean() > 8.7 and twice[:, 1].mean() > 8 and (once[:, 0] > 0).sum() > 2 >= (twice[:, 0] > 0).sum()
+    rows = {tuple(row[:2]): row[2:] for row in cells((ROOT / "docs/sweeps.md").read_text(encoding="utf-8"))}
+    for name in worth.RUNS:
+        false, found, runs = rows[name, "`decide`, given up from pair 5 on, then confirmed"]
+        assert float(false.rstrip("%")) <= 5 and float(found) >= 9 and float(runs) < 11
 
 
 def test_the_confidence_sequence_holds_the_centre_after_every_pair_and_moves_with_the_differences():
