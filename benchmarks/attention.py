@@ -61,7 +61,7 @@ def passes(form: str, T: int, precision: torch.dtype) -> Callable[[], float]:
 
 
 def peak(form: str, T: int) -> float:
-    """What the peak of this process's memory grows by in one forward and backward pass, in bytes."""
+    """Return the growth of this process's peak memory in a forward and backward pass, in bytes."""
     device = paired.device()
     for length in (16, T):  # the short one for threads and code pages
         q, k, v = (torch.randn(1, H, length, D, device=device, requires_grad=True) for _ in range(3))

@@ -95,7 +95,9 @@ def ours(settings: dict, batch: int, new: int) -> Callable[[], None]:
 
 
 def theirs(checkout: Path, sizes: dict[str, int], batch: int, new: int) -> Callable[[], object]:
-    """nanoGPT's generate, as its sample.py calls it: bf16 is autocast's. Its attention backends are pinned as ours are:
+    """nanoGPT's generate, as its sample.py calls it: bf16 is autocast's.
+
+    Its attention backends are pinned as ours are:
     cuDNN's would plan anew for each length."""
     module = nanogpt.load(checkout)
     model = module.GPT(module.GPTConfig(**sizes, dropout=0.0)).to(paired.device()).eval()

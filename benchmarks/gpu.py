@@ -102,7 +102,7 @@ def ended_well(name: str, words: list[str], seconds: float) -> bool:
 
 
 def steps() -> None:
-    """Print the time and the peak memory of training steps of every form, and of sdpa with every modifier."""
+    """Print time and peak memory of a training step: every form, and sdpa with every modifier."""
     names = [*FORMS, *(f"sdpa+{name}" for name in MODIFIERS), "sdpa+window", "sdpa+window/sdpa"]
     shape, device = throughput.GPT2_124M._replace(n_layer=2, batch_size=8, vocab_size=2048), paired.device()
     precision = choose_precision("auto", device)

@@ -1,4 +1,4 @@
-"""A checkout of github.com/karpathy/nanoGPT, named on the command line, for the benchmarks to measure."""
+"""nanoGPT as the benchmarks measure it: a checkout, named on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: programs that take turns, medians with their spread, ratios, tables, and the machine.
+"""Shared by the benchmarks: runs in turns, medians with spread, ratios, tables, the machine.
 
 README.md's method is decided here. Importing this puts the checkout on the path, for `model`, `data` and `training`.
 """
@@ -46,7 +46,7 @@ def device() -> torch.device:
 
 
 def header(*packages: str) -> None:
-    """Print the command line and what the figures depend on beside it: processor, GPU, threads, versions, commit."""
+    """Print the command line, processor, GPU, threads, versions and commit."""
     print(f"`python benchmarks/{shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}`\n")
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
@@ -80,7 +80,7 @@ def interleave(programs: dict[str, Callable[[], T]], rounds: int, *, warm_ups: i
 
 
 def alone(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a process of its own, which has not freed any memory that it could take again."""
+    """Call a function in a new process, which has no freed memory to use again."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
@@ -106,7 +106,7 @@ def synchronize() -> None:
 
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> str:
-    """Return both statistics of first / second, the smaller one in bold: no more than that may be claimed.
+    """Return both statistics of first / second, the smaller one, which may be claimed, in bold.
 
     The ratio of the medians, which the table's other columns divide to; and the median of the rounds' ratios, with
     the least and the most: what the machine did in a round is in both figures and cancels.
@@ -122,7 +122,7 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> str:
 
 
 def spread(values: Iterable[float], form: str = ".2f") -> str:
-    """Return the median, and in brackets the least and the most; ‡ where these are too far apart."""
+    """Return the median, and in brackets the least and the most; ‡ if they are too far apart."""
     values = sorted(values)
     median = statistics.median(values)
     wide = " ‡" if values[-1] - values[0] > WIDEST * abs(median) else ""
@@ -130,7 +130,7 @@ def spread(values: Iterable[float], form: str = ".2f") -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a Markdown table, each row as soon as it is there. The first column names, the others are figures."""
+    """Print a Markdown table, row by row: a column of names, then columns of figures."""
     print("| " + " | ".join(heads) + " |")
     print("|---|" + "---:|" * (len(heads) - 1))
     wide = False

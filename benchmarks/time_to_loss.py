@@ -1,4 +1,4 @@
-"""How long does it take to get from the text file to nanoGPT's loss on tiny Shakespeare, on a CPU?
+"""How long does it take from a text file to nanoGPT's loss on tiny Shakespeare, on a CPU?
 
     python benchmarks/time_to_loss.py PATH_OF_A_NANOGPT_CHECKOUT PATH_OF_TINY_SHAKESPEARE
 
@@ -108,7 +108,7 @@ def report(runs: dict[str, list[Run]]) -> None:
 
 
 def theirs(copy: Path, module, adamw: dict[str, float]) -> Callable[[], Run]:
-    """nanoGPT's whole training, with these of its settings changed; its checkpoint is scored outside of the time."""
+    """nanoGPT's whole training with some settings changed; scoring it is not timed."""
     overrides = [f"--{name}={value}" for name, value in adamw.items()]
     if adamw:
         overrides.append(f"--lr_decay_iters={adamw['max_iters']}")
@@ -128,7 +128,7 @@ def theirs(copy: Path, module, adamw: dict[str, float]) -> Callable[[], Run]:
 
 @torch.no_grad()
 def score(copy: Path, module) -> float:
-    """Nats a character of nanoGPT's checkpoint over the whole validation split, in windows of block_size."""
+    """Nats a character of nanoGPT's checkpoint on the validation split, in block_size windows."""
     checkpoint = torch.load(copy / "out" / "ckpt.pt", map_location="cpu", weights_only=True)
     model = module.GPT(module.GPTConfig(**checkpoint["model_args"])).eval()
     model.load_state_dict(checkpoint["model"])

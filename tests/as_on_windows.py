@@ -1,4 +1,4 @@
-"""Makes Python on Linux refuse what it refuses on Windows, for the modules that are imported after this one.
+"""Makes Python on Linux lack what Windows lacks, for modules that are imported afterwards.
 
 It can tell that nothing is imported, named or done which Windows lacks; not how Windows does what it has.
 """

@@ -1,4 +1,4 @@
-"""A page as a browser shows it, where one is installed; axe-core's view of it, where that is."""
+"""A page in a browser, and axe-core's findings, where they are installed."""
 
 from __future__ import annotations
 

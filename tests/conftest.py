@@ -1,4 +1,4 @@
-"""What several test files share: a small text, a small model, and a run of the trainer on them."""
+"""Shared by the tests: a small text, a small model, and a run of the trainer on them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _repeatable():
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """Leave annotations unchecked: for arguments that are wrong on purpose, and for torch.compile."""
+    """Leave annotations unchecked, for wrong arguments on purpose and for torch.compile."""
     checks.update("jaxtyping_disable", True)
     yield
     checks.update("jaxtyping_disable", False)
@@ -86,7 +86,7 @@ def device_reads(monkeypatch) -> list[str]:
 
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
-    """A file of 12,000 bytes that a model can learn: sentences of a few words, some beyond ASCII."""
+    """A file of 12,000 bytes that a model can learn: short sentences, some beyond ASCII."""
     sentences = ["the cat sat on the mat.\n", "the café is öpen.\n", "a dog ran far away → home.\n"]
     path = tmp_path / "text.txt"
     path.write_text("".join(sentences[i * i % 3] for i in range(600))[:12_000], encoding="utf-8")
@@ -119,7 +119,7 @@ def attention_maps(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess:
-    """What `python script arguments` does, in this process: it has imported torch, which takes most of a short run."""
+    """Run `python script arguments` in this process, which has imported torch already."""
     streams = [io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8") for text in (stdin, "", "")]
     before = [(log, log.handlers[:], log.level) for log in (logging.getLogger(), logging.getLogger("tinygpt"))]
     on_sigterm, status = signal.getsignal(signal.SIGTERM), 0
@@ -183,7 +183,7 @@ def close(got, wanted, **tolerance) -> None:
 
 @attention_function
 def leaky_attention(q, k, v, allowed, bias, scale, dropout_p):
-    """A variant without softmax: its weights are above 1 or below 0, its rows have any sum, and it has a kink."""
+    """A variant without softmax: weights of any sign and size, rows of any sum, and a kink."""
     weights = F.leaky_relu(q @ k.mT * scale + (0 if bias is None else bias), 0.1)
     weights = weights if allowed is None else weights.masked_fill(~allowed, 0)
     return F.dropout(weights, dropout_p) @ v

@@ -1,4 +1,4 @@
-"""Train, evaluate and decode on a CUDA device that is not there, and print how attention was called, as JSON.
+"""Train, evaluate and decode on a fake CUDA device, and print the attention calls as JSON.
 
 LD_PRELOAD=LIBRARY PYTHONPATH=. python tests/fake_cuda.py CASE ...
 
@@ -80,7 +80,7 @@ def on_gpu(model: GPT, dtype: torch.dtype = torch.float32) -> GPT:
 def kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, enable_gqa: bool
 ) -> str:  # fmt: skip
-    """Return the first of torch's kernels that takes a call on an A100, and the reason if it is not flash.
+    """Return torch's first kernel for a call on an A100, and the reason if it is not flash.
 
     By the conditions of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; both fused kernels take dropout.
     """
@@ -152,7 +152,7 @@ def name(tensor: Tensor) -> str:
 
 
 def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
-    """Return the dtypes and kernels of a training step, an evaluation, and of decoding a prompt and a token."""
+    """Return dtypes and kernels of a training step, an evaluation, a prompt and a decoded token."""
     documents = settings.pop("document_mask", False)
     model_config = GPTConfig(attention=attention, **SHAPE | settings)
     config = TrainConfig(model=model_config, batch_size=2)

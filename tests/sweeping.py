@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: jobs written as files, jobs in memory, train.py in this process and in its own."""
+"""Shared by the tests of sweeps: jobs as files and in memory, and ways to call train.py."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def in_memory(sweeper: Grid, folder: Path, result: Result) -> list[dict[str, str]]:
-    """Let a sweeper run jobs that end at once in what `result` makes of their settings, or raises; return its jobs."""
+    """Let a sweeper run jobs that return or raise `result` of their settings; return its jobs."""
     launched: list[dict[str, str]] = []
 
     def launch(jobs, initial_job_idx):
@@ -108,7 +108,7 @@ def run_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
 
 
 def refusal(*arguments: str, cwd: Path) -> str:
-    """The one sentence in which `train.py -m` refuses these arguments, before it writes anything."""
+    """The sentence in which `train.py -m` refuses these arguments before it writes anything."""
     before, result = list(cwd.iterdir()), run_here("-m", *arguments, cwd=cwd)
     assert result.returncode == 1 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     assert list(cwd.iterdir()) == before

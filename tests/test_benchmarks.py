@@ -1,4 +1,4 @@
-"""The benchmarks start, say in a sentence what they lack, and print tables that can be pasted."""
+"""The benchmarks start, name their missing parts in a sentence, and print Markdown tables."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_seconds_of_training_are_added_up_without_the_evaluations_between_them()
 
 
 class Uniform(torch.nn.Module):
-    """In nanoGPT's place: every character is as likely, but the last one of V half as likely as the others."""
+    """In nanoGPT's place: all characters are equally likely, but the last one of V half as much."""
 
     def __init__(self, config):
         super().__init__()

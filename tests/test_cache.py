@@ -1,4 +1,4 @@
-"""What a model keeps of the tokens it has read, in chunks or one by one, gives what one pass over all gives."""
+"""A cache, filled in chunks or token by token, gives the result of one pass over all tokens."""
 
 import pytest
 import torch
@@ -109,7 +109,7 @@ def test_a_cache_is_no_larger_than_what_is_asked_or_may_be_seen():
 
 @pytest.fixture
 def filled():
-    """A cache of 8 positions with 3 written in two layers, and what was written: (layers, B, H, 3, D)."""
+    """A cache of 8 positions with 3 rows in two layers, and these rows: (layers, B, H, 3, D)."""
     cache, rows = KVCache(8), torch.randn(2, 2, 3, 3, 4)
     assert cache.nbytes == 0
     for layer in (0, 1):

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, reading one runs no code, and one that is not what was written is refused."""
+"""A checkpoint is whole or absent, runs no code when read, and is refused if it was changed."""
 
 import errno
 import json

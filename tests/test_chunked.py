@@ -1,4 +1,4 @@
-"""Attention by chunks is the attention of functions.py and sparse.py: results, gradients, and what it refuses."""
+"""Attention by chunks equals functions.py and sparse.py: results, gradients, refusals."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def documents(T, S):
 
 
 def compare(fast, definition, tensors, dtype=torch.float64):
-    """fast(*tensors) and its gradients are the definition's in float64, which gets the same numbers."""
+    """fast(*tensors) and its gradients equal the definition in float64 on the same numbers."""
     narrow = [t.detach().to(dtype).requires_grad_() for t in tensors]
     wide = [t.detach().double().requires_grad_() for t in narrow]
     y, wanted = fast(*narrow), definition(*wide)

@@ -1,4 +1,4 @@
-"""The commands as processes: streams that are gone, Ctrl-C, what a terminal is shown, help and tab completion."""
+"""The commands as processes: closed streams, Ctrl-C, terminals, help and tab completion."""
 
 import errno
 import json

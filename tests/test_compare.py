@@ -1,4 +1,4 @@
-"""sweeps.compare finds what was put into a sweep's folder: which variant is ahead, by how much, at equal what."""
+"""sweeps.compare finds the best variant of a sweep, its lead, and the budget that was equal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def put_sweep(
     gains: dict[str, float],
     seeds: tuple[str, ...] = SEEDS,
 ) -> None:
-    """A sweep whose variants' losses are the baseline's at `gains` times the compute; the best rate is 0.02."""
+    """A sweep whose variants have the baseline's loss at `gains` times the compute.
+
+    The best rate is 0.02.
+    """
     draw, number = random.Random(0), 0
     cases = [("sdpa", x, x) for x in LENGTHS] + [(name, 1.0, gain) for name, gain in gains.items()]
     for seed in seeds:

@@ -42,7 +42,7 @@ for form in sys.argv[1:]:
 
 
 def lines(code: str, *arguments: str) -> list[str]:
-    """In a process of its own: the checks of annotations, on in the tests, are code that would be compiled too."""
+    """In a new process: the tests' checks of annotations would be compiled too."""
     run = [sys.executable, "-c", code, *arguments]
     return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 

@@ -1,4 +1,4 @@
-"""A comparison that stops by itself is right about what it says: its test, its interval, and the loop around them."""
+"""decide's verdicts are right: its test, its interval, and the loop around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""deterministic=true on CUDA, where torch.cumsum of floats raises: each form trains, and a text can be drawn."""
+"""deterministic=true on CUDA, where torch.cumsum of floats raises: forms train and sample."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which device a process takes, how its model runs there, and what is shown; torch's answers about it replaced."""
+"""The device of a process, its model there, and the messages; torch's answers are replaced."""
 
 import contextlib
 import io
@@ -148,8 +148,8 @@ def test_a_rank_that_is_told_of_no_other_names_torchrun(monkeypatch):
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch, how):
-    """So DDP and FSDP exchange one block's gradients while another's are computed, and see the whole model at no time
-    as one compiled function."""
+    """One compiled block after the other: DDP and FSDP then exchange gradients meanwhile, not
+    the whole model as one compiled function."""
     happened = []
     model = random_gpt()
     plain_loss = model.runtime.loss_and_gradient
@@ -226,7 +226,7 @@ def test_recomputing_blocks_changes_no_bit_dropout_included_and_compiles_once(un
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_minutes_of_a_run_leave_out_the_step_that_compiles_after_a_resume_too(train_config, monkeypatch, compiled):
-    """The first step of each process takes ten minutes, the others one; a device works on while the program runs."""
+    """The first step of each process takes ten minutes, the others one, asynchronously."""
     now, queued, taken, shares = 0.0, 0.0, [], []
 
     def step(run, number, step=train_module.train_step):

@@ -1,4 +1,4 @@
-"""A device that fails, or whose memory is gone, ends a run in one sentence that names the checkpoint to go on from."""
+"""A device that fails or has no memory left ends a run in one sentence with the checkpoint."""
 
 import os
 from dataclasses import replace

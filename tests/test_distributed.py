@@ -1,4 +1,4 @@
-"""Several processes on one machine (gloo) learn what one process learns, DDP and FSDP2, and end as one."""
+"""Several processes on one machine (gloo) learn the same as one, by DDP and FSDP2."""
 
 import json
 import os
@@ -104,7 +104,9 @@ def run_ranks(folder: Path, *jobs: dict) -> None:
 
 
 def job(name: str, how: str, ranks: int, optimizer: str = "adamw", **more) -> dict:
-    """ranks: 0 without torchrun's environment. hsdp: on machines of two processes, one of them alone where there are
+    """ranks: 0 without torchrun's environment.
+
+    hsdp: on machines of two processes, one of them alone where there are
     two. more: settings, the model's, and code that runs first on every rank."""
     machine = {"machine": max(1, ranks // 2)} if how == "hsdp" else {}
     return dict(name=name, ranks=ranks, how=how, optimizer=optimizer, **machine, **more)
@@ -168,7 +170,7 @@ def test_several_learn_what_one_process_does_from_the_same_batches_and_resume_to
 
 @pytest.mark.slow
 def test_sharded_runs_gather_in_bf16_and_begin_and_learn_as_one_process_does(text_file, tmp_path):
-    """The losses differ by what rounding the norms' and the embedding's weights to bf16 changes: under 1%."""
+    """The losses differ by under 1%: norms and embedding have bf16 weights in one of them."""
     bf16 = {"precision": "bf16", "max_steps": 6}
     deep = {"model": {"dropout": 0.1, "tie_embeddings": True, "norm": "layernorm", "bias": True}}
     first = {"init_from": str(tmp_path / "alone"), "max_steps": 1}

@@ -1,4 +1,4 @@
-"""The documents keep their word: their code runs, their links lead somewhere, their commands exist."""
+"""The documents are true: their code runs, their links resolve, their commands exist."""
 
 import json
 import re
@@ -131,7 +131,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 def _commands(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the commands in a page's blocks and inline code: `python train.py seed=2` is train and [seed=2]."""
+    """Yield a page's commands, in blocks or in line: `python train.py seed=2` is train, [seed=2]."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     inline = re.findall(r"`([^`\n]+)`", _without_code(page))
     for line in [*re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE), *inline]:
@@ -239,7 +239,7 @@ def test_the_first_cell_of_the_tour_says_what_to_do_outside_a_clone(tmp_path, mo
 
 @pytest.mark.slow
 def test_the_tour_runs_from_top_to_bottom(tmp_path, text_file, monkeypatch, capsys):
-    """Its commands with a few steps for its minutes; a kernel has what `!` and a cell's last value do."""
+    """Its commands with few steps in place of minutes; a kernel has `!` and a cell's last value."""
     (tmp_path / "train.py").symlink_to(ROOT / "train.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -1,4 +1,4 @@
-"""python eval.py: how good a checkpoint is, which of two is better, and where it is surprised."""
+"""python eval.py: the loss of a checkpoint, a comparison of two, and the tokens' surprise."""
 
 import json
 import math
@@ -156,7 +156,7 @@ def test_a_text_too_short_for_a_standard_error_is_compared_without_one(text_sett
 
 
 def both_figures(config: TrainConfig) -> tuple[Evaluation, dict[str, float]]:
-    """What eval.py measures of a run's best checkpoint with the trainer's windows, and what the trainer did."""
+    """eval.py's figures of a best checkpoint with the trainer's windows, and the trainer's own."""
     out = score_checkpoints(EvalConfig(checkpoint=config.run_dir, stride=16, device="cpu"))[0].total
     return out, json.loads((Path(config.run_dir) / "checkpoints/best/meta.json").read_text())["progress"]["metrics"]
 

@@ -1,4 +1,4 @@
-"""How many targets an evaluation scores, in how much memory, and that one which fails loses nothing."""
+"""Evaluations: their number of targets, their memory, and that a failed one loses nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_an_evaluation_scores_a_fifth_of_the_targets_that_the_steps_before_it_to
 
 @pytest.fixture
 def counts(monkeypatch) -> list[int]:
-    """What evaluations are asked to score: 256 targets between, 512 at the end; the text has 1,199."""
+    """The targets of evaluations: 256 between, 512 at the end, of a text of 1,199."""
     asked = []
 
     def scored(config: TrainConfig, steps: int | None = None) -> int:

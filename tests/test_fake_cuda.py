@@ -1,4 +1,4 @@
-"""What a GPU would run, found without one: fake_cuda.py trains and decodes, docs/hardware.md has its table."""
+"""A GPU's kernels, found without one: fake_cuda.py makes the table of docs/hardware.md."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def library(tmp_path_factory) -> Path:
 
 
 def on_fake_cuda(library: Path, *arguments: str) -> list[str]:
-    """The lines that fake_cuda.py, or other code, prints in a process of its own: the library changes torch."""
+    """The lines printed by fake_cuda.py or other code, in a new process: it changes torch."""
     places = {"LD_PRELOAD": str(library), "PYTHONPATH": f"{HERE.parent}:{HERE}"}
     command, environment = [sys.executable, *arguments], os.environ | places
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

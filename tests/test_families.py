@@ -1,4 +1,4 @@
-"""Which published model is which string: the attention of each, of random weights, gives what ours gives with them."""
+"""Published models' attention, with random weights, equals ours under its string."""
 
 import pytest
 import torch
@@ -75,13 +75,13 @@ INTERLEAVED = ("glm4", "cohere", "deepseek_v3")  # whose rotation turns neighbou
 
 
 def turned(rows, channels):
-    """Put the rotated rows of each head, (x0, x1, …, y0, y1, …), in our order, (x0, y0, x1, y1, …)."""
+    """Reorder the rotated rows of each head, (x0, x1, …, y0, y1, …) to (x0, y0, x1, y1, …)."""
     first, still = rows[:, :channels], rows[:, channels:]
     return torch.cat((first.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2), still), 1).flatten(0, 1)
 
 
 def rows_of(theirs, kind, D):
-    """The weight or bias of their queries, keys and values, each by heads: (n, D, …), and of a gate within q_proj."""
+    """The weight or bias of queries, keys, values and a gate in q_proj, by heads: (n, D, …)."""
     fused = next((name for name in ("c_attn", "query_key_value", "Wqkv") if hasattr(theirs, name)), None)
     if fused is None:
         q, k, v = (getattr(getattr(theirs, f"{part}_proj"), kind).unflatten(0, (-1, D)) for part in "qkv")

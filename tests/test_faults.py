@@ -261,7 +261,7 @@ def test_two_runs_started_in_the_same_second_have_directories_of_their_own(tmp_p
 
 
 def plant_nan(monkeypatch, steps: range, where: str) -> None:
-    """Make the loss of these steps infinite, with finite gradients, or one gradient in them not a number."""
+    """Make the loss of these steps infinite, or one of their gradients not a number."""
     original = train_module.train_step
 
     def train_step(run: Run, step: int):

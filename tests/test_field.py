@@ -1,4 +1,4 @@
-"""The forms and modifiers beyond multi-head attention, against their formulas and the cases they reduce to.
+"""The forms and modifiers beyond multi-head attention equal their formulas and limits.
 
 test_families.py has them against other people's code: softcap, mla, delta, kda, sinks, gates, partial rotation.
 """

@@ -1,4 +1,4 @@
-"""common/files.py: a file that is replaced is whole or as it was, a power cut included; one process has a lock."""
+"""common/files.py: a replaced file is whole or as before, also after a power cut; locks."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The attention functions obey one contract: the same numbers, the same gradients, the same errors."""
+"""The attention functions obey one contract: equal numbers, gradients and errors."""
 
 import inspect
 import itertools
@@ -135,7 +135,7 @@ def test_values_and_gradients_are_those_of_the_formula_for_each_query(dtype, cal
 @settings(max_examples=12, deadline=None)
 @given(call=calls(), D=st.sampled_from([16, 64, 256]))
 def test_scores_as_large_as_half_precision_holds_stay_finite_and_near_float64(dtype, D, call):
-    """fp16 ends at 65,504. No score here is beyond 2^15, and all are exact; unscaled, the largest are √D times that."""
+    """fp16 ends at 65,504: scores are exact below 2^15, unscaled products √D times larger."""
     (q, k, v), top = (t.to(dtype).double() for t in call[:3]), 2.0**15
     q = q.sign()[..., :1].expand(*q.shape[:-1], D) * top / math.sqrt(D)
     k = (2 * k).round().clamp(-2, 2)[..., :1].expand(*k.shape[:-1], D) / 2  # five kinds of keys, so that many tie

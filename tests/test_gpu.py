@@ -1,4 +1,7 @@
-"""On a real GPU, CUDA's or Apple's: pytest -m gpu. Others skip them; TINYGPT_GPU_TESTS=cpu rehearses them on a CPU."""
+"""On a real GPU, CUDA's or Apple's: pytest -m gpu.
+
+Others skip them; TINYGPT_GPU_TESTS=cpu rehearses them on a CPU.
+"""
 
 import signal
 import subprocess

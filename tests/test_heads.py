@@ -1,4 +1,4 @@
-"""The figures of the heads: known weights give known numbers, and every form of attention has them."""
+"""The figures of the heads: known weights give known numbers, in every form of attention."""
 
 import math
 

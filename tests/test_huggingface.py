@@ -1,4 +1,4 @@
-"""To Hugging Face and back, from Python and as a person types it: the same bits, the same logits, the same texts."""
+"""To Hugging Face and back, from Python and by commands: equal bits, logits and texts."""
 
 import errno
 import json

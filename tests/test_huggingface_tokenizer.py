@@ -22,7 +22,7 @@ TEXTS = st.text(st.sampled_from(ODD) | st.characters(codec="utf-8"), max_size=30
 
 
 def trained(pattern: str) -> tiktoken.Encoding:
-    """A tokenizer with merges across all that the pattern leaves together, which a wrong cut would take apart."""
+    """A tokenizer with merges across each piece of the pattern, which a wrong cut would split."""
     text = Path(string.__file__).read_text() + "héllo wörld 漢字 123 4567 😀 " * 50
     return train_bpe([text, "".join(random.Random(0).choices(ODD, k=50_000))], 2000, pattern)
 

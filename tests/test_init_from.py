@@ -1,4 +1,4 @@
-"""Fine-tuning: a new run that begins with the weights, the shape and the tokenizer of another."""
+"""Fine-tuning: a new run that begins with another's weights, shape and tokenizer."""
 
 import shutil
 from dataclasses import replace

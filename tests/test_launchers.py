@@ -1,4 +1,4 @@
-"""Sweeps side by side and elsewhere: jobs share the data's cache and nothing else, and fail one by one."""
+"""Sweeps in parallel and elsewhere: jobs share the data's cache alone, and fail one by one."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_a_window_sees_itself_and_the_positions_just_before(form):
 @every_position
 @torch.no_grad()
 def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
-    """Each row sums to 1, where that is so, and weighs the layer's own values to the layer's own output."""
+    """Rows sum to 1 in the forms that normalise, and weigh the values to the layer's output."""
     attention, x = layer(form, position=position, attention_dropout=0.5, n_kv_head=2).train(), torch.randn(2, 6, C)
     ctx = AttentionContext(doc_starts=torch.tensor([[0] * 6, [0, 0, 2, 2, 2, 5]]), cache=KVCache(3))
     weights = attention.weights(x, ctx)  # of all at once, without dropout and without a cache
@@ -178,7 +178,7 @@ def test_a_modifiers_weights_keep_their_names_and_follow_those_of_the_layer(modi
 
 
 def test_a_seed_draws_the_projections_of_two_queries_a_head_after_those_of_one():
-    """So that a run with diff can be made again from its seed, in this version as in those before."""
+    """A run with diff is made again from its seed, as in earlier versions."""
     torch.manual_seed(0)
     drawn = layer("sdpa+diff").qkv_proj.weight
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""llama.cpp reads what export.py writes: the command of docs/interop.md, the same ids, the same log-probabilities.
+"""llama.cpp reads an exported folder, as docs/interop.md says: equal ids, equal log p.
 
 LLAMA_CPP=FOLDER names llama.cpp's folder, for its converter; the package llama-cpp-python runs the file.
 """

@@ -1,4 +1,4 @@
-"""Hashed n-grams at the input: which row a token reads, from the same ids in every way of reading a text."""
+"""Hashed n-grams at the input: a token reads the same row in every way of reading a text."""
 
 import itertools
 import re
@@ -26,7 +26,7 @@ TABLES = {"ngrams": [2, 4], "ngram_rows": 53}
 
 
 def embedded(model: GPT, text: list[int]) -> torch.Tensor:
-    """What the tables add to each token of a text, computed one token at a time in Python's integers."""
+    """The tables' sum at each token of a text, computed token by token in Python's integers."""
     sums = []
     for t in range(len(text)):
         hashed, total = 0, torch.zeros(model.config.n_embd)

@@ -60,7 +60,7 @@ KINDS = {0: [(rows, 64) for rows in ROWS], 1: [((64,), 32), ((64,), 96), ((64,),
 
 
 def polar(part, axis):
-    """What a momentum moves by: of each slice of 16 channels, else of the whole, U Vᵀ of its singular values."""
+    """The step of a momentum: U Vᵀ of its singular values, by slices of 16 channels or whole."""
     m, n = part.shape
     sliced = axis is not None and part.shape[axis] % 16 == 0
     factor = min(1, part.shape[1 - axis] / part.shape[axis]) if sliced else max(1, m / n)

@@ -1,4 +1,4 @@
-"""What dry_run predicts is what the run then takes; a run that does not fit names the setting to lower."""
+"""dry_run's predictions hold; a run that does not fit names the setting to lower."""
 
 import subprocess
 import sys

@@ -40,7 +40,7 @@ def write_jsonl(file: Path, texts: list[str]) -> Path:
 
 
 def prepared(tmp_path: Path, path: Path, *, name="byte", vocab_size=300, encoding=None, log=None, **settings):
-    """Prepare the text or JSON lines of `path` with a cache in tmp_path; the list `log` gets the lines."""
+    """Prepare the text or JSON lines of `path`, cached in tmp_path; `log` gets the log's lines."""
     source = "jsonl" if path.suffix == ".jsonl" else "text"
     data = DataConfig(source=source, path=str(path), cache_dir=str(tmp_path / "cache"), **settings)
     config = TokenizerConfig(name=name, vocab_size=vocab_size)

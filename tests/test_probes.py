@@ -1,4 +1,4 @@
-"""eval.py probes=true: known models give known figures, and what a model has not is left out in words."""
+"""eval.py probes=true: known models give known figures; a missing part is named in words."""
 
 from __future__ import annotations
 

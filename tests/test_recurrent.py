@@ -1,4 +1,4 @@
-"""Forms with a state: token by token and in chunks they are one function, whose texts may be of any length.
+"""Forms with a state are one function token by token and in chunks, at any length.
 
 test_families.py has the gated delta rule against Qwen3-Next's and Kimi Linear's.
 """

@@ -1,4 +1,4 @@
-"""The pages of runs: what they show is what happened, they save and print it, and they stay small and safe."""
+"""The pages of runs show the run, save and print, and stay small and safe."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def put_run(sweep: Path, number: int, bpb: float | None, *settings: str, name: s
 
 @pytest.fixture
 def sweep(tmp_path) -> Path:
-    """The page of a sweep: two attentions by two rates with two seeds each, a failed job and one that was stopped."""
+    """The page of a sweep: 2 attentions × 2 rates × 2 seeds, a failed job and a stopped one."""
     folder = tmp_path / "sweep"
     for number in range(8):
         form, rate, seed = ("sdpa", "mla")[number & 1], ("0.1", "0.01")[number >> 1 & 1], number >> 2

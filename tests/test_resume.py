@@ -1,4 +1,4 @@
-"""A run that was stopped goes on to the same bits: weights, losses, metrics; and only as the same run."""
+"""A stopped run is resumed to the same bits: weights, losses, metrics; and only as itself."""
 
 import json
 import os

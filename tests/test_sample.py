@@ -1,4 +1,4 @@
-"""python sample.py: text as it comes, many prompts at once, a conversation, and what is refused."""
+"""python sample.py: streamed text, many prompts at once, a conversation, and refusals."""
 
 import io
 import json

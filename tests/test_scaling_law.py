@@ -1,4 +1,4 @@
-"""docs/scaling_law.py finds the law that a sweep's figures follow, and max_flops gives every size one budget."""
+"""docs/scaling_law.py finds the law of a sweep's figures; max_flops gives sizes one budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.run import steps_to_take
 
 
 def put_sweep(folder: Path, runs: list[dict]) -> None:
-    """A sweep's table; of each budget it has a job that failed and one that has not ended besides."""
+    """A sweep's table, with a failed and an unfinished job at each budget."""
     head = ["max_flops", "optimizer.lr", "status", "parameters", "parameters_in_blocks", "val_bpb"]
     others = [{"max_flops": run["max_flops"], "status": "failed"} for run in runs]
     others += [run | {"status": "running", "parameters": 5, "val_bpb": 0.1} for run in runs]

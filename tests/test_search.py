@@ -1,4 +1,4 @@
-"""Searches: the best settings are found, failures teach, and a search that was stopped goes on to the same trials."""
+"""Searches find the best settings, learn from failures, and resume to the same trials."""
 
 from __future__ import annotations
 

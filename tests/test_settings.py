@@ -1,4 +1,4 @@
-"""Settings: what is typed is what the dataclass has; a mistake is one sentence with setting, value and remedy."""
+"""Settings: typed values reach the dataclass; a mistake is one sentence with its remedy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TEXTS += ["x\\\n", "${x}", "\\${x}", "${", "$5", "日本 😀", "", "  two", "tr
 
 
 def composed(*typed: str) -> TrainConfig:
-    """What `python train.py` makes of what is typed; of a sweep what is checked before Hydra makes its jobs."""
+    """The settings of `python train.py`; in a sweep those checked before Hydra makes its jobs."""
     arguments = [argument for argument in typed if argument not in SWEEP]
     check_typed(parse_overrides(arguments), is_sweep := len(arguments) < len(typed))
     inherited, values = inherited_settings(parse_overrides(arguments))

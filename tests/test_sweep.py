@@ -1,4 +1,4 @@
-"""A sweep ends in knowledge: its leaderboard is right, it survives failures, stops and kills, and goes on exactly."""
+"""A sweep's leaderboard is right; a sweep survives failures and kills, and resumes exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synthetic tasks: what their windows are, and that a run on one keeps the promises of a run on text."""
+"""Synthetic tasks: their sequences, and that a run on one keeps a text run's promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard beside a run: the same figures under the same names, those of a resumed run once."""
+"""TensorBoard has a run's figures under the same names, and a resumed run's once."""
 
 from dataclasses import replace
 from pathlib import Path

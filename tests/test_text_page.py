@@ -1,4 +1,4 @@
-"""The page of a text shows what the model expected, how surprised it was and what its heads looked at."""
+"""The page of a text shows a model's predictions, its surprise and its heads' weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of data/tokenizer.py: every text becomes tokens and comes back, whatever is in it."""
+"""data/tokenizer.py: every text becomes tokens and comes back, whatever it has."""
 
 import json
 from functools import cache

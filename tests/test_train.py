@@ -1,4 +1,4 @@
-"""train(config): what a run leaves behind, what may not change its result, and what is told of it meanwhile."""
+"""train(config): a run's files, the settings that must not change its result, its messages."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The forms of attention are those of the tutorials that they are named after, from averages to stacked heads."""
+"""The forms of attention equal the tutorials' forms, from averages to stacked heads."""
 
 import pytest
 import torch

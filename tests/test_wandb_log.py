@@ -1,4 +1,4 @@
-"""wandb beside a run: one run for each run whatever happens, and no error of its own ends the training."""
+"""wandb has one run for each run, and none of its errors ends the training."""
 
 import logging
 from dataclasses import replace
