@@ -192,7 +192,13 @@ class GPTConfig(AttentionConfig):
         return 64 * -(-8 * self.n_embd // 192) if self.mlp == "swiglu" else 4 * self.n_embd
 
 
-def _must_divide(part: str, count: int, whole: str, size: int, other: str) -> None:
+def _must_divide(
+    part: str,
+    count: int,
+    whole: str,
+    size: int,
+    other: str,
+) -> None:
     if size % count:
         choices = ", ".join(str(n) for n in range(1, min(size, 1024) + 1) if size % n == 0)
         problem = f"model.{part}={count} does not divide model.{whole}={size}"

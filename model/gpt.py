@@ -1,4 +1,7 @@
-"""The GPT: token embedding, a stack of blocks (attention, then MLP), final norm, language-model head."""
+"""The GPT: token embedding, a stack of blocks, final norm, language-model head.
+
+A block is attention, then an MLP.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,6 +27,8 @@ from model.rope import Rope
 Tokens = Int[Tensor, "B T"]
 DocStarts = Int[Tensor, "B T"] | None
 Stream = Float[Tensor, "B T C"]
+Nats = Float[Tensor, "B T"]
+Hits = Bool[Tensor, "B T"]
 
 
 class GPT(nn.Module):
@@ -41,7 +46,8 @@ class GPT(nn.Module):
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.block_size, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = cast("Sequence[Block]", nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)))
+        blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.blocks = cast("Sequence[Block]", blocks)  # a ModuleList hides the type of its modules
         self.final_norm = make_norm(config)
         self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -53,6 +59,7 @@ class GPT(nn.Module):
         for attention in self.attentions:
             if attention.rope is not None:
                 attention.rope = self.ropes.setdefault(attention.rope, attention.rope)
+        # Some modifiers read other layers, which exist only now.
         for attention in self.attentions:
             for modifier in attention.modifiers.values():
                 modifier.check_stack(self.attentions, config.attention)
@@ -60,18 +67,23 @@ class GPT(nn.Module):
         self.initialize()
 
     def forward(
-        self, tokens: Tokens, targets: Tokens | None = None, *, doc_starts: DocStarts = None,
-        cache: KVCache | None = None, each: bool = False,
-    ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:  # fmt: skip
+        self,
+        tokens: Tokens,
+        targets: Tokens | None = None,
+        *,
+        doc_starts: DocStarts = None,
+        cache: KVCache | None = None,
+        each: bool = False,
+    ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Nats, Hits]:
         """Return the logits of the token that follows each position; given `targets`, their loss.
 
         targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are neither -1, our mark
             for none, nor -100, torch's. No tensor holds all the logits.
         doc_starts: for each token the index of its document's first token; index 0 is the first of `tokens`, or of the
             cache. A token sees nothing earlier; padding on the left counts as another document. Learned positions
-            count from it. By default 0, or with a cache the last index of the pass before.
-        cache: of earlier tokens; this pass appends its own and advances it.
-        each: return the nats of each position in place of their sum, without a gradient, and whether its target is the
+            count from it. The default is 0, or with a cache the last index of the pass before.
+        cache: the keys and values of earlier tokens; this pass appends its own and advances it.
+        each: return the nats of each position instead of their sum, without a gradient, and whether its target is the
             likeliest token.
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
@@ -84,6 +96,8 @@ class GPT(nn.Module):
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if targets is None:
             return self.logits(x)
+
+        # The loss takes lm_head's weight, not its output, so that no tensor holds all the logits.
         x = self.final_norm(x)
         weight = self.lm_head.weight
         softcap = self.config.logit_softcap
@@ -91,8 +105,10 @@ class GPT(nn.Module):
         if each:
             return nats_of_each(x, weight, targets, softcap, runtime.largest_chunk)
         nats = fused_cross_entropy(x, weight, targets, softcap, runtime.loss_and_gradient, runtime.largest_chunk)
-        # The value is the cross-entropy; the gradient is also that of the auxiliary losses.
-        return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())
+        if ctx.loss is None:
+            return nats
+        # The auxiliary losses add their gradient, but 0 to the value: that stays the cross-entropy.
+        return nats + (ctx.loss - ctx.loss.detach())
 
     def hidden(
         self,
@@ -102,11 +118,14 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         ctx: AttentionContext | None = None,
     ) -> Stream:
-        """Return the residual stream after the last block, before final_norm; arguments as of forward().
+        """Return the residual stream after the last block, before final_norm.
 
-        ctx: what the layers share; the caller passes one in to read their auxiliary loss afterwards.
+        ctx: the state that the layers share; the caller passes one in to read their auxiliary loss afterwards. The
+        other arguments are those of forward().
         """
         T = tokens.size(1)
+
+        # With a cache, remember the document of the last token for the next pass.
         if cache is not None:
             if doc_starts is not None:
                 cache.doc_starts = doc_starts[:, -1]
@@ -132,33 +151,46 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x, ctx)
         if cache is not None:
-            cache.position += T
+            cache.position += T  # only now: all layers write at the same position
         return x
 
     def embed_positions(self, past: int, T: int, doc_starts: DocStarts) -> Float[Tensor, "*#B T C"]:
-        """Return the learned embeddings of positions past … past+T-1, counted from the start of each text."""
+        """Return the learned embeddings of positions past … past+T-1.
+
+        Positions count from the start of each document. Raises ValueError for more than block_size.
+        """
         end = past + T
         most = self.config.block_size
         if end > most:
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
         if doc_starts is None:
             return self.position_embedding.weight[past:end]
-        return self.position_embedding(torch.arange(past, end, device=doc_starts.device) - doc_starts)
+        positions = torch.arange(past, end, device=doc_starts.device) - doc_starts  # (B, T)
+        return self.position_embedding(positions)
 
     def flex_blocks(self, x: Stream, doc_starts: DocStarts) -> dict[int, BlockMask]:
-        """Return flex_attention's block masks by window, for compiled training on a GPU that serves it."""
+        """Return flex_attention's block masks by window; none where it does not pay.
+
+        It pays in compiled training on a GPU of compute capability 8.0.
+        """
         T = x.size(1)
-        fits = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 0) and T > 128
-        if not (fits and self.training and self.runtime.blocks_are_compiled and doc_starts is None):
+        is_compiled_training = self.training and self.runtime.blocks_are_compiled
+        if not is_compiled_training or doc_starts is not None or not x.is_cuda:
+            return {}
+        # A block of the mask has 128 tokens: a shorter text has none to skip.
+        if T <= 128 or torch.cuda.get_device_capability(x.device) < (8, 0):
             return {}
         windows = {attention.window or T for attention in self.attentions if attention.uses_flex}
         return {window: causal_blocks(T, window, x.device) for window in windows}
 
     @property
     def longest_context(self) -> int | None:
-        """The most positions of a cache: block_size, or None if every layer keeps a state of fixed size."""
-        grows = self.config.position == "learned" or any(attention.has_kv_cache for attention in self.attentions)
-        return self.config.block_size if grows else None
+        """The most positions of a cache: block_size, or None without a limit.
+
+        There is none if every layer keeps a state of fixed size and positions are not learned.
+        """
+        has_rows = any(attention.has_kv_cache for attention in self.attentions)
+        return self.config.block_size if has_rows or self.config.position == "learned" else None
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
         """Return the logits of the residual stream x, squashed into ±logit_softcap if that is set."""
@@ -168,7 +200,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Draw the weights of embeddings and linear layers from torch's generator, in the order of named_modules().
+        """Draw the weights of embeddings and linear layers from torch's generator.
 
                               zero_init=true       zero_init=false (GPT-2)
             embeddings        N(0, 0.02)           N(0, 0.02)
@@ -179,20 +211,25 @@ class GPT(nn.Module):
 
         The second number is the standard deviation. o_proj and down_proj write to the residual stream, which with
         zero_init begins as the embedding alone. Norms and the modifiers' own parameters keep their modules' values.
+        The draws follow the order of named_modules().
         """
         zero_init = self.config.zero_init
         for name, module in self.named_modules():
+            # The standard deviation, by the table above.
             writes_residual = name.endswith(("o_proj", "down_proj"))
             if isinstance(module, nn.Embedding):
                 std = 0.02
             elif not isinstance(module, nn.Linear) or module.weight is self.token_embedding.weight:
                 continue
             elif writes_residual:
+                # 2 n_layer terms add up in the stream; GPT-2 keeps the variance of their sum.
                 std = 0.0 if zero_init else 0.02 / math.sqrt(2 * self.config.n_layer)
             elif module is self.lm_head:
                 std = 0.0 if zero_init else 0.02
             else:
                 std = module.in_features**-0.5 if zero_init else 0.02
+
+            # Zeros are drawn too: the generator advances alike for both settings of zero_init.
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
@@ -215,7 +252,10 @@ class Block(nn.Module):
     """Attention, then MLP, each normalised at its input and added to the residual stream."""
 
     activation_checkpointing = False
-    """Whether training saves x alone and recomputes the rest in the backward pass (Chen et al. 2016)."""
+    """Whether training saves x alone and recomputes the rest in the backward pass.
+
+    (Chen et al. 2016.)
+    """
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -232,6 +272,7 @@ class Block(nn.Module):
 
     def add(self, x: Stream, ctx: AttentionContext) -> Stream:
         """Add attention and MLP to x."""
+        # Pre-norm: each part reads the stream through its norm; the stream itself has none.
         x = x + self.dropout(self.attention(self.attention_norm(x), ctx))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
@@ -265,11 +306,12 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
 
     def forward(self, x: Stream) -> Stream:
-        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        gate, up = self.gate_up_proj(x).chunk(2, -1)  # (B, T, 2 inner) -> twice (B, T, inner)
         return self.down_proj(F.silu(gate) * up)
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
+    """Return a new norm of C channels, by config.norm."""
     if config.norm == "rmsnorm":
         return RMSNorm(config.n_embd, eps=config.norm_eps)
     return LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)

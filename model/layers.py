@@ -1,4 +1,4 @@
-"""torch's linear layer and norms, adapted to decoding and mixed precision, and a deterministic cumulative sum."""
+"""torch's linear layer and norms for decoding and mixed precision; a deterministic sum."""
 
 import torch
 import torch.nn.functional as F
@@ -35,25 +35,37 @@ class RMSNorm(nn.RMSNorm):
     """x w / √(mean(x²) + ε) (Zhang & Sennrich 2019)."""
 
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
+        weight = self.weight.to(x.dtype)
+        y = F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        return y.to(x.dtype)
 
 
 class LayerNorm(nn.LayerNorm):
     """(x - mean) w / √(variance + ε) + b (Ba et al. 2016)."""
 
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
+        weight = self.weight.to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps).to(x.dtype)
+        y = F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+        return y.to(x.dtype)
 
 
 def cumulative_sum(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
-    """Return x.cumsum(dim) of finite x; by matrix products in deterministic runs, as CUDA's cumsum is not."""
+    """Return x.cumsum(dim) of finite x, in deterministic runs by matrix products.
+
+    CUDA's cumsum is not deterministic.
+    """
     if not torch.are_deterministic_algorithms_enabled():
         return x.cumsum(dim)
     n = x.shape[dim]
-    rows = F.pad(x.movedim(dim, -1), (0, -n % SIDE)).unflatten(-1, (-1, SIDE))  # (…, n) -> (…, N, SIDE)
-    sums = rows @ torch.ones(SIDE, SIDE, dtype=x.dtype, device=x.device).triu()  # within each row
+    padded = F.pad(x.movedim(dim, -1), (0, -n % SIDE))
+    rows = padded.unflatten(-1, (-1, SIDE))  # (…, n) -> (…, N, SIDE)
+    # A product with the upper triangle of ones sums within each row.
+    triangle = torch.ones(SIDE, SIDE, dtype=x.dtype, device=x.device).triu()
+    sums = rows @ triangle
+    # The rows' totals are summed in the same way, and each row gets the total of those before it.
     if n > SIDE:
-        before = F.pad(cumulative_sum(sums[..., :-1, -1], -1), (1, 0))  # (…, N): of all rows before
+        totals = sums[..., :-1, -1]  # (…, N - 1)
+        before = F.pad(cumulative_sum(totals, -1), (1, 0))  # (…, N)
         sums = sums + before[..., None]
-    return sums.flatten(-2)[..., :n].movedim(-1, dim)
+    return sums.flatten(-2)[..., :n].movedim(-1, dim)  # (…, N, SIDE) -> (…, n)

@@ -17,9 +17,13 @@ MULTIPLE = {"cuda": 64}  # of rows of lm_head: a GPU's products are slow where a
 
 
 def fused_cross_entropy(
-    x: Float[Tensor, "*lead C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, "*lead"],
-    softcap: float | None = None, loss_and_gradient: Callable[..., Any] | None = None, largest_chunk: int | None = None,
-) -> Float[Tensor, ""]:  # fmt: skip
+    x: Float[Tensor, "*lead C"],
+    weight: Float[Tensor, "V C"],
+    targets: Int[Tensor, "*lead"],
+    softcap: float | None = None,
+    loss_and_gradient: Callable[..., Any] | None = None,
+    largest_chunk: int | None = None,
+) -> Float[Tensor, ""]:
     """Return -Σ log p(target) in nats, with logits cap · tanh(x Wᵀ / cap), or x Wᵀ without a softcap.
 
     Equals F.cross_entropy(…, reduction="sum") over the targets that are not IGNORED, in value and gradient. The
@@ -39,9 +43,12 @@ def fused_cross_entropy(
 
 @torch.no_grad()
 def nats_of_each(
-    x: Float[Tensor, "*lead C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, "*lead"],
-    softcap: float | None = None, largest_chunk: int | None = None,
-) -> tuple[Float[Tensor, "*lead"], Bool[Tensor, "*lead"]]:  # fmt: skip
+    x: Float[Tensor, "*lead C"],
+    weight: Float[Tensor, "V C"],
+    targets: Int[Tensor, "*lead"],
+    softcap: float | None = None,
+    largest_chunk: int | None = None,
+) -> tuple[Float[Tensor, "*lead"], Bool[Tensor, "*lead"]]:
     """Return -log p(target) in nats per position, 0 if IGNORED, and whether the target is the likeliest id.
 
     Chunks and dtypes are as in fused_cross_entropy; there is no gradient.
@@ -90,8 +97,12 @@ def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
 
 
 def chunk_loss_and_gradient(
-    x: Float[Tensor, "N C"], heads: Float[Tensor, "rows C"], targets: Int[Tensor, "N 1"], ids: int, cap: float | None
-) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"], Float[Tensor, "N rows"]]:  # fmt: skip
+    x: Float[Tensor, "N C"],
+    heads: Float[Tensor, "rows C"],
+    targets: Int[Tensor, "N 1"],
+    ids: int,
+    cap: float | None,
+) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"], Float[Tensor, "N rows"]]:
     """Return each token's loss, and its derivatives by x · head: for the target's head, and for all others.
 
     heads: one row per id, then rows of padding.
@@ -116,9 +127,13 @@ def chunk_loss_and_gradient(
 class _SummedNats(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Float[Tensor, "N C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, " N"], softcap: float | None,
-        loss_and_gradient: Callable[..., Any], largest_chunk: int | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        x: Float[Tensor, "N C"],
+        weight: Float[Tensor, "V C"],
+        targets: Int[Tensor, " N"],
+        softcap: float | None,
+        loss_and_gradient: Callable[..., Any],
+        largest_chunk: int | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss and, for setup_context(), its gradients by x and weight."""
         ids = len(weight)
         dtype = product_dtype(x)
@@ -177,8 +192,11 @@ class _SummedNats(torch.autograd.Function):
 
 
 def loss_slope(
-    x: Float[Tensor, "N C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, " N"], softcap: float | None
-) -> Float[Tensor, "N V"]:  # fmt: skip
+    x: Float[Tensor, "N C"],
+    weight: Float[Tensor, "V C"],
+    targets: Int[Tensor, " N"],
+    softcap: float | None,
+) -> Float[Tensor, "N V"]:
     """Return the loss's derivative by each product x · head, by operations that torch can differentiate."""
     logits = F.linear(x, weight.to(x.dtype)).to(torch.promote_types(x.dtype, torch.float32))
     is_scored = scored_places(targets)

@@ -18,7 +18,13 @@ from model.gpt import GPT
 class DrawNothing(TorchFunctionMode):
     """Skips normal_(): on the meta device torch would import 800 modules for it."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         return kwargs["tensor"] if function is nn.init.normal_ else function(*args, **kwargs)
 
@@ -30,17 +36,24 @@ def without_weights(config: GPTConfig) -> GPT:
 
 
 def count_weights(config: GPTConfig) -> tuple[int, int]:
-    """Return the number of weight tensors, and of numbers in them, from one block per layer of the pattern."""
+    """Return the number of weight tensors, and of numbers in them.
+
+    Only one block per layer of the pattern is made. Raises SettingsError if torch cannot count a weight's numbers.
+    """
     kinds = config.attention.count("/") + 1
+    small = replace(config, n_layer=min(kinds, config.n_layer))
     try:
-        weights = dict(without_weights(replace(config, n_layer=min(kinds, config.n_layer))).named_parameters())
+        weights = dict(without_weights(small).named_parameters())
     except (RuntimeError, OverflowError, TypeError):  # torch cannot count them
         widths = [f"model.{name}={getattr(config, name)}" for name in ("n_embd", "vocab_size", "block_size")]
         raise SettingsError("a weight would have more than 2^63 numbers", f"lower {' or '.join(widths)}") from None
     tensors = numbers = 0
     for name, tensor in weights.items():
-        part, _, rest = name.partition(".")
-        times = -((int(rest.split(".")[0]) - config.n_layer) // kinds) if part == "blocks" else 1
+        # Block i stands for blocks i, i + kinds, …, below n_layer.
+        times = 1
+        if name.startswith("blocks."):
+            block = int(name.split(".")[1])
+            times = -((block - config.n_layer) // kinds)
         tensors += times
         numbers += times * tensor.numel()
     return tensors, numbers
@@ -62,37 +75,49 @@ def count_parameters(model: GPT) -> Counter[str]:
     parts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         path = name.split(".")
-        part = path[2] if path[0] == "blocks" else path[0]
-        part = "norms" if part.endswith("norm") else "embedding" if path[-2].endswith("embedding") else part
+        part = path[2] if path[0] == "blocks" else path[0]  # blocks.3.mlp.up_proj.weight is in mlp
+        if part.endswith("norm"):
+            part = "norms"
+        elif path[-2].endswith("embedding"):
+            part = "embedding"
         parts[part] += parameter.numel()
     return parts
 
 
 def parameters_read(model: GPT) -> int:
-    """Return the number of weights that a token reads: of an embedding one row, unless lm_head is tied to it."""
-    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    others = sum(
-        table.embedding_dim * (table.num_embeddings - 1) for table in tables if table.weight is not model.lm_head.weight
-    )
-    return count_parameters(model).total() - others
+    """Return the number of weights that a token reads.
+
+    That is one row of an embedding, or all of one that is tied to lm_head.
+    """
+    read = count_parameters(model).total()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.weight is not model.lm_head.weight:
+            read -= module.embedding_dim * (module.num_embeddings - 1)
+    return read
 
 
 def flops_per_token(model: GPT) -> float:
-    """Return the floating-point operations per token of forward and backward, in texts of block_size tokens.
+    """Return the floating-point operations per token of a forward and a backward pass.
 
-    6 for each weight that multiplies it (Kaplan et al. 2020), and three times those of each layer's attention in the
-    forward pass, without weights: see MultiHeadAttention.flops.
+    6 for each weight that multiplies the token (Kaplan et al. 2020), and 3 times MultiHeadAttention.flops() for each
+    layer, in texts of block_size tokens.
     """
     parts = count_parameters(model)
     multiplied = parts["attention"] + parts["mlp"] + model.lm_head.weight.numel()
-    return 6 * multiplied + 3 * sum(attention.flops(model.config.block_size) for attention in model.attentions)
+    attended = sum(attention.flops(model.config.block_size) for attention in model.attentions)
+    # The backward pass has two products for each one of the forward pass.
+    return 6 * multiplied + 3 * attended
 
 
 @torch.no_grad()
 def cache_bytes_per_token(model: GPT) -> float:
-    """Return the cache's bytes per token of a text of block_size tokens, measured by reading one token."""
+    """Return the cache's bytes per token of a text of block_size tokens.
+
+    One token is read to measure it: the first one allocates the rows of all.
+    """
     cache = KVCache(model.config.block_size)
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.token_embedding.weight.device)
     was_training = model.training
-    model.eval().hidden(torch.zeros(1, 1, dtype=torch.long, device=model.token_embedding.weight.device), cache=cache)
+    model.eval().hidden(token, cache=cache)
     model.train(was_training)
     return cache.nbytes / cache.size

@@ -19,17 +19,25 @@ def plain_weights(model: GPT) -> dict[str, Tensor]:
 
 
 def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
-    """Copy the weights of `plain_weights` into a model; ValueError, naming one, if they do not fit."""
+    """Copy the weights of `plain_weights` into a model.
+
+    Raises ValueError, naming a weight, if they do not fit.
+    """
     if model.config.tie_embeddings:
         weights = weights | {"lm_head.weight": weights["token_embedding.weight"]}
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if wrong := {item[0] for item in shapes.items() ^ {name: tensor.shape for name, tensor in weights.items()}.items()}:
-        raise ValueError(f"the weight {min(wrong)} is missing, or not what the settings ask for")
+    wanted = {(name, tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {(name, tensor.shape) for name, tensor in weights.items()}
+    if wanted != given:
+        wrong = min(name for name, shape in wanted ^ given)
+        raise ValueError(f"the weight {wrong} is missing, or not what the settings ask for")
     model.load_state_dict(weights)
 
 
 def save_file(weights: dict[str, Tensor], file: Path) -> None:
-    """Write a safetensors file whose mode follows the umask; the library's own would be the owner's alone."""
+    """Write a safetensors file whose mode follows the umask.
+
+    The library makes files that their owner alone may read. Raises OSError if the disk is full.
+    """
     file.touch()
     mode = file.stat().st_mode
     try:
@@ -38,6 +46,7 @@ def save_file(weights: dict[str, Tensor], file: Path) -> None:
         system = re.search(r"\(os error (\d+)\)", str(error))
         if not system:
             raise
-        raise OSError(int(system[1]), os.strerror(int(system[1])), str(file)) from error
+        number = int(system[1])
+        raise OSError(number, os.strerror(number), str(file)) from error
     if file.stat().st_mode != mode:  # some file systems have one mode for all, and refuse to change it
         file.chmod(mode)

@@ -1,4 +1,7 @@
-"""Logger: the callbacks of the training loop. Files, the terminal, the page, wandb and TensorBoard are loggers."""
+"""Logger: the callbacks of the training loop.
+
+Files, the terminal, the page, wandb and TensorBoard are loggers.
+"""
 
 from runs.metrics import Row
 
@@ -10,7 +13,7 @@ class Logger:
         """Called after each step."""
 
     def on_row(self, row: Row, sample: str) -> None:
-        """Called with each row of metrics.jsonl; the row of an evaluation may come with a sample of the model."""
+        """Called with each row of metrics.jsonl; `sample` is "" except for some evaluations."""
 
     def on_end(self, error: BaseException | None) -> None:
-        """Called at the end of the run, with the exception that ends it."""
+        """Called at the end of the run, with the exception that ended it, if any."""

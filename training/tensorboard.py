@@ -1,4 +1,4 @@
-"""TensorBoard, beside our own files."""
+"""Logger for TensorBoard."""
 
 from runs.metrics import Row, scalars
 from training.logger import Logger
@@ -6,11 +6,12 @@ from training.run import Run
 
 
 class TensorBoard(Logger):
-    """A run's figures and samples, in tensorboard/ of its directory; a resumed run hides what it trains again."""
+    """Writes a run's figures and samples into tensorboard/ of its directory."""
 
     def __init__(self, run: Run) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard import SummaryWriter  # optional
 
+        # A run that was killed trains the steps after its checkpoint again: purge their figures.
         self.writer = SummaryWriter(str(run.directory / "tensorboard"), purge_step=run.progress.step + 1)
 
     def on_row(self, row: Row, sample: str) -> None:

@@ -135,7 +135,12 @@ def give_tokens(layer: torch.nn.Module, arguments: tuple) -> tuple:
     return x, ctx
 
 
-def run(check: str, attention: str, device: torch.device, dtype: torch.dtype) -> str:
+def run(
+    check: str,
+    attention: str,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> str:
     """Run one cell of the table: its number is the largest error as a share of what is allowed."""
     torch.manual_seed(0)
     layer = make_layer(attention).to(device, dtype)

@@ -57,7 +57,13 @@ class AttentionContext:
         """Return the cache's tensors of a layer, to read and to write; without a cache an empty dictionary."""
         return {} if self.cache is None else self.cache.layers[layer_idx]
 
-    def previous(self, layer_idx: int, name: str, new: Shaped[Tensor, "B n T D"], count: int) -> list[Tensor]:
+    def previous(
+        self,
+        layer_idx: int,
+        name: str,
+        new: Shaped[Tensor, "B n T D"],
+        count: int,
+    ) -> list[Tensor]:
         """Return the rows 1, 2, … `count` tokens before each row of `new`; zeros where that is another text."""
         T = new.shape[2]
         kept = self.layer_cache(layer_idx)

@@ -47,9 +47,16 @@ def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
     """
 
     def attend(
-        q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
-        dropout_p: float = 0.0, scale: float | None = None,
-    ) -> Output:  # fmt: skip
+        q: Query,
+        k: Key,
+        v: Value,
+        *,
+        mask: Mask = None,
+        bias: Bias = None,
+        is_causal: bool = False,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+    ) -> Output:
         check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
         allowed, has_keys = allowed_keys(q, k, mask, is_causal)
         H, scale = q.shape[-3], q.shape[-1] ** -0.5 if scale is None else scale
@@ -65,7 +72,15 @@ def from_weights(weights: Callable[[Scores], Scores], cap: float | None = None) 
     cap: squash the scaled products into ±cap before mask and bias.
     """
 
-    def compute(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+    def compute(
+        q: Query,
+        k: Key,
+        v: Value,
+        allowed: Allowed,
+        bias: Bias,
+        scale: float,
+        dropout_p: float,
+    ) -> Output:
         scores = upcast(q * scale @ k.mT)  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)
@@ -93,7 +108,12 @@ def _named_as(source: Callable, function: Any) -> Any:
     return function
 
 
-def allowed_keys(q: Query, k: Key, mask: Mask, is_causal: bool) -> tuple[Allowed, Allowed]:
+def allowed_keys(
+    q: Query,
+    k: Key,
+    mask: Mask,
+    is_causal: bool,
+) -> tuple[Allowed, Allowed]:
     """Reduce mask and is_causal to (allowed, has_keys), each None if it would be all True.
 
     has_keys, (…, T, 1), is False for a query that may attend nowhere. A softmax over nothing is 0/0, and its NaN
@@ -124,7 +144,13 @@ def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def check_arguments(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, dropout_p: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    is_causal: bool,
+    dropout_p: float,
 ) -> None:
     """Raise ValueError unless the arguments fit the contract; this takes a microsecond or two."""
     qs, ks, vs = q.shape, k.shape, v.shape

@@ -46,7 +46,15 @@ SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that are one func
 @form("matmul")
 @by_chunks("softmax")
 @attention_function
-def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+def matmul(
+    q: Query,
+    k: Key,
+    v: Value,
+    allowed: Allowed,
+    bias: Bias,
+    scale: float,
+    dropout_p: float,
+) -> Output:
     """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), one step per line."""
     # A dot product of D independent terms of variance 1 has variance D. The scale, 1/√D, brings it back
     # to 1; without that the softmax would soon saturate on one key, where its gradient vanishes. The queries are
@@ -77,7 +85,15 @@ def matmul(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
 
 @form("einsum")
 @attention_function
-def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+def einsum(
+    q: Query,
+    k: Key,
+    v: Value,
+    allowed: Allowed,
+    bias: Bias,
+    scale: float,
+    dropout_p: float,
+) -> Output:
     """The same in index notation: it names the axes that are summed and those that stay."""
     scores = masked(torch.einsum("...td,...sd->...ts", q * scale, k), allowed, bias)
     weights = F.dropout(scores.softmax(-1).to(v.dtype), dropout_p)
@@ -87,7 +103,15 @@ def einsum(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: floa
 @form("bmm")
 @by_chunks("softmax")
 @attention_function
-def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+def bmm(
+    q: Query,
+    k: Key,
+    v: Value,
+    allowed: Allowed,
+    bias: Bias,
+    scale: float,
+    dropout_p: float,
+) -> Output:
     """The same with batch and heads folded into one axis, N = … × H.
 
     baddbmm multiplies, scales and adds in one pass, so mask and bias become one matrix of 0 and −∞ to add.
@@ -104,7 +128,15 @@ def bmm(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, 
 
 @form("loop")
 @attention_function
-def loop(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+def loop(
+    q: Query,
+    k: Key,
+    v: Value,
+    allowed: Allowed,
+    bias: Bias,
+    scale: float,
+    dropout_p: float,
+) -> Output:
     """The same one query at a time. In float64 it is the reference for the other forms."""
     added = masked(q.new_zeros(*q.shape[:-1], k.shape[-2]), allowed, bias)  # (…, H, T, S): 0, the bias, or −∞
     rows = [v.new_zeros(*q.shape[:-2], 0, v.shape[-1])]  # so that T = 0 has a shape too

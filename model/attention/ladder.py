@@ -94,7 +94,15 @@ class Stacked(MultiHeadAttention):
 
 
 @attention_function
-def head_by_head(q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float) -> Output:
+def head_by_head(
+    q: Query,
+    k: Key,
+    v: Value,
+    allowed: Allowed,
+    bias: Bias,
+    scale: float,
+    dropout_p: float,
+) -> Output:
     """The attention of each head by itself, the results stacked."""
     pairs, heads = (*q.shape[:-1], k.shape[-2]), []  # (…, H, T, S)
     allowed, bias = (t if t is None else t.expand(pairs) for t in (allowed, bias))

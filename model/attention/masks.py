@@ -12,7 +12,12 @@ from torch import Tensor
 Device = torch.device | str | None
 
 
-def causal_mask(T: int, S: int, device: Device = None, window: int | None = None) -> Bool[Tensor, "{T} {S}"]:
+def causal_mask(
+    T: int,
+    S: int,
+    device: Device = None,
+    window: int | None = None,
+) -> Bool[Tensor, "{T} {S}"]:
     """Show each query itself and the positions before it (Vaswani et al. 2017, section 3.2.3).
 
     window: itself and the `window` - 1 positions before it (Beltagy et al. 2020).
@@ -58,7 +63,12 @@ def alibi_slopes(n_head: int) -> list[float]:
     return slopes + between[: n_head - power]
 
 
-def alibi_sum(n_head: int, T: int, S: int, device: Device = None) -> tuple[Float[Tensor, "H T"], Float[Tensor, "H S"]]:
+def alibi_sum(
+    n_head: int,
+    T: int,
+    S: int,
+    device: Device = None,
+) -> tuple[Float[Tensor, "H T"], Float[Tensor, "H S"]]:
     """Return rows and columns that sum to minus slope × distance, to add to the scores (Press et al. 2022).
 
     In float64, where there is one: of positions in the thousands, near ones differ by little.

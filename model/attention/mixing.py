@@ -27,7 +27,14 @@ class JointNorm(Modifier):
         self.q_norm = RMSNorm(layer.query_heads * layer.head_dim, eps=NORM_EPS)
         self.k_norm = RMSNorm(layer.kv_heads * layer.head_dim, eps=NORM_EPS)
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
+    def mix(
+        self,
+        q: Query,
+        k: Key,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> tuple[Query, Key, Value]:
         return self.normalize(q, self.q_norm), self.normalize(k, self.k_norm), v
 
     def normalize(self, heads: Query, norm: RMSNorm) -> Query:
@@ -53,7 +60,14 @@ class Conv(Modifier):
         self.weight = nn.Parameter(identity.repeat(channels, 1))  # (channels, 4), the latest token last
         self.activation = nn.Identity() if layer.has_kv_cache else nn.SiLU()
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
+    def mix(
+        self,
+        q: Query,
+        k: Key,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> tuple[Query, Key, Value]:
         new = torch.cat((q, k, v), 1)
         *others, own = self.weight.to(q.dtype).view(-1, 1, q.shape[-1], self.width).unbind(-1)  # (n, 1, D) each
         mixed = own * new
@@ -80,7 +94,14 @@ class ValueEmbedding(Modifier):
         self.gate = PerHead(config.n_embd, layer.kv_heads)
         self.embedding = nn.Embedding(vocab_size, layer.kv_heads * layer.head_dim)
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
+    def mix(
+        self,
+        q: Query,
+        k: Key,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> tuple[Query, Key, Value]:
         if ctx.tokens is None:
             raise ValueError("value_embedding needs the token ids of x: say them by AttentionContext(tokens=…).")
         # (B, T, Hkv·D) -> (B, T, Hkv, D) -> (B, Hkv, T, D)

@@ -47,7 +47,13 @@ Fading = Float[Tensor, "n N C _"]
 
 
 def token_by_token(
-    q: Query, k: Key, v: Value, log_decay: LogDecay, beta: Beta, begins: Begins, state: State
+    q: Query,
+    k: Key,
+    v: Value,
+    log_decay: LogDecay,
+    beta: Beta,
+    begins: Begins,
+    state: State,
 ) -> tuple[Output, State]:
     """Return y and the last state, one token after the other; `begins` marks tokens that find an empty state."""
     outputs = []
@@ -63,7 +69,13 @@ def token_by_token(
 
 
 def in_chunks(
-    q: Query, k: Key, v: Value, log_decay: LogDecay, beta: Beta, begins: Begins, state: State
+    q: Query,
+    k: Key,
+    v: Value,
+    log_decay: LogDecay,
+    beta: Beta,
+    begins: Begins,
+    state: State,
 ) -> tuple[Output, State]:
     """Return the same as token_by_token, by matrix products in chunks of CHUNK tokens (Yang et al. 2024 and 2025).
 
@@ -183,7 +195,13 @@ class Recurrent(MultiHeadAttention):
         """Keep no rows: the state remembers."""
         return k, v
 
-    def see(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
+    def see(
+        self,
+        q: Query,
+        k: Key,
+        v: Value,
+        ctx: AttentionContext,
+    ) -> Call:
         """Hide nothing: there are no scores."""
         return Call(q, k, v)
 
