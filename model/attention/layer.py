@@ -218,11 +218,13 @@ class MultiHeadAttention(nn.Module):
             return flex(call.q, call.k, call.v, ctx.blocks[self.window or x.shape[1]], slopes)
         call = self.modified(call, x, ctx)
         dropout_p = self.dropout_p(ctx)
-        # torch's kernels need no matrix either if causality is all, and on a GPU they are faster even with one.
+        # In a long text chunks of queries avoid the (T, S) matrix. torch's fused kernels avoid it too where causality
+        # alone hides keys, and on a GPU they are faster even with the matrix.
         has_kernel = self.function is sdpa and (is_plain(call) or not call.q.is_cpu)
         if self.takes_chunks(call, ctx) and not has_kernel:
             return self.function.by_chunks(**self.chunk_arguments(call), dropout_p=dropout_p)  # type: ignore[union-attr]
-        # Fused kernels need Dv == D.
+        # All else takes mask and bias as matrices. For weights alone the values have T channels, to which the fused
+        # kernels would pad queries and keys; matmul needs no padding.
         function = matmul if ctx.weights_only and self.function is sdpa else self.function
         return function(**arguments(call), dropout_p=dropout_p)
 
