@@ -99,9 +99,9 @@ def test_a_name_that_is_too_long_is_refused_with_its_setting(text_file, tmp_path
     model = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=8, vocab_size=257)
     tokenizer, config = make_tokenizer(TokenizerConfig(name="byte"), ""), TrainConfig(model=model)
     save_checkpoint(tmp_path / "run/checkpoints/step_1", model=GPT(model), tokenizer=tokenizer, config=config)
-    path = f"{LONG}.html"  # which is what page= asks for
     for script, settings in NAMED.items():
         for setting in settings:
+            path = LONG if setting == "to" else f"{LONG}.html"  # page= asks for .html; to= would make a page of it
             more = [*TINY, f"data.path={text_file}"] if setting in ("run_dir", "data.cache_dir") else []
             more += ["to=new"] * (script == "export.py" and setting != "to")
             done = run_here(script, *more, *f"{setting}={path}".split(), cwd=tmp_path)
