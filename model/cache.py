@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 class KVCache:
-    """Named tensors for each layer: rows of every position, and states of any shape that begins with B.
+    """Named tensors for each layer.
 
-    The caller makes the cache and passes it to every forward pass. All layers write at `position`, which the GPT
-    advances after the last layer. Keys are stored rotated; gradients do not flow.
+    They are rows of every position, and states of any shape that begins with B. The caller makes the cache and passes
+    it to every forward pass. All layers write at `position`, which the GPT advances after the last layer. Keys are
+    stored rotated; gradients do not flow.
     """
 
     def __init__(self, size: int) -> None:
@@ -22,7 +23,10 @@ class KVCache:
         self.layers: dict[int, dict[str, Tensor]] = defaultdict(dict)
 
     def append(self, layer: int, name: str, new: Float[Tensor, "B n T width"]) -> Float[Tensor, "B n S width"]:
-        """Write the rows of T new positions, and return those of all as a view; ValueError if they do not fit."""
+        """Write the rows of T new positions, and return the rows of all positions as a view.
+
+        Raises ValueError if they do not fit.
+        """
         kept = self.layers[layer]
         end = self.position + new.size(2)
         if end > self.size:
@@ -36,7 +40,10 @@ class KVCache:
         return rows[:, :, :end]
 
     def take(self, rows: Int[Tensor, " rows"]) -> "KVCache":
-        """Return a new cache of these rows of the batch, in this order; rows may repeat or be left out."""
+        """Return a new cache of these rows of the batch, in this order.
+
+        Rows may repeat or be left out.
+        """
         taken = KVCache(self.size)
         taken.position = self.position
         taken.doc_starts = None if self.doc_starts is None else self.doc_starts[rows]

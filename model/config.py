@@ -25,46 +25,51 @@ class AttentionConfig:
     """The settings of one attention layer; SettingsError when they do not fit together."""
 
     attention: str = "sdpa"
-    """Form of attention, for which attention=NAME is short, with modifiers after +: sdpa+gate+sink. In a GPT also a
-    pattern of these over the layers, repeated: delta/delta/delta/sdpa. sdpa is the fast form of what a GPT uses;
-    README.md lists all, docs/attention.md and docs/attention_field.md explain them."""
+    """Form of attention, with modifiers after +: sdpa+gate+sink. attention=NAME is short for it.
+    In a GPT also a pattern of these over the layers, repeated: delta/delta/delta/sdpa. sdpa is fast softmax
+    attention; README.md lists all forms, docs/attention.md and docs/attention_field.md explain them."""
     n_embd: int = 128
     """Width C of the residual stream."""
     n_head: int = 4
-    """Number of query heads H. The forms average, simple and single_head have one of width n_embd."""
+    """Number of query heads H.
+    The forms average, simple and single_head have one head of width n_embd."""
     head_size: int | None = None
-    """Channels D of each head; n_embd / n_head when null. Anything else makes the attention's width H·D differ
-    from that of the residual stream, as in Qwen3."""
+    """Channels D of each head; n_embd / n_head when null.
+    Another D gives the attention a width H·D other than the residual stream's, as in Qwen3."""
     n_kv_head: int | None = None
-    """Number of key/value heads Hkv; n_head when null. 1 is multi-query attention (Shazeer 2019), another
-    divisor of n_head grouped-query attention (Ainslie et al. 2023)."""
+    """Number of key/value heads Hkv; n_head when null.
+    1 is multi-query attention (Shazeer 2019), another divisor of n_head grouped-query attention (Ainslie et al.
+    2023)."""
     attention_dropout: float = 0.0
     """Probability of dropping an attention weight in training."""
     attention_window: int | None = None
-    """Sliding window: a query sees itself and the attention_window - 1 positions before it; all when null. Where a
-    pattern says window, as sdpa+window/sdpa, only those layers have it."""
+    """Sliding window: the number of positions that a query sees, its own among them.
+    All when null. If a pattern says window, as sdpa+window/sdpa, only those layers have it."""
     score_softcap: float = 50.0
     """For attention=softcap: squash scores into ± this value, as cap × tanh(score / cap)."""
     latent_size: int | None = None
-    """For attention=mla: width of the vector from which all heads' keys and values are made; when null 4 × head size,
-    as in DeepSeek-V2, or n_head × head size if that is less."""
+    """For attention=mla: width of the vector from which all heads' keys and values are made.
+    When null 4 × head size, as in DeepSeek-V2, but at most n_head × head size."""
     block_size: int = 128
     """Longest training window, in tokens."""
     position: str = "rope"
-    """How the model learns order: rope, learned, alibi or none. RoPE rotates queries and keys (Su et al. 2021),
-    alibi adds a distance penalty to the scores (Press et al. 2022), learned adds a position embedding to the
-    tokens (in the GPT, not here), none leaves order to the causal mask."""
+    """How the model learns order: rope, learned, alibi or none.
+    rope rotates queries and keys (Su et al. 2021). alibi adds a distance penalty to the scores (Press et al. 2022).
+    learned adds a position embedding to the tokens (in the GPT, not here). none leaves order to the causal mask."""
     rope_theta: float = 10_000.0
     """Base of RoPE's geometric series of frequencies."""
     rope_fraction: float = 1.0
-    """Share of a head's channels that RoPE rotates, the first ones; the others tell no order (GPT-NeoX)."""
+    """Share of a head's channels that RoPE rotates, from the first on (GPT-NeoX).
+    The other channels carry no position."""
     rope_scaling: str = "none"
-    """How RoPE is stretched to longer texts: none, linear (divides the positions), yarn (divides those of slow planes,
-    and sharpens the scores) or llama3 (divides those of slow planes)."""
+    """How RoPE is stretched to longer texts: none, linear, yarn or llama3.
+    linear divides the positions. yarn divides the frequencies of slow planes, and sharpens the scores. llama3
+    divides the frequencies of slow planes."""
     rope_scaling_factor: float = 1.0
     """How many times the trained length the stretched positions reach."""
     rope_trained_length: int | None = None
-    """The trained length, by which yarn and llama3 tell slow planes; block_size / rope_scaling_factor when null."""
+    """The trained length, by which yarn and llama3 tell slow planes.
+    block_size / rope_scaling_factor when null."""
     qk_norm: bool = True
     """RMS-normalise queries and keys per head, with learned weights, before RoPE."""
     qkv_bias: bool = False
@@ -129,15 +134,19 @@ class AttentionConfig:
 
 @dataclass(kw_only=True)
 class GPTConfig(AttentionConfig):
-    """The settings of a GPT: those of its attention layers, which read this same object, and of everything else."""
+    """The settings of a GPT: its attention layers', and all others.
+
+    The attention layers read this same object.
+    """
 
     n_layer: int = 4
     """Number of blocks."""
     vocab_size: int | None = None
     """Number of token ids V; the tokenizer's when null."""
     ngrams: list[int] | None = None
-    """Sizes n of the n-grams that are embedded too, each at least 2, as in '[2,3,4]': for each n the row of a table at
-    the hash of the last n ids is added to the token's embedding. See docs/training.md."""
+    """Sizes n of the n-grams that are embedded too, each at least 2, as in '[2,3,4]'.
+    Each n has a table; its row at the hash of the last n ids is added to the token's embedding. See
+    docs/training.md."""
     ngram_rows: int = 16_384
     """Rows of each of these tables; n-grams of the same hash share one."""
     norm: str = "rmsnorm"
@@ -145,20 +154,22 @@ class GPTConfig(AttentionConfig):
     norm_eps: float = 1e-6
     """Added to the mean square (or variance) before the square root."""
     mlp: str = "swiglu"
-    """The feed-forward network: swiglu (Shazeer 2020), relu2 (So et al. 2021), gelu (Hendrycks & Gimpel 2016) or
-    gelu_tanh, the approximation GPT-2 was trained with (on a CPU it takes six times as long)."""
+    """The feed-forward network: swiglu, relu2, gelu or gelu_tanh.
+    swiglu is by Shazeer (2020), relu2 by So et al. (2021), gelu by Hendrycks & Gimpel (2016). gelu_tanh is the
+    approximation that GPT-2 was trained with; on a CPU it takes six times as long."""
     n_inner: int | None = None
-    """Hidden width of the MLP; when null 4 × n_embd, or for swiglu 8/3 × n_embd rounded up to a multiple of 64,
-    which has as many weights."""
+    """Hidden width of the MLP; when null 4 × n_embd, or for swiglu about 8/3 × n_embd.
+    swiglu's width is rounded up to a multiple of 64; its three matrices then hold about as many weights."""
     dropout: float = 0.0
-    """Probability of dropping an embedding, or a channel that a layer adds to the residual stream, in training."""
+    """Probability of dropping a channel of an embedding or of a layer's output, in training.
+    The output is what a layer adds to the residual stream."""
     tie_embeddings: bool = False
     """Use the token embedding as lm_head too."""
     logit_softcap: float | None = None
     """Squash logits into ± this value, as cap × tanh(logits / cap)."""
     zero_init: bool = True
-    """Start the output projections and an untied lm_head at zero, so that every block begins as the identity;
-    false is GPT-2's initialisation."""
+    """Start the output projections and an untied lm_head at zero.
+    Every block then begins as the identity. false is GPT-2's initialisation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,7 +188,10 @@ class GPTConfig(AttentionConfig):
         positive("model.norm_eps", self.norm_eps)
 
     def at(self, layer: int) -> "GPTConfig":
-        """Return the settings as one layer's attention has them: its part of the pattern, its window."""
+        """Return the settings of one layer's attention.
+
+        They have its part of the pattern, and its window.
+        """
         parts = self.attention.split("/")
         own = parts[layer % len(parts)]
         some_have_it = "window" in self.attention.replace("/", "+").split("+")

@@ -1,6 +1,6 @@
-"""Tricks for a CPU, each with its gain and its condition; layers and the trainer call them by name.
+"""Tricks for a CPU, each with its gain and its condition.
 
-Figures are from two cores, in float32.
+Layers and the trainer call them by name. Figures are from two cores, in float32.
 """
 
 import ctypes
@@ -21,9 +21,10 @@ SHORT = 256
 
 
 def shares_row(x: Float[Tensor, "*lead C"], weight: Float[Tensor, "N C"]) -> bool:
-    """Return whether x is a single row, as in decoding, that multiply_row() takes faster than F.linear.
+    """Return whether x is a single row that multiply_row() takes faster than F.linear.
 
-    Not with gradients, nor traced or compiled. A quantised weight has a class of its own: no view shows its numbers.
+    Decoding has such rows. False with gradients, and in traced or compiled code. A quantised weight is of another
+    class: no view shows its numbers.
     """
     if torch.is_grad_enabled() or torch.jit.is_tracing() or torch.compiler.is_compiling():
         return False
@@ -59,10 +60,11 @@ def prefers_plain_products(q: Float[Tensor, "*lead H T D"], k: Float[Tensor, "*l
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep the memory of freed tensors for the next ones; other C libraries are left alone.
+    """Let glibc keep the memory of freed tensors for the next ones.
 
-    By default glibc returns large blocks to the system and gets them back zeroed, one page fault per page, which
-    took half the time of a small model's training step. In exchange the process never shrinks.
+    Other C libraries are left alone. By default glibc returns large blocks to the system and gets them back zeroed, one
+    page fault per page, which took half the time of a small model's training step. In exchange the process never
+    shrinks.
     """
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # of malloc.h
     with suppress(OSError, AttributeError):

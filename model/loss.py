@@ -24,7 +24,9 @@ def fused_cross_entropy(
     loss_and_gradient: Callable[..., Any] | None = None,
     largest_chunk: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Return -Σ log p(target) in nats, with logits cap · tanh(x Wᵀ / cap), or x Wᵀ without a softcap.
+    """Return -Σ log p(target) in nats, of the logits x Wᵀ or cap · tanh(x Wᵀ / cap).
+
+    cap is softcap, if that is given.
 
     Equals F.cross_entropy(…, reduction="sum") over the targets that are not IGNORED, in value and gradient. The
     gradient is computed in the forward pass, while the logits of a chunk of tokens are at hand (Hsu et al. 2024, "Liger
@@ -49,9 +51,9 @@ def nats_of_each(
     softcap: float | None = None,
     largest_chunk: int | None = None,
 ) -> tuple[Float[Tensor, "*lead"], Bool[Tensor, "*lead"]]:
-    """Return -log p(target) in nats per position, 0 if IGNORED, and whether the target is the likeliest id.
+    """Return -log p(target) of each position in nats, and whether the target is likeliest.
 
-    Chunks and dtypes are as in fused_cross_entropy; there is no gradient.
+    An IGNORED target has 0 nats. Chunks and dtypes are as in fused_cross_entropy; there is no gradient.
     """
     dtype = product_dtype(x)
     rows = x.flatten(0, -2).to(dtype)  # (…, C) -> (N, C)
@@ -88,7 +90,10 @@ def padded(heads: Float[Tensor, "V C"]) -> Float[Tensor, "rows C"]:
 
 
 def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
-    """Return the number of rows per chunk; one that divides all rows if there is one, to compile once."""
+    """Return the number of rows per chunk.
+
+    It divides all rows if a number near the largest does, so that a compiler sees one shape.
+    """
     tokens = len(rows)
     most = (largest_chunk or LARGEST_CHUNK.get(rows.device.type, LARGEST_CHUNK_ON_GPU)) // (4 * ids)
     fewest = -(-tokens // max(1, most))
@@ -103,7 +108,9 @@ def chunk_loss_and_gradient(
     ids: int,
     cap: float | None,
 ) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"], Float[Tensor, "N rows"]]:
-    """Return each token's loss, and its derivatives by x · head: for the target's head, and for all others.
+    """Return each token's loss, and its derivatives by x · head.
+
+    The derivatives are (N, 1) by the target's product, and (N, rows) by all others.
 
     heads: one row per id, then rows of padding.
     """
@@ -197,7 +204,7 @@ def loss_slope(
     targets: Int[Tensor, " N"],
     softcap: float | None,
 ) -> Float[Tensor, "N V"]:
-    """Return the loss's derivative by each product x · head, by operations that torch can differentiate."""
+    """Return the loss's derivative by each product x · head, itself differentiable."""
     logits = F.linear(x, weight.to(x.dtype)).to(torch.promote_types(x.dtype, torch.float32))
     is_scored = scored_places(targets)
     wanted = F.one_hot(targets.masked_fill(~is_scored, 0), len(weight))

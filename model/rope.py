@@ -1,4 +1,4 @@
-"""Rotary position embedding: queries and keys rotate by an angle that grows with their position.
+"""Rotary position embedding: queries and keys rotate by an angle set by their position.
 
 Channels (2i, 2i+1) of a head are the two coordinates of a point in a plane. At position m the point is
 rotated by m·θᵢ, with θᵢ = base^(-2i/D): the first planes spin fast and tell neighbours apart, the last
@@ -22,7 +22,9 @@ LLAMA3_TURNS = 4.0, 1.0  # as Llama 3 does between these
 
 
 class Rope(NamedTuple):
-    """The rotation of a head's first `channels`. It has no weights; layers with equal ones share their tables.
+    """The rotation of a head's first `channels`.
+
+    It has no weights; layers with equal settings share their tables.
 
     Three ways to read texts `stretch` times longer than `trained`, all by turning more slowly:
 
@@ -44,7 +46,10 @@ class Rope(NamedTuple):
 
     @classmethod
     def of(cls, config: AttentionConfig, head_dim: int) -> "Rope":
-        """Return the Rope of some settings; SettingsError if they would rotate half a pair of channels."""
+        """Return the Rope of some settings.
+
+        Raises SettingsError if they would rotate half a pair of channels.
+        """
         channels = config.rope_fraction * head_dim
         if channels != int(channels) or channels % 2:
             given = f"model.n_embd={config.n_embd} / model.n_head={config.n_head}"
@@ -70,7 +75,10 @@ class Rope(NamedTuple):
         return _table(size, self, x.device)[past:end]
 
     def cos_sin(self, positions: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead half 2"]:
-        """Return (cos, sin) of every plane's angle at each position; YaRN scales both beyond length 1."""
+        """Return (cos, sin) of every plane's angle at each position.
+
+        YaRN scales both beyond length 1.
+        """
         frequency, temperature = self.frequencies(positions.device)
         angle = positions.to(torch.float32).unsqueeze(-1) * frequency
         return torch.stack((angle.cos(), angle.sin()), -1) * temperature
@@ -97,7 +105,10 @@ class Rope(NamedTuple):
 
 
 def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"]) -> Float[Tensor, "... H T D"]:
-    """Rotate the first pairs of channels: (a, b) -> (a cos - b sin, a sin + b cos), in float32 or wider."""
+    """Rotate the first pairs of channels: (a, b) -> (a cos - b sin, a sin + b cos).
+
+    The products are in float32 or wider.
+    """
     channels = 2 * rotation.shape[-2]
     if channels < x.shape[-1]:
         return torch.cat((rotate(x[..., :channels], rotation), x[..., channels:]), -1)

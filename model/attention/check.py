@@ -1,8 +1,9 @@
-"""Does attention work on this machine? `python -m model.attention.check` prints a table; exit status 1 on a failure.
+"""Does attention work on this machine? `python -m model.attention.check` prints a table.
 
-Every form is tested as a layer, in float32 and bfloat16, on the GPU if there is one; then, in float32, every modifier
-beside every form that takes it. Names, as in  python -m model.attention.check sdpa+gate  , are tested in place of all.
-n/a marks a check that does not apply: no scores are masked, or a rounding of them may choose other keys.
+The exit status is 1 on a failure. Every form is tested as a layer, in float32 and bfloat16, on the GPU if there is one;
+then, in float32, every modifier beside every form that takes it. `python -m model.attention.check sdpa+gate` tests the
+names that it is given. n/a marks a check that does not apply: no scores are masked, or a rounding of them may choose
+other keys.
 """
 
 import copy
@@ -27,9 +28,10 @@ Pairs = list[tuple[Tensor, Tensor]]  # what came out, what should have
 
 
 def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Agree with float64: softmax forms with the loop, states with token_by_token, others with themselves.
+    """Agree with the same layer in float64.
 
-    By matrices and by chunks of queries; one mask leaves a query no key.
+    Softmax forms are compared with the loop, states with token_by_token, others with themselves. By matrices and by
+    chunks of queries; one mask leaves a query no key.
 
     Gradients of the weights are sums over all tokens, so each tensor is measured
     against its largest entry, or a tenth of the largest of all if its terms cancel; in float32 alone, as at a kink
@@ -156,7 +158,10 @@ def run(
 
 
 def combinations() -> Iterator[str]:
-    """Yield every modifier beside every form that accepts it; sdpa stands for the forms in SOFTMAX."""
+    """Yield every modifier beside every form that accepts it.
+
+    sdpa stands for the forms in SOFTMAX.
+    """
     for form in ("sdpa", *(form for form in FORMS if form not in SOFTMAX)):
         for modifier in (*SETTINGS, *MODIFIERS):
             try:

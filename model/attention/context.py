@@ -17,7 +17,9 @@ from model.rope import Rope
 
 @dataclass
 class AttentionContext:
-    """Per-call state shared by the layers. The GPT makes one for each forward pass; a layer alone may go without.
+    """The state of one forward pass, which the layers share.
+
+    The GPT makes one for each pass; a layer alone may go without.
 
     name          shape                       written by   read by                            default
     mask          broadcasts to (B, H, T, S)  the caller   see()                              causality alone
@@ -54,7 +56,10 @@ class AttentionContext:
         return 0 if self.cache is None else self.cache.position
 
     def layer_cache(self, layer_idx: int) -> dict[str, Tensor]:
-        """Return the cache's tensors of a layer, to read and to write; without a cache an empty dictionary."""
+        """Return the cache's tensors of a layer, to read and to write.
+
+        Without a cache it is an empty dictionary.
+        """
         return {} if self.cache is None else self.cache.layers[layer_idx]
 
     def previous(
@@ -64,7 +69,10 @@ class AttentionContext:
         new: Shaped[Tensor, "B n T D"],
         count: int,
     ) -> list[Tensor]:
-        """Return the rows 1, 2, … `count` tokens before each row of `new`; zeros where that is another text."""
+        """Return the rows 1, 2, … `count` tokens before each row of `new`.
+
+        They are zeros if they belong to another text.
+        """
         T = new.shape[2]
         kept = self.layer_cache(layer_idx)
 
@@ -81,24 +89,31 @@ class AttentionContext:
         return [row.masked_fill((place < back)[:, None, :, None], 0) for back, row in enumerate(shifted, 1)]
 
     def is_doc_start(self, T: int) -> Bool[Tensor, "B 1 T"] | None:
-        """Return which of the T tokens are the first of their text, for all heads; None without doc_starts."""
+        """Return which of the T tokens are the first of their text, for all heads.
+
+        It is None without doc_starts.
+        """
         if self.doc_starts is None:
             return None
         return (self.doc_starts == torch.arange(self.past, self.past + T, device=self.doc_starts.device))[:, None]
 
 
 class Call(NamedTuple):
-    """The arguments of an attention function before a (T, S) matrix is made of them. Modifiers may change them.
+    """The arguments of an attention function before a (T, S) matrix is made of them.
 
-    S is here the number of keys in reach, those of the cache among them; the T queries are at the last T of their
-    positions. A query sees itself and the keys before it; the fields below hide some of these or change their scores.
+    Modifiers may change them. S is here the number of keys in reach, those of the cache among them; the T queries are
+    at the last T of their positions. A query sees itself and the keys before it; the fields below hide some of these or
+    change their scores.
     """
 
     q: Query
     k: Key
     v: Value
     mask: Bool[Tensor, "..."] | None = None
-    """Broadcasts to (B, H, T, S): where a query may attend, beside causality, window and documents."""
+    """True where a query may attend, within causality, window and documents.
+
+    Broadcasts to (B, H, T, S).
+    """
     doc_starts: Int[Tensor, "B T"] | None = None
     """The first key of each query's document."""
     window: int | None = None
@@ -142,7 +157,10 @@ def is_plain(call: Call) -> bool:
 
 
 def arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments of an attention function (see contract.py), with mask and bias as matrices."""
+    """Return the arguments of an attention function, with mask and bias as matrices.
+
+    contract.py says what each is.
+    """
     k, v, mask, bias = call.k, call.v, visible_keys(call), None
     if call.bias is not None:
         row, column = call.bias

@@ -1,4 +1,4 @@
-"""The contract of every attention function: its arguments, and their reduction to fewer cases.
+"""The contract of every attention function: its arguments, and their reduction.
 
     attend(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None)
 
@@ -40,7 +40,9 @@ Allowed = Bool[Overlay, ""] | None
 
 
 def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
-    """Make an attention function of its mathematics, `compute(q, k, v, allowed, bias, scale, dropout_p)`.
+    """Make an attention function of its mathematics.
+
+    The mathematics is `compute(q, k, v, allowed, bias, scale, dropout_p)`.
 
     compute gets k and v with all H heads; `allowed` as None if every pair is allowed, else bool with at least one key
     for every query; `scale` as a number. Queries that may attend nowhere get zeros afterwards.
@@ -67,7 +69,9 @@ def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
 
 
 def from_weights(weights: Callable[[Scores], Scores], cap: float | None = None) -> AttentionFunction:
-    """Make an attention function of its weights, `weights(scores)`; scores are −∞ for keys that are not allowed.
+    """Make an attention function of its weights, `weights(scores)`.
+
+    The scores are −∞ for keys that are not allowed.
 
     cap: squash the scaled products into ±cap before mask and bias.
     """
@@ -168,7 +172,10 @@ def check_arguments(
 
 
 def check_broadcast(name: str, overlay: Tensor, to: tuple[int, ...]) -> None:
-    """Raise ValueError unless the tensor broadcasts to the shape (…, H, T, S); leading axes may be missing."""
+    """Raise ValueError unless the tensor broadcasts to the shape (…, H, T, S).
+
+    Leading axes may be missing.
+    """
     shape = overlay.shape
     if len(shape) > len(to) or any(n not in (1, m) for n, m in zip(reversed(shape), reversed(to), strict=False)):
         remedy = "a (B, S) padding mask goes through padding_mask() first"

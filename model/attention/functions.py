@@ -1,4 +1,6 @@
-"""Attention functions. All are called alike:  attend(q, k, v, mask=…, bias=…, is_causal=…, dropout_p=…, scale=…)
+"""Attention functions, all with the same arguments.
+
+    attend(q, k, v, mask=…, bias=…, is_causal=…, dropout_p=…, scale=…)
 
 Read `matmul`. `einsum`, `bmm` and `loop` compute the same in other ways, `sdpa` is the fast one. `softmax1`, `sigmoid`,
 `sparsemax`, `stick` and `softcap` turn the same scores into other weights.
@@ -55,7 +57,10 @@ def matmul(
     scale: float,
     dropout_p: float,
 ) -> Output:
-    """softmax(q kᵀ / √D) v: scaled dot-product attention (Vaswani et al. 2017, eq. 1), one step per line."""
+    """softmax(q kᵀ / √D) v: scaled dot-product attention, one step per line.
+
+    (Vaswani et al. 2017, eq. 1.)
+    """
     # A dot product of D independent terms of variance 1 has variance D. The scale, 1/√D, brings it back
     # to 1; without that the softmax would soon saturate on one key, where its gradient vanishes. The queries are
     # scaled, not the product: fp16 ends at 65,504, which large products pass √D times sooner than scaled ones.
@@ -238,9 +243,10 @@ def softmax1(scores: Scores) -> Scores:
 @by_chunks("sigmoid")
 @from_weights
 def sigmoid(scores: Scores) -> Scores:
-    """σ(score − ln n), n the number of visible keys (Ramapuram et al. 2024, eq. 3; theirs is the length).
+    """σ(score − ln n), n the number of visible keys (Ramapuram et al. 2024, eq. 3).
 
-    Keys do not compete, so a row may sum to less or more than 1; with scores of 0 it sums to n / (n + 1).
+    Their n is the length. Keys do not compete, so a row may sum to less or more than 1; with scores of 0 it sums to n /
+    (n + 1).
     """
     n = (scores > -torch.inf).sum(-1, keepdim=True)
     return torch.sigmoid(scores - n.to(scores.dtype).log())
@@ -250,9 +256,10 @@ def sigmoid(scores: Scores) -> Scores:
 @by_chunks("sparsemax")
 @from_weights
 def sparsemax(scores: Scores) -> Scores:
-    """The point of the simplex nearest to the scores: many weights are exactly 0 (Martins & Astudillo 2016, alg. 1).
+    """The point of the simplex nearest to the scores: many weights are exactly 0.
 
-    That is max(0, score − τ), where τ makes the row sum to 1: the mean of the scores above it, less 1 / their number.
+    (Martins & Astudillo 2016, alg. 1.) That is max(0, score − τ), where τ makes the row sum to 1: the mean of the
+    scores above it, less 1 / their number.
     """
     ordered = scores.sort(-1, descending=True).values
     number = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
@@ -266,10 +273,10 @@ def sparsemax(scores: Scores) -> Scores:
 @by_chunks("stick")
 @from_weights
 def stick(scores: Scores) -> Scores:
-    """Stick-breaking: each key takes a share σ(score) of the weight that later keys leave (Tan et al. 2025).
+    """Stick-breaking: each key takes a share σ(score) of the weight that later keys leave.
 
-    The weight of s is σ(z_s) Π (1 − σ(z_r)) over the keys r between s and the query; the query's own key takes none.
-    The nearest key comes first, so order needs no positions. The rest of the stick goes to no key.
+    (Tan et al. 2025.) The weight of s is σ(z_s) Π (1 − σ(z_r)) over the keys r between s and the query; the query's own
+    key takes none. The nearest key comes first, so order needs no positions. The rest of the stick goes to no key.
     """
     T, S = scores.shape[-2:]
     earlier = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T - 1)
@@ -280,8 +287,8 @@ def stick(scores: Scores) -> Scores:
 
 
 def softcap(cap: float) -> AttentionFunction:
-    """Return softmax attention of cap · tanh(score / cap), before mask and bias (Gemma 2, 2024, section 2).
+    """Return softmax attention of cap · tanh(score / cap), before mask and bias.
 
-    Scores lie within ±cap; far outside, gradients vanish.
+    (Gemma 2, 2024, section 2.) Scores lie within ±cap; far outside, gradients vanish.
     """
     return by_chunks("softcap", cap=cap)(from_weights(lambda scores: scores.softmax(-1), cap))

@@ -1,4 +1,7 @@
-"""The rungs below multi-head attention, as layers that train; docs/attention.md climbs them step by step."""
+"""The rungs below multi-head attention, as layers that train.
+
+docs/attention.md climbs them step by step.
+"""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -53,9 +56,9 @@ class Average(OneHead):
 
 @form("simple")
 class Simple(OneHead):
-    """Every position gathers from the past by likeness: the inputs are their own queries, keys and values.
+    """Every position gathers from the past by likeness.
 
-    It has no weights.
+    The inputs are their own queries, keys and values. It has no weights.
     """
 
     modifiable = ("window", "rotation")

@@ -1,4 +1,7 @@
-"""Smaller caches: one latent vector for the keys and values of all heads (mla), or one vector for both (gta)."""
+"""Smaller caches: fewer numbers for keys and values.
+
+mla keeps one latent vector for the keys and values of all heads, gta one vector for a head's key and value.
+"""
 
 from dataclasses import replace
 
@@ -18,7 +21,9 @@ from model.rope import Rope
 
 @form("mla")
 class LatentAttention(MultiHeadAttention):
-    """Keys and values of all heads are made from one latent vector c of a token (DeepSeek-V2, 2024, section 2.1).
+    """Keys and values of all heads are made from one latent vector c of a token.
+
+    (DeepSeek-V2, 2024, section 2.1.)
 
         c = norm(x W_c),  k_h = [RoPE(x W_r), c W_k,h],  v_h = c W_v,h,  q_h = [RoPE(x W_s,h), x W_q,h]
 
@@ -53,7 +58,10 @@ class LatentAttention(MultiHeadAttention):
         self.o_proj = Linear(H * D, C, bias=config.bias)
 
     def project(self, x: Stream) -> tuple[Query, Keys, Value]:
-        """Return the queries (B, H, T, turned + D), one key [rotated, c], and the values of all heads."""
+        """Return the queries, one key [rotated, c], and the values of all heads.
+
+        The queries are (B, H, T, turned + D), the key is (B, 1, T, turned + latent).
+        """
         q = self.q_proj(x).unflatten(-1, (self.query_heads, -1)).transpose(1, 2)
         c = self.c_norm(self.c_proj(x))
         return q, torch.cat((self.k_proj(x), c), -1).unsqueeze(1), self.per_head(self.v_up(c))

@@ -1,7 +1,7 @@
-"""Causal self-attention as a layer: project, mix, rotate, remember, see, attend, finish, merge.
+"""Causal self-attention as a layer.
 
-MultiHeadAttention.forward takes these steps in turn. Modifiers (modifiers.py) act at three of them: mix, attend (on the
-scores) and finish.
+MultiHeadAttention.forward takes these steps in turn: project, mix, rotate, remember, see, attend, finish, merge.
+Modifiers (modifiers.py) act at three of them: mix, attend (on the scores) and finish.
 """
 
 import math
@@ -33,11 +33,11 @@ NewValues = Float[Tensor, "B _ T F"]
 
 
 class MultiHeadAttention(nn.Module):
-    """H heads that attend in subspaces of D channels to the positions up to their own (Vaswani et al. 2017, 3.2.2).
+    """H heads that attend in subspaces of D channels to the positions up to their own.
 
-    With fewer key/value heads than query heads several queries share one: multi-query (Shazeer 2019) and
-    grouped-query attention (Ainslie et al. 2023). QK-norm keeps the scores bounded and training stable (Dehghani
-    et al. 2023, ViT-22B; Henry et al. 2020 did it first, with an L2 norm and a learned scale).
+    (Vaswani et al. 2017, 3.2.2.) With fewer key/value heads than query heads several queries share one: multi-query
+    (Shazeer 2019) and grouped-query attention (Ainslie et al. 2023). QK-norm keeps the scores bounded and training
+    stable (Dehghani et al. 2023, ViT-22B; Henry et al. 2020 did it first, with an L2 norm and a learned scale).
 
     A form is this class with another attention function, or a subclass that overrides a step of forward(): project,
     remember, see, attend or merge.
@@ -46,9 +46,15 @@ class MultiHeadAttention(nn.Module):
     modifiable: ClassVar[tuple[str, ...]] = ("window", "rotation", "queries", "keys", "values", "scores", "result")
     """The parts that modifiers may change."""
     unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
-    """Settings without effect in this form. `position` stands here only if it has no effect as alibi either."""
+    """Settings without effect in this form.
+
+    `position` stands here only if it has no effect as alibi either.
+    """
     longest_dense: int = SHORT**2
-    """Pairs of queries and keys up to which matrices are faster than chunks of queries, on one thread of a CPU."""
+    """Pairs of queries and keys up to which matrices are faster than chunks of queries.
+
+    Measured on one thread of a CPU.
+    """
     has_kv_cache: ClassVar[bool] = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
     is_sparse: ClassVar[bool] = False
@@ -99,10 +105,10 @@ class MultiHeadAttention(nn.Module):
         self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
 
     def forward(self, x: Stream, ctx: AttentionContext | None = None) -> Stream | Weights:
-        """Return what each token gathers from itself and the tokens before it, with ctx.weights_only the weights.
+        """Return what each token gathers from itself and the tokens before it.
 
-        Several leading dimensions are flattened into one, the B of ctx. Raises ValueError, naming the shapes, if mask,
-        doc_starts or cache do not fit x.
+        With ctx.weights_only it is the weights. Several leading dimensions are flattened into one, the B of ctx. Raises
+        ValueError, naming the shapes, if mask, doc_starts or cache do not fit x.
         """
         ctx = ctx or AttentionContext()
         if x.ndim != 3:
@@ -254,7 +260,9 @@ class MultiHeadAttention(nn.Module):
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H·D) -> (B, T, C)
 
     def flops(self, block_size: int) -> float:
-        """Return the floating-point operations per token of a forward pass, without those of the weights.
+        """Return the attention's floating-point operations per token of a forward pass.
+
+        The products with weights are left out.
 
         4 D for each pair of a query head and a position that causal attention sees: half the text on average, fewer
         with a window.

@@ -32,7 +32,10 @@ def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S
 
 
 def document_mask(doc_starts: Int[Tensor, "B T"], S: int) -> Bool[Tensor, "B 1 T S"]:
-    """Hide from each of the last T of S tokens all tokens before its text, which begins at `doc_starts`."""
+    """Hide from each of the last T of S tokens all tokens before its text.
+
+    The text begins at `doc_starts`.
+    """
     return torch.arange(S, device=doc_starts.device) >= doc_starts[:, None, :, None]
 
 
@@ -52,10 +55,10 @@ def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
 
 
 def alibi_slopes(n_head: int) -> list[float]:
-    """Return each head's penalty per position (Press et al. 2022, section 3): 2^(-8/H), 2^(-16/H), … 2^-8.
+    """Return each head's penalty per position: 2^(-8/H), 2^(-16/H), … 2^-8.
 
-    For H between powers of two, the authors' rule: the slopes of the power below, then every other
-    slope of twice that power.
+    (Press et al. 2022, section 3.) For H between powers of two, the authors' rule: the slopes of the power below, then
+    every other slope of twice that power.
     """
     power = 1 << (n_head.bit_length() - 1)  # the largest power of two that is at most H
     slopes = [2 ** (-8 * n / power) for n in range(1, power + 1)]
@@ -69,9 +72,9 @@ def alibi_sum(
     S: int,
     device: Device = None,
 ) -> tuple[Float[Tensor, "H T"], Float[Tensor, "H S"]]:
-    """Return rows and columns that sum to minus slope × distance, to add to the scores (Press et al. 2022).
+    """Return rows and columns that sum to minus slope × distance, to add to the scores.
 
-    In float64, where there is one: of positions in the thousands, near ones differ by little.
+    (Press et al. 2022.) In float64, where there is one: of positions in the thousands, near ones differ by little.
     """
     dtype = torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
     column = torch.tensor(alibi_slopes(n_head), dtype=dtype, device=device)[:, None] * torch.arange(S, device=device)

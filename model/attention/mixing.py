@@ -18,7 +18,10 @@ from model.layers import RMSNorm
 
 @modifier("joint_norm", changes="keys")
 class JointNorm(Modifier):
-    """RMS norm of queries, and of keys, over all heads at once, in place of QK-norm per head (OLMo 2, 2025)."""
+    """RMS norm of queries, and of keys, over all heads at once (OLMo 2, 2025).
+
+    It takes the place of QK-norm per head.
+    """
 
     replaces_qk_norm = True
 
@@ -44,10 +47,11 @@ class JointNorm(Modifier):
 
 @modifier("conv", changes="keys")
 class Conv(Modifier):
-    """Short convolution of queries, keys and values: Σ_j w_j x_{t-j} over four tokens, w per channel.
+    """Short convolution of queries, keys and values over four tokens.
 
-    w starts at x_t alone. In forms with a state SiLU follows, as in Gated DeltaNet (Yang et al. 2025) and Kimi Linear
-    (2025); in others it stays linear, as in Canon layers (Allen-Zhu 2025). QK-norm comes before.
+    Σ_j w_j x_{t-j}, w per channel. w starts at x_t alone. In forms with a state SiLU follows, as in Gated DeltaNet
+    (Yang et al. 2025) and Kimi Linear (2025); in others it stays linear, as in Canon layers (Allen-Zhu 2025). QK-norm
+    comes before.
     """
 
     width = 4
@@ -79,10 +83,11 @@ class Conv(Modifier):
 
 @modifier("value_embedding", changes="values")
 class ValueEmbedding(Modifier):
-    """v ← v + 2σ(x w) e per head, with e the token's embedding in this layer's own table (modded-nanogpt, 2024).
+    """v ← v + 2σ(x w) e per head, with e the token's embedding (modded-nanogpt, 2024).
 
-    It brings back the token's identity, however much the stream has mixed it. w starts at 0; nanochat computes it from
-    the first few channels of x. The table has V rows as wide as a token's values; a token reads one.
+    The layer has its own table of embeddings. It brings back the token's identity, however much the stream has mixed
+    it. w starts at 0; nanochat computes it from the first few channels of x. The table has V rows as wide as a token's
+    values; a token reads one.
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:

@@ -23,9 +23,10 @@ from model.layers import Linear, cumulative_sum
 
 
 class Modifier(nn.Module):
-    """A change to a layer, made by attention=FORM+NAME; methods that are not overridden change nothing.
+    """A change to a layer, made by attention=FORM+NAME.
 
-    Muon updates the weights of nn.Linear layers, AdamW every other parameter.
+    Methods that are not overridden change nothing. Muon updates the weights of nn.Linear layers, AdamW every other
+    parameter.
     """
 
     changes: ClassVar[str]
@@ -59,7 +60,10 @@ class Modifier(nn.Module):
 
 
 class PerHead(nn.Module):
-    """A number per head and token, x Wᵀ + b. W starts at zero; it is too thin for Muon, so no nn.Linear."""
+    """A number per head and token, x Wᵀ + b.
+
+    W starts at zero; it is too thin for Muon, so no nn.Linear.
+    """
 
     def __init__(self, C: int, H: int, bias: Float[Tensor, " H"] | None = None) -> None:
         super().__init__()
@@ -73,9 +77,9 @@ class PerHead(nn.Module):
 
 @modifier("value_residual", changes="values")
 class ValueResidual(Modifier):
-    """v ← λ₁ v + λ₂ v₁, with v₁ the values of the first layer that has this modifier (Zhou et al. 2024).
+    """v ← λ₁ v + λ₂ v₁, with v₁ the values of the first layer that has this modifier.
 
-    λ starts at (1, 0).
+    (Zhou et al. 2024.) λ starts at (1, 0).
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
@@ -94,11 +98,11 @@ class ValueResidual(Modifier):
 
 @modifier("key_offset", changes="keys")
 class KeyOffset(Modifier):
-    """The later half of a key's channels is the previous token's: a query finds the token after an earlier match.
+    """The later half of a key's channels is the previous token's.
 
-    That is induction (Olsson et al. 2022) in one layer instead of two. modded-nanogpt's partial key offset (2025)
-    shifts channels without rotation, after the others are rotated: model.rope_fraction=0.5 does the same. The first
-    token of a text gets zeros.
+    A query so finds the token after an earlier match. That is induction (Olsson et al. 2022) in one layer instead of
+    two. modded-nanogpt's partial key offset (2025) shifts channels without rotation, after the others are rotated:
+    model.rope_fraction=0.5 does the same. The first token of a text gets zeros.
     """
 
     needs_doc_starts = True
@@ -111,9 +115,10 @@ class KeyOffset(Modifier):
 
 @modifier("logn", changes="scores")
 class LogN(Modifier):
-    """Scores × σ ln n, n the number of visible keys, σ learned per head (Nakanishi 2025, eq. 3, SSMax).
+    """Scores × σ ln n, n the number of visible keys, σ learned per head.
 
-    A softmax over more keys is flatter; this keeps it as sharp. σ starts at 0.43, where their training put it.
+    (Nakanishi 2025, eq. 3, SSMax.) A softmax over more keys is flatter; this keeps it as sharp. σ starts at 0.43, where
+    their training put it.
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
@@ -137,10 +142,10 @@ class LogN(Modifier):
 
 @modifier("forget", changes="scores")
 class Forget(Modifier):
-    """Bias F_i − F_j, with F the running sum of ln f, f = σ(x w + b) per head (Lin et al. 2025, FoX).
+    """Bias F_i − F_j, with F the running sum of ln f (Lin et al. 2025, FoX).
 
-    A token fades with every later token, at a rate that those tokens choose. b starts at ALiBi's slopes: at step 0 this
-    is ALiBi. RoPE stays; theirs has none, as sdpa+forget+nope or model.position=none.
+    f = σ(x w + b) per head. A token fades with every later token, at a rate that those tokens choose. b starts at
+    ALiBi's slopes: at step 0 this is ALiBi. RoPE stays; theirs has none, as sdpa+forget+nope or model.position=none.
     """
 
     needs_doc_starts = True
@@ -180,9 +185,9 @@ class Fade(Forget):
 
 @modifier("sink", changes="scores", last=True)
 class Sink(Modifier):
-    """One more key, of value zero and of score b, learned per head (gpt-oss, 2025; b = 0 is softmax1).
+    """One more key, of value zero and of score b, learned per head (gpt-oss, 2025).
 
-    A head may then attend to nothing. The result is y · σ(ln Σ exp(score) − b): a sink is a gate.
+    b = 0 is softmax1. A head may then attend to nothing. The result is y · σ(ln Σ exp(score) − b): a sink is a gate.
     """
 
     means_nothing: ClassVar[dict[str, str]] = {
@@ -204,9 +209,9 @@ class Sink(Modifier):
 
 @modifier("diff", changes="queries")
 class Differential(Modifier):
-    """y₁ − σ(λ) y₂: each head attends twice to the same keys, and common noise cancels (Ye et al. 2026, version 2).
+    """y₁ − σ(λ) y₂: each head attends twice to the same keys, and common noise cancels.
 
-    λ = x w per head and token. The queries' projection is twice as wide.
+    (Ye et al. 2026, version 2.) λ = x w per head and token. The queries' projection is twice as wide.
     """
 
     queries_per_head = 2
@@ -230,10 +235,10 @@ class Differential(Modifier):
 
 @modifier("xsa", changes="result")
 class Exclusive(Modifier):
-    """y minus tanh(α) of its projection on the token's own value, α learned per head, at first 0.
+    """y minus tanh(α) of its projection on the token's own value.
 
-    The residual stream already has the token's own value. Zhai 2026 (XSA) removes all of it, α = ∞; modded-nanogpt
-    learns α.
+    α is learned per head, at first 0. The residual stream already has the token's own value. Zhai 2026 (XSA) removes
+    all of it, α = ∞; modded-nanogpt learns α.
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
@@ -248,7 +253,10 @@ class Exclusive(Modifier):
 
 @modifier("gate", changes="result")
 class Gate(Modifier):
-    """y · 2σ(x w), a number per head (Qiu et al. 2025, eq. 5, headwise; the 2 makes it start as the identity)."""
+    """y · 2σ(x w), a number per head (Qiu et al. 2025, eq. 5, headwise).
+
+    The 2 makes it start as the identity.
+    """
 
     each_channel = False
 
@@ -270,9 +278,10 @@ class GateElement(Gate):
 
 @modifier("gate_silu", changes="result")
 class GateSilu(Modifier):
-    """y · SiLU(x W), a number per channel, as in RetNet (Sun et al. 2023) and Gated DeltaNet (Yang et al. 2025).
+    """y · SiLU(x W), a number per channel.
 
-    SiLU has no bound, and SiLU(0) = 0, so W does not start at zero.
+    RetNet (Sun et al. 2023) and Gated DeltaNet (Yang et al. 2025) have it. SiLU has no bound, and SiLU(0) = 0, so W
+    does not start at zero.
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:

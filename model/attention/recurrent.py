@@ -35,10 +35,16 @@ from model.layers import RMSNorm
 CHUNK = 32
 """Tokens whose writes one triangular system gives: a power of two."""
 NOTHING = -1000.0
-"""ln α of a token that starts a text: its exp is 0 in every precision, and 0 times it is 0 (−∞ would give NaN)."""
+"""ln α of a token that starts a text.
+
+Its exp is 0 in every precision, and 0 times it is 0: −∞ would give NaN.
+"""
 FADE = math.log(math.expm1(0.01))
 LogDecay = Float[Tensor, "*#lead #H T _"]
-"""ln α of each token, (…, H, T, 1), or of each channel of its key, (…, H, T, D), so that rows fade by themselves."""
+"""ln α of each token, (…, H, T, 1), or of each channel of its key, (…, H, T, D).
+
+With a channel's own α the rows of the state fade by themselves.
+"""
 Beta = Float[Tensor, "*lead H T"] | None
 Begins = Bool[Tensor, "*#lead #H T"] | None
 State = Float[Tensor, "*lead H D Dv"]
@@ -55,7 +61,10 @@ def token_by_token(
     begins: Begins,
     state: State,
 ) -> tuple[Output, State]:
-    """Return y and the last state, one token after the other; `begins` marks tokens that find an empty state."""
+    """Return y and the last state, one token after the other.
+
+    `begins` marks tokens that find an empty state.
+    """
     outputs = []
     decay = emptied(log_decay, begins).exp()
     for t in range(q.shape[-2]):
@@ -77,11 +86,12 @@ def in_chunks(
     begins: Begins,
     state: State,
 ) -> tuple[Output, State]:
-    """Return the same as token_by_token, by matrix products in chunks of CHUNK tokens (Yang et al. 2024 and 2025).
+    """Return the same as token_by_token, by matrix products in chunks of CHUNK tokens.
 
-    A token reads the state S before its chunk and the writes U of the chunk's tokens up to itself. By the delta rule
-    these follow from each other: (I + A) U = β (V - K S), A strictly lower triangular. The solution, U = fresh - erased
-    S, has two factors that need no state, and so all chunks compute them at once. Only S goes from chunk to chunk.
+    (Yang et al. 2024 and 2025.) A token reads the state S before its chunk and the writes U of the chunk's tokens up to
+    itself. By the delta rule these follow from each other: (I + A) U = β (V - K S), A strictly lower triangular. The
+    solution, U = fresh - erased S, has two factors that need no state, and so all chunks compute them at once. Only S
+    goes from chunk to chunk.
     """
     # Everything that reads no state; n is all heads of all texts.
     lead, T = q.shape[:-2], q.shape[-2]
@@ -124,16 +134,20 @@ def emptied(log_decay: LogDecay, begins: Begins) -> LogDecay:
 
 
 def chunked(x: Float[Tensor, "*lead T D"]) -> Chunks:
-    """Cut the text into chunks, the last one padded with zeros: padding neither fades nor writes."""
+    """Cut the text into chunks, the last one padded with zeros.
+
+    Padding neither fades nor writes.
+    """
     missing = -x.shape[-2] % CHUNK
     whole = F.pad(x, (0, 0, 0, missing)) if missing else x
     return whole.flatten(0, -3).unflatten(-2, (-1, CHUNK))
 
 
 def left_between(log_decay: Fading, landmark: int | Int[Tensor, "C 1"]) -> Fading:
-    """Return what is left at the later of token t and its landmark of what stood at the earlier: Π α in between.
+    """Return Π α between token t and its landmark.
 
-    ln of it is a sum of ln α, not a difference of two sums: no factor exceeds 1, and strong decays cost no precision.
+    It is the share of the earlier's state that is left at the later. ln of it is a sum of ln α, not a difference of two
+    sums: no factor exceeds 1, and strong decays cost no precision.
     """
     token = torch.arange(CHUNK, device=log_decay.device)
     t = token[:, None]
@@ -142,7 +156,10 @@ def left_between(log_decay: Fading, landmark: int | Int[Tensor, "C 1"]) -> Fadin
 
 
 def faded_products(queries: list[Chunks], k: Chunks, log_decay: Fading) -> list[Float[Tensor, "n N C C"]]:
-    """Return the products of each of `queries` with its own and earlier keys, each channel times what is left of it."""
+    """Return the products of each of `queries` with its own and earlier keys.
+
+    Each channel is multiplied by the share of it that is left.
+    """
     if log_decay.shape[-1] == 1:
         lower = torch.ones(CHUNK, CHUNK, dtype=k.dtype, device=k.device).tril()
         between = lower @ (log_decay * lower.tril(-1))  # (C, C) @ (…, C, C): the sum of ln α after s up to t
@@ -172,9 +189,10 @@ def unit_length(x: Float[Tensor, "*lead D"]) -> Float[Tensor, "*lead D"]:
 
 
 class Recurrent(MultiHeadAttention):
-    """A form that keeps a state in place of keys and values: no scores to mask or drop, no window, no rotation.
+    """A form that keeps a state in place of keys and values.
 
-    Order comes from the decay, from learned positions, or from other layers of the pattern.
+    It has no scores to mask or drop, no window and no rotation. Order comes from the decay, from learned positions, or
+    from other layers of the pattern.
     """
 
     modifiable: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
@@ -219,15 +237,18 @@ class Recurrent(MultiHeadAttention):
         return y.to(x.dtype)
 
     def flops(self, block_size: int) -> float:
-        """flops_of_state for each number of the states, as token by token; chunks take more, in fewer products."""
+        """Return flops_of_state for each number of the states, as token by token.
+
+        Chunks take more operations, in fewer products.
+        """
         return self.flops_of_state * self.n_head * self.head_dim**2
 
 
 @form("linear")
 class LinearAttention(Recurrent):
-    """Weights φ(q)ᵀφ(k) divided by their sum, φ = elu + 1 (Katharopoulos et al. 2020, eqs. 4 to 12).
+    """Weights φ(q)ᵀφ(k) divided by their sum, φ = elu + 1.
 
-    A value of 1 beside the others sums the weights.
+    (Katharopoulos et al. 2020, eqs. 4 to 12.) A value of 1 beside the others sums the weights.
     """
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
@@ -254,7 +275,9 @@ class Retention(Recurrent):
 
 @form("delta")
 class GatedDelta(Recurrent):
-    """The gated delta rule: a state that fades by α(x), and of which a key's old value makes room for the new one.
+    """The gated delta rule: a state that fades by α(x), with writes that replace.
+
+    A key's old value makes room for the new one.
 
     α = exp(-e^a softplus(x w_α + b)), β = σ(x w_β), keys and queries of length 1, each head's result RMS-normalised
     (Yang et al. 2025, Gated Delta Networks, eq. 10). With their convolution and SiLU gate it is delta+conv+gate_silu.
@@ -284,10 +307,10 @@ class GatedDelta(Recurrent):
 
 @form("kda")
 class KimiDelta(GatedDelta):
-    """The gated delta rule with a decay for each channel of the keys (Kimi Team 2025, Kimi Linear, eq. 1).
+    """The gated delta rule with a decay for each channel of the keys.
 
-    Rows of the state keep what they hold for different times. w_α is one matrix, theirs two narrow ones; their
-    convolution and gate are kda+conv+gate_element.
+    (Kimi Team 2025, Kimi Linear, eq. 1.) Rows of the state keep what they hold for different times. w_α is one matrix,
+    theirs two narrow ones; their convolution and gate are kda+conv+gate_element.
     """
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:

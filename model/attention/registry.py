@@ -24,7 +24,10 @@ FORMS: dict[str, Any] = {}
 """Attention functions, for MultiHeadAttention to call, and subclasses of MultiHeadAttention."""
 MODIFIERS: dict[str, Any] = {}
 SETTINGS = {"window": "window", "nope": "rotation"}
-"""Modifiers that are settings of a layer in a pattern (see config.py), and the part of the layer that they change."""
+"""Modifiers that are settings of a layer in a pattern, and the part that they change.
+
+config.py has the settings.
+"""
 
 
 def form(name: str) -> Callable[[Subject], Subject]:
@@ -53,7 +56,10 @@ def _register(names: dict[str, Any], name: str, subject: Subject) -> Subject:
 
 
 def check_names(attention: str) -> None:
-    """Raise SettingsError for a name of a pattern, such as sdpa+gate/delta, that is unknown or comes twice."""
+    """Raise SettingsError for a name of a pattern that is unknown or comes twice.
+
+    A pattern is such as sdpa+gate/delta.
+    """
     for layer in attention.split("/"):
         names = layer.split("+")
         for place, name in enumerate(names):

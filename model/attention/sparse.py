@@ -20,7 +20,7 @@ from model.layers import LayerNorm, Linear
 
 
 def blockwise(block: int, best: int) -> AttentionFunction:
-    """Return softmax attention to the query's own block of keys and to the `best` blocks before it.
+    """Return softmax attention to the query's own block of keys and the `best` earlier ones.
 
     Blocks are counted from the first key that a query may attend to, its own is that of the last. q · mean(k) is the
     mean of q · k, so the mean score of its keys says how good a block is. No gradient flows through the choice.
@@ -49,10 +49,11 @@ def blockwise(block: int, best: int) -> AttentionFunction:
 
 @form("moba")
 class BlockAttention(MultiHeadAttention):
-    """Each query attends to its own block of block_size / 8 keys and to the three earlier ones with the best mean key.
+    """Each query attends to its own block of keys and to the three best earlier ones.
 
-    (Lu et al. 2025, MoBA.) It has the weights of softmax attention and may replace it in some layers or later in
-    training. A bias, as ALiBi's, counts in the mean. Blocks are hidden, not skipped: it saves no time here.
+    A block has block_size / 8 keys; the best have the mean key of the largest score. (Lu et al. 2025, MoBA.) It has the
+    weights of softmax attention and may replace it in some layers or later in training. A bias, as ALiBi's, counts in
+    the mean. Blocks are hidden, not skipped: it saves no time here.
     """
 
     is_sparse = True
@@ -63,7 +64,10 @@ class BlockAttention(MultiHeadAttention):
         super().__init__(config, layer_idx, blockwise(self.block, self.best))
 
     def takes_chunks(self, call: Call, ctx: AttentionContext) -> bool:
-        """Unless each query counts its blocks from another key, or a compiler would stop at the documents."""
+        """Return whether chunks serve the call.
+
+        They do not if each query counts its blocks from another key, or if a compiler would stop at the documents.
+        """
         counted = call.mask is None and (call.window or call.k.shape[2]) >= call.k.shape[2]
         if call.doc_starts is not None:
             counted = counted and call.q.shape[2] == call.k.shape[2] and not torch.compiler.is_compiling()
@@ -75,7 +79,10 @@ class BlockAttention(MultiHeadAttention):
         return arguments | {"blocks": blocks}
 
     def flops(self, block_size: int) -> float:
-        """4 D for each pair of a query head and a key that it attends to, 2 D for each mean of an earlier block."""
+        """Return the operations per token: 4 D for each pair of a query head and a chosen key.
+
+        2 D for each mean of an earlier block.
+        """
         most = [min(t + 1, self.best * self.block + t % self.block + 1) for t in range(block_size)]
         earlier = sum(t // self.block for t in range(block_size))
         return self.query_heads * self.head_dim * (4 * sum(most) + 2 * earlier) / block_size
@@ -83,7 +90,9 @@ class BlockAttention(MultiHeadAttention):
 
 @form("index")
 class IndexedAttention(MultiHeadAttention):
-    """A small indexer chooses the block_size / 4 keys that a query attends to (DeepSeek-AI 2025, DeepSeek-V3.2-Exp).
+    """A small indexer chooses the block_size / 4 keys that a query attends to.
+
+    (DeepSeek-AI 2025, DeepSeek-V3.2-Exp.)
 
         I_ts = Σ_j w_tj ReLU(q_tj · k_s),  of H / 2 queries q_j and weights w_j, and one key k, of its own
 
@@ -141,10 +150,11 @@ class IndexedAttention(MultiHeadAttention):
         return super().attend(call, x, ctx)
 
     def chosen(self, index: Float[Tensor, "B 1 T S"], seen: Bool[Tensor, "..."]) -> Bool[Tensor, "B _ T S"]:
-        """Return the keys that each query attends to, of those it sees: its own and the best; of equals the nearer.
+        """Return the keys that each query attends to: its own and the best that it sees.
 
-        Scores are equal if no gap in their order is wider than tie_gap(): a rounding, which differs between a full pass
-        and decoding, then decides nothing between keys that are the same token without a position.
+        Of equals the nearer is chosen. Scores are equal if no gap in their order is wider than tie_gap(): a rounding,
+        which differs between a full pass and decoding, then decides nothing between keys that are the same token
+        without a position.
         """
         T, S = index.shape[-2:]
         own = causal_mask(T, S, index.device, window=1)
@@ -157,7 +167,10 @@ class IndexedAttention(MultiHeadAttention):
         return torch.zeros_like(index, dtype=torch.bool).scatter(-1, best, True) & seen
 
     def flops(self, block_size: int) -> float:
-        """4 D for each pair of a query head and a key that it attends to, 2 D for each of an index head and any key."""
+        """Return the operations per token: 4 D for each pair of a query head and a chosen key.
+
+        2 D for each pair of an index head and any visible key.
+        """
         seen = [min(t + 1, self.window or block_size) for t in range(block_size)]
         attended = sum(min(n, self.best) for n in seen)
         return 2 * self.head_dim * (2 * self.query_heads * attended + self.index_heads * sum(seen)) / block_size
