@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import html
+import base64
 import json
 import os
 import re
+import selectors
 import shutil
 import subprocess
 import zlib
@@ -26,26 +27,71 @@ def data_of(page: Path) -> dict[str, Any]:
     return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.S)[1])
 
 
-def open_page(page: Path, *flags: str, width: int = 1200, dark: bool = False) -> str:
-    """Open a page and return what is printed; nothing may be said on the console."""
-    options = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --enable-logging=stderr"
-    looks = f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"--window-size={width},900"
-    command = [CHROMIUM, *options.split(), "--virtual-time-budget=5000", *looks, *flags]
-    command += [f"--user-data-dir={page.with_name('profile')}", page.resolve().as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert not said and done.returncode == 0, said
-    return done.stdout
+class Browser:
+    """A page open in Chromium, which is asked by its DevTools protocol; nothing may be said on the console."""
+
+    def __init__(self, page: Path, width: int = 1200, dark: bool = False) -> None:
+        options = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --enable-logging=stderr"
+        looks = f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"--window-size={width},900"
+        command = [CHROMIUM, *options.split(), "--remote-debugging-pipe", *looks]
+        command += [f"--user-data-dir={page.with_name('profile')}", page.resolve().as_uri()]
+        # Chromium reads commands from file descriptor 3 and writes answers to 4.
+        pipes = ["sh", "-c", 'exec "$0" "$@" 3<&0 4>&1 1>&2']
+        self.log = page.with_name("chromium.log").open("w+b")
+        self.process = subprocess.Popen(
+            pipes + command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, bufsize=0
+        )
+        self.answers = selectors.DefaultSelector()
+        self.answers.register(self.process.stdout, selectors.EVENT_READ)
+        self.unread, self.session, self.commands = b"", {}, 0
+
+    def ask(self, method: str, **params: Any) -> dict[str, Any]:
+        """Send a command and return its result."""
+        self.commands += 1
+        message = {"id": self.commands, "method": method, "params": params} | self.session
+        self.process.stdin.write(json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.unread:
+                assert self.answers.select(timeout=120), f"no answer to {method}"
+                read = os.read(self.process.stdout.fileno(), 1 << 20)
+                assert read, f"Chromium ended at {method}"
+                self.unread += read
+            line, _, self.unread = self.unread.partition(b"\0")
+            answer = json.loads(line)
+            if answer.get("id") == self.commands:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+
+    def run(self, expression: str) -> Any:
+        """Evaluate an expression in the page and return its value, or that of its promise."""
+        answer = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def __enter__(self) -> Browser:
+        pages = []
+        while not pages:
+            pages = [target for target in self.ask("Target.getTargets")["targetInfos"] if target["type"] == "page"]
+        attached = self.ask("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)
+        self.session = {"sessionId": attached["sessionId"]}
+        while self.run("location.protocol + document.readyState") != "file:complete":
+            pass
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: Any) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.log.seek(0)
+        said = [line for line in self.log.read().decode(errors="replace").splitlines() if "CONSOLE" in line]
+        self.log.close()
+        assert failed or not said, said
 
 
 def browse(page: Path, script: str, library: str = "", **looks: Any) -> Any:
     """Open a page, run a function's body there, and return its result, or what that promises."""
-    tell = "found => { document.title = JSON.stringify(found); }"
-    run = f"<script>{library}</script><script>(async () => {{ {script} }})().then({tell});</script></html>"
-    opened = page.with_name(f"opened_{page.name}")
-    opened.write_text(page.read_text(encoding="utf-8").replace("</html>", run), encoding="utf-8")
-    shown = open_page(opened, "--dump-dom", **looks)
-    return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", shown, re.S)[1]))
+    with Browser(page, **looks) as browser:
+        browser.run(f"{library};undefined")
+        return browser.run(f"(async () => {{ {script} }})()")
 
 
 def violations(page: Path, **looks: Any) -> list[str]:
@@ -57,10 +103,10 @@ def violations(page: Path, **looks: Any) -> list[str]:
 
 def drawn_on_paper(page: Path, **looks: Any) -> list[bytes]:
     """What is drawn where a page is printed, as commands of PDF."""
-    paper = page.with_suffix(".pdf")
-    open_page(page, f"--print-to-pdf={paper}", "--no-pdf-header-footer", **looks)
+    with Browser(page, **looks) as browser:
+        paper = base64.b64decode(browser.ask("Page.printToPDF")["data"])
     found = []
-    for stream in re.findall(rb"stream\r?\n(.*?)endstream", paper.read_bytes(), re.S):
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", paper, re.S):
         with suppress(zlib.error):
             found.append(zlib.decompress(stream))
     return found
