@@ -36,18 +36,21 @@ def fill_page(file: str, title: str, data: Any) -> str:
     TITLE becomes the title, DATA plain data as JSON, and KIT.JS and the other scripts and styles these files.
     """
     here = Path(__file__).parent
-    blanks = {}
-    for part in (*here.glob("*.css"), *here.glob("*.js")):
-        blanks[part.name.upper()] = part.read_text(encoding="utf-8")
-    blanks["TITLE"] = html.escape(title)
     script = json.dumps(
         finite(data),
         ensure_ascii=False,
         separators=(",", ":"),
     )
-    blanks["DATA"] = script.replace("<", "\\u003c")  # the data may contain </script>
-    page = (here / file).read_text(encoding="utf-8")
+    values = {
+        "TITLE": html.escape(title),
+        "DATA": script.replace("<", "\\u003c"),  # the data may contain </script>
+    }
+
+    def fill(placeholder: re.Match[str]) -> str:
+        name = placeholder[0]
+        return values[name] if name in values else (here / name.lower()).read_text(encoding="utf-8")
+
     # One pass over the page: a value that contains the name of a placeholder stays as it is.
-    placeholder = "|".join(map(re.escape, blanks))
-    filled = re.sub(placeholder, lambda found: blanks[found[0]], page)
+    page = (here / file).read_text(encoding="utf-8")
+    filled = re.sub(r"TITLE|DATA|[A-Z]+\.(?:CSS|JS)", fill, page)
     return filled.encode(errors="replace").decode()  # a file's name may have bytes that are not UTF-8

@@ -530,7 +530,8 @@ class Indexer(ChosenKeys):
         self.asks = asks.to(text.dtype) * asks.shape[-1] ** -0.5
         self.key = key.to(text.dtype)
         self.share = share.to(text.dtype) * self.heads**-0.5
-        self.best, self.learns = best, learns
+        self.best = best
+        self.learns = learns
         self.loss = self.asks.new_zeros(())
         self.gradients = (
             [torch.zeros_like(t) for t in (self.asks, self.key.mT.contiguous(), self.share)] if learns else []

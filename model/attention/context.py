@@ -76,7 +76,7 @@ class AttentionContext:
         T = new.shape[2]
         kept = self.layer_cache(layer_idx)
 
-        # The last `count` rows of earlier passes, then the new ones. (Without a cache nothing reads what is kept.)
+        # The last `count` rows of earlier passes, then the new ones. Without a cache nothing reads the kept ones.
         before = kept.get(name, new.new_zeros(*new.shape[:2], count, new.shape[3]))
         rows = torch.cat((before, new), 2)  # (B, n, count + T, D)
         kept[name] = rows[:, :, T:].detach()
@@ -161,7 +161,10 @@ def arguments(call: Call) -> dict[str, Any]:
 
     contract.py says what each is.
     """
-    k, v, mask, bias = call.k, call.v, visible_keys(call), None
+    k = call.k
+    v = call.v
+    mask = visible_keys(call)
+    bias = None
     if call.bias is not None:
         row, column = call.bias
         bias = (row[..., None] + column[..., None, :]).to(torch.promote_types(call.q.dtype, torch.float32))
