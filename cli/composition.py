@@ -39,8 +39,6 @@ from common.text import flat, literal, quote
 from runs.summary import begin_job, fail_job, has_checkpoints
 from training.config import TrainConfig
 
-Function = Callable[[TrainConfig], Any]
-
 log = logging.getLogger("tinygpt")
 RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
 
@@ -52,14 +50,14 @@ def with_torch() -> ModuleType:
     return with_torch
 
 
-def ask_hydra(arguments: list[str], function: Function) -> None:
+def ask_hydra(arguments: list[str]) -> None:
     """Print the offers of tab completion, forms and modifiers of attention among them, or the settings of --cfg."""
     typed = re.search(r"\s((?:model\.)?attention=)(\S*)$", os.environ.get("COMP_LINE", ""))
     if typed:
         print(*(typed[1] + name for name in with_torch().completions(typed[2])))
         return
     register_schema({})
-    call_hydra(arguments, function)
+    call_hydra(arguments)
 
 
 def register_inherited(typed: dict[str, str]) -> dict[str, str]:
@@ -71,19 +69,20 @@ def register_inherited(typed: dict[str, str]) -> dict[str, str]:
     return typed
 
 
-def sweep(overrides: list[str], typed: dict[str, str], function: Function) -> None:
-    """Call `function` with the settings of each job of a sweep."""
+def sweep(overrides: list[str], typed: dict[str, str]) -> None:
+    """Run each job of a sweep."""
     register_inherited(typed)
     # A + means nothing to a setting that exists already; only Hydra's own may be added to.
     plain = [o if o.lstrip("+").startswith("hydra") else o.lstrip("+") for o in overrides]
-    call_hydra(["-m", *plain], function)
+    call_hydra(["-m", *plain])
 
 
-def single_settings(typed: dict[str, str]) -> TrainConfig:
-    """Return the settings of a single run."""
+def run_single(typed: dict[str, str]) -> None:
+    """Train or plan a single run."""
     typed = register_inherited(typed)
     log_to_stdout()
-    return compose_settings(typed)
+    config = compose_settings(typed)
+    with_torch().train_or_plan(config)
 
 
 def compose_settings(typed: dict[str, str]) -> TrainConfig:
@@ -98,11 +97,11 @@ def compose_settings(typed: dict[str, str]) -> TrainConfig:
     return config
 
 
-def call_hydra(arguments: list[str], function: Function) -> None:
-    """Let Hydra answer -sc or --cfg, or call `function` with the settings of each job of a sweep."""
+def call_hydra(arguments: list[str]) -> None:
+    """Let Hydra answer -sc or --cfg, or run each job of a sweep."""
 
     def job(cfg: DictConfig) -> Any:  # pickled for other processes, with all that it names of this module
-        return run_job(cfg, function)
+        return run_job(cfg)
 
     job.check = check_job  # type: ignore[attr-defined]  # for the sweeper, which gets this function
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
@@ -164,8 +163,8 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> No
     with_torch().check_job_start(config, cfg.hydra.runtime.choices["hydra/launcher"])
 
 
-def run_job(cfg: DictConfig, function: Function) -> Any:
-    """Call the command's function for one job of a sweep, in the job's folder; log and raise its exception."""
+def run_job(cfg: DictConfig) -> Any:
+    """Train or plan one job of a sweep, in the job's folder; log and raise its exception."""
     log_to_stdout()
     own = HydraConfig.get()
     number = own.job.num
@@ -194,7 +193,7 @@ def run_job(cfg: DictConfig, function: Function) -> Any:
 
         cfg.wandb.group = cfg.wandb.group or os.environ.get("WANDB_RUN_GROUP") or literal(Path(own.sweep.dir).name)
         cfg.wandb.name = cfg.wandb.name or os.environ.get("WANDB_NAME") or literal(f"{number} {varied}")
-        return function(to_settings(cfg, parse_overrides(own.overrides.task)))
+        return with_torch().train_or_plan(to_settings(cfg, parse_overrides(own.overrides.task)))
     except Exception as error:
         if begun:  # otherwise job.json belongs to another run
             fail_job(folder, error)

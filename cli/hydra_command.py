@@ -11,7 +11,6 @@ from cli.command import help_entry, help_text
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed
 from common.mistakes import mistakes_explained
 from common.settings import parse_overrides
-from common.text import visible
 from training.config import TrainConfig
 
 SHOWN = (["job"], ["hydra"], ["all"])  # the settings that --cfg shows
@@ -31,28 +30,16 @@ def run_train_command() -> None:
         if {"--help", "-h"} & set(arguments):
             print(help_text(TrainConfig, CONF.parent / "train.py", groups_help()), flush=True)
         elif arguments[:1] == ["-sc"] or (arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN):
-            composition().ask_hydra(arguments, train_or_plan)
+            composition().ask_hydra(arguments)
         else:
             is_sweep = bool(set(SWEEP) & set(arguments))
             overrides = [argument for argument in arguments if argument not in SWEEP]
             typed = parse_overrides(overrides)
             check_typed(typed, is_sweep)
             if is_sweep:
-                composition().sweep(overrides, typed, train_or_plan)
+                composition().sweep(overrides, typed)
             else:
-                train_or_plan(composition().single_settings(typed))
-
-
-def train_or_plan(config: TrainConfig) -> float | None:
-    """Train one model and return its loss; with dry_run print the plan of the run instead."""
-    # The script imported by its name, and torch with it.
-    from train import train, train_step
-    from training.plan import plan_run
-
-    if config.dry_run:
-        print(visible(plan_run(train_step, config)), flush=True)
-        return None
-    return train(config)
+                composition().run_single(typed)
 
 
 def groups_help() -> str:

@@ -1,7 +1,7 @@
-"""The questions of train.py's command line that need torch.
+"""The parts of train.py's command line that need torch.
 
-cli/hydra_command.py imports this module only where one is asked: --help, completion and most mistakes in settings
-are answered before torch, whose import takes a second.
+cli/composition.py imports this module only where one is needed: --help, completion and most mistakes in settings are
+answered before torch, whose import takes a second.
 """
 
 from dataclasses import asdict
@@ -11,6 +11,7 @@ import torch
 
 from common.errors import SettingsError
 from common.settings import setting_hints
+from common.text import visible
 from model.attention import unused_settings
 from model.attention.registry import completions as completions  # for tab completion
 from model.config import GPTConfig
@@ -72,3 +73,15 @@ def device_of_job(device: str, number: int) -> str:
     """Return the device of job `number` of those that share the machine: auto and cuda are dealt out in turn."""
     count = torch.cuda.device_count()
     return f"cuda:{number % count}" if device in ("auto", "cuda") and count > 1 else device
+
+
+def train_or_plan(config: TrainConfig) -> float | None:
+    """Train one model and return its loss; with dry_run print the plan of the run instead."""
+    # The rest of the script that started, imported by its name; completion does without it.
+    from train import train, train_step
+    from training.plan import plan_run
+
+    if config.dry_run:
+        print(visible(plan_run(train_step, config)), flush=True)
+        return None
+    return train(config)
