@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -9,9 +10,10 @@ from torch import Tensor
 class KVCache:
     """Named tensors for each layer.
 
-    They are rows of every position, and states of any shape that begins with B. The caller makes the cache and passes
-    it to every forward pass. All layers write at `position`, which the GPT advances after the last layer. Keys are
-    stored rotated; gradients do not flow.
+    The caller makes the cache and passes it to every forward pass. All layers write at `position`, which the GPT
+    advances after the last layer. Keys are stored rotated; gradients do not flow.
+
+    A layer with a window keeps the rows in its reach and a few more, so that rows move only now and then.
     """
 
     def __init__(self, size: int) -> None:
@@ -22,22 +24,36 @@ class KVCache:
         """The position at which each row's text begins; None if all begin at 0."""
         self.layers: dict[int, dict[str, Tensor]] = defaultdict(dict)
 
-    def append(self, layer: int, name: str, new: Float[Tensor, "B n T width"]) -> Float[Tensor, "B n S width"]:
-        """Write the rows of T new positions, and return the rows of all positions as a view.
+    def append(
+        self, layer: int, name: str, new: Float[Tensor, "B n T width"], window: int | None = None
+    ) -> Float[Tensor, "B n S width"]:
+        """Write the rows of T new positions, and return the rows of all positions.
 
-        Raises ValueError if they do not fit.
+        window: the number of positions that a query sees at most. The result has at least the window - 1 rows before
+            the new ones, and earlier rows leave the cache.
+
+        Raises ValueError if the new rows do not fit.
         """
-        kept = self.layers[layer]
         end = self.position + new.size(2)
         if end > self.size:
             raise ValueError(f"the cache has room for {self.size} positions, not for {end}: make a larger one.")
+        first = first_kept(self.position, window)
+        next_first = first_kept(end, window)
+        kept = self.layers[layer]
         if name not in kept:
-            kept[name] = new.new_zeros(*new.shape[:2], self.size, new.size(3))
+            room = self.size if window is None else min(self.size, window + spare_rows(window))
+            kept[name] = new.new_zeros(*new.shape[:2], room, new.size(3))
         rows = kept[name]
         if (*rows.shape[:2], rows.shape[3]) != (*new.shape[:2], new.shape[3]):
             raise ValueError(f"rows {tuple(new.shape)} do not fit a cache of {tuple(rows.shape)}.")
-        rows[:, :, self.position : end] = new.detach()
-        return rows[:, :, :end]
+        old = self.position - first
+        if next_first == first:
+            rows[:, :, old : end - first] = new.detach()
+            return rows[:, :, : end - first]
+        # Some rows leave: the others move to the front.
+        seen = torch.cat((rows[:, :, :old], new.detach()), 2)
+        rows[:, :, : end - next_first] = seen[:, :, next_first - first :]
+        return seen
 
     def take(self, rows: Int[Tensor, " rows"]) -> "KVCache":
         """Return a new cache of these rows of the batch, in this order.
@@ -55,3 +71,16 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for kept in self.layers.values() for tensor in kept.values())
+
+
+def spare_rows(window: int) -> int:
+    """Return how many rows beside those of a window a cache has room for, so that it moves them once in so many."""
+    return -(-window // 4)
+
+
+def first_kept(end: int, window: int | None) -> int:
+    """Return the first position whose row a cache of `end` positions still has: the next query sees window - 1."""
+    if window is None:
+        return 0
+    spare = spare_rows(window)
+    return max(0, end - window + 1) // spare * spare

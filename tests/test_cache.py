@@ -80,6 +80,47 @@ def test_texts_decoded_beside_others_are_as_alone_and_past_the_block_as_begun_an
                 text[:] = text[-limit // 2 :]
 
 
+LOCAL = ["sdpa+window/sdpa", "mla+window/gta+window", "index+window/moba+window", "softcap/stick+window"]
+LOCAL += ["sdpa+window+forget+sink+logn/sdpa+window+conv+diff"]
+
+
+@pytest.mark.parametrize("attention", LOCAL)
+@pytest.mark.parametrize(("position", "window"), [("rope", 1), ("alibi", 2), ("rope", 5)])
+@torch.inference_mode()
+def test_a_layer_with_a_window_keeps_its_reach_and_gives_what_one_pass_over_all_gives(attention, position, window):
+    """In parts longer and shorter than the window, with padding, and with documents that begin in a part."""
+    model = random_gpt(attention=attention, position=position, attention_window=window, block_size=40).double()
+    tokens = torch.randint(60, (2, 40))
+    begins = torch.tensor([[0, 7, 15, 31], [3, 3, 22, 23]])
+    each = begins[..., None] * (torch.arange(40) >= begins[..., None])  # (B, documents, T)
+    real = torch.arange(40) >= begins[:, :1]
+    for doc_starts in (None, each.amax(1)):
+        cached = in_chunks(model, tokens, (13, *[1] * 10, 4, 3, 10), doc_starts)
+        close(cached[real], model(tokens, doc_starts=doc_starts)[real], rtol=1e-9, atol=1e-9)
+    cache = KVCache(40)
+    model(tokens[:, :1], cache=cache)
+    for number, kept in cache.layers.items():
+        rows = {tensor.shape[2] for name, tensor in kept.items() if name != "conv"}
+        local = "window" in model.config.at(number).modifiers
+        assert rows == {window + -(-window // 4) if local else 40}
+
+
+@torch.inference_mode()
+def test_texts_taken_from_a_cache_of_windows_go_on_as_they_would_have():
+    model = random_gpt(attention="sdpa+window/sdpa", attention_window=5, block_size=64)
+    texts = [[token % 61 for token in range(start, start + 30)] for start in (1, 9)]
+    decoder = Decoder(model)
+    decoder.prefill(texts, room=30)
+    decoder.take([1, 0, 1])
+    texts = [list(texts[row]) for row in (1, 0, 1)]
+    for step in range(20):
+        for text in texts:
+            text.append(step)
+        logits = decoder.step([step] * 3)
+        for row, text in enumerate(texts):
+            close(logits[row], model(torch.tensor([text]))[0, -1])
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 3, 5])
 @torch.inference_mode()
 def test_the_smallest_blocks_begin_anew_too(block_size):
@@ -127,6 +168,22 @@ def test_layers_read_back_what_all_passes_wrote_each_its_own_without_copies_or_g
         assert got.data_ptr() == cache.layers[layer]["k"].data_ptr()
     assert cache.position == 3 and cache.nbytes == 2 * 4 * 2 * 3 * 8 * 4
     assert cache.append(1, "v", new).shape == (2, 3, 5, 4) and set(cache.layers[1]) == {"k", "v"}
+
+
+def test_rows_before_a_window_leave_the_cache_and_those_in_reach_do_not():
+    """Parts of any length, whatever the room; a window of the whole cache keeps all."""
+    rows = torch.randn(2, 3, 40, 4)
+    for window in (1, 4, 8, 39, 40, 100):
+        for part in (1, 3, 7, 40):
+            cache = KVCache(40)
+            for new in rows.split(part, 2):
+                end = cache.position + new.shape[2]
+                got = cache.append(0, "k", new, window)
+                reach = min(end, window + new.shape[2] - 1)
+                assert torch.equal(got[:, :, -reach:], rows[:, :, end - reach : end])
+                cache.position = end
+            room = min(40, window + -(-window // 4))
+            assert cache.nbytes == 2 * 3 * room * 4 * 4
 
 
 def test_rows_taken_several_times_or_not_at_all_are_copies(filled):

@@ -163,6 +163,8 @@ def test_a_cache_takes_for_each_token_what_its_layers_keep():
     for attention, numbers in kept.items():
         gpt = random_gpt(attention=attention, n_kv_head=2, dropout=0.5).train()
         assert cache_bytes_per_token(gpt) == 2 * 4 * numbers and gpt.training
+    gpt = random_gpt(attention="sdpa+window/sdpa", attention_window=4)  # a window's layer keeps 4 rows and one more
+    assert cache_bytes_per_token(gpt) == (5 + 16) * 2 * 32 * 4 / 16
     assert [layer("mla", n_head=n_head).latent for n_head in (1, 2, 8)] == [16, 16, 8]  # four heads, or all
 
 

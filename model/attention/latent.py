@@ -71,7 +71,7 @@ class LatentAttention(MultiHeadAttention):
 
     def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
         assert ctx.cache is not None
-        latent = ctx.cache.append(self.layer_idx, "latent", k)
+        latent = ctx.cache.append(self.layer_idx, "latent", k, self.window)
         return latent, latent[..., self.turned :]
 
     def see(self, q: Query, k: Keys, v: Value, ctx: AttentionContext) -> Call:
@@ -134,6 +134,6 @@ class GroupedTied(MultiHeadAttention):
 
     def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
         assert ctx.cache is not None
-        turned = ctx.cache.append(self.layer_idx, "turned", k[:, :1, :, : self.turned])
-        v = ctx.cache.append(self.layer_idx, "tied", v)
+        turned = ctx.cache.append(self.layer_idx, "turned", k[:, :1, :, : self.turned], self.window)
+        v = ctx.cache.append(self.layer_idx, "tied", v, self.window)
         return self.keys(turned, v), v

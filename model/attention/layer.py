@@ -188,13 +188,16 @@ class MultiHeadAttention(nn.Module):
         return rotate(heads, rotation)
 
     def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
-        """Append new keys and values to the cache, and return those of all positions."""
+        """Append new keys and values to the cache, and return those of all positions in reach."""
         assert ctx.cache is not None
-        return ctx.cache.append(self.layer_idx, "k", k), ctx.cache.append(self.layer_idx, "v", v)
+        k = ctx.cache.append(self.layer_idx, "k", k, self.window)
+        v = ctx.cache.append(self.layer_idx, "v", v, self.window)
+        return k, v
 
     def see(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
         """Return the call with the keys and values in reach, and what lies over their scores."""
-        T, S = q.shape[-2], k.shape[-2]
+        T = q.shape[-2]
+        S = ctx.past + T
         mask = None
         if ctx.mask is not None:
             mask = as_bool(ctx.mask)
@@ -204,9 +207,10 @@ class MultiHeadAttention(nn.Module):
 
         # The first query sees no key before its window, so neither does any later one.
         reach = S if self.window is None else min(S, self.window + T - 1)
-        if reach < S:
+        if reach < k.shape[-2]:
             k = k[..., -reach:, :]
             v = v[..., -reach:, :]
+        if reach < S:
             if mask is not None and mask.shape[-1] > 1:
                 mask = mask[..., -reach:]
             if doc_starts is not None:

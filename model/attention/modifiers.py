@@ -167,7 +167,8 @@ class Forget(Modifier):
         T, reach = call.q.shape[-2], call.k.shape[-2]
         log_f = F.logsigmoid(upcast(self.logits(x)))[..., None]
         if ctx.cache is not None:
-            log_f = ctx.cache.append(self.layer_idx, type(self).__name__, log_f)  # (B, H, T, 1) -> (B, H, S, 1)
+            # (B, H, T, 1) -> (B, H, S, 1), with a window S of at least its reach
+            log_f = ctx.cache.append(self.layer_idx, type(self).__name__, log_f, call.window)
         total = cumulative_sum(log_f[:, :, -reach:, 0], 2)  # (B, H, reach)
         return add_bias(call, total[..., -T:], -total)
 

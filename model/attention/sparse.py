@@ -121,7 +121,7 @@ class IndexedAttention(MultiHeadAttention):
         index_q = self.rotate(index_q, ctx)
         index_k = self.rotate(self.index_norm(index_k).unsqueeze(1), ctx)  # (B, T, D) -> (B, 1, T, D)
         if ctx.cache is not None:
-            index_k = ctx.cache.append(self.layer_idx, "index", index_k)
+            index_k = ctx.cache.append(self.layer_idx, "index", index_k, self.window)
 
         # A long text goes by chunks, loss and all.
         if self.takes_chunks(call, ctx) and "logn" not in self.modifiers:  # which counts the chosen keys
