@@ -19,7 +19,7 @@ from pages.runs import RECORD, run_page
 from pages.text import name_of
 from runs.directory import open_log
 from runs.metrics import Row
-from training.evaluation import first_windows
+from training.evaluation import first_sequences
 from training.logger import Logger
 from training.run import Run
 
@@ -94,7 +94,7 @@ def repeated_maps(run: Run) -> dict[str, Any]:
     "maps" are the packed_shares() of the lower triangles, by layer, head and row.
     """
     config = run.config.model
-    windows, _ = first_windows(run.model, run.data)
+    windows, _ = first_sequences(run.model, run.data)
     heads = config.n_layer * config.n_head
     # From 8 to 32 tokens: as many as let the triangles of all heads fit into MAP_BYTES.
     size = min(32, max(8, math.isqrt(2 * MAP_BYTES // heads)), config.block_size)

@@ -27,7 +27,7 @@ from runs.metrics import Evaluation, read_metrics
 from runs.summary import Summary, read_summary, write_summary
 from train import train
 from training.device import peak_memory
-from training.evaluation import evaluate, first_windows
+from training.evaluation import evaluate, first_sequences
 from training.log import Loggers, MetricsFile, SummaryFile
 from training.start import open_run
 from training.terminal import Terminal, describe
@@ -129,7 +129,7 @@ def test_a_task_is_described_and_ends_in_nats_an_answer(train_config, caplog):
     caplog.set_level(logging.INFO, "tinygpt")
     task = DataConfig(source="induction", task=replace(DataConfig().task, vocab_size=8))
     train(replace(train_config, data=task, max_steps=1))
-    assert "task      induction: 1 answer in each window of 16 tokens, 8 ids; 512 windows held out" in caplog.text
+    assert "task      induction: 1 answer in each sequence of 16 tokens, 8 ids; 512 sequences held out" in caplog.text
     assert read_metrics(Path(train_config.run_dir) / "metrics.jsonl")[0]["loss"] == pytest.approx(math.log(8), rel=0.1)
     assert "\nbest validation loss 2." in caplog.text and caplog.text.count("nats/answer") == 2
 
@@ -202,6 +202,6 @@ def test_an_evaluation_keeps_documents_apart_and_computes_as_training_does(docum
         apart, rounded = (evaluate(run.model, run.data, 16, 8, autocast).loss for autocast in (whole, run.autocast))
         joined = evaluate(run.model, replace(run.data, document_mask=False), 16, 8, whole).loss
         assert rounded == pytest.approx(apart, rel=1e-3) and rounded != apart and not math.isclose(joined, apart)
-        tokens, doc_starts = first_windows(run.model, run.data)
+        tokens, doc_starts = first_sequences(run.model, run.data)
         begun = doc_starts > 0  # others before the window
         assert begun.any() and tokens.gather(1, doc_starts)[begun].eq(run.data.tokenizer.eot_token).all()

@@ -126,9 +126,9 @@ def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config
     config = replace(train_config, eval_interval=10**6, micro_batch_size=2)
     report = plan_run(train_step, config)
     said = "weights   embedding 8,224, |, for 257 ids|compute |cache |run       20 steps of 8 × 16 tokens, "
-    said += "|weights|gradients|optimizer|activations|what tensors hold|11.7 s for 20 steps and 1 ev"
+    said += "|weights|gradients|optimizer|activations|counts tensors alone|11.7 s for 20 steps and 1 ev"
     assert all(words in report for words in said.split("|"))
-    assert "0.5 s a step: 256 tokens/s, " in report and "measured uncompiled on 2 windows on cpu" in report
+    assert "0.5 s a step: 256 tokens/s, " in report and "measured uncompiled on 2 sequences on cpu" in report
     assert not Path(config.run_dir).exists()
     # A budget of time is said in steps.
     assert " s for 120 steps and 1 evaluation of 1.67 s" in plan_run(
@@ -171,7 +171,7 @@ def test_memory_is_predicted_of_every_form_and_modifier(train_config):
 def test_a_plan_for_gpus_says_what_each_way_to_share_takes(train_config):
     config = replace(train_config, batch_size=16, max_steps=10**14, plan=PlanConfig(devices=16, device="h100"))
     lines = {line.split()[0]: line for line in plan_run(train_step, config).splitlines()}
-    assert "16 × h100, 1 window each, 1 at a time" in lines["plan"]
+    assert "16 × h100, 1 sequence each, 1 at a time" in lines["plan"]
     needed = [float(lines[how].split()[1]) for how in ("ddp", "hsdp", "fsdp")]
     assert needed[2] < needed[1]  # and a small model's gathered weights are about all that ddp has
     assert all(lines[how].endswith("B a GPU, fits") for how in ("ddp", "fsdp", "hsdp"))
@@ -283,7 +283,7 @@ def test_what_fits_is_not_refused_and_what_does_not_by_a_byte_is(monkeypatch):
     window = 128 * (8 + 2 * 128 * 4)
     for memory, how, size, refused in [
         (state + 16 * window, "ddp", 1, None),
-        (state + 16 * window - 1, "ddp", 1, r"and 16 windows of 128 tokens .*: set micro_batch_size=15 or less"),
+        (state + 16 * window - 1, "ddp", 1, r"and 16 sequences of 128 tokens .*: set micro_batch_size=15 or less"),
         (state + window - 1, "ddp", 1, r"at least 0\.0 GB .* cpu has 0\.0 GB: lower model\.block_size=128"),
         (state - 1, "ddp", 1, r"parameters .* need at least .* lower model\.n_layer=4 or model\.n_embd=128"),
         (state // 2 + 8 * window, "fsdp", 2, None),

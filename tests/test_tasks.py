@@ -144,7 +144,7 @@ def test_a_model_with_fewer_ids_than_the_task_is_refused_and_a_plan_says_how_muc
     with pytest.raises(SettingsError, match="model.vocab_size=15 is less than the task's 16"):
         open_data(replace(task_config, model=replace(task_config.model, vocab_size=15)), None)
     task_config.plan.device = "h100"
-    assert "task      recall: 2 answers in each window of " in plan_run(train_step, task_config)
+    assert "task      recall: 2 answers in each sequence of " in plan_run(train_step, task_config)
 
 
 def test_sampling_from_a_task_ends_in_one_sentence(tmp_path):

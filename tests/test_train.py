@@ -28,7 +28,7 @@ from runs.summary import read_summary
 from train import train, train_step
 from training.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from training.distributed import Ranks
-from training.evaluation import evaluate, first_windows
+from training.evaluation import evaluate, first_sequences
 from training.log import Loggers
 from training.optimizer import set_learning_rate
 from training.plan import trial_run
@@ -204,7 +204,7 @@ def test_a_run_is_scored_in_every_token_once_whatever_the_batch_and_as_its_check
         monkeypatch.setattr(Ranks, "sum_", lambda self, nats: shares.append(nats) or nats)
         for ranks in (Ranks(), *(Ranks(n, 4) for n in range(4))):  # of the batches there are two at most
             evaluate(model, run.data, 16, 500, run.autocast, ranks)
-        windows, _ = first_windows(run.model, run.data)
+        windows, _ = first_sequences(run.model, run.data)
         assert windows.shape[1] == 16 and 0 < windows.numel() <= 512 and torch.equal(windows[0], tokens[:16])
     assert (torch.stack(shares[1:]) != 0).sum(0).eq(1).all()
     torch.testing.assert_close(sum(shares[1:]), shares[0])

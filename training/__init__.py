@@ -1,1 +1,1 @@
-__version__ = "0.1.0"  # what checkpoints say of the code that wrote them
+__version__ = "0.1.0"  # checkpoints name it

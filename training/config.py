@@ -1,4 +1,4 @@
-"""TrainConfig: the settings of a training run, typed and checked before any work."""
+"""TrainConfig: the settings of a training run, typed, and checked when made."""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -8,11 +8,11 @@ from common.errors import SettingsError, at_least, format_value, fraction, one_o
 from data.config import DIVISIBLE, VAL_FRACTIONS, VOCABULARIES, DataConfig, TokenizerConfig
 from model.config import GPTConfig
 
-IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # whose agent has called this command
+IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # the agent of a sweep by wandb starts this command
 WANDB_MODES = ("disabled", "offline", "online")
 TEXTS = " ".join(VAL_FRACTIONS)
 STRETCHED = "model.rope_scaling_factor model.rope_trained_length"
-# Settings, and the one that they have no effect without, with its values.
+# (settings, another setting with the values that give them an effect).
 NEEDS = (
     ("plan.devices plan.device", "dry_run=true"),
     ("data.val_fraction", f"data.source={TEXTS}"),
@@ -33,7 +33,7 @@ NEEDS = (
 
 @dataclass(kw_only=True)
 class OptimizerConfig:
-    """Which optimizer updates which weights, and how fast."""
+    """The optimizers of the weights, and their rates."""
 
     name: str = "muon"
     """muon (Jordan et al. 2024; AdamW for everything but the blocks' matrices) or adamw."""
@@ -42,7 +42,8 @@ class OptimizerConfig:
     embedding_lr: float | None = 0.1
     """Peak learning rate of the embeddings, norms and biases; lr when null."""
     lm_head_lr: float | None = 0.008
-    """Peak learning rate of an untied lm_head, and of matrices of the blocks with a row for each head; lr when null."""
+    """Peak learning rate of an untied lm_head, and of matrices with one row for each head;
+    lr when null."""
     momentum: float = 0.9
     """Muon's Nesterov momentum."""
     beta1: float = 0.9
@@ -63,16 +64,16 @@ class OptimizerConfig:
 
 @dataclass(kw_only=True)
 class ScheduleConfig:
-    """How the learning rate changes over the run, as a factor on every peak rate."""
+    """The learning rate over the run, as a factor on every peak rate."""
 
     name: str = "warmup_stable_decay"
-    """warmup_stable_decay (constant, then linear down), cosine (Loshchilov & Hutter 2017) or constant, each after the
-    warm-up."""
+    """warmup_stable_decay (constant, then linear to the end), cosine (Loshchilov & Hutter 2017)
+    or constant, each after a warm-up."""
     warmup_steps: int | None = None
-    """Steps over which the rate climbs linearly from 0; when null 10, or 100 for cosine and constant, and at most a
-    tenth of the run."""
+    """Steps of the linear warm-up from 0; when null 10, or 100 for cosine and constant, and at
+    most a tenth of the run."""
     decay_fraction: float = 0.7
-    """For warmup_stable_decay: share of the run, at its end and after the warm-up, in which the rate falls."""
+    """For warmup_stable_decay: share of the run, at its end, in which the rate falls."""
     final_factor: float = 0.0
     """Factor at the last step."""
 
@@ -88,29 +89,31 @@ class WandbConfig:
     """Weights & Biases; metrics.jsonl and report.html are written with or without it."""
 
     mode: str | None = None
-    """disabled, offline (written to the run directory, to be synced by hand) or online; when null WANDB_MODE, else
-    online in a sweep of wandb's own, and disabled elsewhere."""
+    """disabled, offline (written to the run's directory, to be synced by hand) or online; when
+    null WANDB_MODE, otherwise online in a sweep by wandb and disabled elsewhere."""
     project: str | None = None
-    """The project that the runs are shown under; when null WANDB_PROJECT, else the wandb sweep's, else tinygpt."""
+    """Project of the runs; when null WANDB_PROJECT, otherwise the wandb sweep's or tinygpt."""
     entity: str | None = None
-    """The user or team that the project is of; when null WANDB_ENTITY, else your default."""
+    """User or team that owns the project; when null WANDB_ENTITY, otherwise your default."""
     name: str | None = None
-    """The run's name; when null WANDB_NAME, else its directory's, in a sweep the job's number and what varies."""
+    """Name of the run; when null WANDB_NAME, otherwise its directory's, or in a sweep the job's
+    number and its varied settings."""
     group: str | None = None
-    """The group that a sweep's runs are shown under; the sweep's folder when null."""
+    """Group of a sweep's runs; the sweep's folder when null."""
     tags: list[str] | None = None
-    """Words to find the run by, as in '[baseline,byte]'; when null WANDB_TAGS, which are separated by commas."""
+    """Tags of the run, as in '[baseline,byte]'; when null WANDB_TAGS, separated by commas."""
 
     def __post_init__(self) -> None:
         one_of("wandb.mode", self.mode or "disabled", WANDB_MODES)
-        if (project := self.project) is not None and (not 0 < len(project) < 129 or set(project) & set("/\\#?%:")):
-            raise SettingsError(f"wandb.project={project} must be 1 to 128 characters, none of them / \\ # ? % :")
+        # wandb refuses others, but only once the run has begun.
+        if self.project is not None and (not 0 < len(self.project) < 129 or set(self.project) & set("/\\#?%:")):
+            raise SettingsError(f"wandb.project={self.project} must be 1 to 128 characters, none of them / \\ # ? % :")
         if not all(0 < len(tag) < 65 for tag in self.tags or ()):
             raise SettingsError(f"wandb.tags={format_value(self.tags)} has a tag that is not of 1 to 64 characters")
 
     @property
     def active_mode(self) -> str:
-        """The mode, with the default resolved."""
+        """Mode of wandb, with the default resolved."""
         asked = os.environ.get("WANDB_MODE") or ("online" if IN_WANDB_SWEEP else "disabled")
         one_of("WANDB_MODE", asked, WANDB_MODES)
         return self.mode or asked
@@ -118,12 +121,12 @@ class WandbConfig:
 
 @dataclass(kw_only=True)
 class PlanConfig:
-    """The machines that dry_run=true predicts for."""
+    """The machine for which dry_run=true predicts a run."""
 
     devices: int = 1
     """Number of devices that train together."""
     device: str | None = None
-    """t4, v100, a100, h100, h200 or b200; this machine when null."""
+    """Device: t4, v100, a100, h100, h200 or b200; this machine when null."""
 
     def __post_init__(self) -> None:
         at_least("plan.devices", self.devices, 1)
@@ -131,7 +134,7 @@ class PlanConfig:
 
 @dataclass(kw_only=True)
 class TrainConfig:
-    """One training run."""
+    """The settings of one training run."""
 
     model: GPTConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -144,76 +147,79 @@ class TrainConfig:
     attention: str | None = None
     """Short for model.attention: attention=matmul is model.attention=matmul."""
     run_dir: str | None = None
-    """Folder for everything the run writes; a new one under outputs/ when null."""
+    """Directory for all files of the run; a new one under outputs/ when null."""
     resume: str | None = None
-    """Continue the run in this directory; auto: the newest unfinished run (of run_dir, if given), else a new one."""
+    """Continue the run in this directory; auto continues the newest unfinished run (of run_dir,
+    if given) or begins a new one."""
     allow_changes: bool = False
-    """Resume even if settings that change the result differ from those the run began with."""
+    """Resume with other settings than before, even if they change the result."""
     init_from: str | None = None
-    """Begin with the weights of this checkpoint or run directory, or of hf:NAME_OR_FOLDER."""
+    """Start from the weights of this checkpoint or run directory, or of hf:NAME_OR_FOLDER."""
     dry_run: bool = False
-    """Print what the run would need and how long it would take, and do not train."""
+    """Print the memory and time that the run would take, and do not train."""
     seed: int = 1
-    """Determines the initial weights, the order of the text and the dropout."""
+    """Seed of the initial weights, the order of the text and the dropout."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:N or mps."""
+    """Device: auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
-    """auto, fp32, bf16 or fp16. The latter two run the forward pass under autocast, fp16 with a scaled loss; auto is
-    bf16 on CUDA devices and processors that have it, fp16 on CUDA devices that do not, and fp32 elsewhere. Weights and
-    updates are float32; Muon's orthogonalisation, an approximation anyway, is bf16 wherever that is fast."""
+    """Precision of the forward pass: auto, fp32, bf16 or fp16. auto is bf16 on CUDA devices and
+    processors that have it, fp16 on other CUDA devices, and fp32 elsewhere. bf16 and fp16 run under autocast, fp16 with
+    a scaled loss. Weights and updates are float32; Muon's orthogonalisation, an approximation anyway, is bf16 wherever
+    that is fast."""
     compile: str = "auto"
-    """torch.compile: auto, on or off. Automatically on for CUDA on Linux, for runs long enough to gain by it."""
+    """torch.compile: auto, on or off. auto is on for long runs with CUDA on Linux."""
     deterministic: bool = False
-    """On CUDA, use only kernels that give the same bits every time; slower."""
+    """On CUDA, use only kernels that repeat their results to the bit; slower."""
     distributed: str = "ddp"
-    """Under torchrun: ddp copies the model to every process, fsdp shards it over all, hsdp over those of each machine,
-    which together have a copy."""
+    """Under torchrun: ddp copies the model to each process, fsdp shards it over all processes,
+    hsdp within each machine."""
     recompute: str = "none"
-    """What the backward pass computes again rather than keep: none, or block, which keeps only what goes into each
-    block. Saves most of the activations' memory for a third more arithmetic; the result is the same."""
+    """Activations that the backward pass recomputes: none, or block for all within each block.
+    block saves most of their memory for a third more arithmetic; the result is the same."""
 
     batch_size: int = 16
-    """Windows in one optimizer step."""
+    """Sequences in one optimizer step."""
     micro_batch_size: int | None = None
-    """Windows in one forward pass of one process; its whole share of the batch when null. Saves memory; the result
-    is the same up to rounding, which Muon amplifies, and the draws of dropout."""
+    """Sequences in one forward pass of one process; its share of the batch when null. Fewer
+    save memory. The result differs by rounding, which Muon amplifies, and by the draws of dropout."""
     max_steps: int | None = None
-    """Optimizer steps to take; when null as many as max_minutes or max_flops allow, and 450 without them."""
+    """Optimizer steps to take; when null all that max_minutes or max_flops allow, otherwise 450."""
     max_minutes: float | None = None
-    """Stop, with the schedule at its end, after this much training time, unless the steps end first. The first step of
-    a compiled run, in which it compiles, does not count."""
+    """Stop after this much training time, with the schedule at its end, unless the steps end
+    first. The first step of a compiled run, in which it compiles, does not count."""
     max_flops: float | None = None
-    """Take only as many steps as need this much arithmetic, e.g. 1e13. Counted as 6 operations per weight and token
-    plus attention's, so that models of different sizes get the same budget."""
+    """Limit the steps to this much arithmetic, such as 1e13. 6 operations are
+    counted per weight and token, plus attention's. So models of different sizes get the same budget."""
     grad_clip: float = 1.0
-    """Largest allowed norm of the gradient; 0 turns clipping off."""
+    """Largest norm of the gradient; 0 turns clipping off."""
     max_skipped_steps: int = 10
-    """Stop after this many steps in a row were skipped because the loss or gradient was not finite."""
+    """Stop if the loss or gradient was not finite in this many steps in a row."""
 
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""
     eval_interval: int = 150
-    """Steps between evaluations. Each scores a fifth as many targets as these steps train on, 16,384 to 524,288, spread
-    over the validation text. The last one scores a fifth of all steps' targets."""
+    """Steps between evaluations. Each scores a fifth as many targets as these steps train on,
+    16,384 to 524,288, spread over the validation text. The last one scores a fifth of all steps' targets."""
     eval_batch_size: int | None = None
-    """Windows in one forward pass of an evaluation; as many as in one of a step when null."""
+    """Sequences in one forward pass of an evaluation; the number of training when null."""
     checkpoint_interval: int = 150
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
-    """Number of latest checkpoints to keep beside the best."""
+    """Number of latest checkpoints to keep, besides the best."""
     sample_tokens: int = 96
-    """Tokens of the sample shown at evaluations; 0 shows none."""
+    """Tokens of the sample that an evaluation writes; 0 writes none."""
     sample_prompt: str = ""
-    """What that sample continues; the start of a document when empty."""
+    """Prompt of that sample; the start of a document when empty."""
     tensorboard: bool = False
-    """Write the figures and samples for TensorBoard too, into tensorboard/ of the run's directory."""
+    """Also write figures and samples for TensorBoard, into tensorboard/ of the run's directory."""
 
     def __post_init__(self) -> None:
         if self.attention is not None:
             if self.model.attention not in (GPTConfig.attention, self.attention):
                 given = f"attention={self.attention} and model.attention={self.model.attention}"
                 raise SettingsError(f"{given} are both given", "choose one")
-            self.model, self.attention = replace(self.model, attention=self.attention), None
+            self.model = replace(self.model, attention=self.attention)
+            self.attention = None
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("auto", "on", "off"))
         one_of("distributed", self.distributed, ("ddp", "fsdp", "hsdp"))
@@ -232,20 +238,20 @@ class TrainConfig:
             raise SettingsError(f"resume={self.resume} and init_from={self.init_from} are both given", "choose one")
 
     def idle(self) -> dict[str, str]:
-        """Return the settings that have no effect, each with the one that makes it idle, as in data=recall.
+        """Return the settings without effect, each with the reason, as in data=recall.
 
-        A form of attention ignores others besides: see model.attention.unused_settings().
+        model.attention.unused_settings() gives those that a form of attention ignores.
         """
         found: dict[str, str] = {}
         for names, needed in NEEDS:
             setting, _, values = needed.partition("=")
             value = format_value(attrgetter(setting)(self))
             if value not in values.split():
-                because = f"{setting.removesuffix('.source').removesuffix('.name')}={value}"
-                found |= dict.fromkeys(names.split(), because)
+                reason = f"{setting.removesuffix('.source').removesuffix('.name')}={value}"
+                found |= dict.fromkeys(names.split(), reason)
         return found
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step learns from."""
+        """Number of inputs, and of targets, in one optimizer step."""
         return self.batch_size * self.model.block_size

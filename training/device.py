@@ -1,4 +1,4 @@
-"""Device and precision of a run: `auto` is resolved, and a setting that this machine lacks is refused."""
+"""Device and precision of a run, copies to the device, and its memory."""
 
 import logging
 from collections.abc import Iterator
@@ -15,17 +15,19 @@ from model import cpu
 
 log = logging.getLogger("tinygpt")
 
-NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # of CUDA, HIP and MPS, a CPU, cuBLAS and cuDNN
-# Architectures with matrix instructions for bf16: MI100 to MI355, and Radeons from RDNA 3 on.
+# Words in errors of memory: of CUDA, HIP and MPS; of a CPU; of cuBLAS and cuDNN.
+NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+# AMD's architectures with matrix instructions for bf16: MI100 to MI355, and Radeons from RDNA 3 on.
 AMD_WITH_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
 
 def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.device:
-    """Return the device called `name`; auto prefers CUDA, then MPS, then the CPU. A GPU becomes CUDA's current device.
+    """Return the device called `name`; auto prefers CUDA, then MPS, then the CPU.
 
-    process: the number of this one among the `processes` that torchrun started on this machine, each with its own GPU.
+    A GPU becomes CUDA's current device. process: the number of this process among torchrun's `processes` on this
+    machine, which get one GPU each. Raises SettingsError if the machine lacks the device, or it cannot compute.
     """
-    # The device that the name means.
+    # Find the device that the name means.
     gpus = torch.cuda.device_count()
     counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     try:
@@ -33,16 +35,16 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
     except RuntimeError:
         raise SettingsError(f"device={name} is not a device", "choose auto, cpu, cuda, cuda:1 or mps") from None
 
-    # Is it on this machine, with one for each process?
+    # Refuse a device that is not on this machine, or not once for each process.
     if device.type == "cuda" and gpus and processes > 1 and (device.index is not None or processes > gpus):
         problem = f"device={name} is no GPU for each of {processes} processes on this machine"
         raise SettingsError(problem, f"leave device=auto, and start at most --nproc-per-node={gpus}")
     if (device.index or 0) >= counts.get(device.type, 0):
-        raise SettingsError(f"device={name} is not on this machine", "choose device=auto to use what is there")
+        raise SettingsError(f"device={name} is not on this machine", "choose device=auto to use the best there is")
     if device.type == "cuda":
         device = torch.device("cuda", process if device.index is None else device.index)
 
-    # Does it compute?
+    # Refuse a device that cannot compute; auto without torchrun falls back to the CPU.
     failure = start_problem(device)
     if failure and name == "auto" and processes == 1:
         log.warning("%s cannot compute (%s), so the CPU does.", device, failure)
@@ -54,13 +56,13 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
 
 
 def start_problem(device: torch.device) -> str | None:
-    """Make a GPU the current device and add two numbers there; return the first line of an error, or None.
+    """Try to add two numbers on a device; return the first line of the error, or None.
 
-    A GPU counts as present even if its driver is too old for this torch, or torch has no kernels for its architecture.
+    A GPU is listed even if its driver is too old for this torch, or torch has no kernels for its architecture.
     """
     try:
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # FSDP, CUDA graphs and whatever names no device take the current one
+            torch.cuda.set_device(device)  # FSDP and CUDA graphs use the current device
         if device.type != "cpu":
             torch.ones(1, device=device).add(1).item()
     except RuntimeError as error:
@@ -69,7 +71,7 @@ def start_problem(device: torch.device) -> str | None:
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of the forward pass's matrix products; weights and optimizer stay float32."""
+    """Return the dtype of the matrix products in a forward pass; weights stay float32."""
     if name == "auto" and multiplies_bf16(device):
         name = "bf16"
     if name == "auto" and device.type == "cuda":
@@ -78,10 +80,8 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def decoding_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of weights that only decode: auto is bf16 on a GPU that has it, else float32.
-
-    Decoding takes as long as reading the weights. fp16 overflows in a model that was trained without it.
-    """
+    """Return the dtype of weights for decoding: auto is bf16 on a GPU that has it, else float32."""
+    # Decoding takes as long as reading the weights. auto is never fp16, which overflows in a model trained without it.
     if name == "auto" and not (device.type == "cuda" and multiplies_bf16(device)):
         name = "fp32"
     return choose_precision(name, device)
@@ -89,7 +89,8 @@ def decoding_precision(name: str, device: torch.device) -> torch.dtype:
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether bf16 products are faster than float32 ones; emulated ones are far slower."""
-    if device.type == "cuda" and torch.version.hip:  # torch says yes for every AMD card
+    if device.type == "cuda" and torch.version.hip:
+        # torch's is_bf16_supported() is true for every AMD card.
         architecture = torch.cuda.get_device_properties(device).gcnArchName
         return architecture.startswith(AMD_WITH_BF16)
     if device.type == "cuda":
@@ -99,9 +100,9 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 @contextmanager
 def fast_products(device: torch.device, dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """Multiply float32 matrices as fast as a forward pass of `dtype` allows.
+    """Multiply float32 matrices as fast as a forward pass of `dtype` allows, within.
 
-    On CUDA, products that autocast leaves in float32 round to TF32, which is finer than bf16; precision=fp32 keeps them
+    On CUDA, products that autocast leaves in float32 use TF32, which is finer than bf16; with precision=fp32 they are
     exact. On a CPU see model/cpu.py.
     """
     before = torch.backends.cuda.matmul.fp32_precision
@@ -118,27 +119,26 @@ def check_compiler(device: torch.device) -> None:
     """Raise SettingsError for compile=on if torch cannot compile for the device."""
     try:
         torch.compile(torch.neg)(torch.zeros(8, device=device))
-    except Exception as error:  # of Triton, of the C compiler, of torch: what they raise is not documented
+    except Exception as error:  # of Triton, the C compiler or torch, which document none
         remedy = "install a C compiler and Triton, or set compile=off"
         raise SettingsError(f"compile=on: torch cannot compile here ({first_line(error)})", remedy) from None
 
 
 def run_eagerly(compiled: bool) -> AbstractContextManager[object]:
-    """Return a context in which a compiled model runs eagerly: each shape of evaluations and samples would compile."""
+    """Return a context in which a compiled model runs eagerly."""
+    # Evaluations and samples have many shapes, and each would compile.
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def to_device(array: np.ndarray | None, device: torch.device) -> Tensor | None:
-    """Return an array as a tensor on a device; None for None.
-
-    A copy to CUDA is asynchronous, so that the CPU prepares the next batch while the GPU computes. It needs pinned
-    memory, and that a contiguous tensor.
-    """
+    """Return an array as a tensor on a device; None for None."""
     if array is None:
         return None
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
+    # Asynchronously, so that the CPU prepares the next batch while the GPU computes. That needs pinned memory, and
+    # pinning a contiguous tensor.
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
@@ -148,13 +148,14 @@ def memory_errors(problem: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if shortage := memory_shortage(error):
+        shortage = memory_shortage(error)
+        if shortage:
             raise DeviceError(f"{problem} ({shortage})", remedy) from None
         raise
 
 
 def memory_shortage(error: BaseException) -> str | None:
-    """Return the message of an error if it is one of memory, else None.
+    """Return the message of an error of memory, or None for another error.
 
     On a GPU it says how much is free and how much this process holds: other programs may hold the rest.
     """
@@ -169,7 +170,7 @@ def memory_shortage(error: BaseException) -> str | None:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Let peak_memory count from now; without CUDA and Linux it counts from the process's start."""
+    """Let peak_memory() count from now; it cannot without CUDA or Linux."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -178,15 +179,15 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes held since reset_peak_memory: on CUDA by tensors, else by the whole process."""
+    """Return the most bytes held since reset_peak_memory(), on CUDA by tensors alone."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
         return int(Path("/proc/self/status").read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) * 1024
     try:
         import resource
-    except ImportError:
-        import psutil  # on Windows
+    except ImportError:  # on Windows
+        import psutil
 
         return psutil.Process().memory_info().peak_wset
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS, in bytes

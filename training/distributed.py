@@ -1,7 +1,7 @@
-"""Several processes training one model under torchrun: ranks, their collectives, DDP and FSDP.
+"""Several processes that train one model under torchrun: ranks, collectives, DDP and FSDP.
 
-A single process is rank 0 of 1; for it everything here does nothing. Values on which the ranks agree at every step
-travel between CPUs (gloo), so that no device waits for them.
+A single process is rank 0 of 1, on which nothing here has an effect. The numbers on which ranks agree at every step go
+from CPU to CPU by gloo, so no device waits for them.
 """
 
 import os
@@ -27,15 +27,15 @@ TORCHRUN = "start with torchrun, which sets these variables, or unset them"
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together."""
+    """The rank of this process among those that train together."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    """How many of them are on this machine."""
+    """The number of processes on this machine."""
     launched: bool = False
-    """Whether torchrun started this process, even if it is the only one."""
+    """Whether torchrun started this process, even if alone."""
 
     @classmethod
     def of_torchrun(cls) -> "Ranks":
@@ -50,10 +50,11 @@ class Ranks:
         return cls(rank, size, local_rank, local_size or size, launched=True)
 
     def join(self, device: torch.device) -> None:
-        """Join the process group if torchrun started this process; on CUDA, NCCL connects the devices at once."""
+        """Join the process group if torchrun started this process."""
         if self.launched and not dist.is_initialized():
             cuda = device.type == "cuda"
             backend = "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo"
+            # With a device_id NCCL connects the devices now, so that an error comes before the run begins.
             try:
                 dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=device if cuda else None)
             except (ValueError, dist.DistError) as error:
@@ -61,7 +62,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process owns the run directory and the terminal."""
+        """Whether this process owns the run's directory and the terminal."""
         return self.rank == 0
 
     def max(self, number: float) -> float:
@@ -79,13 +80,14 @@ class Ranks:
         return tensor
 
     def divide(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """Return function(rows); each rank computes its part of the rows. All must call with the same (N, …)."""
+        """Return function(rows) for rows (N, …), the same on all ranks; each computes a part."""
         if self.size == 1:
             return function(rows)
-        count = -(-len(rows) // self.size)  # rows of each rank; the last ones are padded
+        # Pad the rows to a multiple of the ranks, compute this rank's, and gather all.
+        count = -(-len(rows) // self.size)
         padded = torch.cat((rows, rows.new_zeros(count * self.size - len(rows), *rows.shape[1:])))
         own = function(padded[self.rank * count : (self.rank + 1) * count]).contiguous()
-        whole = own.new_empty(count * self.size, *own.shape[1:])
+        whole = own.new_empty(count * self.size, *own.shape[1:])  # (N + padding, …)
         dist.all_gather_into_tensor(whole, own)
         return whole[: len(rows)]
 
@@ -99,7 +101,8 @@ class Ranks:
 
 
 def new_model(config: TrainConfig, ranks: Ranks, device: torch.device) -> GPT:
-    """Return the model with fresh weights; for FSDP rank 0 has them in main memory, the others have shapes only."""
+    """Return the model with fresh weights."""
+    # For FSDP rank 0 has the weights in main memory, the others only their shapes: shard() scatters them.
     if config.distributed == "ddp" or not ranks.launched:
         model = GPT(config.model).to(device)
     else:
@@ -108,7 +111,7 @@ def new_model(config: TrainConfig, ranks: Ranks, device: torch.device) -> GPT:
 
 
 def with_recompute(model: GPT, config: TrainConfig) -> GPT:
-    """Return a new model whose blocks checkpoint their activations if config says so."""
+    """Let a new model's blocks checkpoint their activations if config.recompute asks for it."""
     for block in model.blocks:
         block.activation_checkpointing = config.recompute == "block"
     return model
@@ -117,11 +120,9 @@ def with_recompute(model: GPT, config: TrainConfig) -> GPT:
 def parallelize(
     model: GPT, ranks: Ranks, distributed: str, device: torch.device, dtype: torch.dtype, compiled: bool
 ) -> nn.Module:
-    """Return a new_model as the training step calls it: itself, wrapped by DDP, or sharded in place by FSDP2.
-
-    Blocks are compiled in place first, one by one, so that the gradients of one travel while those of the next are
-    computed, and so is the loss.
-    """
+    """Return a new_model() for the training step: compiled, wrapped by DDP or sharded by FSDP2."""
+    # Compile in place: the loss, and block by block, so that a block's gradients are sent while the next one's are
+    # computed.
     if compiled:
         for block in model.blocks:
             block.compile()
@@ -129,16 +130,23 @@ def parallelize(
         model.runtime.loss_and_gradient = torch.compile(model.runtime.loss_and_gradient)
     if not ranks.launched:
         return model
-    if distributed == "ddp":  # as views, the gradients exist once, in the buckets that are sent
-        if compiled:  # DDP would split each block's graph at the 25 MB of its buckets; blocks are short enough
+
+    # DDP.
+    if distributed == "ddp":
+        if compiled:
+            # DDP would split each block's graph at the 25 MB of its buckets. Blocks are small enough.
             torch._dynamo.config.optimize_ddp = False
         devices = [device.index] if device.type == "cuda" else None
+        # As views of the buckets, gradients are not copied into them.
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+    # FSDP2 over one mesh dimension of all ranks; for hsdp over (machines, ranks of a machine).
     mesh: tuple[int, ...] = (ranks.size,)
     if distributed == "hsdp":
         if ranks.size % ranks.local_size or ranks.max(ranks.local_size) != ranks.local_size:
-            problem = f"distributed=hsdp needs as many processes on each machine, but of {ranks.size} this one has"
-            raise SettingsError(f"{problem} {ranks.local_size}", "start as many, or choose distributed=fsdp")
+            given = f"but of {ranks.size} this one has {ranks.local_size}"
+            problem = f"distributed=hsdp needs as many processes on each machine, {given}"
+            raise SettingsError(problem, "start as many, or choose distributed=fsdp")
         mesh = (ranks.size // ranks.local_size, ranks.local_size)
     from training.sharding import shard  # half a second that only torchrun needs
 
@@ -147,20 +155,21 @@ def parallelize(
 
 
 def sync_gradients(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Return a context for one micro-batch: only the `last` of a step averages gradients over the ranks."""
+    """Return a context for a micro-batch; only in the step's `last` do ranks average gradients."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last else model.no_sync()
-    if hasattr(model, "set_requires_all_reduce"):  # FSDP: those of a copy are summed each time, as no rank has room
+    # FSDP still sums over the ranks of one copy each time, because none has room for whole gradients.
+    if hasattr(model, "set_requires_all_reduce"):
         model.set_requires_all_reduce(last)  # type: ignore[operator]
     return nullcontext()
 
 
 def gradient_norm(model: nn.Module) -> Tensor:
-    """Return the norm of all of a model's gradients together, on every rank."""
+    """Return the norm of all gradients of a model together, on every rank."""
     norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP: over the shards
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP's has a part on each rank
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's rows of a sharded tensor; a plain tensor as it is."""
+    """Return this rank's rows of a sharded tensor; a plain tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,4 +1,4 @@
-"""How well a model predicts a text: nats per token, perplexity, bits per byte."""
+"""Evaluation: the nats of a model on the validation text or a task."""
 
 import itertools
 
@@ -18,22 +18,26 @@ from training.device import to_device
 from training.distributed import Ranks
 
 ALONE = Ranks()
-MEASURED_TOKENS = 512  # enough to tell heads apart, for a hundredth of an evaluation's time
-FEWEST_SCORED, MOST_SCORED = 1 << 14, 1 << 19  # targets; eval.py scores all
+MEASURED_TOKENS = 512  # enough to tell heads apart, in a hundredth of an evaluation's time
+# Targets that an evaluation scores while training; eval.py scores all.
+FEWEST_SCORED = 1 << 14
+MOST_SCORED = 1 << 19
 
 
 def targets_scored(config: TrainConfig, steps: int | None = None) -> int:
-    """Return the most targets that an evaluation scores; all of a run's together take about a tenth of its time.
+    """Return the most targets that an evaluation scores, a function of the settings.
 
-    They are a fifth of the targets of eval_interval steps or, in the last evaluation of a run of `steps` steps, of all
-    steps; a forward pass takes a third of a step. The last one scores no fewer than those before it and, if it is the
-    only one, at most half as many as the run was trained on. A resumed run scores the same.
+    A fifth of the targets of eval_interval steps; in the last evaluation, given the run's `steps`, a fifth of all.
     """
-    tokens, interval = config.tokens_per_step, config.eval_interval
-    between, last = (min(max(FEWEST_SCORED, tokens * n // 5), MOST_SCORED) for n in (interval, steps or 0))
+    # A forward pass takes a third of a step, so the evaluations take about a tenth of the time of a run.
+    interval = config.eval_interval
+    usual, last = (
+        min(max(FEWEST_SCORED, config.tokens_per_step * count // 5), MOST_SCORED) for count in (interval, steps or 0)
+    )
     if steps is None:
-        return between
-    return max(between, last) if steps > interval else min(last, tokens * steps // 2)
+        return usual
+    # The last one scores no fewer than the others. A short run has no other, and it scores half of its training.
+    return max(usual, last) if steps > interval else min(last, config.tokens_per_step * steps // 2)
 
 
 @torch.no_grad()
@@ -51,17 +55,17 @@ def evaluate(
     was_training = model.training
     model.eval()
 
-    # Score batch after batch, as many at a time as there are ranks.
+    # Score one batch on each rank at a time. Keep the nats of each target, in a task its hit too, and its bytes.
     lengths = torch.from_numpy(data.token_bytes())
-    figures = []  # of each target: its nats and, in a task, whether it is the likeliest
-    sizes = []  # its bytes
+    figures = []
+    sizes = []
     batches = data.validation(block_size, batch_size, max_tokens)
     total = data.validation_tokens(block_size, max_tokens)
     bar = progress_bar(
         ranks.is_first, total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False
     )
     while batch_of_ranks := list(itertools.islice(batches, ranks.size)):
-        # A rank without a batch runs another's: FSDP gathers weights from all ranks, so none may sit out.
+        # At the end a rank without a batch repeats another's: FSDP gathers weights from all ranks, so all must compute.
         own = batch_of_ranks[min(ranks.rank, len(batch_of_ranks) - 1)]
         scored = torch.from_numpy(own.targets != IGNORE_INDEX).to(device)
         own_figures = score_batch(model, own, device, autocast)[: 1 + is_task, scored]
@@ -74,7 +78,7 @@ def evaluate(
     bar.close()
     model.train(was_training)
 
-    # Sum over the ranks: each has zeros in place of the others' figures.
+    # Sum over the ranks: each has zeros for the batches of the others.
     all_nats, *hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
     return Evaluation.of_tokens(all_nats.numpy(), torch.cat(sizes).numpy(), hits[0].mean().item() if hits else None)
 
@@ -83,21 +87,19 @@ def evaluate(
 def score_batch(
     model: nn.Module, batch: Batch, device: torch.device, autocast: torch.autocast
 ) -> Float[Tensor, "2 B T"]:
-    """Return each target's nats, and 1 if it is the likeliest id, else 0."""
+    """Return the nats of each target, and 1 if it is the likeliest id, else 0."""
     inputs, targets, doc_starts = (to_device(part, device) for part in batch)  # (B, T); doc_starts or None
     with autocast:
         nats, hits = model(inputs, targets, doc_starts=doc_starts, each=True)
     return torch.stack([nats, hits.to(nats)])
 
 
-def first_windows(model: GPT, data: Data) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
-    """Return the first MEASURED_TOKENS of the validation text, in windows, and their doc_starts, if any.
-
-    Windows have up to block_size tokens.
-    """
+def first_sequences(model: GPT, data: Data) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
+    """Return about the first MEASURED_TOKENS of the validation data, and doc_starts or None."""
     block_size = model.config.block_size
     T = min(block_size, MEASURED_TOKENS)
     batch = next(data.validation(block_size, MEASURED_TOKENS // T))
-    device, doc_starts = next(model.parameters()).device, batch.doc_starts
+    device = next(model.parameters()).device
     tokens = torch.from_numpy(batch.inputs[:, :T]).to(device)
+    doc_starts = batch.doc_starts
     return tokens, None if doc_starts is None else torch.from_numpy(doc_starts[:, :T]).to(device)

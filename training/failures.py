@@ -1,4 +1,4 @@
-"""Failures of a device or of another rank, as sentences with a remedy and the checkpoint to go on from."""
+"""Failures of a device or another rank, in sentences with a remedy and a checkpoint."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +11,18 @@ from training.run import Run
 
 @contextmanager
 def explain_out_of_memory(run: Run) -> Iterator[None]:
-    """Turn running out of memory into a SettingsError that names micro_batch_size and a smaller one to try."""
+    """Turn running out of memory in a step into a DeviceError with a smaller micro_batch_size."""
     try:
         yield
-    except (MemoryError, RuntimeError):  # only now, as every step comes by: the remedy reads the disk
+    except (MemoryError, RuntimeError):
+        # Make the remedy only now, not in every step: it reads the disk.
         size = run.micro_batch_size
         smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
-        remedy = f"set micro_batch_size={smaller}" if smaller else "choose a smaller model or model.block_size"
+        remedy = "choose a smaller model or model.block_size"
         if smaller:
-            remedy += "; the result stays the same"
-        if last := run.checkpointer.last():
+            remedy = f"set micro_batch_size={smaller}; the result stays the same"
+        last = run.checkpointer.last()
+        if last:
             remedy += f", and {hydra_quoted('resume', run.directory)} goes on from {last.name}"
         with memory_errors(f"micro_batch_size={size} needs more memory than there is", remedy):
             raise
@@ -28,7 +30,7 @@ def explain_out_of_memory(run: Run) -> Iterator[None]:
 
 @contextmanager
 def explain_out_of_memory_between_steps(run: Run, activity: str, setting: str = "") -> Iterator[None]:
-    """Turn running out of memory into a SettingsError with the command that continues the run.
+    """Turn running out of memory elsewhere into a DeviceError with the command that continues.
 
     setting: one that needs less memory, for that command.
     """
@@ -46,18 +48,21 @@ def explain_out_of_memory_between_steps(run: Run, activity: str, setting: str = 
 
 @contextmanager
 def explain_failures(run: Run) -> Iterator[None]:
-    """Turn the failure of this process's device, or of another rank, into a sentence that names the newest checkpoint.
+    """Turn the failure of this process's device, or of another rank, into a sentence.
 
-    Few of these errors have a type of their own: their words tell them. Raises DeviceError or SettingsError.
+    Raises DeviceError or SettingsError, with the newest checkpoint.
     """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        words, after = str(error), f"after step {run.progress.step}"
+        # Name the failure. Few of these errors have a type, so their words decide. Memory comes first, because its
+        # errors have the words of device failures too.
+        words = str(error)
+        after = f"after step {run.progress.step}"
         kind: type[SettingsError] = DeviceError
-        # What has failed, memory first: its errors have the device's words too.
         lost = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
-        if shortage := memory_shortage(error):
+        shortage = memory_shortage(error)
+        if shortage:
             problem = f"{run.device} has no memory left {after} ({shortage})"
             remedy = f"lower micro_batch_size={run.micro_batch_size}, or end other programs"
         elif device_failed(error):
@@ -67,11 +72,13 @@ def explain_failures(run: Run) -> Iterator[None]:
             problem = f"deterministic=true cannot be kept on {run.device} ({words.partition(', but')[0]})"
             remedy = "set deterministic=false"
         elif run.ranks.launched and any(word in words.lower() for word in lost):
-            problem = f"another process ended {after}, so this one cannot go on"
-            remedy, kind = "see what it says above, if anything", SettingsError
+            problem = f"another process ended {after}, so this one cannot continue"
+            remedy = "look above for its message"
+            kind = SettingsError
         else:
             raise
-        # What is left: the newest checkpoint may still be being written, from main memory.
+
+        # Name the newest checkpoint, once it is written: its copy is in main memory.
         run.checkpointer.wait()
         last = run.checkpointer.last()
         resume = hydra_quoted("resume", run.directory)

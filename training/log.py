@@ -1,4 +1,4 @@
-"""Rows of metrics.jsonl, made of measurements and passed to the loggers: files, terminal, page, wandb, TensorBoard.
+"""The loggers of a run, which get its measurements in rows.
 
 A failing logger is dropped; training continues.
 """
@@ -19,7 +19,7 @@ from runs.directory import open_log
 from runs.metrics import Evaluation, Row, finite, is_number, read_metrics
 from runs.summary import NUMBERS, Summary, sentence_of, write_summary
 from training.device import peak_memory, reset_peak_memory
-from training.evaluation import first_windows
+from training.evaluation import first_sequences
 from training.logger import Logger
 from training.run import Run
 from training.tensorboard import TensorBoard
@@ -30,26 +30,26 @@ log = logging.getLogger("tinygpt")
 
 
 class MetricsFile(Logger):
-    """Appends rows to a run's metrics.jsonl, readable at once."""
+    """Appends rows to a run's metrics.jsonl."""
 
     def __init__(self, run: Run) -> None:
         self.file = open_log(run.directory / "metrics.jsonl", "a" if run.progress.step else "w")
 
     def on_row(self, row: Row, sample: str) -> None:
         self.file.write(json.dumps(finite(row)) + "\n")
-        self.file.flush()
+        self.file.flush()  # a reader sees it at once
 
     def on_end(self, error: BaseException | None) -> None:
         self.file.close()
 
 
 class SummaryFile(Logger):
-    """Keeps a run's summary.json up to date; training continues if it cannot be written."""
+    """Keeps a run's summary.json up to date."""
 
     def __init__(self, run: Run, rows: list[Row]) -> None:
         self.run = run
         self.rows = rows
-        reset_peak_memory(run.device)  # else a sweep's job would count those before it
+        reset_peak_memory(run.device)  # earlier jobs of a sweep in this process do not count
         self.write()
 
     def on_row(self, row: Row, sample: str) -> None:
@@ -91,21 +91,22 @@ class Loggers:
     """The loggers of a run, on the first rank; a context manager around the training."""
 
     def __init__(self, run: Run, *more: Callable[[Run, list[Row]], Logger]) -> None:
-        """more: loggers from outside training, each made of the run and its rows so far."""
+        """more: functions of the run and its earlier rows that return loggers from other packages."""
         self.run = run
         self.rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
         self.loggers: list[Logger] = []
         if run.ranks.is_first:
             self.loggers = [MetricsFile(run), SummaryFile(run, self.rows), *(logger(run, self.rows) for logger in more)]
-            # After the page, which wandb uploads at the end.
+            # At the end wandb uploads the page, so it comes after it. The terminal comes last, so that the messages of
+            # the others stand above its bar.
             if run.config.wandb.active_mode != "disabled":
                 self._add(Wandb)
             if run.config.tensorboard:
                 self._add(TensorBoard)
-            self.loggers.append(Terminal(run))  # last: the others' messages at the end go above its bar
+            self.loggers.append(Terminal(run))
 
     def _add(self, logger: Callable[[Run], Logger]) -> None:
-        """Add a logger of other people's, without which the run trains too."""
+        """Add a logger; the run trains without it if it cannot be made."""
         try:
             self.loggers.append(logger(self.run))
         except Exception as error:
@@ -119,11 +120,9 @@ class Loggers:
         self._call("on_end", error)
 
     def on_step(self, **measured: float) -> None:
-        """Report the step just taken; `measured` has loss, lr and grad_norm if the step is logged.
-
-        Its speed is that of all steps since the last report.
-        """
+        """Report the step just taken; `measured` has loss, lr and grad_norm if the step is logged."""
         if measured:
+            # The speed is the mean since the last report.
             step = self.run.progress.step
             now = time.perf_counter()
             last_step, then = self.last_report
@@ -133,18 +132,20 @@ class Loggers:
         self._call("on_step")
 
     def on_evaluation(self, result: Evaluation, sample: str) -> None:
-        """Report an evaluation, with the statistics of every head's attention."""
+        """Report an evaluation, with statistics of the attention of every head."""
         if not self.loggers:
             return
         run = self.run
         figures = dict[str, Any]()
-        if not run.is_sharded:  # else no process has the whole model
-            heads = head_statistics(run.model, *first_windows(run.model, run.data))
+        if not run.is_sharded:  # a process needs the whole model for them
+            heads = head_statistics(run.model, *first_sequences(run.model, run.data))
             figures = {"attention_entropy": heads.entropy, "attention_relative_entropy": heads.relative_entropy}
             figures |= {"attention_distance": heads.distance, "head_similarity": heads.similarity}
+            # Round the numbers in nested lists.
             figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
         self._call("on_row", self._row(**result.figures, **figures), sample)
-        self.last_report = (run.progress.step, time.perf_counter())  # the time of an evaluation does not count
+        # The time of the evaluation does not count for the speed of training.
+        self.last_report = (run.progress.step, time.perf_counter())
 
     def _row(self, **values: Any) -> Row:
         run = self.run

@@ -1,10 +1,11 @@
-"""Optimizers: parameter groups, Muon with AdamW beside it, and learning-rate schedules.
+"""Optimizers: parameter groups, AdamW, Muon, and learning-rate schedules.
 
-The optimizers are our own: constructing any of torch.optim's imports torch's compiler, which doubles torch's import.
+They are not torch.optim's, whose constructors import torch's compiler and so double the time of torch's import.
 """
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypedDict, cast
 
@@ -27,6 +28,7 @@ class Group(TypedDict):
     weight_decay: float
 
 
+# Layers whose weights have a row for each channel of the heads or of the MLP.
 CHANNEL_ROWS = ("qkv_proj", "q_proj", "k_proj", "v_proj", "gate_up_proj", "up_proj")
 
 State = dict[nn.Parameter, dict[str, Tensor]]
@@ -35,6 +37,7 @@ ALONE = Ranks()
 
 def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -> "list[Muon | AdamW]":
     """Return one AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest."""
+    # Group the parameters by kind, with the peak rate of each.
     embedding_lr = config.embedding_lr or config.lr
     lm_head_lr = config.lm_head_lr or config.lr
     rates = {"rows": config.lr, "columns": config.lr, "whole": config.lr}
@@ -44,6 +47,8 @@ def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -
     for kind, lr in rates.items():
         decay = config.weight_decay if kind != "vectors" else 0.0
         groups.append(Group(params=parameters[kind], peak_lr=lr, lr=lr, weight_decay=decay))
+
+    # Divide the groups among the optimizers.
     matrices = groups[:3]
     rest = [group for group in groups[3:] if group["params"]]
     if config.name == "adamw":
@@ -54,11 +59,12 @@ def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -
 
 
 def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters by kind: matrices of the blocks with rows, or columns, for the channels of a head or the
-    MLP, or neither (whole); embeddings; an untied lm_head; thin ones of the blocks; vectors, as norms and biases.
+    """Return the parameters by kind.
 
-    The matrices, which Muon moves, are the weights of the blocks' linear layers: what has a few rows, as a gate for
-    each head has, is a parameter of its own.
+    rows, columns, whole: weights of the blocks' linear layers, which Muon moves. They have a row, or a column, for each
+        channel of the heads or of the MLP, or neither.
+    thin: other matrices of the blocks, such as a gate's with one row for each head.
+    embeddings, lm_head (untied), vectors (of norms, and biases): the rest.
     """
     matrices = {id(layer.weight) for layer in model.blocks.modules() if isinstance(layer, nn.Linear)}  # type: ignore[attr-defined]
     by_kind = defaultdict[str, list[nn.Parameter]](list)
@@ -77,17 +83,19 @@ def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
     return by_kind
 
 
+def with_gradients(group: Group) -> list[tuple[nn.Parameter, Tensor]]:
+    """Return the parameters of a group that have gradients, each with this rank's rows of it."""
+    return [(weight, local(weight.grad)) for weight in group["params"] if weight.grad is not None]
+
+
 def zeros(groups: list[Group], *names: str) -> State:
-    """Return a state for each parameter: zero tensors of these names."""
+    """Return the initial state of each parameter: zeros for each of the names."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     return {parameter: {name: torch.zeros_like(parameter) for name in names} for parameter in parameters}
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), on torch's fused kernel.
-
-    On Apple's GPUs the kernel ignores `grad_scale` and `found_inf`, so adamw_step() takes its place there.
-    """
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2)."""
 
     def __init__(self, groups: list[Group], beta1: float, beta2: float) -> None:
         self.betas = {"beta1": beta1, "beta2": beta2}
@@ -98,42 +106,49 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, skip: Tensor, divisor: Tensor) -> None:
-        """Update the weights by their gradients divided by `divisor`; if the bool `skip` is true change nothing.
+        """Update the weights by their gradients divided by `divisor`, unless `skip` is true.
 
-        Both are scalars on the device.
+        Both are scalars on the device, for which nothing waits here.
         """
+        # On Apple's GPUs torch's fused kernel ignores grad_scale and found_inf.
+        kernel: Callable[..., object] = adamw_step
+        if skip.device.type != "mps":
+            kernel = partial(torch._fused_adamw_, max_exp_avg_sqs=[], amsgrad=False, maximize=False)
         found_inf = skip.float()
         for group in self.param_groups:
-            pairs = [(parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None]
-            states = [self.state[parameter] for parameter, _ in pairs]
-            weights = [local(weight) for weight, _ in pairs]
-            gradients = [local(gradient) for _, gradient in pairs]
-            means = [local(state["exp_avg"]) for state in states]
-            squares = [local(state["exp_avg_sq"]) for state in states]
+            pairs = with_gradients(group)
+            states = [self.state[weight] for weight, _ in pairs]
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
-            rates = {"lr": group["lr"], "weight_decay": group["weight_decay"], "eps": 1e-10, **self.betas}
-            if skip.device.type == "mps":
-                adamw_step(weights, gradients, means, squares, steps, **rates, grad_scale=divisor, found_inf=found_inf)
-            else:
-                torch._fused_adamw_(
-                    weights, gradients, means, squares, [], steps, **rates, amsgrad=False, maximize=False,
-                    grad_scale=divisor, found_inf=found_inf,
-                )  # fmt: skip
-            torch._foreach_sub_(steps, [found_inf] * len(steps))
+            kernel(
+                [local(weight) for weight, _ in pairs],
+                [gradient for _, gradient in pairs],
+                [local(state["exp_avg"]) for state in states],
+                [local(state["exp_avg_sq"]) for state in states],
+                state_steps=steps,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=1e-10,
+                **self.betas,
+                grad_scale=divisor,
+                found_inf=found_inf,
+            )
+            torch._foreach_sub_(steps, [found_inf] * len(steps))  # a skipped step does not count
 
 
 def adamw_step(
-    weights: list[Tensor], gradients: list[Tensor], means: list[Tensor], squares: list[Tensor], steps: list[Tensor], *,
-    lr: float, weight_decay: float, beta1: float, beta2: float, eps: float, grad_scale: Tensor, found_inf: Tensor,
+    weights: list[Tensor], gradients: list[Tensor], means: list[Tensor], squares: list[Tensor], *,
+    state_steps: list[Tensor], lr: float, weight_decay: float, beta1: float, beta2: float, eps: float,
+    grad_scale: Tensor, found_inf: Tensor,
 ) -> None:  # fmt: skip
-    """Move weights and moments in place as torch._fused_adamw_ does; nothing moves if found_inf is 1.
+    """Move weights and moments in place as torch._fused_adamw_ does, unless found_inf is 1.
 
-    steps: the number of each weight's update, from 1. grad_scale: divides the gradients.
+    state_steps: the number of each weight's update, from 1. grad_scale: divides the gradients.
     """
     moves = 1 - found_inf
-    for weight, gradient, mean, square, step in zip(weights, gradients, means, squares, steps, strict=True):
-        gradient = torch.where(found_inf > 0, 0, gradient / grad_scale)  # a product with 0 would keep a NaN
+    for weight, gradient, mean, square, step in zip(weights, gradients, means, squares, state_steps, strict=True):
+        # where(), because a product with 0 would keep a NaN.
+        gradient = torch.where(found_inf > 0, 0, gradient / grad_scale)
         mean.lerp_(gradient, moves * (1 - beta1))
         square.lerp_(gradient.square(), moves * (1 - beta2))
         size = (square / (1 - beta2**step)).sqrt_().add_(eps)
@@ -144,18 +159,20 @@ def adamw_step(
 class Muon:
     """Orthogonalised momentum: every update has singular values near 1 (Jordan et al. 2024).
 
-    A matrix with a row or a column for each channel of the heads or the MLP is many narrow maps, slices of `width`
-    channels. Each is orthogonalised by itself, at a fraction of the cost of the whole. An (m, n) matrix moves by
-    √max(1, m/n) times its orthogonalised momentum; one in slices, by √min(1, C/channels), so that the update's norm is
-    √C. Matrices of one shape are one batch, which the ranks divide among them. The momentum of a sharded model is
-    sharded too.
+    An (m, n) matrix moves by √max(1, m/n) times its orthogonalised momentum. But a matrix with a row or a column for
+    each channel of the heads or of the MLP is many narrow maps: slices of `width` channels. Each slice is
+    orthogonalised separately, at a fraction of the cost of the whole. The matrix then moves by √min(1, C/channels)
+    times the result, so that the norm of the update is √C. Matrices of one shape are one batch, which the ranks divide
+    among them.
     """
 
     def __init__(
         self, groups: list[Group], parts: dict[nn.Parameter, tuple[int, ...]], momentum: float, width: int, ranks: Ranks
     ) -> None:
-        """groups: matrices with channels in rows, with channels in columns, and others. parts: the rows of the
-        matrices that each weight holds."""
+        """Make an optimizer of three groups: channels in rows, channels in columns, others.
+
+        parts: the rows of each matrix in a weight that joins several.
+        """
         self.param_groups = groups
         self.parts = parts
         self.momentum = momentum
@@ -165,26 +182,25 @@ class Muon:
 
     @torch.no_grad()
     def step(self, skip: Tensor, divisor: Tensor) -> None:
-        """Update the weights by their gradients divided by `divisor`; if the bool `skip` is true change nothing.
+        """Update the weights by their gradients divided by `divisor`, unless `skip` is true.
 
-        Both are scalars on the device.
+        Both are scalars on the device, for which nothing waits here.
         """
         moves = 1 - skip.float()
         for group, channels in zip(self.param_groups, ("rows", "columns", ""), strict=True):
-            # Matrices of one shape, in equal parts, are one batch.
+            # Batch matrices of the same shape with the same parts.
             batches: dict[tuple, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    batches[parameter.shape, self.parts[parameter]].append((parameter, local(parameter.grad)))
+            for parameter, gradient in with_gradients(group):
+                batches[parameter.shape, self.parts[parameter]].append((parameter, gradient))
             for (_, parts), pairs in batches.items():
-                # Momentum; a skipped step moves it towards itself.
-                momenta = [local(self.state[parameter]["momentum_buffer"]) for parameter, _ in pairs]
+                # Update the momentum; in a skipped step towards itself.
+                momenta = [local(self.state[weight]["momentum_buffer"]) for weight, _ in pairs]
                 gradients = [gradient / divisor for _, gradient in pairs]
                 gradients = [torch.where(skip, mean, grad) for mean, grad in zip(momenta, gradients, strict=True)]
                 torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
-                nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, self.momentum))
+                nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, self.momentum))  # (N, m, n)
 
-                # Orthogonalise, each rank its part of the matrices.
+                # Orthogonalise it, each rank a part of the matrices.
                 update = partial(self.update, parts=parts, channels=channels)
                 first = pairs[0][0]
                 if hasattr(first, "device_mesh"):
@@ -194,8 +210,8 @@ class Muon:
                 else:
                     updates = self.ranks.divide(update, nesterov)
 
-                # Update.
-                weights = [local(parameter) for parameter, _ in pairs]
+                # Update the weights.
+                weights = [local(weight) for weight, _ in pairs]
                 rate = moves * group["lr"]
                 if group["weight_decay"]:
                     torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
@@ -203,7 +219,8 @@ class Muon:
                     weight.addcmul_(change, rate, value=-1)
 
     def update(self, matrices: Tensor, parts: tuple[int, ...], channels: str) -> Tensor:
-        """Return the steps of (N, m, n) at a rate of 1, each of the parts of their rows by itself."""
+        """Return the updates of matrices (N, m, n) at a rate of 1, each part of the rows separately."""
+        # Parts that are cut into the same slices need no separation.
         slicings = {self.slices(rows, matrices.size(2), channels) for rows in parts}
         if len(parts) > 1 and not (len(slicings) == 1 and all(rows % self.width == 0 for rows in parts)):
             return torch.cat([self.update(part, (part.size(1),), channels) for part in matrices.split(parts, 1)], 1)
@@ -212,7 +229,7 @@ class Muon:
         return orthogonal if factor == 1 else orthogonal * factor
 
     def slices(self, m: int, n: int, channels: str) -> tuple[int, bool, float]:
-        """Return how wide the slices of (m, n) are, whether they are columns, and the factor of the step."""
+        """Return the width of (m, n)'s slices, whether they are columns, and the update's factor."""
         count, other = (m, n) if channels == "rows" else (n, m)
         if channels and count % self.width == 0:
             return self.width, channels == "columns", min(1, other / count) ** 0.5
@@ -225,25 +242,30 @@ POLAR_EXPRESS = (
     (3.285564, -2.415302, 0.485294),
     (2.300652, -1.668904, 0.418807),
 )
-"""a, b, c of the second to fifth iteration of Amsel et al. 2025, "The Polar Express", which take singular values from
-0.008…1.99 to 0.88…1.12, with their safety factor of 1.01 for bf16. The first iteration is for smaller ones."""
+"""a, b, c of the second to fifth iteration of "The Polar Express" (Amsel et al. 2025).
+
+They take singular values from 0.008…1.99 to 0.88…1.12, with a safety factor of 1.01 for bf16. The first iteration, left
+out, is for smaller ones.
+"""
 
 
 def orthogonalize(matrices: Tensor, width: int, columns: bool = False) -> Tensor:
-    """Return roughly the nearest semi-orthogonal matrix to each slice of `width` rows, or columns, of (N, m, n).
+    """Return (N, m, n) with each slice of `width` rows, or columns, made about semi-orthogonal.
 
-    Each iteration is x ← (a + b xxᵀ + c (xxᵀ)²) x, in bf16 where that is fast or, on older GPUs, fp16, which loses
-    nothing that matters, and in the given precision elsewhere. Singular values from 0.4% of the slice's norm on come
-    within 0.8…1.2.
+    Singular values of at least 0.4% of the slice's norm become 0.8…1.2.
     """
+    # In half precision, where that is fast: the result is rough anyway.
     dtype = choose_precision("auto", matrices.device)
-    if dtype == torch.float16:  # which ends at 6e-8: small gradients vanish in it before the norm can scale them
+    if dtype == torch.float16:
+        # Scale the matrices first: gradients below 6e-8 would vanish in fp16.
         mean_square = matrices.square().mean((-2, -1), keepdim=True)
         matrices = matrices * mean_square.clamp(min=1e-30).rsqrt()
     whole = matrices if dtype == torch.float32 else matrices.to(dtype)
     if columns:
         whole = whole.mT
-    slices = whole.reshape(-1, width, whole.size(-1))
+    slices = whole.reshape(-1, width, whole.size(-1))  # (N, m, n) -> (N · m / width, width, n)
+
+    # Iterate x ← (a + b xxᵀ + c (xxᵀ)²) x, from singular values of at most 1.9.
     x = slices / (slices.norm(dim=(-2, -1), keepdim=True) / 1.9).clamp(min=1e-7)
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT
@@ -256,7 +278,7 @@ def orthogonalize(matrices: Tensor, width: int, columns: bool = False) -> Tensor
 def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Tensor]:
     """Return the optimizers' tensors by names such as lm_head.weight.exp_avg.
 
-    Learning rates are not part of it: they follow from the settings and the step.
+    Learning rates are not among them: they follow from the settings and the step.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
@@ -268,11 +290,12 @@ def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Ten
 
 
 def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], saved: dict[str, Tensor], ranks: Ranks) -> None:
-    """Load rank 0's `saved` optimizer_state on every rank; ValueError on rank 0 if it does not fit."""
+    """Load rank 0's `saved` optimizer_state() on all ranks; ValueError on rank 0 if it misfits."""
     state = optimizer_state(model, optimizers)
     if ranks.is_first:
-        shapes = {name: tensor.shape for name, tensor in state.items()}
-        if wrong := shapes.items() ^ {name: tensor.shape for name, tensor in saved.items()}.items():
+        shapes, saved_shapes = ({name: t.shape for name, t in tensors.items()} for tensors in (state, saved))
+        wrong = shapes.items() ^ saved_shapes.items()
+        if wrong:
             raise ValueError(f"the optimizer's {min(wrong)[0]} is missing, or does not have its shape")
     if ranks.launched:
         from training.sharding import scatter  # half a second that only torchrun needs
@@ -282,26 +305,31 @@ def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], saved: dict
         tensor.copy_(saved[name])
 
 
-WARMUP = {"warmup_stable_decay": 10, "cosine": 100, "constant": 100}  # steps, by schedule
+# {schedule: default steps of the warm-up}
+WARMUP = {"warmup_stable_decay": 10, "cosine": 100, "constant": 100}
 
 
 def schedule_factor(schedule: ScheduleConfig, step: int, progress: float, steps: int | None = None) -> float:
     """Return the factor on the peak learning rates for the update after `step` finished updates.
 
-    The warm-up counts steps; after it the decay follows `progress`, the fraction of the run that is done.
-    steps: those of the run, if they are known.
+    The warm-up counts steps. The decay follows `progress`, the fraction of the run that is done.
+    steps: all steps of the run, or None if only the time ends it.
     """
+    # Warm up.
     warmup = schedule.warmup_steps
     if warmup is None:
         warmup = min(WARMUP[schedule.name], math.ceil((steps or 1000) / 10))
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    warmed = progress * warmup / max(1, step)  # the fraction of the run that the warm-up took
+
+    # Decay, in the fraction of the run that the warm-up left.
+    warmed = progress * warmup / max(1, step)
     left = 1 - progress
+    falling = min(schedule.decay_fraction, 1 - warmed)
     decay = 1.0
     if schedule.name == "cosine" and warmed < 1:
         decay = 0.5 * (1 - math.cos(math.pi * left / (1 - warmed)))
-    elif schedule.name == "warmup_stable_decay" and (falling := min(schedule.decay_fraction, 1 - warmed)) > 0:
+    elif schedule.name == "warmup_stable_decay" and falling > 0:
         decay = min(1.0, left / falling)
     return schedule.final_factor + (1 - schedule.final_factor) * decay
 

@@ -1,4 +1,4 @@
-"""The price of a run, predicted before it starts: parameters, arithmetic, memory, time, here or on other GPUs."""
+"""The plan of a run: its parameters, arithmetic, memory and time, here or on other GPUs."""
 
 import math
 import time
@@ -36,27 +36,27 @@ from training.run import Run, rank_batch_size, steps_to_take
 from training.start import check_machine, load_pretrained, open_data, refuse_too_large, with_vocabulary
 from training.terminal import describe
 
-UTILISATION = 0.4  # the share of its peak arithmetic that a well-fed GPU reaches; published GPT-2 runs report 40%
-# GPUs by their data sheets: dense bf16 (T4, V100: fp16) FLOP/s, and bytes of memory.
+UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
+MARGIN = 0.9  # share of a GPU's memory for a run: the allocator's gaps and libraries take the rest
+# FLOP/s in dense bf16 (T4, V100: fp16), and bytes of memory, from data sheets.
 DEVICES = {"t4": (65e12, 16e9), "v100": (125e12, 32e9), "a100": (312e12, 80e9)}
 DEVICES |= {"h100": (989e12, 80e9), "h200": (989e12, 141e9), "b200": (2250e12, 180e9)}
 TrainStep = Callable[[Run, int], tuple[Tensor, Tensor]]
-"""train.py's train_step(run, step), which gives loss and gradient norm; training imports no command."""
-
-MARGIN = 0.9  # of a GPU's memory: the allocator's gaps and the libraries take the rest
+"""train_step(run, step) of train.py, an argument because no package imports a command."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device that holds the whole model."""
+    """The memory of a device that holds the whole model, in bytes."""
 
     weights: int
     gradients: int
-    optimizer: int  # between steps
+    optimizer: int
+    """The optimizers' state between steps."""
     activations: int
-    """Activations and temporary tensors at the fullest moment of a step."""
+    """Activations and temporary tensors at the peak of a step."""
     evaluation: int
-    """Everything held at the fullest moment of an evaluation, which has no gradients."""
+    """All tensors at the peak of an evaluation, which has no gradients."""
 
     @property
     def peak(self) -> int:
@@ -69,15 +69,16 @@ class Memory:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors made within it that are still alive, and the most there were at once."""
+    """Counts the bytes of the live tensors made within it, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
         self.most = 0
-        self.alive = WeakIdKeyDictionary()  # bytes of each storage
+        self.alive = WeakIdKeyDictionary()  # {storage: bytes}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
+        # Views share a storage, which counts once.
         for storage in (leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
             if storage not in self.alive:
                 self.alive[storage] = storage.nbytes()
@@ -92,25 +93,30 @@ class LiveBytes(TorchDispatchMode):
 def predict_memory(
     train_step: TrainStep, config: TrainConfig, micro: int, dtype: torch.dtype = torch.float32, *, on_gpu: bool = False
 ) -> Memory:
-    """Return the memory that a run of `config`, whose model.vocab_size is set, will need, without allocating it.
+    """Return the memory that a run of `config`, whose model.vocab_size is set, will need.
 
-    The tensors have shapes but no data, so the largest model takes seconds on the smallest machine. They are those of
-    a CPU; with on_gpu the loss and sdpa are counted as they are there, where no kernel keeps scores.
+    Its tensors have shapes but no data, so the largest model takes seconds on the smallest machine. They are a CPU's,
+    but with on_gpu the loss and sdpa have a GPU's.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # half a second that most runs do not need
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes half a second, and most runs do not need it
 
-    # Two micro-batches show everything: the second one finds the gradients of the first.
+    # Two micro-batches reach the peak: the second one finds the gradients of the first.
     few = replace(config, batch_size=min(config.batch_size, 2 * micro), micro_batch_size=micro)
     live = LiveBytes()
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         run = trial_run(few, torch.device("cpu"), dtype)
-        run.model.runtime.largest_chunk = LARGEST_CHUNK_ON_GPU if on_gpu else None
-        for attention in run.model.attentions if on_gpu else ():
-            if attention.function is sdpa:  # a CPU's fused kernel writes the scores where there is dropout
-                attention.function, attention.dropout = fused, 0.0
+        if on_gpu:
+            run.model.runtime.largest_chunk = LARGEST_CHUNK_ON_GPU
+            for attention in run.model.attentions:
+                if attention.function is sdpa:
+                    attention.function = fused
+                    attention.dropout = 0.0  # with dropout only a CPU's kernel keeps scores
         weights = sum(parameter.nbytes for parameter in run.model.parameters())
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
-        live.most = before = live.now
+
+        # Take a step, and evaluate a batch.
+        before = live.now
+        live.most = before
         train_step(run, 1)
         activations = max(0, live.most - before - weights)
         live.most = live.now
@@ -120,7 +126,7 @@ def predict_memory(
 
 
 def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype) -> Run:
-    """Build a run of a single process on made-up text, for taking steps only; it writes nothing."""
+    """Return a run of one process on made-up text, whose only use is to take steps."""
     with device:
         model = with_recompute(GPT(config.model), config)
     text = np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)
@@ -130,9 +136,9 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
 
 
 def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
-    """Return the report of dry_run=true: the lines that the run begins with, and its price.
+    """Return the report of dry_run=true: the first lines of the run, and its price.
 
-    Raises SettingsError for an unknown plan.device, whatever the run would refuse, and text that cannot be had.
+    Raises SettingsError for an unknown plan.device, and wherever the run would.
     """
     # Check the settings against the machine: this one, or plan.device.
     device = choose_device(config.device)
@@ -169,9 +175,10 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
 
 
 def planned_data(config: TrainConfig) -> tuple[TrainConfig, Data | None]:
-    """Return config with a vocabulary, and the data; None if its published tokenizer cannot be downloaded."""
+    """Return config with a vocabulary, and the data or None if their tokenizer is unreachable."""
     config, _, encoding = load_pretrained(config)
-    if encoding is None and not config.data.is_task and (ids := PUBLISHED.get(config.tokenizer.name)):
+    ids = PUBLISHED.get(config.tokenizer.name)
+    if encoding is None and not config.data.is_task and ids:
         try:
             make_tokenizer(config.tokenizer, ())
         except DataError:
@@ -183,7 +190,8 @@ def planned_data(config: TrainConfig) -> tuple[TrainConfig, Data | None]:
 def here(
     train_step: TrainStep, config: TrainConfig, device: torch.device, flops: float, scored: Callable[[int], int]
 ) -> list[str]:
-    """Return the lines about memory and time on this machine, with steps taken here if they fit."""
+    """Return the lines about memory and time on this machine, measured if a step fits."""
+    # Memory.
     refuse_too_large(config, device, Ranks())
     if device.type == "cpu":
         keep_freed_memory()
@@ -192,23 +200,24 @@ def here(
     memory = predict_memory(train_step, config, micro, precision, on_gpu=device.type == "cuda")
     free = free_memory(device)
     lines = [str(memory)]
-    if device.type == "cpu":  # at most 1.74 times was measured, with glibc and keep_freed_memory
-        lines.append("          counted is what tensors hold; the allocator may keep 1.8 times as much")
+    if device.type == "cpu":
+        # At most 1.74 times as much was measured, with glibc and keep_freed_memory().
+        lines.append("          counts tensors alone; the allocator may keep 1.8 times as much")
     if max(memory.peak, memory.evaluation) > free:
         lower = "micro_batch_size" if memory.peak > free else f"eval_batch_size={config.eval_batch_size}"
-        needed = f"          too much for the {si(free)}B free on {device}: lower {lower} or the model"
-        return [*lines, needed]
+        return [*lines, f"          too much for the {si(free)}B free on {device}: lower {lower} or the model"]
+
+    # Time.
     with fast_products(device, precision):
-        seconds, windows = seconds_per_step(train_step, config, micro, device, precision)
+        seconds, sequences = seconds_per_step(train_step, config, micro, device, precision)
     rate = config.tokens_per_step / seconds
-    speed = (
-        f"{si(rate)}tokens/s, {si(rate * flops)}FLOP/s, measured uncompiled on {plural(windows, 'window')} on {device}"
-    )
-    return [*lines, time_line(config, seconds, scored), f"          {seconds:.3g} s a step: {speed}"]
+    measured = f"measured uncompiled on {plural(sequences, 'sequence')} on {device}"
+    speed = f"          {seconds:.3g} s a step: {si(rate)}tokens/s, {si(rate * flops)}FLOP/s, {measured}"
+    return [*lines, time_line(config, seconds, scored), speed]
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that a run could take on a device now; of main memory half where the system is not Linux."""
+    """Return the free bytes of a device; half of the main memory on other systems than Linux."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     with suppress(OSError):
@@ -219,28 +228,29 @@ def free_memory(device: torch.device) -> int:
 def seconds_per_step(
     train_step: TrainStep, config: TrainConfig, micro: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[float, int]:
-    """Return the time of a step, and the windows it was measured on: `micro`, or 1 if those take too long."""
-    for windows in (1, micro):
-        run = trial_run(replace(config, batch_size=windows, micro_batch_size=None), device, dtype)
-        train_step(run, 0)[0].item()  # warms up; the clock starts when the device has done it
+    """Return the seconds of a step, and the number of sequences on which they were measured."""
+    # Time one sequence, then a micro-batch if that takes no more than 20 s.
+    for sequences in (1, micro):
+        run = trial_run(replace(config, batch_size=sequences, micro_batch_size=None), device, dtype)
+        train_step(run, 0)[0].item()  # warms up; item() waits for the device
         started = time.perf_counter()
-        train_step(run, 1)[0].item()  # waits for the device
-        each = (time.perf_counter() - started) / windows
+        train_step(run, 1)[0].item()
+        each = (time.perf_counter() - started) / sequences
         if each * micro > 20:
             break
-    return each * config.batch_size, windows
+    return each * config.batch_size, sequences
 
 
 def on_gpus(train_step: TrainStep, config: TrainConfig, flops: float, scored: Callable[[int], int]) -> list[str]:
-    """Return the lines about memory and time on plan.devices GPUs, for each value of `distributed`."""
+    """Return the lines about memory, for each value of `distributed`, and time on plan.devices."""
     devices = config.plan.devices
-    windows = config.batch_size // devices  # of a step, on each GPU
-    micro = config.micro_batch_size or windows
+    share = config.batch_size // devices
+    micro = config.micro_batch_size or share
     peak, room = DEVICES[config.plan.device or ""]
     dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     memory = predict_memory(train_step, config, micro, dtype, on_gpu=True)
 
-    # Memory. FSDP gathers the weights of two blocks and of the parameters outside the blocks, and holds the larger
+    # Memory. FSDP gathers the weights of two blocks and of the parameters outside the blocks. It holds the larger whole
     # gradient of these before it is sharded.
     model = without_weights(config.model)
     block, every = (sum(p.numel() for p in part.parameters()) for part in (model.blocks[0], model))
@@ -249,12 +259,12 @@ def on_gpus(train_step: TrainStep, config: TrainConfig, flops: float, scored: Ca
     state = memory.peak - memory.activations
     held = {"ddp": memory.peak, "fsdp": state / devices + gathered, "hsdp": state / min(8, devices) + gathered}
 
-    # Time, of arithmetic alone.
+    # Time of the arithmetic; communication is left out.
     recomputed = 4 / 3 if config.recompute == "block" else 1
-    seconds = recomputed * windows * config.model.block_size * flops / (peak * UTILISATION)
+    seconds = recomputed * share * config.model.block_size * flops / (peak * UTILISATION)
     return [
         str(memory),
-        f"plan      {devices} × {config.plan.device}, {plural(windows, 'window')} each, {micro} at a time",
+        f"plan      {devices} × {config.plan.device}, {plural(share, 'sequence')} each, {micro} at a time",
         *(
             f"{name:10}{si(size)}B a GPU, {'fits' if size < MARGIN * room else f'does NOT fit {si(room)}B'}"
             for name, size in held.items()
@@ -264,11 +274,11 @@ def on_gpus(train_step: TrainStep, config: TrainConfig, flops: float, scored: Ca
 
 
 def time_line(config: TrainConfig, seconds: float, scored: Callable[[int], int]) -> str:
-    """Return the line on the time of a run whose steps take `seconds`, with its evaluations.
+    """Return the line about the time of a run whose steps take `seconds`.
 
-    scored: returns how many targets an evaluation scores, of at most so many. They take forward passes, a third of a
-    step.
+    scored: returns the number of targets of an evaluation, given their upper bound.
     """
+    # An evaluation takes forward passes, a third of a step.
     each = seconds / config.tokens_per_step / 3
     pause = each * scored(targets_scored(config))
     ends = [config.max_steps] if config.max_steps else []

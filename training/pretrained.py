@@ -1,4 +1,4 @@
-"""Pretrained weights that a new run begins with."""
+"""Pretrained weights from which a new run starts."""
 
 import logging
 from collections.abc import Callable
@@ -23,22 +23,23 @@ from training.config import TrainConfig
 Read = Callable[[str], Tensor]
 log = logging.getLogger("tinygpt")
 
-# Forms of attention that read a checkpoint alike.
+# Forms of attention with the same weights.
 SAME_WEIGHTS = {*SOFTMAX, "stacked", "softmax1", "sigmoid", "sparsemax", "stick", "softcap", "moba"}
-# What a run may change of the model that its weights were trained in.
+# Settings of the pretrained model that a run may change.
 MAY_CHANGE_ON_INIT = {"model.block_size", "model.vocab_size", *WITHOUT_WEIGHTS}
 
 
 def open_pretrained(config: TrainConfig) -> tuple[GPTConfig, Read, tiktoken.Encoding | None]:
-    """Open the pretrained model of config.init_from: return its settings, a reader of its weights, and its tokenizer.
+    """Return the settings of init_from's model, a reader of its weights, and its tokenizer.
 
-    The settings are those of config.model, with the pretrained model's for those that are null. Raises SettingsError,
-    naming init_from, if they cannot be read or config.model would need other weights.
+    Settings that may change are config.model's. Raises SettingsError, which names init_from, if the model
+    cannot be read or config.model would need other weights.
     """
     assert config.init_from
     encoding: tiktoken.Encoding | None
     with naming(f"init_from={config.init_from}"):
-        if name := name_of_theirs(config.init_from):
+        name = name_of_theirs(config.init_from)
+        if name:
             found, read = read_huggingface(name)
             encoding = read_tokenizer_json(find_folder(name), found.vocab_size)
         else:
@@ -54,19 +55,21 @@ def open_pretrained(config: TrainConfig) -> tuple[GPTConfig, Read, tiktoken.Enco
 
 
 def pretrained_config(where: str) -> GPTConfig:
-    """Return the settings of the model that init_from=`where` names, without reading its weights."""
+    """Return the settings of init_from's model, without reading its weights."""
     with naming(f"init_from={where}"):
-        if name := name_of_theirs(where):
+        name = name_of_theirs(where)
+        if name:
             return read_config(name)
         return first_intact(find_checkpoints(where), read_settings)
 
 
 def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
-    """Return the settings asked for, with those of the pretrained model where it has one and none is asked for.
+    """Return the pretrained model's settings, changed by those asked for.
 
-    Raises SettingsError when they would need other weights.
+    Raises SettingsError if they would need other weights.
     """
-    settings, differing = asdict(found), []
+    settings = asdict(found)
+    differing = []
     for name, value in asdict(asked).items():
         free = f"model.{name}" in MAY_CHANGE_ON_INIT
         free |= name == "attention" and weights_of(found, value) == weights_of(found, found.attention)
@@ -81,7 +84,7 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
 
 
 def weights_of(config: GPTConfig, attention: str) -> list[tuple[str, set[str]]]:
-    """Return each layer's form and modifiers of a pattern, ignoring forms that share weights."""
+    """Return each layer's form and modifiers; forms with the same weights are equal."""
     parts = [part.split("+") for part in attention.split("/")]
     layers = [parts[layer % len(parts)] for layer in range(config.n_layer)]
     return [("sdpa" if form in SAME_WEIGHTS else form, set(added) - SETTINGS.keys()) for form, *added in layers]
@@ -89,11 +92,11 @@ def weights_of(config: GPTConfig, attention: str) -> list[tuple[str, set[str]]]:
 
 @torch.no_grad()
 def copy_weights(read: Read, model: GPT) -> None:
-    """Copy the weights that `read` names into a fresh model, whose block_size and vocab_size may differ.
+    """Copy pretrained weights into a fresh model, whose block_size and vocab_size may differ.
 
-    Surplus learned positions and tokens are dropped; missing positions keep the fresh weights. A new token starts
-    as the mean of all known ones, in the embedding and in lm_head, so that it is as likely as an average token and
-    changes the others' probabilities little (Hewitt 2021).
+    Surplus learned positions and tokens are dropped. New positions keep the fresh weights. A new token starts as the
+    mean of all others, in the embedding and in lm_head. So it is as likely as an average token, and changes the others'
+    probabilities little (Hewitt 2021).
     """
 
     def resized(name: str, fresh: Tensor) -> Tensor:
@@ -110,7 +113,7 @@ def copy_weights(read: Read, model: GPT) -> None:
 
 
 def name_of_theirs(where: str) -> str | None:
-    """Return the NAME_OR_FOLDER of hf:NAME_OR_FOLDER; None for a run or checkpoint, which must be there."""
+    """Return X of hf:X; None for a run or checkpoint, which must exist."""
     if where == "hf:" or (not where.startswith("hf:") and not user_path("init_from", where).exists()):
         problem = "it names nothing" if where == "hf:" else "it does not exist"
         raise SettingsError(problem, "give a run directory, a checkpoint, or hf:NAME_OR_FOLDER")

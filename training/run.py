@@ -1,4 +1,4 @@
-"""Run: the data, model, optimizers and directory that the training loop works with."""
+"""Run: the data, model, optimizers, directory and progress of a training loop."""
 
 import hashlib
 import logging
@@ -32,22 +32,22 @@ from training.optimizer import AdamW, Muon, make_optimizers, optimizer_state
 
 log = logging.getLogger("tinygpt")
 
-DEFAULT_STEPS = 450
+DEFAULT_STEPS = 450  # without max_steps, max_minutes and max_flops
 
 
 @dataclass
 class Run:
-    """All that a run holds: built by open_run(), used by the training loop."""
+    """The objects of a run, built by open_run() for the training loop."""
 
     config: TrainConfig
-    """Its model.vocab_size is set."""
+    """The settings, with model.vocab_size set."""
     device: torch.device
     dtype: torch.dtype
-    """Of the matrix products in the forward pass."""
+    """The type of the matrix products in the forward pass."""
     data: Data
     model: GPT
     ddp_model: nn.Module
-    """The model as the training step calls it: itself, wrapped by DDP, or sharded in place by FSDP."""
+    """The model for the training step: itself, wrapped by DDP, or sharded in place by FSDP."""
     ranks: Ranks = field(default_factory=Ranks)
     compiled: bool = False
     """Whether torch compiles the model."""
@@ -57,30 +57,31 @@ class Run:
     directory: Path = Path()
     progress: Progress = field(default_factory=Progress)
     decode_rate: float | None = None
-    """Tokens per second at which the finished model generates one text."""
+    """Tokens per second at which the finished model generates one text; None until then."""
 
     max_steps: int | None = field(init=False)
     """Steps to take; None if only max_minutes ends the run."""
     micro_batch_size: int = field(init=False)
-    """Windows in one forward pass."""
+    """Sequences in one forward pass."""
     batch: Callable[[int, int, int], Batch] = field(init=False)
-    """Returns rows start to stop of the global batch of a step, given (step, start, stop)."""
+    """batch(step, start, stop): sequences `start` to `stop` of a step's global batch."""
     targets_per_step: int = field(init=False)
     """Targets in a global batch, by which its summed loss is divided."""
     autocast: torch.autocast = field(init=False)
-    """Context of the forward pass, in which products are of dtype."""
+    """Context of the forward pass, in which products have type dtype."""
     scaler: GradScaler = field(init=False)
     """Scales the loss in fp16; does nothing in other precisions."""
     optimizers: list[Muon | AdamW] = field(init=False)
     skipped: Tensor = field(init=False)
-    """How many steps were skipped, in total and in a row, int64 [2] on the device."""
+    """The numbers of skipped steps, in total and in a row, int64 (2,) on the device."""
     started: float = field(init=False)
-    """When the training time that progress.seconds does not have yet began, by time.perf_counter()."""
+    """The time, by time.perf_counter(), up to which progress.seconds counts."""
     has_to_compile: bool = field(init=False)
-    """Whether the next step is the one that compiles the model."""
+    """Whether the next step compiles the model."""
 
     def __post_init__(self) -> None:
-        config, device = self.config, self.device.type
+        config = self.config
+        device = self.device.type
         self.max_steps = steps_to_take(config, self.model)
         self.micro_batch_size = config.micro_batch_size or rank_batch_size(config, self.ranks.size)
         self.batch = self.data.training(config.model.block_size, config.batch_size, config.seed)
@@ -98,7 +99,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Training time so far, with that before a resume."""
+        """Training time, that before a resume included."""
         return self.progress.seconds + time.perf_counter() - self.started
 
     def exclude_compile_time(self) -> None:
@@ -113,39 +114,38 @@ class Run:
 
     @property
     def precision(self) -> str:
-        """The name of the forward pass's dtype."""
+        """The name of dtype."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def is_sharded(self) -> bool:
-        """Whether every rank holds only rows of each weight (FSDP)."""
+        """Whether each rank holds only some rows of each weight (FSDP)."""
         return self.ranks.launched and self.config.distributed != "ddp"
 
     @property
     def generates(self) -> bool:
-        """Whether evaluations write a sample; generation bypasses FSDP's hooks, which gather the shards."""
+        """Whether evaluations write a sample."""
+        # Under FSDP they cannot: generation bypasses the hooks that gather the weights.
         return self.config.sample_tokens > 0 and not self.is_sharded
 
     def micro_batches(self) -> range:
-        """Return the first row in the global batch of each of this rank's micro-batches."""
-        rows = self.config.batch_size // self.ranks.size
-        start = self.ranks.rank * rows
-        return range(start, start + rows, self.micro_batch_size)
+        """Return the number in the global batch of the first sequence of each micro-batch here."""
+        count = self.config.batch_size // self.ranks.size
+        start = self.ranks.rank * count
+        return range(start, start + count, self.micro_batch_size)
 
     def seed_dropout(self, step: int, first: int) -> None:
-        """Seed the dropout in the micro-batch of `step` whose first row is `first`.
-
-        So it depends neither on a resume nor on the number of processes that take micro-batches of the same size.
-        """
+        """Seed the dropout of the micro-batch of `step` that begins with sequence `first`."""
+        # By nothing else, so that a resumed run, or one with other processes, draws the same.
         digest = hashlib.sha256(f"dropout {self.config.seed} {step} {first}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "little"))
 
     def count_skipped(self, skip: Tensor) -> None:
-        """Count a step that is skipped if `skip`, a bool on the device, is true."""
+        """Count a skipped step if `skip`, a bool on the device, is true."""
         self.skipped = torch.stack([self.skipped[0] + skip, (self.skipped[1] + 1) * skip])
 
     def fraction_done(self) -> float:
-        """Return the fraction of the run that is done, by steps or by minutes, whichever is more."""
+        """Return the fraction of the run that is done, by steps or minutes, the larger one."""
         done = self.progress.step / self.max_steps if self.max_steps else 0.0
         if self.config.max_minutes is not None:
             done = max(done, self.ranks.max(self.seconds / 60 / self.config.max_minutes))
@@ -168,14 +168,15 @@ class Run:
         progress.seconds = self.seconds
         progress.finished = finished
         self.started = time.perf_counter()
-        # The tensors are copied unless this step's checkpoint has them already. Every rank gathers its shards.
+
+        # Copy the tensors, unless this step's checkpoint has them already. Under FSDP gather them first.
         weights = dict[str, Tensor]()
         optimizer = dict[str, Tensor]()
         if not self.ranks.broadcast(self.ranks.is_first and self.checkpointer.has(progress.step)):
             weights = plain_weights(self.model)
             optimizer = optimizer_state(self.model, self.optimizers)
         if self.is_sharded:
-            from training.sharding import gather  # half a second that only torchrun needs
+            from training.sharding import gather  # slow to import
 
             weights = gather(weights)
             optimizer = gather(optimizer)
@@ -184,7 +185,7 @@ class Run:
         return True
 
     def meta(self) -> Meta:
-        """Return the meta.json of a checkpoint of the run as it is now."""
+        """Return the meta.json of a checkpoint of the run's current state."""
         return Meta(
             config=asdict(self.config),
             progress=Progress(**asdict(self.progress)),
@@ -197,46 +198,50 @@ class Run:
         )
 
     def check_numbers(self, *, finished: bool = False) -> None:
-        """Read from the device how many steps were skipped, and warn of new ones.
+        """Copy the numbers of skipped steps from the device, and warn of new ones.
 
         Raises SettingsError for too many in a row and, if finished, for a loss or a weight that is not finite.
         """
+        # Read the numbers.
         config = self.config
         progress = self.progress
         before = progress.skipped
         progress.skipped, progress.skipped_in_a_row = self.skipped.tolist()
-        if new := progress.skipped - before:
+        new = progress.skipped - before
+        if new:
             message = "step %d: %s changed nothing, because loss or gradient was not finite"
             log.warning(message, progress.step, plural(new, "step"))
 
-        # The problem, if there is one.
-        if (in_a_row := progress.skipped_in_a_row) >= config.max_skipped_steps:
+        # Find the problem, if there is one.
+        in_a_row = progress.skipped_in_a_row
+        if in_a_row >= config.max_skipped_steps:
             first = progress.step - in_a_row + 1
             problem = f"loss or gradient was not finite in {plural(in_a_row, 'step')} in a row, first in step {first}"
-        elif finished and not math.isfinite(loss := progress.metrics["val_loss"]):
-            problem = f"the validation loss is {loss} at the end"
+        elif finished and not math.isfinite(progress.metrics["val_loss"]):
+            problem = f"the validation loss is {progress.metrics['val_loss']} at the end"
         elif finished and not self.weights_are_finite():
             problem = "a weight is not finite at the end"
         else:
             return
 
-        # Its remedies, and the checkpoint that is left.
+        # List the remedies, and the latest checkpoint.
         remedies = [f"lower optimizer.lr={config.optimizer.lr}"]
         if not 0 < config.grad_clip <= 1:
             remedies.append(f"set grad_clip=1 (it is {format_value(config.grad_clip)})")
         if self.dtype != torch.float32:
             remedies.append(f"set precision=fp32 (it is {self.precision})")
-        if last := self.checkpointer.last():
+        last = self.checkpointer.last()
+        if last:
             remedies[-1] += f"; the weights of step {last.name.removeprefix('step_')} are in {last}"
         raise SettingsError(problem, " or ".join(remedies))
 
     def weights_are_finite(self) -> bool:
-        """Return whether no rank has a weight that is infinite or not a number; all ranks must call."""
+        """Return whether the weights are finite on all ranks; every rank must call."""
         finite = torch.stack([local(weight.detach()).isfinite().all() for weight in self.model.parameters()]).all()
         return not self.ranks.max(float(not finite))
 
     def computed_on(self) -> dict[str, Any]:
-        """Return the facts that decide the last bits of the result, besides the settings."""
+        """Return the facts besides the settings on which the last bits of the result depend."""
         return {
             "device": self.device.type,
             "precision": self.precision,
@@ -250,19 +255,20 @@ class Run:
 
 
 def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
-    """Return max_steps, or fewer to stay within max_flops; None if only max_minutes ends the run."""
+    """Return max_steps, or fewer for max_flops; None if only max_minutes ends the run."""
     steps = config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
     if config.max_flops is not None:
         most = max(1, round(config.max_flops / (flops_per_token(model) * config.tokens_per_step)))
         steps = min(most, config.max_steps or most)
-    if steps and (warmup := config.schedule.warmup_steps or 0) > steps:
-        longer = f"schedule.warmup_steps={warmup} is longer than the run of {plural(steps, 'step')}"
-        raise SettingsError(longer, "lower it, or take more steps")
+    warmup = config.schedule.warmup_steps or 0
+    if steps and warmup > steps:
+        problem = f"schedule.warmup_steps={warmup} is longer than the run of {plural(steps, 'step')}"
+        raise SettingsError(problem, "lower it, or take more steps")
     return steps
 
 
 def rank_batch_size(config: TrainConfig, processes: int) -> int:
-    """Return the windows of a step for each process; SettingsError if the batch does not divide evenly."""
+    """Return the sequences of a step for each process; SettingsError for an uneven division."""
     size = config.micro_batch_size
     if config.batch_size % (processes * (size or 1)):
         parts = [f"the {processes} processes"] * (processes > 1) + [f"micro_batch_size={size}"] * bool(size)

@@ -1,6 +1,6 @@
-"""A sharded model: FSDP2 over the ranks, whole tensors scattered and gathered, and Muon's matrices among ranks.
+"""FSDP2: a model sharded over ranks, its whole tensors, and Muon's matrices.
 
-Imported under torchrun alone, because torch's sharding takes about as long to import as a third of torch.
+Imported only under torchrun: importing torch's sharding takes a third as long as importing torch.
 """
 
 from collections.abc import Callable
@@ -16,23 +16,25 @@ from model.gpt import GPT
 
 
 def shard(model: GPT, mesh_shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
-    """Shard a new_model over a mesh of ranks, and scatter rank 0's weights.
+    """Shard a new_model() over a mesh of ranks, and scatter rank 0's weights.
 
-    The ranks along the last dimension of the mesh hold one copy together.
-
-    Weights are gathered in the products' type and gradients summed in float32. Autocast still says what each
-    operation computes in: the residual stream, norms, RoPE and the loss are float32 as in a single process, but the
-    weights of norms and the embedding are rounded too.
+    The ranks along the last dimension of the mesh hold one copy together. Weights are gathered in `dtype`, and
+    gradients are summed in float32. Autocast computes in the same types as in a single process, but the weights of
+    norms and of the embedding are rounded too.
     """
+    # Make the mesh.
     weights = {name: tensor.detach() for name, tensor in model.named_parameters() if not tensor.is_meta}
     names = ("copy", "shard")[-len(mesh_shape) :]
-    # Groups of their own: torch would split an eagerly connected one, of which gloo's part may not be able.
+    # Two dimensions need new NCCL groups. torch would split the one that is connected, which gloo may not support.
     backends = dict.fromkeys(names, "cuda:nccl") if device.type == "cuda" and len(names) == 2 else None
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=names, backend_override=backends)  # type: ignore[arg-type]
+
+    # Shard shapes without data, then allocate. Both to() and to_empty() separate tied weights.
     tied = model.config.tie_embeddings
     model.to("meta")
     if tied:
         model.lm_head.weight = model.token_embedding.weight
+    # The residual stream is float32, though the embedding is gathered in `dtype`.
     model.token_embedding.register_forward_hook(lambda module, arguments, x: x.float())
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for part in (*model.blocks, model):
@@ -45,7 +47,7 @@ def shard(model: GPT, mesh_shape: tuple[int, ...], device: torch.device, dtype: 
 
 @torch.no_grad()
 def scatter(whole: dict[str, Tensor], into: dict[str, Tensor]) -> None:
-    """Copy rank 0's whole tensors into every rank's rows of them, one after the other."""
+    """Copy rank 0's whole tensors into every rank's rows of them, one at a time."""
     for name, tensor in into.items():
         full = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         if dist.get_rank() == 0:
@@ -58,7 +60,7 @@ def scatter(whole: dict[str, Tensor], into: dict[str, Tensor]) -> None:
 
 
 def gather(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return whole tensors of sharded ones, in rank 0's main memory; every rank must call."""
+    """Return sharded tensors whole, in rank 0's main memory; every rank must call."""
     found = {}
     for name, tensor in tensors.items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -68,14 +70,17 @@ def gather(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def on_whole_matrices(function: Callable[[Tensor], Tensor], rows: Tensor, like: DTensor) -> Tensor:
-    """Return function(matrices) for N matrices of which this rank holds some rows, (N, rows, n), sharded as `like` is.
+    """Return this rank's rows of function(matrices), (N, rows, n), given its rows of N matrices.
 
-    Every rank receives whole matrices, its part of the N, and sends their rows back.
+    The matrices are sharded as `like`. Each rank receives a part of the N whole, and sends their rows back. Each copy
+    of the model computes all.
     """
-    mesh, shape = like.device_mesh, torch.Size((len(rows), *like.shape))
+    mesh = like.device_mesh
+    shape = torch.Size((len(rows), *like.shape))  # (N, m, n)
     stride = (like.numel(), like.size(1), 1)
-    by_rows, by_matrix = ([*like.placements[:-1], Shard(dim)] for dim in (1, 0))  # each copy of the model does it all
+    by_rows, by_matrix = ([*like.placements[:-1], Shard(dim)] for dim in (1, 0))
     cut = DTensor.from_local(rows, mesh, by_rows, shape=shape, stride=stride)
-    matrices = function(cut.redistribute(placements=by_matrix).to_local()).to(rows.dtype).contiguous()
+    whole = cut.redistribute(placements=by_matrix).to_local()  # (N / ranks, m, n)
+    matrices = function(whole).to(rows.dtype).contiguous()
     shared = DTensor.from_local(matrices, mesh, by_matrix, shape=shape, stride=stride)
     return shared.redistribute(placements=by_rows).to_local()

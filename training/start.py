@@ -1,4 +1,4 @@
-"""Setup of a run: settings checked against the machine and the text, then data, model, optimizers and directory."""
+"""Setup of a run: checks against the machine and the text, data, model, directory."""
 
 import logging
 import math
@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 
 from common.console import Signals, in_notebook, show_log
-from common.errors import SettingsError, format_value, os_error_reason
-from common.files import replace_text, user_path
+from common.errors import SettingsError, format_value
+from common.files import os_errors_named, replace_text, user_path
 from data.prepare import prepare
 from data.tasks import Data, TaskData
 from data.texts import Source
@@ -33,12 +33,7 @@ from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, Meta, readable
 from runs.directory import lock_run, log_to, make_run_directory
 from runs.resume import check_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import TrainConfig
-from training.device import (
-    check_compiler,
-    choose_device,
-    choose_precision,
-    memory_errors,
-)
+from training.device import check_compiler, choose_device, choose_precision, memory_errors
 from training.distributed import Ranks, new_model, parallelize
 from training.optimizer import load_optimizer_state
 from training.pretrained import copy_weights, open_pretrained
@@ -46,20 +41,21 @@ from training.run import Run, rank_batch_size, steps_to_take
 from training.wandb import check_key
 
 log = logging.getLogger("tinygpt")
-FEWEST_IDS = 257  # of a tokenizer: the bytes and <|endoftext|>
+FEWEST_IDS = 257  # a tokenizer has at least the bytes and <|endoftext|>
+WRITABLE = "choose a folder on a disk with room that you may write to"
 
 
 @contextmanager
 def open_run(config: TrainConfig) -> Iterator[Run]:
-    """Build a new run, or resume one, after checks of the settings against the machine and the text.
+    """Build a new run, or resume one, after checks of the settings.
 
-    The run's config has the settings that data and pretrained weights decide, such as model.vocab_size; `config` itself
-    stays as it is. Seeds torch's generators. While the run is open its directory is locked, its log written and signals
-    are remembered; at the end the last save is waited for.
+    The run's config also has the settings that data and pretrained weights decide, such as model.vocab_size; `config`
+    does not change. Seeds torch's generators. While the run is open its directory is locked, its log is written and
+    signals are recorded. The end waits for the last save.
     """
     ranks = Ranks.of_torchrun()
     with ExitStack() as stack:
-        # The process: its log, device and ranks.
+        # Set up the process: its log, device and ranks.
         log.disabled = not ranks.is_first
         if in_notebook() and not log.handlers:
             stack.callback(log.removeHandler, show_log())
@@ -69,7 +65,7 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
             keep_freed_memory()
         check_machine(config, device, ranks)
 
-        # The run: rank 0 chooses the checkpoint and the directory.
+        # Build the run. Rank 0 chooses the checkpoint and the directory.
         checkpoint, meta = ranks.broadcast(checkpoint_to_resume(config, stack) if ranks.is_first else (None, None))
         run = build_run(config, ranks, device, checkpoint, meta)
         if ranks.is_first:
@@ -85,7 +81,7 @@ def build_run(
     config: TrainConfig, ranks: Ranks, device: torch.device, checkpoint: Path | None, meta: Meta | None
 ) -> Run:
     """Return a new run, or the one that resumes from a checkpoint; it has no directory yet."""
-    # Settings, weights to begin with, and data.
+    # Complete the settings from pretrained weights and the data.
     if meta:
         check_settings(asdict(config), meta)
     config, copy_pretrained, encoding = load_pretrained(config)
@@ -93,11 +89,11 @@ def build_run(
         encoding = read_tokenizer(checkpoint / TOKENIZER)
     data = open_data(config, encoding, prepares=ranks.local_rank == 0)
     config = with_vocabulary(config, data.vocab_size)
-    refuse_too_large(config, device, ranks)  # now that the vocabulary is known
+    refuse_too_large(config, device, ranks)  # once more, as the vocabulary is known now
     if meta and meta.data != data.fingerprint:
         check_settings(asdict(config), meta, data.fingerprint)
 
-    # The model.
+    # Build the model, with its weights.
     precision = choose_precision(config.precision, device)
     torch.manual_seed(config.seed)
     lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
@@ -111,7 +107,7 @@ def build_run(
         compiled = choose_compile(config, device, steps_to_take(config, model))
         ddp_model = parallelize(model, ranks, config.distributed, device, precision, compiled)
 
-    # The run, and its progress so far.
+    # Build the run, with its progress.
     own_tokenizer = encoding is not None and not config.data.is_task
     signals = Signals(passed_on=ranks.launched)
     run = Run(config, device, precision, data, model, ddp_model, ranks, compiled, own_tokenizer, signals)
@@ -123,9 +119,9 @@ def build_run(
 
 
 def load_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], object], Encoding | None]:
-    """Return config with the settings of init_from's model, a function that copies its weights, and its tokenizer.
+    """Return config with init_from's settings, a function that copies its weights, a tokenizer.
 
-    Without init_from config is as it was, the function does nothing, and the tokenizer is None.
+    Without init_from config is unchanged, the function does nothing, and the tokenizer is None.
     """
     if not config.init_from:
         return config, lambda model: None, None
@@ -139,7 +135,7 @@ def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
 
 
 def restore(run: Run, checkpoint: Path, meta: Meta) -> None:
-    """Load optimizers, scaler and progress of a checkpoint; the model has its weights already."""
+    """Load a checkpoint's optimizers, scaler and progress; the model has its weights already."""
     saved = load_file(checkpoint / OPTIMIZER) if run.ranks.is_first else {}
     load_optimizer_state(run.model, run.optimizers, saved, run.ranks)
     if run.scaler.is_enabled() and meta.scaler:  # a scaler without fp16 has no state
@@ -150,11 +146,14 @@ def restore(run: Run, checkpoint: Path, meta: Meta) -> None:
 
 def refuse_past(run: Run, saved: Meta) -> None:
     """Raise SettingsError if a resumed run is past the end that its new settings give it."""
-    config, step, minutes = run.config, run.progress.step, run.progress.seconds / 60
+    config = run.config
+    step = run.progress.step
+    minutes = run.progress.seconds / 60
+    # A run that ended by max_minutes is a little past it.
     lowered = config.max_minutes if config.max_minutes != saved.config.get("max_minutes") else None
     if step > (run.max_steps or math.inf) or minutes > (lowered or math.inf):
-        names = ("max_steps", "max_minutes", "max_flops")
-        given = " and ".join(f"{name}={format_value(value)}" for name in names if (value := getattr(config, name)))
+        ends = {name: getattr(config, name) for name in ("max_steps", "max_minutes", "max_flops")}
+        given = " and ".join(f"{name}={format_value(value)}" for name, value in ends.items() if value)
         problem = f"{given or f'max_steps={run.max_steps}'} ends before step {step}, where resume={config.resume} is"
         raise SettingsError(problem, "raise it, or leave it out")
 
@@ -162,7 +161,7 @@ def refuse_past(run: Run, saved: Meta) -> None:
 def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool = True) -> Data:
     """Return the tokens of the text, or the task.
 
-    encoding: the tokenizer of the pretrained model. prepares: whether this process may make the tokens; else it waits
+    encoding: the tokenizer of pretrained weights. prepares: whether this process may make the tokens, rather than wait
     for them. Raises SettingsError if the model does not fit the data.
     """
     data: Data
@@ -174,15 +173,15 @@ def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool 
     else:
         data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info, prepares=prepares)
     data.check(config.model.block_size)
-    asked, known = config.model.vocab_size, data.vocab_size
-    if asked and asked < known:
-        whose = "task" if config.data.is_task else "tokenizer"
-        raise SettingsError(f"model.vocab_size={asked} is less than the {whose}'s {known}", "leave it null")
+    size = config.model.vocab_size
+    if size and size < data.vocab_size:
+        owner = "task" if config.data.is_task else "tokenizer"
+        raise SettingsError(f"model.vocab_size={size} is less than the {owner}'s {data.vocab_size}", "leave it null")
     return data
 
 
 def check_start(config: TrainConfig, *, is_here: bool) -> None:
-    """Raise SettingsError for settings that cannot train, as far as that shows before a text is read.
+    """Raise SettingsError for settings that cannot train, without reading the text.
 
     is_here: whether the run is for this machine, with its devices and files.
     """
@@ -201,22 +200,24 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Refuse settings that cannot train on this machine, warn of unused ones, and choose exact kernels."""
+    """Refuse settings that cannot train on this machine, warn of unused ones, set determinism."""
     refuse_unable(config, device, ranks)
     model = config.model
     if "n_head" in unused_settings(model):
         given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
-        if idle := [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]:
+        idle = [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]
+        if idle:
             log.warning("attention=%s has one head, of width n_embd: %s is ignored.", model.attention, ", ".join(idle))
     if config.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic with this one
         torch.backends.cudnn.benchmark = False
-    if config.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports torch's compiler
+    # Only if it changes: setting it imports torch's compiler.
+    if config.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(config.deterministic)
 
 
 def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Raise SettingsError if model or batch are too large here, or a logger is not installed or not logged in."""
+    """Raise SettingsError if the model is too large here, or a logger is missing or not set up."""
     refuse_too_large(config, device, ranks)
     if config.tensorboard and find_spec("tensorboard") is None:
         raise SettingsError("tensorboard=true: TensorBoard is not installed", 'pip install -e ".[tensorboard]"')
@@ -225,39 +226,42 @@ def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 
 
 def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Raise SettingsError before a model is built that cannot fit the device's memory, however well it is used."""
-    # The least that the run needs.
+    """Raise SettingsError if a run needs more than the memory of the device, before it is built."""
+    # Estimate the least that the run needs. Each parameter has a weight, a gradient and the one state of Muon's, of 4
+    # bytes each. Each sequence has its tokens and the inputs of all blocks.
     model = config.model
     memory = memory_of(device)
     parameters = count_weights(replace(model, vocab_size=model.vocab_size or FEWEST_IDS))[1]
     shards = {"fsdp": ranks.size, "hsdp": ranks.local_size}.get(config.distributed, 1)
-    # Weights, gradients, and the one state that Muon keeps of each, all float32; AdamW keeps two.
     state = 12 * parameters // shards
-    each = rank_batch_size(config, ranks.size)
-    micro = config.micro_batch_size or each
-    window = model.block_size * (8 + 2 * model.n_embd * model.n_layer)  # its tokens, and the input of every block
-    if state + micro * window <= memory:
+    share = rank_batch_size(config, ranks.size)
+    micro = config.micro_batch_size or share
+    sequence = model.block_size * (8 + 2 * model.n_embd * model.n_layer)
+    needed = state + micro * sequence
+    if needed <= memory:
         return
 
-    # Refuse it, with the settings to lower.
+    # Name the settings to lower.
     names = ("n_layer", "n_embd", "vocab_size", *(["ngram_rows"] if model.ngrams else []))
     sizes = {name: getattr(model, name) for name in names}
     remedy = f"lower {' or '.join(f'model.{name}={value}' for name, value in sizes.items() if value)}"
     if state <= memory:
-        fit = (memory - state) // window
+        fit = (memory - state) // sequence
         remedy = f"set micro_batch_size={fit} or less" if fit else f"lower model.block_size={model.block_size}"
-    asked = f"{parameters:,} parameters and {micro:,} windows of {model.block_size:,} tokens at a time need at least"
-    needs = f"{asked} {(state + micro * window) / 1e9:,.1f} GB to be trained"
-    raise SettingsError(f"{needs}, and {device.type} has {memory / 1e9:,.1f} GB", remedy)
+    asked = f"{parameters:,} parameters and {micro:,} sequences of {model.block_size:,} tokens at a time"
+    problem = (
+        f"{asked} need at least {needed / 1e9:,.1f} GB to be trained, and {device.type} has {memory / 1e9:,.1f} GB"
+    )
+    raise SettingsError(problem, remedy)
 
 
 def choose_compile(config: TrainConfig, device: torch.device, steps: int | None) -> bool:
-    """Return whether torch compiles; auto does on CUDA on Linux, unless the run is too short to gain by it.
+    """Return whether torch compiles the model; auto does for long runs with CUDA on Linux.
 
-    steps: those of the run; None if only max_minutes ends it. Raises SettingsError for compile=on if torch cannot
+    steps: the length of the run; None if only max_minutes ends it. Raises SettingsError for compile=on if torch cannot
     compile; auto then warns.
     """
-    # A cold compilation takes about a minute.
+    # Compiling takes about a minute, which a short run does not gain back.
     long = (config.max_minutes or math.inf) >= 10 and (steps is None or steps >= 2000)
     gains = device.type == "cuda" and sys.platform == "linux" and long
     if config.compile == "off" or (config.compile == "auto" and not gains):
@@ -274,32 +278,33 @@ def choose_compile(config: TrainConfig, device: torch.device, steps: int | None)
 
 
 def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, Meta] | tuple[None, None]:
-    """Return the checkpoint that config.resume names, and its meta.json; None and None for a new run.
+    """Return the checkpoint to resume from, and its meta.json; None and None for a new run.
 
-    The run is locked first, so that no other process writes a later checkpoint meanwhile. Raises SettingsError if
-    another process runs it, or if the directory of a new run has checkpoints.
+    Raises SettingsError if another process trains the run, or if the directory of a new run has checkpoints.
     """
-    if run := find_run(config.resume, config.run_dir) if config.resume else None:
-        with writable("resume", run):
+    run = find_run(config.resume, config.run_dir) if config.resume else None
+    if run:
+        with os_errors_named("resume", run, "written", WRITABLE):
+            # Lock the run first, so that no other process writes a later checkpoint.
             lock_run(run, stack, "resume")
             return newest_intact(run)
     if config.run_dir:
-        with writable("run_dir", Path(config.run_dir)):
+        with os_errors_named("run_dir", config.run_dir, "written", WRITABLE):
             refuse_used(user_path("run_dir", config.run_dir))
     return None, None
 
 
 def prepare_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stack: ExitStack) -> None:
-    """Give the run its directory, with its settings and log: a new one, or the checkpoint's without later files.
+    """Give the run a new directory, or the checkpoint's without later files; write its settings.
 
     It stays locked until the stack is closed.
     """
     directory = checkpoint.parent.parent if checkpoint else Path(run.config.run_dir or "outputs")
-    with writable("resume" if checkpoint else "run_dir", directory):
+    with os_errors_named("resume" if checkpoint else "run_dir", directory, "written", WRITABLE):
         if not checkpoint:
             directory = make_run_directory(run.config.run_dir)
             lock_run(directory, stack)
-            refuse_used(directory)  # another run may have begun and ended here since it was asked
+            refuse_used(directory)  # once more: another run may have begun and ended here meanwhile
         run.directory = directory
         remove_leftovers(directory, meta)
         if meta:
@@ -309,16 +314,8 @@ def prepare_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stac
         log_to(directory, stack)
     if meta:
         log.info("resuming at step %d of %s", run.progress.step, directory)
-        before, now = meta.computed_on, run.computed_on()
-        if changes := [f"{name} {now[name]} (was {before.get(name)})" for name in now if now[name] != before.get(name)]:
+        before = meta.computed_on
+        now = run.computed_on().items()
+        changes = [f"{name} {value} (was {before.get(name)})" for name, value in now if value != before.get(name)]
+        if changes:
             log.info("with %s: the same text in the same order, though not to the last bit", ", ".join(changes))
-
-
-@contextmanager
-def writable(setting: str, directory: Path) -> Iterator[None]:
-    """Turn the system's errors in a run's directory into a SettingsError."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "choose a folder on a disk with room that you may write to"
-        raise SettingsError(f"{setting}={directory} cannot be written ({os_error_reason(error)})", remedy) from error

@@ -1,4 +1,4 @@
-"""A run in the terminal: its description, a progress bar or lines, and at the end the next commands."""
+"""Logger for the terminal: the run's description, its progress, and the next commands."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ from training.run import Run
 
 log = logging.getLogger("tinygpt")
 
-QUIET = 25  # seconds after which a run without a bar logs its progress: a line each half minute
+QUIET = 25  # seconds without a line after which a run without a bar logs its progress
 
 
 class Terminal(Logger):
@@ -41,7 +41,8 @@ class Terminal(Logger):
         self.display = ExitStack()
         self.bar = progress_bar(total=run.max_steps, initial=progress.step, unit="step", bar_format=bar_format)
         self.display.callback(self.bar.close)
-        if not self.bar.disable:  # lines go above the bar instead of through it
+        if not self.bar.disable:
+            # Print log lines above the bar instead of through it.
             loggers = [
                 each for each in (logging.root, log) if any(type(h) is logging.StreamHandler for h in each.handlers)
             ]
@@ -61,7 +62,7 @@ class Terminal(Logger):
 
     def on_step(self) -> None:
         step = self.run.progress.step
-        self.bar.update(step - self.bar.n if not self.bar.disable else 0)  # drawn ten times a second at most
+        self.bar.update(step - self.bar.n if not self.bar.disable else 0)  # draws ten times a second at most
         if self.bar.disable and time.monotonic() > self.last_line + QUIET:
             of = f" of {self.run.max_steps:,}" if self.run.max_steps else ""
             log.info("step %d%s%s", step, of, self.figures)
@@ -72,7 +73,7 @@ class Terminal(Logger):
         if "val_accuracy" in row:
             figures = f"{loss:.4f} nats/answer, accuracy {row['val_accuracy']:.2%}"
         else:
-            perplexity = math.exp(min(loss, 700))  # more is no float
+            perplexity = math.exp(min(loss, 700))  # exp(710) is no float
             digits = "1f" if perplexity < 1e6 else "2e"
             figures = f"{loss:.4f} nats/token, perplexity {perplexity:.{digits}}, {row['val_bpb']:.4f} bits/byte"
             if "val_bpb_stderr" in row:
@@ -106,15 +107,15 @@ class Terminal(Logger):
 
 
 def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
-    """Return the lines on data, model and length of a run; config.max_steps is that of the run."""
-    # Data, and the length of the run in it.
+    """Return the lines that describe a run's data, model and length; config has its max_steps."""
+    # Describe the data, and the length of the run.
     block_size = config.model.block_size
     length = plural(config.max_steps, "step") if config.max_steps else f"{config.max_minutes:g} minutes in steps"
     length += f" of {config.batch_size} × {block_size} tokens"
     if isinstance(data, TokenDataset):
         steps = config.max_steps
         counts = [None, steps]
-        if steps and steps <= config.eval_interval:  # there is no evaluation but the last
+        if steps and steps <= config.eval_interval:  # the last evaluation is the only one
             counts = [steps]
         scored = dict.fromkeys(data.validation_tokens(block_size, targets_scored(config, count)) for count in counts)
         counted = " and at the end ".join(f"{count:,}" for count in scored)
@@ -125,14 +126,13 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
         if steps:
             length += f", {steps * config.tokens_per_step / len(data.train):.2f} epochs"
     else:
-        counted = f"{plural(data.targets(block_size), 'answer')} in each window of {block_size:,} tokens"
-        lines = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} windows held out"]
+        counted = f"{plural(data.targets(block_size), 'answer')} in each sequence of {block_size:,} tokens"
+        lines = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} sequences held out"]
 
-    # Model.
+    # Describe the model. The heads are counted in a layer, because some forms have one for any n_head.
     parts = count_parameters(model)
     reads = f" ({parameters_read(model):,} read by a token)" if parts["ngrams"] else ""
     matrices = sum(p.numel() for block in model.blocks for p in block.parameters() if p.ndim == 2)
-    # A form with one head has one whatever config.model says.
     blocks = f"{plural(config.model.n_layer, 'block')} of {plural(model.attentions[0].n_head, 'head')}"
     return [
         *lines,

@@ -1,4 +1,4 @@
-"""Weights & Biases, beside our own files."""
+"""Logger for Weights & Biases."""
 
 import logging
 import os
@@ -16,9 +16,10 @@ log = logging.getLogger("tinygpt")
 
 
 def check_key() -> None:
-    """SettingsError when wandb.mode=online has no API key; asks for none, because nobody may be there to answer."""
-    import wandb  # a second, and few runs ask for it
+    """Raise SettingsError if wandb.mode=online has no API key."""
+    import wandb  # takes a second, and few runs need it
 
+    # Without a prompt, because nobody may be there to answer.
     try:
         if wandb.login(prompt=False, verify=False):
             return
@@ -30,22 +31,25 @@ def check_key() -> None:
 
 
 class Wandb(Logger):
-    """A run at wandb, the same one when the run is resumed.
+    """Sends a run to wandb; a resumed run continues the same one there.
 
-    Every row is sent with our own step, so that the parts of a resumed run meet. wandb takes increasing steps
-    only, so what is trained again, because a kill came after the last checkpoint, is not logged twice.
+    Every row has our step. wandb ignores steps that do not increase, so steps that a killed run trains again are not
+    logged twice.
     """
 
     def __init__(self, run: Run) -> None:
         import wandb
 
-        self.run, settings = run, run.config.wandb
+        self.run = run
+        settings = run.config.wandb
+        # A wandb sweep sets the project. Entity and tags wandb reads from the environment.
+        project = settings.project or os.environ.get("WANDB_PROJECT") or (None if IN_WANDB_SWEEP else "tinygpt")
+        name = settings.name or os.environ.get("WANDB_NAME") or run.directory.name
         self.session = wandb.init(
-            # A wandb sweep has a project; entity and tags wandb takes from the environment by itself.
-            project=settings.project or os.environ.get("WANDB_PROJECT") or (None if IN_WANDB_SWEEP else "tinygpt"),
+            project=project,
             entity=settings.entity,
             tags=settings.tags,
-            name=(settings.name or os.environ.get("WANDB_NAME") or run.directory.name)[:128],  # the most it takes
+            name=name[:128],  # wandb takes no more
             group=settings.group and settings.group[:128],
             job_type="train",
             dir=str(run.directory),
@@ -53,7 +57,7 @@ class Wandb(Logger):
             config=asdict(run.config),
             id=run.progress.wandb_id,
             resume="allow",
-            reinit="create_new",  # never a part of another run of this process
+            reinit="create_new",  # not a part of an earlier run of this process
             settings=wandb.Settings(silent=True, console="off"),
         )
         run.progress.wandb_id = self.session.id
@@ -66,13 +70,15 @@ class Wandb(Logger):
             self.session.log({"samples": self.samples}, step=row["step"])
 
     def on_end(self, error: BaseException | None) -> None:
-        """End wandb's run, so that nothing is left running, and say where it is."""
+        """Upload the page, end wandb's run, and log its place."""
         import wandb
 
+        page = self.run.directory / "report.html"
         try:
-            if (page := self.run.directory / "report.html").is_file():
+            if page.is_file():
                 self.session.log({"report": wandb.Html(str(page), inject=False)}, step=self.run.progress.step)
         finally:
+            # wandb's process would stay without this.
             code = error.code if isinstance(error, SystemExit) else error is not None
             self.session.finish(exit_code=int(code) if isinstance(code, int) else 1)
         offline = f"wandb sync {shlex.quote(str(self.run.directory / 'wandb'))}/offline-run-*-{self.session.id}*"
