@@ -120,4 +120,4 @@ def title(checkpoint: Checkpoint) -> str:
         config = checkpoint.model.config
         return shape(config.attention, config.n_layer, config.n_head, config.n_embd)
     notes = read_metrics(checkpoint.path.parents[1] / RECORD)
-    return f"{headline(flat(meta.config), notes)}: {bpb:.4f} bits per byte"
+    return f"{headline(flat(meta.config), notes)}, {bpb:.4f} bits per byte"

@@ -4,7 +4,7 @@ const LIKELY = 10;  // predictions for a token
 
 // A text as the model reads it, token by token. Its places are the tokens, each with: id; bits, its surprise, null for
 // the first; likely, the likeliest tokens in its place, [id, probability]; start, the first place of its context; heads,
-// the attention weights (H, S) of each layer. `chances` (V) and `likely` are of the next token.
+// the attention weights (S) of each head. `chances` (V) and `likely` are of the next token.
 class Reading {
   constructor(model, tokenizer) {
     this.model = model;
@@ -35,7 +35,7 @@ class Reading {
   // Begin a context with the tokens from `start` to before `end`.
   fill(start, end) {
     this.start = start;
-    this.cache = this.model.cache(this.model.config.block_size);
+    this.cache = this.model.cache();
     for (const {id} of this.places.slice(start, end)) this.model.forward(id, this.cache);
   }
 
@@ -45,16 +45,12 @@ class Reading {
     const {logits, heads} = this.model.forward(place.id, this.cache);
     Object.assign(place, {start: this.start, heads});
     this.logits = logits;
-    this.chances = Float64Array.from(logits);
-    softmax(this.chances, []);
-    this.likely = [];
-    this.chances.forEach((chance, id) => {
-      const least = this.likely[LIKELY - 1]?.[1] ?? -1;
-      if (chance <= least || !this.tokenizer.has(id)) return;
-      const at = this.likely.findIndex(([, other]) => other < chance);
-      this.likely.splice(at < 0 ? LIKELY : at, 0, [id, chance]);
-      this.likely.length = Math.min(this.likely.length, LIKELY);
-    });
+    this.chances = softmax(new Float64Array(logits));
+    if (!isFinite(sum(logits))) throw new RangeError("The model's logits are not finite.");
+    const least = this.chances.toSorted().at(-LIKELY) ?? 0;
+    const ids = [...logits.keys()].filter(id => this.chances[id] >= least && this.tokenizer.has(id));
+    ids.sort((one, other) => this.chances[other] - this.chances[one]);
+    this.likely = ids.slice(0, LIKELY).map(id => [id, this.chances[id]]);
   }
 
   // Write up to `max_new_tokens` more tokens, and yield the id of each. Returns "end" if the model ended the document, or
@@ -75,21 +71,20 @@ class Reading {
   sample({temperature, top_k, top_p}, random) {
     const known = this.logits.map((logit, id) => (this.tokenizer.has(id) ? logit : -Infinity));
     if (temperature === 0) return known.indexOf(largest(known));
-    let chances = Float64Array.from(known, logit => logit / temperature);
-    if (top_k && top_k < chances.length) {
-      const least = chances.slice().sort().at(-top_k);
-      chances = chances.map(logit => (logit < least ? -Infinity : logit));
+    let scores = new Float64Array(known).map(logit => logit / temperature);
+    if (top_k) {
+      const least = scores.toSorted().at(-top_k) ?? -Infinity;
+      scores = scores.map(score => (score < least ? -Infinity : score));
     }
-    softmax(chances, []);
+    let chances = softmax(scores);
     if (top_p < 1) {
-      const descending = chances.slice().sort().reverse();
-      let sum = 0;
-      const least = descending.find(chance => (sum += chance) >= top_p) ?? 0;
+      let passed = 0;
+      const least = chances.toSorted().findLast(chance => (passed += chance) >= top_p) ?? 0;
       chances = chances.map(chance => (chance < least ? 0 : chance));
     }
     // Inverse transform sampling: the token at which the running sum passes a random share of the total.
-    let passed = random.uniform() * chances.reduce((sum, chance) => sum + chance, 0);
-    return chances.findIndex(chance => (passed -= chance) < 0);
+    let left = random.uniform() * sum(chances);
+    return chances.findIndex(chance => (left -= chance) < 0);
   }
 }
 

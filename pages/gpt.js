@@ -1,14 +1,20 @@
 // A GPT in plain JavaScript: model/gpt.py and model/attention/layer.py for one token at a time, with a KV cache.
 //
-// Read GPT.forward, then attention. A vector is a Float32Array, and a matrix W (N, C) one with its rows one after the
-// other. C is the width of the residual stream, V the size of the vocabulary, D the channels of a head, H the number of
-// query heads and Hkv that of key/value heads; a token stands at `position` and sees S = position + 1 keys.
+// Read GPT.forward, then attention. A vector is a Float32Array; a matrix (N, C) is one too, row after row. C is the width
+// of the residual stream, V the size of the vocabulary, D the channels of a head, H the number of query heads and Hkv that
+// of key/value heads. The token at `position` sees S = position + 1 keys.
 
-// Σ a[i + n] b[j + n] over N channels.
-function dot(a, i, b, j, N) {
-  let sum = 0;
-  for (let n = 0; n < N; n++) sum += a[i + n] * b[j + n];
-  return sum;
+const add = (x, y) => x.map((value, c) => value + y[c]);
+const sum = values => values.reduce((a, b) => a + b, 0);
+const largest = values => values.reduce((a, b) => Math.max(a, b));
+const sigmoid = x => 1 / (1 + Math.exp(-x));
+const silu = x => x * sigmoid(x);
+
+// Σ x[c] y[c]
+function dot(x, y) {
+  let total = 0;
+  for (let c = 0; c < x.length; c++) total += x[c] * y[c];
+  return total;
 }
 
 // W x + b: (C) -> (N)
@@ -16,51 +22,52 @@ function linear({weight, bias}, x) {
   const C = x.length;
   const N = weight.length / C;
   const y = new Float32Array(N);
-  // Four rows at a time: a processor can add to one sum before it is done with another.
   let n = 0;
+  // Four rows at a time: a processor can add to one total before it is done with another.
   for (; n + 3 < N; n += 4) {
-    const row = n * C;
     let first = 0;
     let second = 0;
     let third = 0;
     let fourth = 0;
     for (let c = 0; c < C; c++) {
-      first += weight[row + c] * x[c];
-      second += weight[row + C + c] * x[c];
-      third += weight[row + 2 * C + c] * x[c];
-      fourth += weight[row + 3 * C + c] * x[c];
+      const i = n * C + c;
+      first += weight[i] * x[c];
+      second += weight[i + C] * x[c];
+      third += weight[i + 2 * C] * x[c];
+      fourth += weight[i + 3 * C] * x[c];
     }
     y[n] = first;
     y[n + 1] = second;
     y[n + 2] = third;
     y[n + 3] = fourth;
   }
-  for (; n < N; n++) y[n] = dot(weight, n * C, x, 0, C);
+  for (; n < N; n++) y[n] = dot(x, row(weight, n, C));
   return bias ? add(y, bias) : y;
 }
 
+// Row i of a matrix whose rows have C numbers, as a view.
+const row = (matrix, i, C) => matrix.subarray(i * C, (i + 1) * C);
+
 // x w / √(mean(x²) + ε) (Zhang & Sennrich 2019)
 function rmsNorm({weight}, x, eps) {
-  const scale = 1 / Math.sqrt(dot(x, 0, x, 0, x.length) / x.length + eps);
+  const scale = 1 / Math.sqrt(dot(x, x) / x.length + eps);
   return x.map((value, c) => value * scale * weight[c]);
 }
 
 // (x − mean) w / √(variance + ε) + b (Ba et al. 2016)
 function layerNorm({weight, bias}, x, eps) {
-  const mean = x.reduce((sum, value) => sum + value, 0) / x.length;
+  const mean = sum(x) / x.length;
   const centred = x.map(value => value - mean);
-  return rmsNorm({weight}, centred, eps).map((value, c) => value + (bias ? bias[c] : 0));
+  const scaled = rmsNorm({weight}, centred, eps);
+  return bias ? add(scaled, bias) : scaled;
 }
-
-const add = (x, y) => x.map((value, c) => value + y[c]);
-const sigmoid = x => 1 / (1 + Math.exp(-x));
-const silu = x => x * sigmoid(x);
 
 // The error function, to 1.5e-7 (Abramowitz & Stegun 1964, 7.1.26).
 function erf(x) {
   const t = 1 / (1 + 0.3275911 * Math.abs(x));
-  const series = [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592];
-  return Math.sign(x) * (1 - series.reduce((sum, factor) => (sum + factor) * t, 0) * Math.exp(-x * x));
+  const factors = [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592];
+  const series = factors.reduce((total, factor) => (total + factor) * t, 0);
+  return Math.sign(x) * (1 - series * Math.exp(-x * x));
 }
 
 const ACTIVATIONS = {
@@ -69,134 +76,112 @@ const ACTIVATIONS = {
   gelu_tanh: x => (x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)))) / 2,
 };
 
-// The feed-forward network of a block: up, activation, down. SwiGLU (Shazeer 2020) multiplies by a gate instead.
-function mlp(layer, x, kind) {
-  if (kind !== "swiglu") return linear(layer.down_proj, linear(layer.up_proj, x).map(ACTIVATIONS[kind]));
-  const both = linear(layer.gate_up_proj, x);  // (C) -> (2 · inner)
-  const gate = both.subarray(0, both.length / 2);
-  const up = both.subarray(both.length / 2);
-  return linear(
-    layer.down_proj,
-    up.map((value, i) => silu(gate[i]) * value),
-  );
+// The feed-forward network of a block: up, activation, down. SwiGLU multiplies by a gate instead (Shazeer 2020).
+function mlp({gate_up_proj, up_proj, down_proj}, x, kind) {
+  if (kind !== "swiglu") return linear(down_proj, linear(up_proj, x).map(ACTIVATIONS[kind]));
+  const both = linear(gate_up_proj, x);  // (C) -> (2 · inner)
+  const inner = both.length / 2;
+  const gated = both.subarray(inner).map((up, i) => silu(both[i]) * up);
+  return linear(down_proj, gated);
 }
 
-// Normalise each head's D channels, in place.
-function normalizeHeads(norm, heads, D) {
-  for (let i = 0; i < heads.length; i += D) heads.set(rmsNorm(norm, heads.subarray(i, i + D), 1e-6), i);
+// RoPE (Su et al. 2021): each pair of a head's channels turns by an angle that grows with the position, in place.
+function rotate(head, position, {frequencies, length}) {
+  frequencies.forEach((frequency, pair) => {
+    const angle = position * frequency;
+    const cos = length * Math.cos(angle);
+    const sin = length * Math.sin(angle);
+    const [a, b] = row(head, pair, 2);
+    head.set([a * cos - b * sin, a * sin + b * cos], 2 * pair);
+  });
 }
 
-// RoPE (Su et al. 2021): each pair of channels turns by an angle that grows with the position, in place.
-function rotate(heads, D, position, {frequencies, length}) {
-  for (let head = 0; head < heads.length; head += D) {
-    frequencies.forEach((frequency, pair) => {
-      const angle = position * frequency;
-      const cos = length * Math.cos(angle);
-      const sin = length * Math.sin(angle);
-      const i = head + 2 * pair;
-      const [a, b] = [heads[i], heads[i + 1]];
-      heads[i] = a * cos - b * sin;
-      heads[i + 1] = a * sin + b * cos;
-    });
-  }
-}
-
-const largest = values => values.reduce((a, b) => Math.max(a, b));
-
-// Scores to weights that sum to 1, in place: softmax. `nothing` are scores of keys without a value: what they take goes
-// nowhere.
-function softmax(scores, nothing) {
-  const most = Math.max(largest(scores), ...nothing);  // exp of less than that does not overflow
-  let total = nothing.reduce((sum, score) => sum + Math.exp(score - most), 0);
-  for (let s = 0; s < scores.length; s++) {
-    scores[s] = Math.exp(scores[s] - most);
-    total += scores[s];
-  }
-  for (let s = 0; s < scores.length; s++) scores[s] /= total;
+// Scores to weights that sum to 1. nothing: scores of keys without a value, whose weight goes nowhere.
+function softmax(scores, nothing = []) {
+  const most = Math.max(largest(scores), ...nothing);
+  const exp = score => Math.exp(score - most);  // at most 1
+  const weights = scores.map(exp);
+  const total = sum(weights) + sum(nothing.map(exp));
+  return weights.map(weight => weight / total);
 }
 
 // Attention of one layer (Vaswani et al. 2017): the token at `position` gathers from the tokens before it, and itself.
-// cache: keys and values of this layer; shared: values that layers hand to later ones. Returns a change to the residual
-// stream (C), and the weights (H, S).
+// cache: keys and values of this layer by position; shared: values that layers hand to later ones. Returns a change to
+// the residual stream (C), and for each head the weights (S).
 function attention(layer, x, position, cache, shared) {
   const {heads: H, kv_heads: Hkv, head_dim: D, modifiers} = layer;
   const S = position + 1;
-  const group = H / Hkv;  // query heads that share a key head
+  const split = (vector, first, count) => Array.from({length: count}, (_, h) => row(vector, first + h, D));
+  const shares = heads => Array.from({length: H}, (_, h) => heads[Math.floor((h * Hkv) / H)]);
 
-  // Project: one product for the queries, keys and values of all heads, (C) -> ((H + 2 Hkv) · D).
+  // Project: one product for all heads, (C) -> ((H + 2 Hkv) · D) -> H queries, Hkv keys and Hkv values (D).
   const projected = linear(layer.qkv_proj, x);
-  const q = projected.subarray(0, H * D);
-  const k = projected.subarray(H * D, (H + Hkv) * D);
-  const v = projected.subarray((H + Hkv) * D);
+  let q = split(projected, 0, H);
+  let k = split(projected, H, Hkv);
+  const v = split(projected, H + Hkv, Hkv);
   if (layer.q_norm) {
-    normalizeHeads(layer.q_norm, q, D);
-    normalizeHeads(layer.k_norm, k, D);
+    q = q.map(head => rmsNorm(layer.q_norm, head, 1e-6));
+    k = k.map(head => rmsNorm(layer.k_norm, head, 1e-6));
   }
 
   // Mix: modifiers of keys and values act before positions enter.
-  const call = {x, k, v, position, cache, shared, H, S, D, group};
+  const call = {x, k, v, position, cache, shared};
   for (const {mix, own} of modifiers) mix?.(own, call);
 
   // Rotate queries and keys: their products then depend on the distance.
-  if (layer.rope) {
-    rotate(q, D, position, layer.rope);
-    rotate(k, D, position, layer.rope);
-  }
+  if (layer.rope) [...q, ...k].forEach(head => rotate(head, position, layer.rope));
 
-  // Remember: the cache takes the new key and value, and has those of all S positions.
-  cache.keys.set(k, position * Hkv * D);
-  cache.values.set(v, position * Hkv * D);
+  // Remember: the cache takes the new keys and values. Query heads share them in groups (Ainslie et al. 2023).
+  cache.keys[position] = shares(k);
+  cache.values[position] = shares(v);
 
-  // See: a score for each query head and each key in reach, q · k / √D.
-  call.scores = new Float32Array(H * S).fill(-Infinity);
-  call.nothing = Array.from({length: H}, () => (layer.form === "softmax1" ? [0] : []));
+  // See: a score for each head and each key in reach, q · k / √D.
   const first = Math.max(0, S - (layer.window ?? S));
-  for (let h = 0; h < H; h++) {
-    for (let s = first; s < S; s++) {
-      const key = (s * Hkv + Math.floor(h / group)) * D;
-      const distance = layer.slopes ? layer.slopes[h] * (position - s) : 0;  // ALiBi (Press et al. 2022)
-      call.scores[h * S + s] = dot(q, h * D, cache.keys, key, D) / Math.sqrt(D) - distance;
-    }
-  }
+  call.scores = q.map((query, h) => {
+    const scores = new Float32Array(S).fill(-Infinity);
+    const slope = layer.slopes?.[h] ?? 0;  // of ALiBi's penalty (Press et al. 2022)
+    for (let s = first; s < S; s++) scores[s] = dot(query, cache.keys[s][h]) / Math.sqrt(D) - slope * (position - s);
+    return scores;
+  });
+  call.nothing = q.map(() => (layer.form === "softmax1" ? [0] : []));
   for (const {score, own} of modifiers) score?.(own, call);
 
   // Attend: the mean of the values, by weight.
-  call.y = new Float32Array(H * D);
-  for (let h = 0; h < H; h++) {
-    const weights = call.scores.subarray(h * S, (h + 1) * S);
-    softmax(weights, call.nothing[h]);
+  const weights = call.scores.map((scores, h) => softmax(scores, call.nothing[h]));
+  const merged = new Float32Array(H * D);
+  call.y = split(merged, 0, H);
+  call.y.forEach((y, h) => {
     for (let s = first; s < S; s++) {
-      const value = (s * Hkv + Math.floor(h / group)) * D;
-      for (let d = 0; d < D; d++) call.y[h * D + d] += weights[s] * cache.values[value + d];
+      const value = cache.values[s][h];
+      const weight = weights[h][s];
+      for (let d = 0; d < D; d++) y[d] += weight * value[d];
     }
-  }
+  });
 
   // Finish: modifiers of each head's result.
-  for (const {finish, own} of modifiers) finish?.(own, call);
+  for (const {finish, own} of modifiers) finish?.(own, {...call, values: shares(v)});
 
   // Merge the heads, (H · D) -> (C).
-  return {change: linear(layer.o_proj, call.y), weights: call.scores};
+  return {change: linear(layer.o_proj, merged), weights};
 }
 
 // Changes to a layer, as in model/attention/modifiers.py, each in place. own: the weights of the modifier.
 const MODIFIERS = {
   // v ← λ₁ v + λ₂ v₁, with v₁ the values of the first layer that has this modifier (Zhou et al. 2024)
   value_residual: {
-    mix({mixture: [own, first]}, {v, shared}) {
-      shared.values ??= v.slice();
-      v.forEach((value, i) => (v[i] = own * value + first * shared.values[i]));
+    mix({mixture: [own, other]}, {v, shared}) {
+      shared.values ??= v.map(head => head.slice());
+      v.forEach((head, h) => head.set(head.map((value, d) => own * value + other * shared.values[h][d])));
     },
   },
 
   // The later half of a key's channels is the previous token's.
   key_offset: {
-    mix(own, {k, D, position, cache}) {
-      cache.unshifted ??= new Float32Array(cache.keys.length);
-      cache.unshifted.set(k, position * k.length);
-      const before = (position - 1) * k.length;
-      for (let i = 0; i < k.length; i++) {
-        if (i % D >= Math.floor(D / 2)) k[i] = position ? cache.unshifted[before + i] : 0;
-      }
+    mix(own, {k, position, cache}) {
+      const half = Math.floor(k[0].length / 2);
+      const before = cache.unshifted[position - 1];
+      cache.unshifted[position] = k.map(head => head.slice());
+      k.forEach((head, h) => (before ? head.set(before[h].subarray(half), half) : head.fill(0, half)));
     },
   },
 
@@ -211,42 +196,38 @@ const MODIFIERS = {
 
   // y minus tanh(α) of its projection on the token's own value (Zhai 2026)
   xsa: {
-    finish({strength}, {y, v, H, D, group}) {
-      for (let h = 0; h < H; h++) {
-        const own = Math.floor(h / group) * D;
-        const length = Math.max(dot(v, own, v, own, D), 1e-24);
-        const share = (Math.tanh(strength[h]) * dot(y, h * D, v, own, D)) / length;
-        for (let d = 0; d < D; d++) y[h * D + d] -= share * v[own + d];
-      }
+    finish({strength}, {y, values}) {
+      y.forEach((head, h) => {
+        const own = values[h];
+        const share = (Math.tanh(strength[h]) * dot(head, own)) / Math.max(dot(own, own), 1e-24);
+        head.set(head.map((value, d) => value - share * own[d]));
+      });
     },
   },
 
   // y · 2σ(x w), a number per head or per channel, and y · SiLU(x W) (Qiu et al. 2025)
-  gate: {finish: ({gate}, {x, y, D}) => multiply(y, D, linear(gate, x), gate => 2 * sigmoid(gate))},
-  gate_element: {finish: ({gate}, {x, y}) => multiply(y, 1, linear(gate, x), gate => 2 * sigmoid(gate))},
-  gate_silu: {finish: ({gate_proj}, {x, y}) => multiply(y, 1, linear(gate_proj, x), silu)},
+  gate: {finish: ({gate}, {x, y}) => multiply(y, linear(gate, x).map(sigmoid), 2)},
+  gate_element: {finish: ({gate}, {x, y}) => multiply(y, linear(gate, x).map(sigmoid), 2)},
+  gate_silu: {finish: ({gate_proj}, {x, y}) => multiply(y, linear(gate_proj, x).map(silu), 1)},
 };
 
 // Add F_i − F_j to the scores, where F is the running sum of ln σ(logit); logits: one per head, of the newest token.
-function fade(logits, {scores, position, cache, H, S}) {
-  cache.faded ??= new Float64Array(cache.size * H);
-  const rows = cache.faded;  // F of every position and head
-  for (let h = 0; h < H; h++) {
-    const logSigmoid = Math.min(logits[h], 0) - Math.log1p(Math.exp(-Math.abs(logits[h])));
-    const sum = logSigmoid + (position ? rows[(position - 1) * H + h] : 0);
-    rows[position * H + h] = sum;
-    for (let s = 0; s < S; s++) scores[h * S + s] += sum - rows[s * H + h];
-  }
+function fade(logits, {scores, position, cache}) {
+  const logSigmoid = logit => Math.min(logit, 0) - Math.log1p(Math.exp(-Math.abs(logit)));
+  const before = cache.faded[position - 1];
+  const faded = Array.from(logits, (logit, h) => (before?.[h] ?? 0) + logSigmoid(logit));
+  cache.faded[position] = faded;
+  scores.forEach((head, h) => head.set(head.map((score, s) => score + faded[h] - cache.faded[s][h])));
 }
 
-// Multiply y by gates, each for `width` channels.
-function multiply(y, width, gates, activation) {
-  const factors = gates.map(activation);
-  y.forEach((value, i) => (y[i] = value * factors[Math.floor(i / width)]));
+// Multiply the results by gates, one per head or per channel, and a factor.
+function multiply(y, gates, factor) {
+  const each = gates.length / y.length;
+  y.forEach((head, h) => head.set(head.map((value, d) => value * factor * gates[h * each + (d % each)])));
 }
 
-// A GPT and its weights. config: the settings of model/config.py; layers: for each layer the form, shape, window, RoPE
-// and modifiers of its attention; weights: tensors by name.
+// A GPT. config: the settings of model/config.py; layers: for each layer the form, shape, window, RoPE and modifiers of
+// its attention; weights: tensors by name.
 class GPT {
   constructor({config, layers}, weights) {
     this.config = config;
@@ -265,25 +246,23 @@ class GPT {
     });
   }
 
-  // A cache for `size` positions: the ids so far, and keys and values of each layer, (size, Hkv · D).
-  cache(size) {
-    const rows = ({attention: {kv_heads, head_dim}}) => new Float32Array(size * kv_heads * head_dim);
-    return {ids: [], layers: this.blocks.map(block => ({size, keys: rows(block), values: rows(block)}))};
+  // An empty cache: the ids so far, and rows by position for each layer.
+  cache() {
+    return {ids: [], layers: this.blocks.map(() => ({keys: [], values: [], unshifted: [], faded: []}))};
   }
 
-  // Read one more token. Returns the logits (V) of the next one, and the attention weights (H, S) of each layer.
+  // Read one more token. Returns the logits (V) of the next one, and the attention weights (S) of the heads of all layers.
   forward(id, cache) {
-    const {config, blocks} = this;
-    const {norm_eps, mlp: kind, logit_softcap: cap} = config;
-    const norm = config.norm === "rmsnorm" ? rmsNorm : layerNorm;
+    const {n_embd: C, norm_eps, mlp: kind, logit_softcap: cap, ngrams, position: positions} = this.config;
+    const norm = this.config.norm === "rmsnorm" ? rmsNorm : layerNorm;
     const position = cache.ids.push(id) - 1;
-    let x = row(this.token_embedding, id, config.n_embd);
-    if (config.ngrams) x = add(x, this.ngramRows(cache.ids));
-    if (config.position === "learned") x = add(x, row(this.position_embedding, position, config.n_embd));
+    let x = row(this.token_embedding.weight, id, C);
+    if (ngrams) x = add(x, this.embedNgrams(cache.ids));
+    if (positions === "learned") x = add(x, row(this.position_embedding.weight, position, C));
 
     // Each block adds to the residual stream: attention moves between tokens, the MLP works on each by itself.
     const shared = {};
-    const heads = blocks.map((block, i) => {
+    const heads = this.blocks.flatMap((block, i) => {
       const normed = norm(block.attention_norm, x, norm_eps);
       const {change, weights} = attention(block.attention, normed, position, cache.layers[i], shared);
       x = add(x, change);
@@ -295,33 +274,28 @@ class GPT {
     return {logits: cap ? logits.map(logit => cap * Math.tanh(logit / cap)) : logits, heads};
   }
 
-  // For each n the row of a table at the hash of the last n ids, summed: model/ngrams.py.
-  ngramRows(ids) {
+  // The sum of a row for each n, at the hash of the last n ids: model/ngrams.py.
+  embedNgrams(ids) {
     const {ngrams, ngram_rows, n_embd} = this.config;
-    let sum = new Float32Array(n_embd);
-    ngrams.forEach((n, table) => {
+    const rows = ngrams.map((n, table) => {
       let hash = 0n;
       for (let back = 1; back <= n; back++) {
         const id = BigInt((ids.at(-back) ?? -1) + 1);  // 0 is the id before a text
         hash = ((hash ^ id) * 1540483477n) % 2147483647n;
       }
-      sum = add(sum, row(this.ngrams.tables[table], Number(hash % BigInt(ngram_rows)), n_embd));
+      return row(this.ngrams.tables[table].weight, Number(hash % BigInt(ngram_rows)), n_embd);
     });
-    return sum;
+    return rows.reduce(add);
   }
 }
 
-const row = ({weight}, i, C) => weight.subarray(i * C, (i + 1) * C);
-
 // float16 bits to numbers: sign, 5 bits of exponent, 10 of fraction (IEEE 754).
 function fromFloat16(halves) {
-  const table = Float32Array.from({length: 65536}, (_, half) => {
+  const table = Array.from({length: 65536}, (_, half) => {
     const sign = half < 32768 ? 1 : -1;
     const exponent = (half >> 10) & 31;
     const fraction = (half & 1023) / 1024;
     return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
   });
-  const values = new Float32Array(halves.length);
-  for (let i = 0; i < values.length; i++) values[i] = table[halves[i]];
-  return values;
+  return new Float32Array(halves.length).map((_, i) => table[halves[i]]);
 }
