@@ -1,6 +1,7 @@
-"""The work of eval.py: scores of a text or of a task's held-out sequences, and probes."""
+"""The work of eval.py: scores of a text or of a task's held-out sequences, probes, and tales."""
 
 import json
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import torch
 from common.errors import CheckpointError, SettingsError, naming, os_error_reason
 from common.files import replace_text, writing
 from common.text import seen_from_here, visible
+from data.tales import first_slip
 from data.tasks import HELD_OUT
-from generation.config import EvalConfig
+from generation.config import EvalConfig, SampleConfig
+from generation.generate import encode_prompt, generate
 from generation.score import BLOCK_BYTES, PASS_TOKENS, Scores, ScoringParams, compare, learned_task, load_text, score
 from pages.probes import probe, probe_lines
 from pages.reading import write_page
@@ -18,6 +21,9 @@ from runs.checkpoint import Checkpoint, open_checkpoint, readable
 from runs.metrics import Evaluation, finite
 from training.device import choose_device, choose_precision
 from training.evaluation import evaluate
+
+TALES = 64
+TALE_TOKENS = 512  # no tale has as many: a sample that reaches them has not ended
 
 # The printed rows: title, attribute of Evaluation, format.
 TEXT_FIGURES = {
@@ -35,7 +41,7 @@ TASK_FIGURES = {
 
 
 def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
-    """Print and return the scores of one checkpoint, or of two; probes return none."""
+    """Print and return the scores of one checkpoint, or of two; probes and tales return none."""
     device = choose_device(config.device)
     checkpoints = [open_checkpoint(config.checkpoint, device)]
     if config.against is not None:
@@ -43,6 +49,9 @@ def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
             checkpoints.append(open_checkpoint(config.against, device))
     if config.probes:
         probe_checkpoint(config, checkpoints[0])
+        return []
+    if config.tales:
+        check_tales(checkpoints[0])
         return []
     if config.data.path is None and checkpoints[0].encoding is None:
         return score_task(config, checkpoints)
@@ -116,6 +125,23 @@ def probe_checkpoint(config: EvalConfig, checkpoint: Checkpoint) -> None:
             f"probes=true: {file} cannot be written ({os_error_reason(error)})", "copy the run elsewhere"
         ) from None
     print(visible(f"figures     {seen_from_here(file)}"))
+
+
+def check_tales(checkpoint: Checkpoint) -> None:
+    """Print the share of a model's tales that the reader finds right, and what the others get wrong first."""
+    prompt = encode_prompt(checkpoint.tokenizer, "")
+    # The tales that sample.py num_samples=64 writes: a sample depends on its seed, not on the batch.
+    params = SampleConfig(max_new_tokens=TALE_TOKENS, num_samples=TALES)
+    seeds = [params.seed + number for number in range(TALES)]
+    tales = [""] * TALES
+    for chunk in generate(checkpoint.model, checkpoint.tokenizer, [prompt] * TALES, seeds=seeds, params=params):
+        tales[chunk.sample] += chunk.text
+    slips = Counter(filter(None, map(first_slip, tales)))
+    kept = TALES - slips.total()
+    print_columns([checkpoint], [], {})
+    print(f"tales       {kept} of {TALES} keep names, pronouns, toys and who has them: {kept / TALES:.0%}")
+    if slips:
+        print("first slip  " + ", ".join(f"{slip} {count}" for slip, count in slips.most_common()))
 
 
 def scoring_params(checkpoint: Checkpoint, config: EvalConfig) -> ScoringParams:

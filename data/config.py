@@ -7,7 +7,7 @@ from common.errors import SettingsError, at_least, fraction, one_of
 TOKENIZERS = ("bpe", "byte", "gpt2", "cl100k_base", "o200k_base")
 
 # The sources of text, with the default of val_fraction. A larger text needs a smaller share for a steady loss.
-VAL_FRACTIONS = {"stdlib": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01, "hf": 0.01}
+VAL_FRACTIONS = {"stdlib": 0.04, "tales": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01, "hf": 0.01}
 # The synthetic tasks, with the default of data.task.vocab_size.
 VOCABULARIES = {"recall": 1024, "copy": 32, "selective_copy": 16, "induction": 16}
 SOURCES = (*VAL_FRACTIONS, "nanogpt", *VOCABULARIES)
@@ -36,18 +36,32 @@ class TaskConfig:
 
 
 @dataclass(kw_only=True)
+class TalesConfig:
+    """The stories of data=tales."""
+
+    count: int = 6_000
+    """Number of stories, of about 660 bytes each."""
+    seed: int = 1
+    """Seed of the stories."""
+
+    def __post_init__(self) -> None:
+        at_least("data.tales.count", self.count, 1)
+        at_least("data.tales.seed", self.seed, 0)
+
+
+@dataclass(kw_only=True)
 class DataConfig:
     """The source of the documents, and their split into training and validation text."""
 
     source: str = "stdlib"
-    """Source of the text: stdlib (the running Python's standard library), shakespeare
-    (downloads 1.1 MB), text, jsonl or hf. Also nanogpt, or a synthetic task: recall, copy, selective_copy or induction.
+    """Source of the text: stdlib (the running Python's standard library), tales (stories from a
+    grammar), shakespeare (downloads 1.1 MB), text, jsonl or hf. Also nanogpt, or a synthetic task: recall, copy, selective_copy or induction.
     jsonl has one JSON object a line. hf is a Hugging Face dataset, streamed, or Parquet files. nanogpt is a folder with
     train.bin and val.bin."""
     path: str | None = None
     """For text, jsonl and hf: a file, a folder (searched at any depth) or a quoted glob;
-    .gz files are unpacked. For nanogpt: the folder of train.bin and val.bin. With source=stdlib or shakespeare a path
-    means source=text, or source=hf if it ends in .parquet."""
+    .gz files are unpacked. For nanogpt: the folder of train.bin and val.bin. With source=stdlib, tales or shakespeare
+    a path means source=text, or source=hf if it ends in .parquet."""
     separator: str | None = "<|endoftext|>"
     """For text, jsonl and hf: the text that separates documents; when null each file or record
     is one document. Line ends right after a separator are dropped."""
@@ -60,16 +74,17 @@ class DataConfig:
     split: str = "train"
     """For hf: the split to read."""
     val_fraction: float | None = None
-    """Share of the text held out for validation; when null 0.04 for stdlib, 0.1 for shakespeare
+    """Share of the text held out for validation; when null 0.04 for stdlib and tales, 0.1 for shakespeare
     and text, 0.01 for jsonl and hf."""
     document_mask: bool = False
     """Confine attention to each token's own document."""
     cache_dir: str = "~/.cache/tinygpt"
     """Folder for downloads and prepared tokens."""
     task: TaskConfig = field(default_factory=TaskConfig)
+    tales: TalesConfig = field(default_factory=TalesConfig)
 
     def __post_init__(self) -> None:
-        if self.path is not None and self.source in ("stdlib", "shakespeare"):
+        if self.path is not None and self.source in ("stdlib", "tales", "shakespeare"):
             self.source = "hf" if str(self.path).endswith(".parquet") else "text"
         one_of("data.source", self.source, SOURCES)
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)

@@ -1,4 +1,4 @@
-"""Sources of documents: the standard library, Shakespeare, a person's files, a dataset.
+"""Sources of documents: the standard library, tales, Shakespeare, a person's files, a dataset.
 
 A document is an iterable of pieces of text of bounded length, so it may be larger than the memory.
 """
@@ -22,6 +22,7 @@ from urllib.request import urlopen
 from common.errors import DataError, first_line, naming, os_error_reason
 from common.files import replacing, user_path
 from data.config import DIVISIBLE, DataConfig
+from data.tales import LISTS, RULES, tales
 from data.tokenizer import LONGEST, pieces, replace_surrogates
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -54,6 +55,8 @@ class Source:
         elif config.source == "shakespeare":
             name = "tiny Shakespeare"
             self.files = find_files(str(download_shakespeare(config.cache_dir)))
+        elif config.source == "tales":
+            name = f"{config.tales.count:,} tales of seed {config.tales.seed}"
         elif config.path:
             self.files = find_files(config.path, ENDINGS.get(config.source, ("",)))
         else:
@@ -71,7 +74,8 @@ class Source:
         files = {} if config.source == "shakespeare" else self.files
         asked = (config.source, config.text_field, config.name, config.subset, config.split)
         self.separator = config.separator if config.source in DIVISIBLE else None
-        self.fingerprint = fingerprint(files, *asked, *filter(None, [self.separator]))
+        added = [name, LISTS, RULES] if config.source == "tales" else [self.separator]
+        self.fingerprint = fingerprint(files, *asked, *filter(None, added))
         """A hash that changes if the text may have changed."""
         self.losses: dict[str, tuple[int, str]] = {}
         """{kind of loss: (count, first place)} of the latest reading."""
@@ -81,6 +85,8 @@ class Source:
         self.losses.clear()
         if self.config.source == "hf":
             yield from self._texts_of(_dataset_records(self.config, self.files))
+        elif self.config.source == "tales":
+            yield from ([tale] for tale in tales(self.config.tales))
         elif self.config.source == "jsonl":
             for file in self.files:
                 with self._reading(file) as lines:

@@ -128,6 +128,9 @@ class EvalConfig:
     probes: bool = False
     """Instead of scoring, probe the model: induction, loss by position up to 16 × block_size,
     sinks, gates, a needle. Figures go to step_N.probes.json beside the checkpoint."""
+    tales: bool = False
+    """Instead of scoring, let a model of data=tales write 64 tales, and print the share that keep their
+    names, pronouns, toys and who has them to the end."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
@@ -138,9 +141,13 @@ class EvalConfig:
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         at_least("stride", self.stride, 1)
         check_page(self.page)
+        instead = "probes=true" if self.probes else "tales=true"
         for name in ("against", "stride", "page"):
-            if self.probes and getattr(self, name):
-                raise SettingsError(f"{name}={getattr(self, name)} and probes=true are both given", "choose one")
+            if (self.probes or self.tales) and getattr(self, name):
+                raise SettingsError(f"{name}={getattr(self, name)} and {instead} are both given", "choose one")
+        if self.tales and (self.probes or self.data.path):
+            other = "probes=true" if self.probes else f"data.path={self.data.path}"
+            raise SettingsError(f"{other} and tales=true are both given", "choose one")
 
 
 def check_page(page: str | None) -> None:

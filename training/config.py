@@ -19,6 +19,7 @@ NEEDS = (
     ("data.path data.document_mask", f"data.source={TEXTS} nanogpt"),
     ("tokenizer tokenizer.name tokenizer.vocab_size", f"data.source={TEXTS} nanogpt"),
     ("data.separator", f"data.source={' '.join(DIVISIBLE)}"),
+    ("data.tales.count data.tales.seed", "data.source=tales"),
     ("data.text_field", "data.source=jsonl hf"),
     ("data.name data.subset data.split", "data.path=null"),
     ("data.name data.subset data.split", "data.source=hf"),
@@ -145,7 +146,7 @@ class TrainConfig:
     plan: PlanConfig = field(default_factory=PlanConfig)
 
     attention: str | None = None
-    """Short for model.attention: attention=matmul is model.attention=matmul."""
+    """How the layers attend, as in attention=sdpa+gate; short for model.attention."""
     run_dir: str | None = None
     """Directory for all files of the run; a new one under outputs/ when null."""
     resume: str | None = None
