@@ -1,6 +1,7 @@
 """Train a GPT on text:  python train.py [NAME=VALUE ...]
 
-As in  python train.py model=small data.path=notes.txt max_steps=2000
+python train.py model=small data.path=notes.txt max_steps=2000
+python train.py -m model.n_head=2,4 seed=1,2   # a sweep: every combination of the values
 """
 
 # Run as a script, this file reads the settings first: --help, completion and mistakes in settings do not wait for the

@@ -12,10 +12,29 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+from common.errors import SettingsError
 from common.mistakes import mistakes_explained
 from common.settings import from_arguments, setting_hints, settings_in, typed_default
 
 Schema = TypeVar("Schema")
+
+
+# The settings to know first, which --help shows under these headings; the commands without an entry show all.
+FIRST = {
+    "TrainConfig": {
+        "Text": "data data.path tokenizer tokenizer.vocab_size",
+        "Model": "attention model model.n_layer model.n_head model.n_embd model.block_size",
+        "Training": "batch_size max_steps max_minutes optimizer.lr eval_interval device seed",
+        "Runs": "experiment run_dir resume init_from dry_run wandb.mode",
+    },
+    "SampleConfig": {
+        "Model": "checkpoint device",
+        "Prompt": "prompt prompt_file prompts interactive",
+        "Sampling": "temperature top_k top_p max_new_tokens stop num_samples seed",
+        "Output": "results page",
+    },
+}
+COLUMN = 30  # where the meanings begin
 
 
 def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> None:
@@ -25,8 +44,8 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> N
     """
     with mistakes_explained():
         arguments = sys.argv[1:]
-        if {"--help", "-h"} & set(arguments):
-            print(help_text(schema, Path(inspect.getfile(function))), flush=True)
+        if asks_help(arguments):
+            print(help_text(schema, Path(inspect.getfile(function)), arguments, {}), flush=True)
         elif arguments[:1] == ["-sc"]:  # what train.py's tab completion asks of every command
             print(*(f"{name}=" for name in setting_hints(schema)))
         else:
@@ -34,12 +53,43 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> N
             sys.stdout.flush()
 
 
-def help_text(schema: type, script: Path, groups: str = "") -> str:
-    """Return the text of --help: the script's docstring, its groups, and each setting."""
-    module = ast.parse(script.read_text(encoding="utf-8"))  # python -OO drops __doc__
-    lines = f"{ast.get_docstring(module)}\n\n{groups}Settings and their defaults:\n".split("\n")
-    settings = [help_entry(f"{name}={default}", meaning, 36) for name, default, meaning in described(schema)]
-    return "\n".join([*(textwrap.fill(line, help_width()) for line in lines), *settings])
+def asks_help(arguments: list[str]) -> bool:
+    """Return whether --help or -h is among the arguments."""
+    return bool({"--help", "-h"} & set(arguments))
+
+
+def help_text(schema: type, script: Path, arguments: list[str], groups: dict[str, str]) -> str:
+    """Return the text of --help: the script's docstring, then settings with their meanings.
+
+    --help shows the settings that FIRST names, --help all shows all, and --help WORD those with the word in their name
+    or meaning; if there are none SettingsError is raised. groups: the options of each group of conf/.
+    """
+    about = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""  # python -OO drops __doc__
+    entries = {group: (f"{group}=OPTION", options) for group, options in groups.items()}
+    entries |= {name: (f"{name}={default}", meaning) for name, default, meaning in described(schema)}
+    asked = " ".join(argument for argument in arguments if argument[:1] != "-" and "=" not in argument)
+    first = FIRST.get(schema.__name__)
+
+    # Choose the sections, {heading: names}.
+    if asked and asked != "all":
+        found = [name for name, texts in entries.items() if asked.lower() in " ".join(texts).lower()]
+        if not found:
+            raise SettingsError(f"--help {asked}: no setting has this in its name or meaning", "--help all lists all")
+        sections = {f"Settings that mention {asked}": found}
+    elif first and not asked:
+        sections = {heading: names.split() for heading, names in first.items()}
+        about += "\n\nThe settings to know first. --help all: all of them; --help WORD: those that mention a word."
+    else:
+        sections = {"Settings and their defaults": [*entries]}
+
+    # Print them. Whoever asks for a word reads the whole meaning, others its first sentence.
+    lines = [textwrap.fill(line, help_width()) for line in about.split("\n")]
+    for heading, names in sections.items():
+        lines += ["", heading]
+        for name in names:
+            typed, meaning = entries[name]
+            lines.append(help_entry(typed, meaning if asked and asked != "all" else first_sentence(meaning)))
+    return "\n".join(lines)
 
 
 def help_width() -> int:
@@ -47,18 +97,23 @@ def help_width() -> int:
     return max(20, min(shutil.get_terminal_size((120, 24)).columns, 120))
 
 
-def help_entry(name: str, meaning: str, column: int) -> str:
-    """Return a name with its meaning from `column` on, or below it where it is too long or the terminal is narrow."""
-    indent = " " * (column if help_width() >= 80 else 4)
+def help_entry(typed: str, meaning: str) -> str:
+    """Return a setting with its meaning beside it, or below where it is too long or the terminal is narrow."""
+    indent = " " * (COLUMN if help_width() >= 80 else 4)
     filled = textwrap.fill(meaning, help_width(), initial_indent=indent, subsequent_indent=indent)
-    return f"  {name:<{column - 2}}{filled[column:]}" if len(name) + 2 < len(indent) else f"  {name}\n{filled}"
+    is_beside = len(typed) + 2 < len(indent)
+    return f"  {typed:<{COLUMN - 2}}{filled[COLUMN:]}" if is_beside else f"  {typed}\n{filled}"
+
+
+def first_sentence(text: str) -> str:
+    """Return a text up to the first period that ends a sentence."""
+    return re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
 
 
 def described(schema: type) -> Iterator[tuple[str, str, str]]:
     """Yield the name, default and meaning of every setting."""
     for name, field, owner in settings_in(schema):
-        sentence = re.match(r".*?\.(?= [A-Z]|$)|.*", setting_docs(owner)[field.name])
-        yield name, typed_default(field), sentence[0] if sentence else ""
+        yield name, typed_default(field), setting_docs(owner)[field.name]
 
 
 @cache

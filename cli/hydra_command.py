@@ -7,7 +7,7 @@ after torch's (cli/with_torch.py).
 import sys
 from types import ModuleType
 
-from cli.command import help_entry, help_text
+from cli.command import asks_help, help_text
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed
 from common.mistakes import mistakes_explained
 from common.settings import parse_overrides
@@ -27,8 +27,8 @@ def run_train_command() -> None:
     """Train with the settings that were typed: cli.command.run_command() with Hydra's groups and sweeps."""
     with mistakes_explained(lambda error: composition().explain(error)):
         arguments = sys.argv[1:]
-        if {"--help", "-h"} & set(arguments):
-            print(help_text(TrainConfig, CONF.parent / "train.py", groups_help()), flush=True)
+        if asks_help(arguments):
+            print(help_text(TrainConfig, CONF.parent / "train.py", arguments, group_options()), flush=True)
         elif arguments[:1] == ["-sc"] or (arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN):
             composition().ask_hydra(arguments)
         else:
@@ -42,10 +42,6 @@ def run_train_command() -> None:
                 composition().run_single(typed)
 
 
-def groups_help() -> str:
-    """Return the part of --help about the groups of conf/ and about sweeps."""
-    options = {group: sorted(path.stem for path in (CONF / group).iterdir()) for group in GROUPS}
-    groups = "\n".join(help_entry(group, " ".join(names), 15) for group, names in options.items())
-    sweep = "Sweeps: -m tries every combination of values separated by commas, as in  "
-    about = f"Choose a group's option with GROUP=OPTION; conf/GROUP/OPTION.yaml is what it sets:\n\n{groups}\n\n"
-    return f"{about}{sweep}python train.py -m model.n_head=2,4 seed=1,2\n\n"
+def group_options() -> dict[str, str]:
+    """Return the options of each group of conf/, separated by spaces."""
+    return {group: " ".join(sorted(path.stem for path in (CONF / group).iterdir())) for group in GROUPS}

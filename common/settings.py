@@ -29,7 +29,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
     for argument in arguments:
         name, equals, value = argument.lstrip("+").partition("=")
         if name.startswith("-") or not name or not equals:
-            remedy = "settings are typed NAME=VALUE, without dashes; --help lists them"
+            remedy = "settings are typed NAME=VALUE, without dashes; --help all lists them"
             raise SettingsError(f"cannot read {argument!r}", remedy)
         if not value and name not in MAY_BE_EMPTY:
             raise SettingsError(f"{name}= is empty", "give it a value, or leave it out")
@@ -142,5 +142,5 @@ def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
     words = (name, name.rpartition(".")[2])
     similar = [meant[match] for word in words for match in difflib.get_close_matches(word, meant, n=2, cutoff=0.75)]
     near = [known for known in names if known.startswith(f"{name}.")] or similar
-    remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "--help lists them all"
+    remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "--help all lists them"
     return SettingsError(f"there is no setting {name}", remedy)

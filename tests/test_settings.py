@@ -18,11 +18,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import train as train_module
-from cli.command import described, help_text, setting_docs
+from cli.command import FIRST, described, first_sentence, help_text, setting_docs
 from cli.composition import compose_settings, explain, to_settings
 from cli.composition import register_schema as register
-from cli.hydra_command import groups_help
+from cli.hydra_command import group_options
 from cli.overrides import CONF, SWEEP, check_typed
 from cli.with_torch import inherited_settings
 from common.errors import SettingsError, format_value
@@ -78,7 +77,7 @@ def test_the_commands_defaults_are_the_dataclasses():
 def test_every_option_of_every_group_is_a_valid_configuration(group):
     for path in (CONF / group).glob("*.yaml"):
         needs = "data.name=x" if path.stem == "hf" else "data.path=x"
-        is_whole = group != "data" or path.stem in ("stdlib", "shakespeare", *VOCABULARIES)
+        is_whole = group != "data" or path.stem in ("stdlib", "tales", "shakespeare", *VOCABULARIES)
         composed("dry_run=true", f"{group}={path.stem}", *[] if is_whole else [needs])
 
 
@@ -211,7 +210,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "model.n_heads=8": "there is no setting model.n_heads: did you mean model.n_head",
     "optimiser=adamw": "there is no setting optimiser: did you mean optimizer",
     "lr=0.1": "there is no setting lr: did you mean optimizer.lr?",
-    "+foo=1": "there is no setting foo: --help lists them all",
+    "+foo=1": "there is no setting foo: --help all lists them",
     "data.path.x=3": "there is no setting data.path.x: did you mean data.path?",
     **{f"{alias}=1": f"did you mean {setting}" for alias, setting in ALIASES.items()},
     "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
@@ -261,7 +260,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "resume=/nowhere": "resume=/nowhere holds no run (no folder checkpoints): give a run's directory, or auto",
     "init_from=hf:": "init_from=hf:: it names nothing: give a run directory, a checkpoint, or hf:NAME_OR_FOLDER",
     "init_from=nothere tokenizer=byte": "init_from=nothere: it does not exist",
-    "=5": "cannot read '=5': settings are typed NAME=VALUE, without dashes; --help lists them",
+    "=5": "cannot read '=5': settings are typed NAME=VALUE, without dashes; --help all lists them",
     "bogus": "cannot read 'bogus': settings are typed NAME=VALUE",
     "~optimizer": "cannot read '~optimizer'",
     "~optimizer=muon": "there is no setting ~optimizer: did you mean optimizer",
@@ -318,28 +317,65 @@ def test_what_the_machine_refuses_is_a_sentence_and_a_mistake_of_ours_is_not(err
 # Help
 
 
+def helped(script: str, *words: str) -> str:
+    """What SCRIPT --help WORDS prints."""
+    groups = group_options() if script == "train.py" else {}
+    return help_text(SCHEMAS[script], CONF.parent / script, ["--help", *words], groups)
+
+
 @pytest.mark.parametrize("script", SCHEMAS)
-def test_help_lists_every_setting_with_its_default_and_what_its_docstring_says(script):
-    schema, told = SCHEMAS[script], help_text(SCHEMAS[script], CONF.parent / script, "about")
+def test_help_all_lists_every_setting_with_its_default_and_the_first_sentence_of_its_docstring(script):
+    schema, told = SCHEMAS[script], helped(script, "all")
     listed = {name: (default, meaning) for name, default, meaning in described(schema)}
     assert listed.keys() == flat(asdict(schema(to="x") if script == "export.py" else schema())).keys()
     for name, (default, meaning) in listed.items():
-        assert f"  {name}={default}" in told and len(meaning) > 9, name
-        assert "".join(meaning.split()) in "".join(told.split())  # whatever the lines it is broken into
-    assert all(text.startswith(listed[name][1]) for name, text in setting_docs(schema).items() if name in listed)
+        assert f"  {name}={default}" in told and len(first_sentence(meaning)) > 9, name
+        assert "".join(first_sentence(meaning).split()) in "".join(told.split())  # whatever its lines are
+    assert all(text == listed[name][1] for name, text in setting_docs(schema).items() if name in listed)
     assert max(map(len, told.splitlines())) <= 120
     for default in ("max_steps=null", "dry_run=false", 'sample_prompt=""', "optimizer.lr=0.02"):
         assert f"  {default} " in told or script != "train.py"
 
 
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("script", SCHEMAS)
+def test_help_shows_the_settings_to_know_first_in_groups_on_a_page_or_two(script, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    told = helped(script).splitlines()
+    shown = {line.split("=")[0].strip() for line in told if re.match(r"  \S+=", line)}
+    groups = FIRST.get(SCHEMAS[script].__name__)
+    named = (
+        {name for names in groups.values() for name in names.split()}
+        if groups
+        else {name for name, *_ in described(SCHEMAS[script])}
+    )
+    assert shown == named and len(told) <= 60
+    assert groups is None or ({*groups} <= set(told) and len(named) <= 25)
+    assert ("--help all" in " ".join(told)) == (groups is not None)
+
+
+def test_help_of_a_word_shows_the_whole_meaning_of_the_settings_that_mention_it():
+    told = helped("train.py", "Nesterov")
+    assert re.findall(r"^  (\S+)=", told, re.M) == ["optimizer.momentum"] and "Muon's Nesterov momentum." in told
+    assert re.findall(r"^  (\S+)=", helped("train.py", "shakespeare_cpu"), re.M) == ["experiment"]
+    assert "Saves most of the activations' memory" in helped("train.py", "recompute", "seed=1")  # the second sentence
+    assert {"top_k=null", "top_p=1.0"} <= {
+        line.split()[0] for line in helped("sample.py", "top_").splitlines() if "=" in line
+    }
+    with pytest.raises(
+        SettingsError, match="^--help zorro: no setting has this in its name or meaning: --help all lists all"
+    ):
+        helped("eval.py", "zorro")
+
+
 @pytest.mark.parametrize("width", [30, 40, 79])
 def test_help_fits_a_narrow_terminal_with_each_meaning_below_its_name(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
-    told = help_text(TrainConfig, Path(train_module.__file__), groups_help()).splitlines()
+    told = helped("train.py", "all").splitlines()
     names = {f"  {name}={default}" for name, default, _ in described(TrainConfig)}
     assert all(len(line) <= width or line in names for line in told) and names <= set(told)
-    assert len(told) < 6 * len(names)  # at 36 columns from the left a line had one character
-    below = told[told.index("  data") + 1 :]
+    assert len(told) < 6 * len(names)  # beside the names a line had one character
+    below = told[told.index("  data=OPTION") + 1 :]
     assert below[0].startswith("    copy hf induction")
 
 
