@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from tiktoken import Encoding
 
 from common.errors import DataError
+from data.shards import Tokens
 from data.tokenizer import token_bytes
 
 
@@ -44,7 +44,7 @@ class Batches:
     ends of the text appear in others. The order takes 8 bytes of memory a sequence.
     """
 
-    def __init__(self, tokens: np.ndarray, *, block_size: int, batch_size: int, seed: int) -> None:
+    def __init__(self, tokens: Tokens, *, block_size: int, batch_size: int, seed: int) -> None:
         self.tokens = tokens
         self.block_size = block_size
         self.batch_size = batch_size
@@ -80,11 +80,10 @@ class Batches:
         return offset, random.permutation(count)
 
 
-def sequences_at(tokens: np.ndarray, first_tokens: np.ndarray, length: int) -> np.ndarray:
+def sequences_at(tokens: Tokens, first_tokens: np.ndarray, length: int) -> np.ndarray:
     """Return `length` tokens from each position of `first_tokens` (B,), int64 (B, length)."""
-    # A view of the sequences at all positions, (len(tokens) - length + 1, length). Only the chosen ones are read from
-    # the disk and copied.
-    return sliding_window_view(tokens, length)[first_tokens].astype(np.int64)
+    # Slices, because they are what shards have too. Only these tokens are read from the disk.
+    return np.stack([tokens[first : first + length] for first in first_tokens.tolist()]).astype(np.int64)
 
 
 def document_starts(tokens: np.ndarray, separator: int) -> np.ndarray:
@@ -98,7 +97,7 @@ def document_starts(tokens: np.ndarray, separator: int) -> np.ndarray:
 
 
 def evaluation_batches(
-    tokens: np.ndarray, *, block_size: int, batch_size: int, max_tokens: int | None = None
+    tokens: Tokens, *, block_size: int, batch_size: int, max_tokens: int | None = None
 ) -> Iterator[np.ndarray]:
     """Yield sequences in the order of the text, int64 (B, T + 1).
 
@@ -118,7 +117,7 @@ def evaluation_batches(
         yield sequences_at(tokens, first_tokens[first : first + batch_size], block_size + 1)
     # The rest is shorter, so no other sequence shares its batch.
     if rest:
-        yield tokens[None, -rest - 1 :].astype(np.int64)  # (1, rest + 1)
+        yield sequences_at(tokens, np.array([targets - rest]), rest + 1)  # (1, rest + 1)
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,8 @@ class TokenDataset:
     """
 
     tokenizer: Encoding
-    train: np.ndarray
-    val: np.ndarray
+    train: Tokens
+    val: Tokens
     fingerprint: str
     """A string that changes with the text, its split and the tokenizer."""
     description: str

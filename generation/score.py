@@ -201,8 +201,8 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
         source = from_json(DataConfig, meta.config["data"])
         tokenizer = from_json(TokenizerConfig, meta.config["tokenizer"])
     try:
-        # A nanoGPT folder has the checkpoint's ids: its tokenizer saves a download.
-        given = meta.own_tokenizer or source.source == "nanogpt"
+        # Prepared tokens have the checkpoint's ids: its tokenizer saves a download.
+        given = meta.own_tokenizer or source.source in ("nanogpt", "llmc")
         data = prepare(source, tokenizer, encoding=checkpoint.tokenizer if given else None)
     except DataError as error:
         raise DataError(f"the validation split of {path} cannot be read ({error.problem})", remedy) from error
