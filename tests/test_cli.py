@@ -190,7 +190,9 @@ def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
     settings = [*TINY, f"data.path={text_file}", "tokenizer=bpe", "tokenizer.vocab_size=300", "max_steps=12"]
     trained = shell(f"{typed('train.py')} {shlex.join(settings)}", tmp_path)
     assert trained.returncode == 0, trained.stderr
-    advice = trained.stdout.strip().splitlines()[-1].split("python ")[1]
+    *_, sampling, comparing = trained.stdout.strip().splitlines()
+    advice = sampling.removeprefix("sample    python ")
+    assert comparing.split()[0] == "compare" and shlex.split(comparing)[3:] == [*settings, "attention=sdpa+key_offset"]
     by_advice = shell(f"{shlex.quote(sys.executable)} {advice}", tmp_path)  # from a folder without sample.py
     newest = run_here("sample.py", cwd=tmp_path)
     assert by_advice.returncode == 0 and by_advice.stdout == newest.stdout and len(newest.stdout) > 1

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import math
+import re
 import time
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 import train as train_module
 import training.terminal
+from common.console import fit
 from data.config import DataConfig
 from generation.score import ScoringParams, score
 from model.size import flops_per_token
@@ -26,7 +28,7 @@ from runs.checkpoint import read_meta
 from runs.metrics import Evaluation, read_metrics
 from runs.summary import Summary, read_summary, write_summary
 from train import train
-from training.device import peak_memory
+from training.device import peak_flops, peak_memory
 from training.evaluation import evaluate, first_sequences
 from training.log import Loggers, MetricsFile, SummaryFile
 from training.start import open_run
@@ -143,6 +145,79 @@ def test_a_terminal_shows_a_bar_that_moves_with_every_step_and_says_where_the_ru
     assert [n for n, *_ in seen] == list(range(1, 21))
     _, postfix, tokens = seen[-1]
     assert postfix.startswith("loss ") and f"epoch {20 * train_config.tokens_per_step / tokens:.2f}" in postfix
+
+
+@pytest.mark.parametrize("columns", [40, 57, 80])
+def test_lines_fit_the_terminal_below_their_beginnings_but_paths_and_commands_stay_whole(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    path = "/home/somebody/a/long/folder/that/has/many/parts"
+    text = (
+        "text      stdlib of CPython 3.11: 532 files, 10.4 MB, and many more that stand in no other line\n"
+        f"output    {path}\n"
+        "  │     a = some_function(of_this, and_that, or_another)  # as Python has it, in more than eighty\n"
+        f"sample    python sample.py checkpoint={path}\n\nbest validation loss 3.6 nats/token, which is good enough"
+    )
+    assert fit(text) == text  # no terminal
+    monkeypatch.setattr("sys.stdout", Mock(isatty=lambda: True))
+    lines = fit(text).split("\n")
+    assert all(len(line) <= columns or path in line for line in lines) and "" in lines
+    assert f"sample    python sample.py checkpoint={path}" in lines
+    assert "".join(fit(text).replace("│", "").split()) == "".join(text.replace("│", "").split())
+    assert lines[1][:10] == " " * 10 and lines[1][10] != " "
+    sample = [line for line in lines if "│" in line]
+    assert all(line.startswith("  │ ") for line in sample) and sample[0].startswith("  │     a = ") and len(sample) > 1
+
+
+@pytest.mark.parametrize("max_steps", [20, None])
+def test_the_bar_is_cut_at_the_terminals_width(train_config, max_steps, monkeypatch):
+    drawn = io.StringIO()
+    monkeypatch.setattr(training.terminal, "progress_bar", partial(tqdm, file=drawn, ncols=40, mininterval=0))
+    config = replace(train_config, max_steps=max_steps, max_minutes=None if max_steps else 0.02, sample_tokens=0)
+    train(config)
+    lines = [line for line in re.split("[\\r\\n]", drawn.getvalue()) if line.strip()]
+    assert len(lines) > 10 and max(map(len, lines)) == 40 and any("loss" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("typed", "attention", "said"),
+    [
+        (["data=tales", "attention=sdpa", "run_dir=x"], "sdpa", "data=tales attention=sdpa+key_offset"),
+        (["model.attention=sdpa+sink", "seed=2"], "sdpa+sink", "seed=2 attention=sdpa"),
+        (["data.path=my notes.txt"], "sdpa", "'data.path=my notes.txt' attention=sdpa+key_offset"),
+        (["resume=auto"], "sdpa", None),
+        (["-m", "seed=1,2"], "sdpa", None),
+    ],
+)
+def test_the_last_line_is_the_same_run_with_another_attention(
+    train_config, typed, attention, said, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO, "tinygpt")
+    monkeypatch.setattr("sys.argv", ["/a/train.py", *typed])
+    with open_run(replace(train_config, model=replace(train_config.model, attention=attention))) as run:
+        Terminal(run).on_end(None)
+    lines = [message for message in caplog.messages if message.startswith("compare")]
+    assert [line.partition("train.py ")[2] for line in lines] == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("Tesla T4", 65e12),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_mfu_stands_beside_the_speed_of_a_gpu_whose_peak_is_known(name, peak, train_config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_flops(torch.device("cuda")) == peak and peak_flops(torch.device("cpu")) is None
+    monkeypatch.setattr(training.terminal, "peak_flops", lambda device: peak)
+    with open_run(train_config) as run:
+        terminal = Terminal(run)
+        terminal.on_row({"loss": 1.0, "tokens": 9, "tokens_per_s": 0.3 * 312e12 / flops_per_token(run.model)}, "")
+    assert ("tokens/s (30% MFU), epoch" in terminal.figures) == (peak == 312e12)
+    assert ("MFU" in terminal.figures) == (peak is not None)
 
 
 def test_without_a_terminal_a_line_comes_every_half_minute(train_config, monkeypatch, caplog):

@@ -1,6 +1,7 @@
 """Device and precision of a run, copies to the device, and its memory."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -17,6 +18,9 @@ log = logging.getLogger("tinygpt")
 
 # Words in errors of memory: of CUDA, HIP and MPS; of a CPU; of cuBLAS and cuDNN.
 NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+# GPUs by their data sheets: dense bf16 (T4, V100: fp16) FLOP/s, and bytes of memory.
+DEVICES = {"t4": (65e12, 16e9), "v100": (125e12, 32e9), "a100": (312e12, 80e9)}
+DEVICES |= {"h100": (989e12, 80e9), "h200": (989e12, 141e9), "b200": (2250e12, 180e9)}
 # AMD's architectures with matrix instructions for bf16: MI100 to MI355, and Radeons from RDNA 3 on.
 AMD_WITH_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
@@ -167,6 +171,16 @@ def memory_shortage(error: BaseException) -> str | None:
     free, total = torch.cuda.mem_get_info()
     held = f"{si(free)}B of {si(total)}B are free, this process holds {si(torch.cuda.memory_reserved())}B"
     return f"{text.partition('. GPU')[0]}; {held}"
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Return a GPU's FLOP/s by its data sheet, dense in 16 bits; None if they are not known here."""
+    if device.type != "cuda":
+        return None
+    words = re.split(r"\W+", torch.cuda.get_device_name(device).lower())
+    known = [peak for kind, (peak, _) in DEVICES.items() if kind in words]
+    # DEVICES has the boards for servers' own sockets; those for PCIe are slower.
+    return known[0] if known and not {"pcie", "nvl"} & {*words} else None
 
 
 def reset_peak_memory(device: torch.device) -> None:

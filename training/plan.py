@@ -28,7 +28,7 @@ from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
 from training.config import TrainConfig
-from training.device import choose_device, choose_precision, fast_products
+from training.device import DEVICES, choose_device, choose_precision, fast_products
 from training.distributed import Ranks, with_recompute
 from training.evaluation import score_batch, targets_scored
 from training.optimizer import optimizer_state
@@ -38,9 +38,6 @@ from training.terminal import describe
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
 MARGIN = 0.9  # share of a GPU's memory for a run: the allocator's gaps and libraries take the rest
-# FLOP/s in dense bf16 (T4, V100: fp16), and bytes of memory, from data sheets.
-DEVICES = {"t4": (65e12, 16e9), "v100": (125e12, 32e9), "a100": (312e12, 80e9)}
-DEVICES |= {"h100": (989e12, 80e9), "h200": (989e12, 141e9), "b200": (2250e12, 180e9)}
 TrainStep = Callable[[Run, int], tuple[Tensor, Tensor]]
 """train_step(run, step) of train.py, an argument because no package imports a command."""
 

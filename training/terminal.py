@@ -2,9 +2,12 @@
 
 import logging
 import math
+import shlex
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -13,10 +16,10 @@ from common.text import command, hydra_quoted, plural
 from data.prepare import TokenDataset
 from data.tasks import HELD_OUT, Data
 from model.gpt import GPT
-from model.size import count_parameters, parameters_read
+from model.size import count_parameters, flops_per_token, parameters_read
 from runs.metrics import Row
 from training.config import TrainConfig
-from training.device import peak_memory
+from training.device import peak_flops, peak_memory
 from training.evaluation import targets_scored
 from training.logger import Logger
 from training.run import Run
@@ -37,7 +40,8 @@ class Terminal(Logger):
             about = "\n".join(describe(replace(run.config, max_steps=run.max_steps), run.data, run.model))
             log.info("%s, on %s%s in %s\noutput    %s", about, run.device, processes, run.precision, run.directory)
         bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-        bar_format = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]"
+        # With {bar}, if only spaces, tqdm cuts the line at the terminal's width.
+        bar_format = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]{bar}"
         self.display = ExitStack()
         self.bar = progress_bar(total=run.max_steps, initial=progress.step, unit="step", bar_format=bar_format)
         self.display.callback(self.bar.close)
@@ -49,11 +53,16 @@ class Terminal(Logger):
             self.display.enter_context(logging_redirect_tqdm(loggers))
         self.last_line = time.monotonic()
         self.figures = ""
+        peak = peak_flops(run.device)
+        # The share of the arithmetic that the devices could do, for each token a second.
+        self.utilization = flops_per_token(run.model) / (peak * run.ranks.size) if peak else None
 
     def on_row(self, row: Row, sample: str) -> None:
         if "val_loss" in row:
             return self.log_evaluation(row, sample)
         self.figures = f": loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s"
+        if self.utilization:
+            self.figures += f" ({self.utilization * row['tokens_per_s']:.0%} MFU)"
         if isinstance(self.run.data, TokenDataset):
             self.figures += f", epoch {row['tokens'] / len(self.run.data.train):.2f}"
         if self.run.device.type == "cuda":
@@ -91,6 +100,8 @@ class Terminal(Logger):
             log.info("curves    %s", run.directory / "report.html")
             if run.data.tokenizer:
                 log.info("sample    %s %s", command("sample.py"), hydra_quoted("checkpoint", run.directory))
+            if Path(sys.argv[0]).name == "train.py" and not {"resume", "-m", "--multirun"} & typed_names():
+                log.info("compare   %s %s", command("train.py"), shlex.join(with_other_attention(run)))
         elif isinstance(error, SystemExit):
             again = f"{command('train.py')} {hydra_quoted('resume', run.directory)}"
             log.info("stopped after step %d; to continue:  %s", run.progress.step, again)
@@ -104,6 +115,22 @@ class Terminal(Logger):
         if progress.step and best > chance - 0.01:
             message = "no better than chance, ln %d = %.4f: lower optimizer.lr=%g, or train longer"
             log.warning(message, data.vocab_size, chance, self.run.config.optimizer.lr)
+
+
+def typed_names() -> set[str]:
+    """Return the names of the settings in this command, and its flags."""
+    return {argument.partition("=")[0] for argument in sys.argv[1:]}
+
+
+def with_other_attention(run: Run) -> list[str]:
+    """Return the arguments of this command, but for the attention and the folder of the run."""
+    kept = [
+        argument
+        for argument in sys.argv[1:]
+        if argument.partition("=")[0] not in ("attention", "model.attention", "run_dir")
+    ]
+    other = "sdpa+key_offset" if run.config.model.attention == "sdpa" else "sdpa"
+    return [*kept, f"attention={other}"]
 
 
 def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
