@@ -1,15 +1,21 @@
 """The work of export.py: write a checkpoint in Hugging Face's format or as a page, or import one."""
 
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
-from common.errors import SettingsError, naming
+from common.errors import SettingsError, format_value, naming
 from common.files import user_path, writing
-from common.text import si, visible
+from common.text import flat, si, visible
+from generation.generate import generate_text
+from interop.card import PRIVATE, model_card
 from interop.config import ExportConfig
 from interop.huggingface import find_folder, from_huggingface, llama_cpp_losses, to_huggingface
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
+from model.size import count_parameters
 from pages.demo import demo_page
-from runs.checkpoint import open_checkpoint, save_checkpoint
+from runs.checkpoint import Checkpoint, open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
 
@@ -61,5 +67,31 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path) -> list
     model = checkpoint.model
     kind = to_huggingface(model, unfinished, checkpoint.tokenizer.eot_token)
     save_tokenizer_json(checkpoint.tokenizer, unfinished, model.config.block_size)
+    card = model_card(
+        card_sample(checkpoint),
+        checkpoint.meta.progress.metrics,
+        name=folder.name,
+        kind=kind,
+        parameters=count_parameters(model).total(),
+        block_size=model.config.block_size,
+        command=shlex.join(["python", "train.py", *changed_settings(checkpoint)]),
+    )
+    (unfinished / "README.md").write_text(card, encoding="utf-8")
     losses = llama_cpp_losses(model, checkpoint.tokenizer.name)
     return [f"{checkpoint.path} is now {folder}, a {kind}.", *(f"In llama.cpp {loss}." for loss in losses)]
+
+
+def card_sample(checkpoint: Checkpoint) -> str:
+    """Return a text that the model writes; a sentence if it cannot."""
+    try:
+        return "".join(generate_text(checkpoint.model, checkpoint.tokenizer, "", max_new_tokens=200))
+    except FloatingPointError as error:
+        return f"There is none: {error}."
+
+
+def changed_settings(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the settings of a run that are not the defaults, as they are typed."""
+    defaults = flat(asdict(TrainConfig()))
+    for name, value in flat(checkpoint.meta.config).items():
+        if value != defaults.get(name) and not name.startswith(PRIVATE):
+            yield f"{name}={format_value(value)}"

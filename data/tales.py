@@ -49,42 +49,42 @@ own way | On {his1} birthday {his1} {elder} gave {him1} a {colour1} {toy1}.
 own way | {his1} {elder} had made {him1} a {colour1} {toy1}.
 own way | {he1} never left the house without {his1} {colour1} {toy1}.
 
-way there | {day} {name1} took the {toy1} to {place}.
+way there | {day} {name1} took the {colour1} {toy1} to {place}.
 way there | {day} {he1} carried it all the way to {place}.
-way there | {day} {his1} {elder} said, "Take your {toy1} and play at {place}," and off {he1} went.
-way there | {day} {he1} set out for {place}, and of course the {toy1} came along.
+way there | {day} {his1} {elder} said, "Take your {colour1} {toy1} and play at {place}," and off {he1} went.
+way there | {day} {he1} set out for {place}, and of course the {colour1} {toy1} came along.
 
 there met | There {he1} met {name2}, who had a {colour2} {toy2}.
 there met | A {child2} named {name2} was sitting there with a {colour2} {toy2}.
 there met | "Hello, I am {name2}," said a {child2} who had a {colour2} {toy2}.
 there met | {name2} was there too, playing with a {colour2} {toy2}.
 
-met hf | "What a fine {toy1}!" said {name2}. "What a fine {toy2}!" said {name1}, and they both laughed.
-met hf | {name2} looked at the {toy1} and said, "I wish I had one like that."
-met hf | "May I play with your {toy1}?" asked {name2}. "Yes," said {name1}, "if I may play with your {toy2}."
+met hf | "What a fine {colour1} {toy1}!" said {name2}, and {name1} said, "What a fine {colour2} {toy2}!"
+met hf | {name2} looked at the {colour1} {toy1} and said, "I wish I had one like that."
+met hf | "May I play with your {colour1} {toy1}?" asked {name2}. "If I may play with your {toy2}," said {name1}.
 met hf | "I like your {toy1}," said {name2}. "{colour1} is my favourite colour."
 met hf | They played together until they were hungry, and {name1} shared {his1} {food} with {name2}.
 
-hf fh | So they swapped: {name1} got the {toy2} and {name2} got the {toy1}.
-hf fh | "Let us trade," said {name1}. {he1} gave {name2} the {toy1} and took the {colour2} {toy2}.
-hf ff | {name1} thought about it, and then {he1} gave {him2} the {toy1}.
+hf fh | So they swapped: {name1} got the {colour2} {toy2} and {name2} got the {colour1} {toy1}.
+hf fh | "Let us trade," said {name1}. {he1} gave {name2} the {colour1} {toy1} and took the {colour2} {toy2}.
+hf ff | {name1} thought about it, and then {he1} gave {him2} the {colour1} {toy1}.
 hf ff | "You may have it," said {name1} and put the {colour1} {toy1} into {his2} hands.
-hf hh | But {name2} was tired of the {toy2}, so {he2} gave it to {name1}.
+hf hh | But {name2} was tired of the {colour2} {toy2}, so {he2} gave it to {name1}.
 hf hh | "Take this," said {name2} and gave {him1} the {colour2} {toy2}.
-hf lf | They ran and jumped and climbed, and when they looked around, the {toy1} was gone.
+hf lf | They ran and jumped and climbed, and when they looked around, the {colour1} {toy1} was gone.
 hf lf | Then they played hide and seek, and nobody knew any more where the {colour1} {toy1} was.
 
-fh eveff | A little later {name1} gave back the {toy2} too, because {name2} looked so sad without it.
+fh eveff | A little later {name1} gave back the {colour2} {toy2} too, because {name2} looked so sad without it.
 fh evehf | Soon they missed their own toys, so they swapped back.
 fh evehf | But {name1} missed the {colour1} {toy1}, so {name2} returned it and got {his2} {toy2} again.
 ff evefh | {name2} was so happy that {he2} gave {him1} the {colour2} {toy2}.
-ff evefh | "Then you must have my {toy2}," said {name2}, and {name1} took it with a smile.
-ff evehf | After a while {name2} gave the {toy1} back.
+ff evefh | "Then you must have my {colour2} {toy2}," said {name2}, and {name1} took it with a smile.
+ff evehf | After a while {name2} gave the {colour1} {toy1} back.
 ff evehf | "It is yours after all," said {name2} and gave {him1} back the {colour1} {toy1}.
 hh evefh | To thank {him2}, {name1} gave {name2} the {colour1} {toy1}.
-hh evehf | But {name1} saw that {name2} was sad, and {he1} gave the {toy2} back.
+hh evehf | But {name1} saw that {name2} was sad, and {he1} gave the {colour2} {toy2} back.
 lf eveff | {name2} looked {spot} and found the {colour1} {toy1}. "Keep it," said {name1}.
-lf evehf | They looked everywhere, and at last {name1} saw the {toy1} {spot} and picked it up.
+lf evehf | They looked everywhere, and at last {name1} saw the {colour1} {toy1} {spot} and picked it up.
 lf evehf | "There it is!" cried {name1}. It was {spot}, and {he1} was glad to have it back.
 XY eveXY | They played on until the sun stood low.
 XY eveXY | A {animal} came by and watched them for a while.
@@ -104,13 +104,13 @@ askfh lastfh | {name1} showed {his1} {elder} the {colour2} {toy2} and said, "I s
 askff lastff | "{name2} has it now," said {name1}, "and the {colour2} {toy2} too."
 askff lastff | "I gave it to {name2}," said {name1}.
 askhh lasthh | "Here it is," said {name1}, "and I have the {colour2} {toy2} of {name2} too."
-askhh lasthh | {name1} laughed, for {he1} had the {toy1} in one hand and the {toy2} in the other.
+askhh lasthh | {name1} laughed, for {he1} had the {colour1} {toy1} in one hand and the {colour2} {toy2} in the other.
 asklf lastlf | "I lost it at {place}," said {name1}. "Then we will look for it tomorrow," said {his1} {elder}.
 
 lastXY end | {his1} {elder} smiled, and they ate {food} together.
 lastXY end | That night {name1} dreamed of {name2} and {place}.
 lasthf end | And {he1} put the {colour1} {toy1} beside {his1} bed.
-lastfh end | And {he1} played with the {toy2} until it was time for bed.
+lastfh end | And {he1} played with the {colour2} {toy2} until it was time for bed.
 lastfh end | So the {colour1} {toy1} stayed with {name2}, and {name1} was glad to have a friend.
 lastff end | "You have a kind heart," said {his1} {elder}.
 lasthh end | "Tomorrow you must give {name2} something nice," said {his1} {elder}.

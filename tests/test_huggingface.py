@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import HuggingFaceError, SettingsError
 from common.files import writing
-from data.config import TokenizerConfig
+from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
 from export import ExportConfig, export
 from interop.huggingface import find_folder, from_huggingface, read_config, to_huggingface
 from interop.tokenizer import read_tokenizer_json
-from runs.checkpoint import load_checkpoint, save_checkpoint
+from runs.checkpoint import Progress, load_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
 GPT2 = {"position": "learned", "norm": "layernorm", "norm_eps": 1e-5, "mlp": "gelu_tanh"}
@@ -253,7 +255,14 @@ def test_an_exported_checkpoint_comes_back_as_the_same_one(tmp_path, capsys):
     original = load_checkpoint(save(tmp_path / "step_1"))
     export(ExportConfig(checkpoint=str(tmp_path / "step_1"), to=str(tmp_path / "theirs")))
     assert "a Qwen3ForCausalLM" in capsys.readouterr().out
-    names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    names = {
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert {path.name for path in (tmp_path / "theirs").iterdir()} == names
     export(ExportConfig(import_from=str(tmp_path / "theirs"), to=str(tmp_path / "ours")))
     back = load_checkpoint(tmp_path / "ours")
@@ -316,3 +325,47 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence_and_leaves_nothing(wro
     with pytest.raises(SettingsError, match=message) as refused:
         export(ExportConfig(**{key: value.replace("{tmp}", str(tmp_path)) for key, value in wrong.items()}))
     assert "\n" not in str(refused.value) and sorted(tmp_path.iterdir()) == before
+
+
+def test_the_card_of_a_folder_has_settings_figures_a_sample_and_code_that_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    folder = save(tmp_path / "step_1")
+    figures = {"val_loss": 2.5, "val_bpb": 1.75, "val_bpb_stderr": 0.0625}
+    config = TrainConfig(
+        model=load_checkpoint(folder).model.config,
+        max_steps=7,
+        run_dir="/home/me",
+        data=DataConfig(path="/home/me/my.txt"),
+    )
+    one = load_checkpoint(folder)
+    progress = Progress(metrics=figures)
+    save_checkpoint(tmp_path / "told", model=one.model, tokenizer=one.tokenizer, config=config, progress=progress)
+    monkeypatch.chdir(tmp_path)
+    export(ExportConfig(checkpoint="told", to="mine"))
+    card = (tmp_path / "mine/README.md").read_text()
+    assert (
+        card.startswith("---\nlibrary_name: transformers\n") and "\n# mine\n" in card and "Qwen3ForCausalLM of " in card
+    )
+    assert "held-out text: 1.7500 ± 0.0625 bits/byte, 2.5000 nats/token" in card and "/home/me" not in card
+    (command,) = (line.strip() for line in card.splitlines() if line.startswith("    python train.py"))
+    typed = dict(argument.split("=", 1) for argument in shlex.split(command)[2:])
+    assert typed["max_steps"] == "7" and typed["data.source"] == "text" and typed["model.n_embd"] == "32"
+    sample = card.split("## A sample\n\n")[1]
+    assert len(sample) > 100 and all(line.startswith("    ") for line in sample.rstrip("\n").split("\n"))
+    capsys.readouterr()
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.S)
+    exec(code.replace("max_new_tokens=200", "max_new_tokens=5"), {})
+    assert capsys.readouterr().out
+
+
+def test_the_card_of_a_model_that_was_not_evaluated_or_cannot_write_says_so(tmp_path):
+    save(tmp_path / "step_1")
+    export(ExportConfig(checkpoint=str(tmp_path / "step_1"), to=str(tmp_path / "out")))
+    assert "It was not evaluated." in (tmp_path / "out/README.md").read_text()
+    big = load_checkpoint(tmp_path / "step_1")
+    big.model.blocks[0].mlp.down_proj.weight.data.fill_(1e38)
+    save_checkpoint(
+        tmp_path / "big", model=big.model, tokenizer=big.tokenizer, config=TrainConfig(model=big.model.config)
+    )
+    export(ExportConfig(checkpoint=str(tmp_path / "big"), to=str(tmp_path / "too")))
+    assert "    There is none: its logits are not finite." in (tmp_path / "too/README.md").read_text()

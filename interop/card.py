@@ -1,0 +1,46 @@
+"""The model card of an exported folder: README.md, which a hub shows."""
+
+from common.text import visible
+
+# Settings of a run that say nothing of its model, or of the machine that it ran on.
+PRIVATE = ("run_dir", "resume", "data.path", "data.cache_dir", "wandb.", "sample_", "tensorboard", "allow_changes")
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [tinygpt]
+---
+
+# {name}
+
+A {kind} of {parameters:,} parameters for texts of up to {block_size:,} tokens, trained with tinygpt:
+
+    {command}
+
+{figures}
+
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")  # this folder, or its name on the hub
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+tokens = model.generate(**tokenizer("", return_tensors="pt"), max_new_tokens=200, do_sample=True, temperature=0.8)
+print(tokenizer.decode(tokens[0], skip_special_tokens=True))
+```
+
+## A sample
+
+{sample}
+"""
+
+
+def model_card(sample: str, figures: dict[str, float], **values: object) -> str:
+    """Return the model card; `values` are those of CARD, `figures` those of the latest evaluation."""
+    measured = "It was not evaluated."
+    if "val_bpb" in figures:
+        error = f" ± {figures['val_bpb_stderr']:.4f}" if "val_bpb_stderr" in figures else ""
+        measured = f"On held-out text: {figures['val_bpb']:.4f}{error} bits/byte, {figures['val_loss']:.4f} nats/token."
+    # Indented, whatever signs the text has: it stays a block of code.
+    block = "\n".join(f"    {line}" for line in visible(sample).split("\n"))
+    return CARD.format(sample=block, figures=measured, **values)
