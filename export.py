@@ -1,7 +1,7 @@
-"""Export to Hugging Face's format or to a page, or import:  python export.py to=FOLDER [NAME=VALUE ...]
+"""Export a model, or import one:  python export.py to=FOLDER [NAME=VALUE ...]
 
-python export.py to=mymodel                    # the newest run
-python export.py to=demo.html                  # a page that writes in a browser
+python export.py to=mymodel                    # the newest run, in Hugging Face's format
+python export.py to=demo.html                  # the newest run, as a page that writes in a browser
 python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a checkpoint
 """
 

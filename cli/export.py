@@ -1,4 +1,4 @@
-"""The work of export.py: write a checkpoint in Hugging Face's format or as a page, or import one."""
+"""The work of export.py: a checkpoint in Hugging Face's format, a page, or an import."""
 
 import shlex
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ class ExportConfig:
     """Folder or hub name of a Hugging Face GPT-2, Llama or Qwen3, to import as a checkpoint.
     sample.py, eval.py and train.py's init_from read it."""
     to: str = ""
-    """Folder to write, which must not exist yet; or a page, FILE.html, in which the model writes."""
+    """New folder to write; or FILE.html, a page in which the model writes."""
     dtype: str = "float16"
     """Type of a page's weights: float16 or float32."""
 

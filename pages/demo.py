@@ -37,7 +37,7 @@ IN_JAVASCRIPT = {
     r"\s": r"\p{White_Space}",
     r"\S": r"\P{White_Space}",
 }
-FOREIGN = r"\(\?[^:=!]|\\[bBdDwWhRXAzZG]|(?<!\\)\."  # what JavaScript lacks, or reads otherwise
+FOREIGN = r"\(\?[^:=!]|\\[bBdDwWhRXAzZG]|(?<!\\)\."  # not in JavaScript, or with another meaning
 
 
 def demo_page(checkpoint: Checkpoint, to: str, dtype: str) -> str:
@@ -70,7 +70,7 @@ def demo_page(checkpoint: Checkpoint, to: str, dtype: str) -> str:
 
 
 def nearest(attention: str) -> str:
-    """Return the pattern with sdpa for each form that the page does not know, without such modifiers."""
+    """Return the pattern without unknown modifiers, and with sdpa for unknown forms."""
     layers = []
     for names in attention.split("/"):
         form, *modifiers = names.split("+")
@@ -98,7 +98,7 @@ def layer(attention: MultiHeadAttention, form: str) -> dict[str, Any]:
 
 
 def browser_tokenizer(tokenizer: Encoding, to: str) -> dict[str, Any]:
-    """Return a tokenizer for tokenizer.js; SettingsError for a pattern that JavaScript cannot express."""
+    """Return a tokenizer for tokenizer.js; SettingsError if JavaScript lacks its pattern."""
     content = tokenizer_content(tokenizer)
     pattern = content["pat_str"]
     for theirs, ours in IN_JAVASCRIPT.items():

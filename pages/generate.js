@@ -2,9 +2,13 @@
 
 const LIKELY = 10;  // predictions for a token
 
-// A text as the model reads it, token by token. Its places are the tokens, each with: id; bits, its surprise, null for
-// the first; likely, the likeliest tokens in its place, [id, probability]; start, the first place of its context; heads,
-// the attention weights (S) of each head. `chances` (V) and `likely` are of the next token.
+// A text as the model reads it, token by token. `chances` (V) and `likely` predict the next token. A place is a token:
+//
+// id      of the token
+// bits    its surprise; null for the first token
+// likely  the predictions for it, [id, probability] in descending order
+// start   the first place of its context
+// heads   for each head the attention weights (S) of its context
 class Reading {
   constructor(model, tokenizer) {
     this.model = model;
@@ -56,7 +60,7 @@ class Reading {
   // Write up to `max_new_tokens` more tokens, and yield the id of each. Returns "end" if the model ended the document, or
   // "length".
   *write({max_new_tokens, seed, ...settings}) {
-    const random = new Random(seed);
+    const random = uniforms(seed);
     for (let n = 0; n < max_new_tokens; n++) {
       const id = this.sample(settings, random);
       if (id === this.tokenizer.end) return "end";
@@ -83,38 +87,27 @@ class Reading {
       chances = chances.map(chance => (chance < least ? 0 : chance));
     }
     // Inverse transform sampling: the token at which the running sum passes a random share of the total.
-    let left = random.uniform() * sum(chances);
+    let left = random.next().value * sum(chances);
     return chances.findIndex(chance => (left -= chance) < 0);
   }
 }
 
-// Mersenne Twister (Matsumoto & Nishimura 1998): the numbers of torch's generator with the same seed.
-class Random {
-  constructor(seed) {
-    this.state = new Uint32Array(624);
-    this.state[0] = seed;
-    for (let i = 1; i < 624; i++) {
-      const before = this.state[i - 1];
-      this.state[i] = Math.imul(1812433253, before ^ (before >>> 30)) + i;
+// Mersenne Twister (Matsumoto & Nishimura 1998): float32 numbers from 0 to 1, as torch.rand(1) draws them from a seed.
+function* uniforms(seed) {
+  const state = new Uint32Array(624);
+  state[0] = seed;
+  for (let i = 1; i < 624; i++) state[i] = Math.imul(1812433253, state[i - 1] ^ (state[i - 1] >>> 30)) + i;
+  for (;;) {
+    for (let i = 0; i < 624; i++) {
+      const y = (state[i] & 0x80000000) | (state[(i + 1) % 624] & 0x7fffffff);
+      state[i] = state[(i + 397) % 624] ^ (y >>> 1) ^ (y & 1 ? 0x9908b0df : 0);
     }
-    this.next = 624;
-  }
-
-  // A float32 from 0 to 1, as torch.rand(1).
-  uniform() {
-    const {state} = this;
-    if (this.next === 624) {
-      for (let i = 0; i < 624; i++) {
-        const y = (state[i] & 0x80000000) | (state[(i + 1) % 624] & 0x7fffffff);
-        state[i] = state[(i + 397) % 624] ^ (y >>> 1) ^ (y & 1 ? 0x9908b0df : 0);
-      }
-      this.next = 0;
+    for (let y of state) {
+      y ^= y >>> 11;
+      y ^= (y << 7) & 0x9d2c5680;
+      y ^= (y << 15) & 0xefc60000;
+      y ^= y >>> 18;
+      yield (y & 0xffffff) / 2 ** 24;
     }
-    let y = state[this.next++];
-    y ^= y >>> 11;
-    y ^= (y << 7) & 0x9d2c5680;
-    y ^= (y << 15) & 0xefc60000;
-    y ^= y >>> 18;
-    return (y & 0xffffff) / 2 ** 24;
   }
 }

@@ -206,9 +206,9 @@ const MODIFIERS = {
   },
 
   // y · 2σ(x w), a number per head or per channel, and y · SiLU(x W) (Qiu et al. 2025)
-  gate: {finish: ({gate}, {x, y}) => multiply(y, linear(gate, x).map(sigmoid), 2)},
-  gate_element: {finish: ({gate}, {x, y}) => multiply(y, linear(gate, x).map(sigmoid), 2)},
-  gate_silu: {finish: ({gate_proj}, {x, y}) => multiply(y, linear(gate_proj, x).map(silu), 1)},
+  gate: {finish: ({gate}, {x, y}) => multiply(y, linear(gate, x), gate => 2 * sigmoid(gate))},
+  gate_element: {finish: (own, call) => MODIFIERS.gate.finish(own, call)},
+  gate_silu: {finish: ({gate_proj}, {x, y}) => multiply(y, linear(gate_proj, x), silu)},
 };
 
 // Add F_i − F_j to the scores, where F is the running sum of ln σ(logit); logits: one per head, of the newest token.
@@ -220,10 +220,10 @@ function fade(logits, {scores, position, cache}) {
   scores.forEach((head, h) => head.set(head.map((score, s) => score + faded[h] - cache.faded[s][h])));
 }
 
-// Multiply the results by gates, one per head or per channel, and a factor.
-function multiply(y, gates, factor) {
+// Multiply the results by gates, one per head or per channel.
+function multiply(y, gates, activation) {
   const each = gates.length / y.length;
-  y.forEach((head, h) => head.set(head.map((value, d) => value * factor * gates[h * each + (d % each)])));
+  y.forEach((head, h) => head.set(head.map((value, d) => value * activation(gates[h * each + (d % each)]))));
 }
 
 // A GPT. config: the settings of model/config.py; layers: for each layer the form, shape, window, RoPE and modifiers of
@@ -260,7 +260,7 @@ class GPT {
     if (ngrams) x = add(x, this.embedNgrams(cache.ids));
     if (positions === "learned") x = add(x, row(this.position_embedding.weight, position, C));
 
-    // Each block adds to the residual stream: attention moves between tokens, the MLP works on each by itself.
+    // Each block adds to the residual stream: attention gathers from other tokens, the MLP looks at one.
     const shared = {};
     const heads = this.blocks.flatMap((block, i) => {
       const normed = norm(block.attention_norm, x, norm_eps);

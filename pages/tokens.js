@@ -26,25 +26,30 @@ function tokenSpan(i, text, name, bits) {
   return span;
 }
 
-// Mark the chosen one of the spans in place of another one; null is none.
-function markChosen(spans, before, chosen) {
-  spans[before]?.setAttribute("aria-selected", "false");
-  spans[chosen]?.setAttribute("aria-selected", "true");
-  spans[chosen]?.scrollIntoView({block: "nearest"});
-  if (chosen === null) $("text").removeAttribute("aria-activedescendant");
-  else $("text").setAttribute("aria-activedescendant", `t${chosen}`);
+// Mark a token as the chosen one; null is none.
+function markChosen(place) {
+  const text = $("text");
+  const span = text.children[place];
+  text.querySelector("[aria-selected=true]")?.setAttribute("aria-selected", "false");
+  span?.setAttribute("aria-selected", "true");
+  span?.scrollIntoView({block: "nearest"});
+  if (span) text.setAttribute("aria-activedescendant", span.id);
+  else text.removeAttribute("aria-activedescendant");
 }
 
-// Call choose() with the place of the token that is clicked or reached by a key, or with null. chosen(): the place now.
-function listenToText(spansOf, chosen, choose) {
-  $("text").onclick = event => {
+// Call choose() with the place of the token that is clicked or reached by a key, or with null.
+function listenToText(choose) {
+  const text = $("text");
+  const places = () => [...text.children];
+  text.onclick = event => {
     const span = event.target.closest("[role=option]");
-    if (span) choose(spansOf().indexOf(span));
+    if (span) choose(places().indexOf(span));
   };
-  $("text").onkeydown = event => {
-    const last = spansOf().length - 1;
-    const before = Math.max(0, (chosen() ?? last + 1) - 1);
-    const after = Math.min(last, (chosen() ?? -1) + 1);
+  text.onkeydown = event => {
+    const now = places().findIndex(span => span.id === text.getAttribute("aria-activedescendant"));
+    const last = text.children.length - 1;
+    const before = now < 0 ? last : Math.max(0, now - 1);
+    const after = Math.min(last, now + 1);
     const to = {
       ArrowLeft: before,
       ArrowUp: before,
@@ -60,7 +65,7 @@ function listenToText(spansOf, chosen, choose) {
   };
 }
 
-// A row of a table of tokens, with a bar for its weight. token: its text, or an element in its place.
+// A row of a table of tokens, with a bar for its weight. token: its text, or an element that shows it.
 function tokenRow(token, cells, weight, share, own) {
   const bar = make("td", {textContent: percent(weight)});
   bar.style.background = `linear-gradient(to right, var(--cell) ${100 * Math.min(1, share)}%, transparent 0)`;

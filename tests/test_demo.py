@@ -1,4 +1,4 @@
-"""The page of a model computes what the model does, reads a text as the tokenizer does, and shows what it computed."""
+"""The page of a model computes like the model, and cuts text like the tokenizer."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_page_writes_as_sample_py_does_and_its_logits_and_weights_are_the_mo
 
 
 def strings(count: int) -> list[str]:
-    """Texts of all that patterns tell apart, which no tokenizer may read otherwise in JavaScript."""
+    """Texts of the characters that the patterns of tokenizers tell apart."""
     parts = [
         *(" ", "  ", "\t", "\n", "\r\n", "\r", "\u00a0", "\u2003", "\x85", "\ufeff", "\u200b", "\u2028", "\x00"),
         *(
@@ -171,7 +171,7 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
       const found = {
         texts, seed, chosen: $("chosen").textContent, active: $("text").getAttribute("aria-activedescendant"),
         surprise: $("surprise").textContent, rows: document.querySelectorAll("#heads text").length,
-        tinted: spans.filter(span => span.style.getPropertyValue("--share") > "0%").length,
+        tinted: [...spans].filter(span => span.style.getPropertyValue("--share") > "0%").length,
         csv: saved.CSV("heads").split("\\n").length,
       };
       $("likely").querySelectorAll("button")[1].click();
