@@ -74,6 +74,13 @@ def keep_freed_memory() -> None:
         libc.mallopt(top_pad, 64 << 20)
 
 
+def product_dtype(x: Float[Tensor, "..."]) -> torch.dtype:
+    """Return the type in which products of tensors like x are fastest: x's, or float32 where a CPU converts."""
+    converts = x.is_cpu and (x.dtype == torch.float16 or (x.dtype == torch.bfloat16 and not multiplies_bf16()))
+    return torch.float32 if converts else x.dtype
+
+
+@cache
 def multiplies_bf16() -> bool:
     """Return whether bf16 products are faster than float32 ones on this processor."""
     capabilities = torch.cpu.get_capabilities()

@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from model.attention import chunked as chunks
 from model.attention import functions
-from model.attention.chunked import ROWS, Index, best_of, block_channels, chunked, chunked_with_index, tie_gap
-from model.attention.context import AttentionContext
+from model.attention.chunked import ROWS, best_of, tie_gap
+from model.attention.context import AttentionContext, Call
 from model.attention.contract import from_weights
 from model.attention.masks import causal_mask, document_mask
 from model.attention.sparse import IndexedAttention, blockwise
@@ -36,6 +37,13 @@ DEFINITIONS = {
     "stick": functions.stick,
 }
 SIZES = [(1, 1), (7, 7), (130, 130), (300, 300), (1, 40), (70, 200)]
+
+
+def chunked(form, q, k, v, *, row=None, column=None, dropout_p=0.0, **more):
+    """Attention by chunks of queries, its options one by one."""
+    options = {name: more.pop(name) for name in ("cap", "one_more", "block", "best") if name in more}
+    call = Call(q, k, v, bias=None if row is None else (row, column), **more)
+    return chunks.chunked(form, call, dropout_p=dropout_p, **options)[0]
 
 
 def inputs(T, S, dtype=torch.float64, heads=2, D=8, Dv=8):
@@ -199,25 +207,34 @@ def test_in_bf16_only_the_products_are_rounded(form):
         torch.testing.assert_close(a.double(), b.double(), atol=3e-2 * b.abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize("with_documents", [False, True])
-def test_channels_of_blocks_are_mobas_choice(with_documents):
-    for T in (1, 7, 130, 300):
-        starts = documents(T, T) if with_documents else None
-        mask = causal_mask(T, T) if starts is None else causal_mask(T, T) & document_mask(starts, T)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("given", ["nothing", "documents", "window", "holes", "everything"])
+def test_blocks_are_mobas_choice_under_documents_windows_and_masks(given, dtype):
+    for T, S in SIZES:
+        mask = causal_mask(T, S)
+        more = {}
+        if given in ("documents", "everything"):
+            more["doc_starts"] = documents(T, S)
+            mask = mask & document_mask(more["doc_starts"], S)
+        if given in ("window", "everything"):
+            more["window"] = 90
+            mask = mask & causal_mask(T, S, window=90)
+        if given in ("holes", "everything"):
+            more["mask"] = torch.rand(2, 4, T, S) < 0.7
+            more["mask"][0, 0, T // 2] = False
+            mask = mask & more["mask"]
         block = max(1, T // 8)
-        column = torch.randn(2, 4, T, dtype=torch.float64)
-
-        def attend(q, k, v, block=block, starts=starts, column=column):
-            blocks = block_channels(q, k, block, 3, column=column, doc_starts=starts)
-            more = {"row": torch.zeros(1), "column": column, "blocks": blocks, "doc_starts": starts}
-            return chunked("softmax", q, k, v, **more)
+        column = torch.randn(2, 4, S)
 
         compare(
-            attend,
-            lambda *qkv, block=block, mask=mask, column=column: blockwise(block, 3)(
-                *qkv, mask=mask, bias=column[..., None, :]
+            lambda *qkv, block=block, column=column, more=more: chunked(
+                "softmax", *qkv, row=torch.zeros(1), column=column.to(qkv[0].dtype), block=block, best=3, **more
             ),
-            inputs(T, T),
+            lambda *qkv, block=block, mask=mask, column=column: blockwise(block, 3)(
+                *qkv, mask=mask, bias=column[..., None, :].double()
+            ),
+            inputs(T, S),
+            dtype,
         )
 
 
@@ -244,10 +261,9 @@ def test_an_index_chooses_and_learns_as_the_layer_says(given):
 
         asks, key, share = layer.index_proj(x).split(layer.index_proj.parts, -1)
         asks = asks.unflatten(-1, (layer.index_heads, -1)).transpose(1, 2)
-        index = Index(asks, layer.index_norm(key), share, layer.best, True)
-        found = chunked_with_index(
-            "softmax", q, k, v, index=index, doc_starts=starts, mask=mask, window=given.get("window")
-        )
+        call = Call(q, k, v, mask, starts, given.get("window"))
+        index = asks, layer.index_norm(key), share
+        found = chunks.chunked("softmax", call, index=index, best=layer.best, learns=True)
 
         g = torch.randn_like(q), torch.tensor(0.7, dtype=torch.float64)
         sides = [[*y, *torch.autograd.grad(y, [q, k, v, *learned], g)] for y in (found, wanted)]
@@ -291,12 +307,13 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 from model.attention.chunked import chunked
+from model.attention.context import Call
 
 for form in ("softmax", "softcap", "sigmoid", "sparsemax", "stick"):
     torch._dynamo.reset()
     counter = CompileCounter()
     def attend(q, k, v, row):
-        return chunked(form, q * 2, k, v, row=row, column=-row, window=30, dropout_p=0.1, cap=3.0) * 2
+        return chunked(form, Call(q * 2, k, v, window=30, bias=(row, -row)), dropout_p=0.1, cap=3.0)[0] * 2
     compiled = torch.compile(attend, backend=counter)
     x = [torch.randn(1, 2, 70, 8, requires_grad=True) for _ in range(3)] + [torch.randn(1, 2, 70)]
     same = []

@@ -232,7 +232,7 @@ class MultiHeadAttention(nn.Module):
         # alone hides keys, and on a GPU they are faster even with the matrix.
         has_kernel = self.function is sdpa and (is_plain(call) or not call.q.is_cpu)
         if self.takes_chunks(call, ctx) and not has_kernel:
-            return self.function.by_chunks(**self.chunk_arguments(call), dropout_p=dropout_p)  # type: ignore[union-attr]
+            return self.function.by_chunks(call, dropout_p=dropout_p)[0]  # type: ignore[union-attr]
         # All else takes mask and bias as matrices. For weights alone the values have T channels, to which the fused
         # kernels would pad queries and keys; matmul needs no padding.
         function = matmul if ctx.weights_only and self.function is sdpa else self.function
@@ -252,12 +252,6 @@ class MultiHeadAttention(nn.Module):
         is_long = T > 1 and self.longest_dense < T * S
         known = hasattr(self.function, "by_chunks") and call.q.device.type in ("cpu", "cuda")
         return is_long and known and not ctx.weights_only and not is_transformed()
-
-    def chunk_arguments(self, call: Call) -> dict[str, Any]:
-        """Return the arguments of `chunked`."""
-        arguments = call._asdict()
-        arguments["row"], arguments["column"] = arguments.pop("bias") or (None, None)
-        return arguments
 
     def merge(self, y: Output) -> Stream:
         """Return the heads' results, side by side and projected, as a change to the residual stream."""

@@ -1,19 +1,18 @@
 """Sparse attention: each query chooses a few keys by their content."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from model.attention.chunked import Index, block_channels, by_chunks, chunked_with_index, tie_gap
+from model.attention.chunked import by_chunks, chunked, nearest_of_equals, tie_gap
 from model.attention.context import AttentionContext, Call, visible_keys
 from model.attention.contract import AttentionFunction, Output, Scores, from_weights, upcast
 from model.attention.functions import sdpa
 from model.attention.layer import MultiHeadAttention, Stream
-from model.attention.masks import causal_mask
+from model.attention.masks import best_blocks, block_mask, causal_mask
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import LayerNorm, Linear
@@ -26,23 +25,11 @@ def blockwise(block: int, best: int) -> AttentionFunction:
     mean of q · k, so the mean score of its keys says how good a block is. No gradient flows through the choice.
     """
 
-    @by_chunks("softmax")
+    @by_chunks("softmax", block=block, best=best)
     @from_weights
     def chosen(scores: Scores) -> Scores:
-        S, seen = scores.shape[-1], scores.detach() > -torch.inf
-        key = torch.arange(S, device=scores.device)
-        first = torch.where(seen, key, S).amin(-1, keepdim=True)  # (…, T, 1)
-        own = (torch.where(seen, key, -1).amax(-1, keepdim=True) - first) // block
-        number = torch.arange(-(-S // block), device=scores.device)
-        place = first + torch.arange(len(number) * block, device=scores.device)  # the keys in order of their blocks
-        there = seen.gather(-1, place.clamp(max=S - 1)) & (place < S)
-        inside = scores.detach().gather(-1, place.clamp(max=S - 1)).masked_fill(~there, 0)
-        inside, there = inside.unflatten(-1, (-1, block)).sum(-1), there.unflatten(-1, (-1, block)).sum(-1)
-        good = (inside / there).masked_fill((there == 0) | (number >= own), -torch.inf)  # (…, T, blocks)
-        best_ones = good.topk(min(best, len(number)), -1).indices
-        attended = torch.zeros_like(good, dtype=torch.bool).scatter(-1, best_ones, True) & (good > -torch.inf)
-        attended = (attended | (number == own)).gather(-1, (key - first).clamp(min=0) // block)
-        return scores.masked_fill(~attended, -torch.inf).softmax(-1)
+        seen = block_mask(best_blocks(scores.detach(), block, best), scores, block)
+        return scores.masked_fill(~seen, -torch.inf).softmax(-1)
 
     return chosen
 
@@ -62,21 +49,6 @@ class BlockAttention(MultiHeadAttention):
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         self.block = max(1, config.block_size // 8)
         super().__init__(config, layer_idx, blockwise(self.block, self.best))
-
-    def takes_chunks(self, call: Call, ctx: AttentionContext) -> bool:
-        """Return whether chunks serve the call.
-
-        They do not if each query counts its blocks from another key, or if a compiler would stop at the documents.
-        """
-        counted = call.mask is None and (call.window or call.k.shape[2]) >= call.k.shape[2]
-        if call.doc_starts is not None:
-            counted = counted and call.q.shape[2] == call.k.shape[2] and not torch.compiler.is_compiling()
-        return counted and super().takes_chunks(call, ctx)
-
-    def chunk_arguments(self, call: Call) -> dict[str, Any]:
-        arguments = super().chunk_arguments(call)
-        blocks = block_channels(call.q, call.k, self.block, self.best, arguments["column"], call.doc_starts, call.scale)
-        return arguments | {"blocks": blocks}
 
     def flops(self, block_size: int) -> float:
         """Return the operations per token: 4 D for each pair of a query head and a chosen key.
@@ -124,10 +96,16 @@ class IndexedAttention(MultiHeadAttention):
             index_k = ctx.cache.append(self.layer_idx, "index", index_k, self.window)
 
         # A long text goes by chunks, loss and all.
-        if self.takes_chunks(call, ctx) and "logn" not in self.modifiers:  # which counts the chosen keys
-            index = Index(index_q, index_k[:, 0, -S:], index_w, self.best, ctx.loss is not None)
-            arguments = self.chunk_arguments(self.modified(call, x, ctx))
-            y, loss = chunked_with_index("softmax", index=index, dropout_p=self.dropout_p(ctx), **arguments)
+        by_head = call.mask is not None and call.mask.ndim > 2 and call.mask.shape[-3] > 1
+        if self.takes_chunks(call, ctx) and not by_head and "logn" not in self.modifiers:  # which counts chosen keys
+            y, loss = chunked(
+                "softmax",
+                self.modified(call, x, ctx),
+                index=(index_q, index_k[:, 0, -S:], index_w),
+                best=self.best,
+                learns=ctx.loss is not None,
+                dropout_p=self.dropout_p(ctx),
+            )
             ctx.loss = None if ctx.loss is None else ctx.loss + loss
             return y
 
@@ -160,11 +138,7 @@ class IndexedAttention(MultiHeadAttention):
         own = causal_mask(T, S, index.device, window=1)
         gap = tie_gap(index.masked_fill(~seen, 0))
         index = index.masked_fill(~seen, -torch.inf).masked_fill(own, torch.inf)
-        ordered, keys = index.sort(dim=-1, descending=True)
-        place = F.pad((ordered[..., :-1] - ordered[..., 1:] > gap).cumsum(-1), (1, 0))  # the same for equals
-        place = torch.empty_like(place).scatter(-1, keys, place)
-        best = S - 1 - place.flip(-1).sort(dim=-1, stable=True).indices[..., : self.best]
-        return torch.zeros_like(index, dtype=torch.bool).scatter(-1, best, True) & seen
+        return nearest_of_equals(index, self.best, gap) & seen
 
     def flops(self, block_size: int) -> float:
         """Return the operations per token: 4 D for each pair of a query head and a chosen key.
