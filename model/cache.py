@@ -25,7 +25,11 @@ class KVCache:
         self.layers: dict[int, dict[str, Tensor]] = defaultdict(dict)
 
     def append(
-        self, layer: int, name: str, new: Float[Tensor, "B n T width"], window: int | None = None
+        self,
+        layer: int,
+        name: str,
+        new: Float[Tensor, "B n T width"],
+        window: int | None = None,
     ) -> Float[Tensor, "B n S width"]:
         """Write the rows of T new positions, and return the rows of all positions.
 
@@ -44,7 +48,8 @@ class KVCache:
             room = self.size if window is None else min(self.size, window + spare_rows(window))
             kept[name] = new.new_zeros(*new.shape[:2], room, new.size(3))
         rows = kept[name]
-        if (*rows.shape[:2], rows.shape[3]) != (*new.shape[:2], new.shape[3]):
+        same = rows.shape[:2] == new.shape[:2] and rows.shape[3] == new.shape[3]
+        if not same:
             raise ValueError(f"rows {tuple(new.shape)} do not fit a cache of {tuple(rows.shape)}.")
         old = self.position - first
         if next_first == first:

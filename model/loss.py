@@ -66,7 +66,8 @@ def nats_of_each(
             logits = softcap * torch.tanh(logits / softcap)
         hits.append(logits.argmax(-1) == wanted)
         scored = scored_places(wanted)
-        above = logits.amax(-1) - logits.gather(1, wanted.masked_fill(~scored, 0)[:, None])[:, 0]
+        ids = wanted.masked_fill(~scored, 0)
+        above = logits.amax(-1) - logits.gather(1, ids[:, None])[:, 0]
         likeliest = torch.softmax(logits, -1, out=logits).amax(-1)  # in place
         nats.append((above - likeliest.log()).where(scored, 0.0))
     return torch.cat(nats).view(targets.shape), torch.cat(hits).view(targets.shape)
@@ -95,8 +96,9 @@ def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
     It divides all rows if a number near the largest does, so that a compiler sees one shape.
     """
     tokens = len(rows)
-    most = (largest_chunk or LARGEST_CHUNK.get(rows.device.type, LARGEST_CHUNK_ON_GPU)) // (4 * ids)
-    fewest = -(-tokens // max(1, most))
+    nbytes = largest_chunk or LARGEST_CHUNK.get(rows.device.type, LARGEST_CHUNK_ON_GPU)
+    most = max(1, nbytes // (4 * ids))
+    fewest = -(-tokens // most)
     chunks = next((count for count in range(fewest, 2 * fewest) if tokens % count == 0), fewest)
     return -(-tokens // chunks)
 
@@ -206,12 +208,13 @@ def loss_slope(
 ) -> Float[Tensor, "N V"]:
     """Return the loss's derivative by each product x · head, itself differentiable."""
     logits = F.linear(x, weight.to(x.dtype)).to(torch.promote_types(x.dtype, torch.float32))
-    is_scored = scored_places(targets)
-    wanted = F.one_hot(targets.masked_fill(~is_scored, 0), len(weight))
+    scored = scored_places(targets)[:, None]
+    wanted = F.one_hot(targets.masked_fill(~scored[:, 0], 0), len(weight))
     if softcap is None:
-        return (logits.softmax(-1) - wanted) * is_scored[:, None]
+        return (logits.softmax(-1) - wanted) * scored
     squashed = torch.tanh(logits / softcap)
-    return ((softcap * squashed).softmax(-1) - wanted) * (1 - squashed.square()) * is_scored[:, None]
+    slope = (softcap * squashed).softmax(-1) - wanted
+    return slope * (1 - squashed.square()) * scored
 
 
 def check_ids(targets: Int[Tensor, "N 1"], ids: int) -> None:

@@ -28,46 +28,48 @@ Pairs = list[tuple[Tensor, Tensor]]  # what came out, what should have
 
 
 def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Agree with the same layer in float64.
+    """Agree with the same layer in float64, by matrices and by chunks of queries.
 
-    Softmax forms are compared with the loop, states with token_by_token, others with themselves. By matrices and by
-    chunks of queries; one mask leaves a query no key.
-
-    Gradients of the weights are sums over all tokens, so each tensor is measured
-    against its largest entry, or a tenth of the largest of all if its terms cancel; in float32 alone, as at a kink
-    bfloat16 may round to the other side.
+    Softmax forms are compared with the loop, states with token_by_token, others with themselves. Gradients are compared
+    in float32 alone: at a kink bfloat16 may round to the other side.
     """
     exact = copy.deepcopy(layer).double()
-    with_gradient = x.dtype != torch.bfloat16
-    by_chunks = copy.deepcopy(layer)
-    by_chunks.longest_dense = 0
     if isinstance(exact, Recurrent):
         exact.scan = token_by_token
     elif layer.function in [FORMS[name] for name in SOFTMAX]:
         exact.function = FORMS["loop"]
+    by_chunks = copy.deepcopy(layer)
+    by_chunks.longest_dense = 0
     mask = torch.rand(B, 1, T, T, device=x.device) > 0.4
-    mask[0, 0, 3] = False
+    mask[0, 0, 3] = False  # a query without a key
+
+    with_gradient = x.dtype != torch.bfloat16
     pairs: Pairs = []
     for overlay in (None, mask) if layer.accepts_mask else (None,):
-        references = [x.detach().double().requires_grad_(), *exact.parameters()]
-        with torch.set_grad_enabled(with_gradient):
-            reference = with_loss(exact, references[0], overlay)
-        g = [torch.randn_like(part, dtype=x.dtype) for part in reference]
-        wanted = []
-        if with_gradient:
-            wanted = list(torch.autograd.grad(reference, references, [part.double() for part in g]))
+        g = [torch.randn_like(part) for part in with_loss(layer, x, overlay)] if with_gradient else None
+        wanted = results(exact, x.double(), overlay, g)
         for tested in (layer, by_chunks):
-            inputs = [x.detach().requires_grad_(), *tested.parameters()]
-            with torch.set_grad_enabled(with_gradient):
-                y = with_loss(tested, inputs[0], overlay)
-            found = torch.autograd.grad(y, inputs, g) if with_gradient else ()
-            pairs += zip((*y, *found), (*reference, *wanted), strict=True)
+            pairs += zip(results(tested, x, overlay, g), wanted, strict=True)
+
+    # Gradients of weights are sums over all tokens. So each tensor is measured against its largest entry, or against a
+    # tenth of the largest entry of all if its terms cancel.
     largest = max(b.abs().max() for _, b in pairs)
     # retention and delta normalise results whose length may be small by chance: gradients' roundings grow.
     # The chunks' softcap rounds a score as one of ± cap.
     rooms = {Recurrent: 10, SoftCapped: 2} if with_gradient else {}
     room = max([rooms[cls] for cls in rooms if isinstance(layer, cls)], default=1)
-    return [(a / scale, b / scale) for a, b in pairs for scale in [room * b.abs().max().clamp(min=0.1 * largest)]]
+    scales = [room * b.abs().max().clamp(min=0.1 * largest) for _, b in pairs]
+    return [(a / scale, b / scale) for (a, b), scale in zip(pairs, scales, strict=True)]
+
+
+def results(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None, g: list[Tensor] | None) -> list[Tensor]:
+    """Return the layer's output and loss, and with g, their gradients, those of x and the parameters."""
+    if g is None:
+        return with_loss(layer, x, mask)
+    inputs = [x.detach().requires_grad_(), *layer.parameters()]
+    with torch.enable_grad():
+        y = with_loss(layer, inputs[0], mask)
+    return [*y, *torch.autograd.grad(y, inputs, [part.to(x.dtype) for part in g])]
 
 
 def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list[Tensor]:
@@ -89,7 +91,8 @@ def padding_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     attention_mask = torch.ones(B, T, device=x.device)
     attention_mask[1, [0, 1, 9, 10, 20]] = 0
     changed = torch.where(attention_mask[..., None] == 1, x, torch.randn_like(x))
-    real, ctx = attention_mask[1] == 1, AttentionContext(mask=padding_mask(attention_mask))
+    real = attention_mask[1] == 1
+    ctx = AttentionContext(mask=padding_mask(attention_mask))
     return [(layer(changed, ctx)[1, real], layer(x, ctx)[1, real])]
 
 
@@ -112,17 +115,26 @@ def cached(layer: MultiHeadAttention, x: Tensor) -> Pairs:
 
 
 CHECKS = {
-    "value+grad": value_and_gradient, "future": future_leak, "padding": padding_leak, "document": document_leak,
+    "value+grad": value_and_gradient,
+    "future": future_leak,
+    "padding": padding_leak,
+    "document": document_leak,
     "cache": cached,
-}  # fmt: skip
+}
 
 
 def make_layer(attention: str) -> MultiHeadAttention:
     """Make a small layer in eval mode, whose modifiers have moved from their initial values."""
     config = GPTConfig(
-        attention=attention, n_embd=C, n_head=H, n_kv_head=HKV, attention_dropout=0.5,  # in eval mode it is off
-        attention_window=WINDOW if "window" in attention else None, block_size=T, vocab_size=2,
-    )  # fmt: skip
+        attention=attention,
+        n_embd=C,
+        n_head=H,
+        n_kv_head=HKV,
+        attention_dropout=0.5,  # in eval mode it is off
+        attention_window=WINDOW if "window" in attention else None,
+        block_size=T,
+        vocab_size=2,
+    )
     layer = make_attention(config).eval()
     layer.register_forward_pre_hook(give_tokens)
     for parameter in layer.modifiers.parameters():
@@ -152,7 +164,10 @@ def run(
     with torch.no_grad():
         pairs = CHECKS[check](layer, torch.randn(B, T, C, device=device, dtype=dtype))
     absolute, relative = TOLERANCE[dtype]
-    shares = [((a.double() - b.double()).abs() / (absolute + relative * b.double().abs())).max() for a, b in pairs]
+    shares = []
+    for found, wanted in pairs:
+        allowed = absolute + relative * wanted.double().abs()
+        shares.append(((found.double() - wanted.double()).abs() / allowed).max())
     share = torch.stack(shares).max().item()  # NaN where any is: that fails too
     return f"ok {share:.2f}" if share <= 1 else f"FAIL {share:.2g}"
 

@@ -95,7 +95,8 @@ class AttentionContext:
         """
         if self.doc_starts is None:
             return None
-        return (self.doc_starts == torch.arange(self.past, self.past + T, device=self.doc_starts.device))[:, None]
+        position = torch.arange(self.past, self.past + T, device=self.doc_starts.device)
+        return (self.doc_starts == position)[:, None]  # (B, T) -> (B, 1, T)
 
 
 class Call(NamedTuple):
@@ -138,7 +139,8 @@ def add_bias(call: Call, row: Float[Tensor, "*#B H T"], column: Float[Tensor, "*
 
 def visible_keys(call: Call) -> Bool[Tensor, "..."] | None:
     """Return where a query may attend as one matrix, or None if causality says it all."""
-    T, S = call.q.shape[-2], call.k.shape[-2]
+    T = call.q.shape[-2]
+    S = call.k.shape[-2]
     mask = call.mask
     if call.doc_starts is not None:
         same_text = document_mask(call.doc_starts, S)
@@ -170,7 +172,8 @@ def arguments(call: Call) -> dict[str, Any]:
         bias = (row[..., None] + column[..., None, :]).to(torch.promote_types(call.q.dtype, torch.float32))
     if call.sink is not None:
         # The sink's key comes before all others, so that causality lets every query see it.
-        H, S = call.q.shape[-3], k.shape[-2]
+        H = call.q.shape[-3]
+        S = k.shape[-2]
         k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
         if mask is not None:
             mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)

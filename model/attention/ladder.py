@@ -91,7 +91,8 @@ class Stacked(MultiHeadAttention):
     def project(self, x: Stream) -> tuple[Query, Key, Value]:
         weights = self.qkv_proj.weight.split(self.head_dim)  # (n·D, C) -> n times (D, C)
         biases = [None] * len(weights) if self.qkv_proj.bias is None else self.qkv_proj.bias.split(self.head_dim)
-        heads = torch.stack([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)  # (B, n, T, D)
+        each = [F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]  # n times (B, T, D)
+        heads = torch.stack(each, 1)  # (B, n, T, D)
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.normalize(q, self.q_norm), self.normalize(k, self.k_norm), v
 
@@ -107,9 +108,11 @@ def head_by_head(
     dropout_p: float,
 ) -> Output:
     """The attention of each head by itself, the results stacked."""
-    pairs, heads = (*q.shape[:-1], k.shape[-2]), []  # (…, H, T, S)
-    allowed, bias = (t if t is None else t.expand(pairs) for t in (allowed, bias))
+    pairs = (*q.shape[:-1], k.shape[-2])  # (…, H, T, S)
+    allowed, bias = (None if t is None else t.expand(pairs) for t in (allowed, bias))
+    heads = []
     for h in range(q.shape[-3]):
-        *qkv, mask, added = (t if t is None else t[..., h : h + 1, :, :] for t in (q, k, v, allowed, bias))
+        one = slice(h, h + 1)
+        *qkv, mask, added = (None if t is None else t[..., one, :, :] for t in (q, k, v, allowed, bias))
         heads.append(matmul(*qkv, mask=mask, bias=added, dropout_p=dropout_p, scale=scale))
     return torch.cat(heads, -3)  # H times (…, 1, T, D) -> (…, H, T, D)

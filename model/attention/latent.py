@@ -40,7 +40,7 @@ class LatentAttention(MultiHeadAttention):
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         D = config.head_channels
         self.latent = config.latent_size or min(4, config.n_head) * D
-        self.turned = max(2, D // 4 * 2)
+        self.turned = max(2, D // 4 * 2)  # half of D, in pairs of channels
         super().__init__(replace(config, n_kv_head=None), layer_idx, sdpa)
         self.scale = (self.turned + D) ** -0.5  # also of queries that W_k has made wider
 
@@ -48,14 +48,16 @@ class LatentAttention(MultiHeadAttention):
         return Rope.of(replace(config, rope_fraction=1.0), self.turned)
 
     def make_projections(self, config: AttentionConfig) -> None:
-        C, H, D = config.n_embd, self.n_head, self.head_dim
-        self.q_proj = Linear(C, self.query_heads * (self.turned + D), bias=config.qkv_bias)
+        C = config.n_embd
+        width = self.n_head * self.head_dim
+        q_width = self.query_heads * (self.turned + self.head_dim)
+        self.q_proj = Linear(C, q_width, bias=config.qkv_bias)
         self.k_proj = Linear(C, self.turned, bias=config.qkv_bias)
         self.c_proj = Linear(C, self.latent, bias=config.qkv_bias)
         self.c_norm = RMSNorm(self.latent, eps=NORM_EPS)
-        self.k_up = Linear(self.latent, H * D, bias=False)
-        self.v_up = Linear(self.latent, H * D, bias=False)
-        self.o_proj = Linear(H * D, C, bias=config.bias)
+        self.k_up = Linear(self.latent, width, bias=False)
+        self.v_up = Linear(self.latent, width, bias=False)
+        self.o_proj = Linear(width, C, bias=config.bias)
 
     def project(self, x: Stream) -> tuple[Query, Keys, Value]:
         """Return the queries, one key [rotated, c], and the values of all heads.
@@ -64,7 +66,9 @@ class LatentAttention(MultiHeadAttention):
         """
         q = self.q_proj(x).unflatten(-1, (self.query_heads, -1)).transpose(1, 2)
         c = self.c_norm(self.c_proj(x))
-        return q, torch.cat((self.k_proj(x), c), -1).unsqueeze(1), self.per_head(self.v_up(c))
+        k = torch.cat((self.k_proj(x), c), -1).unsqueeze(1)  # (B, T, C) -> (B, 1, T, C)
+        v = self.per_head(self.v_up(c))
+        return q, k, v
 
     def per_head(self, y: Float[Tensor, "B T HD"]) -> Float[Tensor, "B H T D"]:
         return y.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
@@ -78,23 +82,28 @@ class LatentAttention(MultiHeadAttention):
         """Make the keys of all heads, or with a cache move W_k to the queries."""
         if ctx.cache is None:
             turned, c = k.split((self.turned, self.latent), -1)
-            k = torch.cat((turned.expand(*v.shape[:-1], -1), self.per_head(self.k_up(c[:, 0]))), -1)
+            of_heads = self.per_head(self.k_up(c[:, 0]))
+            k = torch.cat((turned.expand(*v.shape[:-1], -1), of_heads), -1)
         else:
-            # (B, H, T, turned + D) -> (B, H, T, turned + latent)
-            q = torch.cat((q[..., : self.turned], q[..., self.turned :] @ self.of_queries(self.k_up)), -1)
+            of_latent = q[..., self.turned :] @ self.of_queries(self.k_up)  # (B, H, T, D) -> (B, H, T, latent)
+            q = torch.cat((q[..., : self.turned], of_latent), -1)
         return super().see(q, k, v, ctx)
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         y = super().attend(call, x, ctx)
-        return y if ctx.cache is None else y @ self.of_queries(self.v_up).mT  # (B, H, T, latent) -> (B, H, T, D)
+        if ctx.cache is None:
+            return y
+        return y @ self.of_queries(self.v_up).mT  # (B, H, T, latent) -> (B, H, T, D)
 
     def of_queries(self, up: Linear) -> Float[Tensor, "H D latent"]:
         """Return the weights for each query head; with diff two of them share one."""
-        return up.weight.view(self.n_head, -1, self.latent).repeat_interleave(self.query_heads // self.n_head, 0)
+        weight = up.weight.view(self.n_head, -1, self.latent)  # (H·D, latent) -> (H, D, latent)
+        return weight.repeat_interleave(self.query_heads // self.n_head, 0)
 
     def flops(self, block_size: int) -> float:
         """As the other forms: scores of turned + D channels, values of D."""
-        return super().flops(block_size) * (self.turned + 2 * self.head_dim) / (2 * self.head_dim)
+        of_others = 2 * self.head_dim  # channels of scores and values
+        return super().flops(block_size) * (self.turned + of_others) / of_others
 
 
 @form("gta")
@@ -118,7 +127,8 @@ class GroupedTied(MultiHeadAttention):
         return Rope.of(replace(config, rope_fraction=1.0), self.turned)
 
     def make_projections(self, config: AttentionConfig) -> None:
-        C, D = config.n_embd, self.head_dim
+        C = config.n_embd
+        D = self.head_dim
         self.q_proj = Linear(C, self.query_heads * D, bias=config.qkv_bias)
         self.k_proj = Linear(C, self.turned, bias=config.qkv_bias)
         self.v_proj = Linear(C, self.kv_heads * D, bias=config.qkv_bias)
@@ -126,8 +136,13 @@ class GroupedTied(MultiHeadAttention):
 
     def project(self, x: Stream) -> tuple[Query, Keys, Value]:
         """Return the queries, the keys [rotated, half of v], and the values."""
-        q, v = (proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.v_proj))
-        return q, self.keys(self.k_proj(x).unsqueeze(1), v), v
+        q = self.per_head(self.q_proj(x))
+        v = self.per_head(self.v_proj(x))
+        turned = self.k_proj(x).unsqueeze(1)  # (B, T, half) -> (B, 1, T, half)
+        return q, self.keys(turned, v), v
+
+    def per_head(self, y: Float[Tensor, "B T HD"]) -> Float[Tensor, "B H T D"]:
+        return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def keys(self, turned: Float[Tensor, "B 1 S half"], v: Value) -> Float[Tensor, "B Hkv S _"]:
         return torch.cat((turned.expand(*v.shape[:-1], -1), v[..., self.turned :]), -1)

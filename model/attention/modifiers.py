@@ -130,8 +130,9 @@ class LogN(Modifier):
         S = call.k.shape[2]
         mask = None if call.mask is None else visible_keys(call)
         if mask is not None:
-            n = mask.expand(torch.broadcast_shapes(mask.shape, (1, S))).sum(-1, keepdim=True).clamp(min=1)  # (…, T, 1)
-        else:  # no need of a matrix
+            mask = mask.expand(torch.broadcast_shapes(mask.shape, (1, S)))
+            n = mask.sum(-1, keepdim=True).clamp(min=1)  # (…, T, S) -> (…, T, 1)
+        else:  # positions say it, without a matrix
             n = torch.arange(S - T + 1, S + 1, device=call.q.device)[:, None]
             if call.doc_starts is not None:
                 n = (n - call.doc_starts[:, None, :, None]).clamp(min=1)
@@ -164,7 +165,8 @@ class Forget(Modifier):
         return self.gate(x)
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
-        T, reach = call.q.shape[-2], call.k.shape[-2]
+        T = call.q.shape[-2]
+        reach = call.k.shape[-2]
         log_f = F.logsigmoid(upcast(self.logits(x)))[..., None]
         if ctx.cache is not None:
             # (B, H, T, 1) -> (B, H, S, 1), with a window S of at least its reach
@@ -249,7 +251,9 @@ class Exclusive(Modifier):
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
         v = F.normalize(upcast(v), dim=-1).to(y.dtype)  # in half precision small values would vanish when squared
         v = repeat_heads(v, y.shape[-3])
-        return y - torch.tanh(self.strength)[:, None, None].to(y.dtype) * (y * v).sum(-1, keepdim=True) * v
+        strength = torch.tanh(self.strength)[:, None, None].to(y.dtype)  # (H, 1, 1)
+        on_v = (y * v).sum(-1, keepdim=True)
+        return y - strength * on_v * v
 
 
 @modifier("gate", changes="result")
@@ -263,7 +267,8 @@ class Gate(Modifier):
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        self.gate = PerHead(config.n_embd, layer.n_head * (layer.head_dim if self.each_channel else 1))
+        numbers = layer.head_dim if self.each_channel else 1
+        self.gate = PerHead(config.n_embd, layer.n_head * numbers)
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
         gate = self.gate(x).unflatten(1, (y.shape[1], -1)).transpose(2, 3)  # (B, H·n, T) -> (B, H, T, n)
@@ -290,4 +295,5 @@ class GateSilu(Modifier):
         self.gate_proj = Linear(config.n_embd, layer.n_head * layer.head_dim, bias=False)
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
-        return y * F.silu(self.gate_proj(x)).unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
+        gate = F.silu(self.gate_proj(x))
+        return y * gate.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)  # (B, T, H·D) -> (B, H, T, D)

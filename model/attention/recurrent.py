@@ -69,7 +69,8 @@ def token_by_token(
     decay = emptied(log_decay, begins).exp()
     for t in range(q.shape[-2]):
         state = decay[..., t, :, None] * state
-        key, written = k[..., t, :, None], v[..., t, None, :]  # (…, H, D, 1), (…, H, 1, Dv)
+        key = k[..., t, :, None]  # (…, H, D, 1)
+        written = v[..., t, None, :]  # (…, H, 1, Dv)
         if beta is not None:
             written = beta[..., t, None, None] * (written - key.mT @ state)
         state = state + key * written
@@ -94,7 +95,7 @@ def in_chunks(
     goes from chunk to chunk.
     """
     # Everything that reads no state; n is all heads of all texts.
-    lead, T = q.shape[:-2], q.shape[-2]
+    *lead, T, _ = q.shape
     log_decay = emptied(log_decay, begins).expand(*lead, T, -1)
     q, k, v, log_decay = (chunked(t) for t in (q, k, v, log_decay))  # (…, H, T, D) -> (n, N, C, D)
     before = left_between(log_decay, -1)  # at t, of the state before the chunk: (n, N, C, 1 or D)
@@ -124,8 +125,10 @@ def in_chunks(
         state = torch.baddbmm(rest * state, end, written)  # (n, D, C) @ (n, C, Dv) -> (n, D, Dv)
 
     # All chunks at once again: (n, N, C, D) @ (n, N, D, Dv) + (n, N, C, C) @ (n, N, C, Dv)
-    y = (before * q) @ torch.stack(states, 1) + inside @ (fresh if erased is None else torch.stack(writes, 1))
-    return y.view(*lead, -1, y.shape[-1])[..., :T, :], state.view(*lead, *state.shape[-2:])
+    written = fresh if erased is None else torch.stack(writes, 1)
+    y = (before * q) @ torch.stack(states, 1) + inside @ written
+    y = y.view(*lead, -1, y.shape[-1])[..., :T, :]  # (n, N, C, Dv) -> (…, H, T, Dv), without the padding
+    return y, state.view(*lead, *state.shape[-2:])
 
 
 def emptied(log_decay: LogDecay, begins: Begins) -> LogDecay:
@@ -160,7 +163,7 @@ def faded_products(queries: list[Chunks], k: Chunks, log_decay: Fading) -> list[
 
     Each channel is multiplied by the share of it that is left.
     """
-    if log_decay.shape[-1] == 1:
+    if log_decay.shape[-1] == 1:  # all channels fade alike: a factor of the score
         lower = torch.ones(CHUNK, CHUNK, dtype=k.dtype, device=k.device).tril()
         between = lower @ (log_decay * lower.tril(-1))  # (C, C) @ (…, C, C): the sum of ln α after s up to t
         left = lower * between.exp()
@@ -175,7 +178,8 @@ def faded_products(queries: list[Chunks], k: Chunks, log_decay: Fading) -> list[
         for i, q in enumerate(queries):
             across = (late * halves(q, m)[1]) @ keys  # (…, m, D) @ (…, D, m) -> (…, C/2m, m, m)
             first, second = products[i].unflatten(-3, (-1, 2)).unbind(-3)
-            products[i] = torch.cat((F.pad(first, (0, m)), torch.cat((across, second), -1)), -2)  # (…, C/2m, 2m, 2m)
+            lower = torch.cat((across, second), -1)  # (…, C/2m, m, 2m)
+            products[i] = torch.cat((F.pad(first, (0, m)), lower), -2)  # (…, C/2m, 2m, 2m)
     return [product.squeeze(-3) for product in products]
 
 
@@ -229,7 +233,8 @@ class Recurrent(MultiHeadAttention):
         log_decay, beta = self.rates(x)
         kept = ctx.layer_cache(self.layer_idx)
         scan = token_by_token if T == 1 else self.scan
-        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):  # which knows no meta device
+        # Autocast knows no meta device.
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             q, k, v = (repeat_heads(upcast(t), self.n_head) for t in call[:3])
             state = kept.get("state", q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
             y, state = scan(q, k, v, log_decay.to(q.dtype), beta, ctx.is_doc_start(T), state)
@@ -252,7 +257,10 @@ class LinearAttention(Recurrent):
     """
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
-        y = super().attend(Call(F.elu(call.q) + 1, F.elu(call.k) + 1, F.pad(call.v, (0, 1), value=1.0)), x, ctx)
+        q = F.elu(call.q) + 1
+        k = F.elu(call.k) + 1
+        v = F.pad(call.v, (0, 1), value=1.0)  # (B, H, T, D) -> (B, H, T, D + 1)
+        y = super().attend(Call(q, k, v), x, ctx)
         return y[..., :-1] / y[..., -1:]
 
 
@@ -266,7 +274,8 @@ class Retention(Recurrent):
 
     def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
         head = torch.arange(self.n_head, dtype=torch.float32, device=x.device)
-        return torch.log1p(-torch.exp2(-5 - head))[:, None, None].expand(-1, x.shape[1], -1), None
+        log_decay = torch.log1p(-torch.exp2(-5 - head))
+        return log_decay[:, None, None].expand(-1, x.shape[1], -1), None  # (H,) -> (H, T, 1)
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         y = super().attend(call._replace(q=call.q * self.head_dim**-0.5), x, ctx)
@@ -288,20 +297,25 @@ class GatedDelta(Recurrent):
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         super().__init__(replace(config, qk_norm=False), layer_idx)
-        C, H = config.n_embd, config.n_head
+        C = config.n_embd
+        H = config.n_head
         self.beta = PerHead(C, H)
-        self.fade = PerHead(C, H, torch.full((H,), FADE))  # softplus gives 0.01 at first,
-        rates = [math.log(1 + 15 * h / max(1, H - 1)) for h in range(H)]  # so that α is from 0.99 to 0.85
+        # softplus gives 0.01 at first, and e^a is from 1 to 16: α is from 0.99 to 0.85.
+        self.fade = PerHead(C, H, torch.full((H,), FADE))
+        rates = [math.log(1 + 15 * h / max(1, H - 1)) for h in range(H)]
         self.log_rate = nn.Parameter(torch.tensor(rates))
         self.out_norm = RMSNorm(self.head_dim, eps=NORM_EPS)
 
     def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
-        fade = F.softplus(upcast(self.fade(x))).unflatten(1, (self.n_head, -1)).mT  # (B, H·n, T) -> (B, H, T, n)
-        return -upcast(self.log_rate).exp()[:, None, None] * fade, torch.sigmoid(upcast(self.beta(x)))
+        fade = F.softplus(upcast(self.fade(x)))
+        fade = fade.unflatten(1, (self.n_head, -1)).mT  # (B, H·n, T) -> (B, H, T, n)
+        rate = upcast(self.log_rate).exp()[:, None, None]
+        return -rate * fade, torch.sigmoid(upcast(self.beta(x)))
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         q = unit_length(upcast(call.q)) * self.head_dim**-0.5
-        y = super().attend(call._replace(q=q, k=unit_length(upcast(call.k))), x, ctx)
+        k = unit_length(upcast(call.k))
+        y = super().attend(call._replace(q=q, k=k), x, ctx)
         return y if ctx.weights_only else self.out_norm(y)
 
 
