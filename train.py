@@ -104,7 +104,7 @@ def is_due(step: int, interval: int) -> bool:
 
 
 def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
-    """Take one optimizer step on global batch `step`; return its loss and the norm of its gradient.
+    """Take one optimizer step on global batch `step`; return its loss and its gradient's norm.
 
     The loss is in nats per target, the norm is that before clipping. Both are tensors on the device, for which nothing
     waits here. If either is not finite the step is skipped.

@@ -23,10 +23,10 @@ log = logging.getLogger("tinygpt")
 
 
 def fit(text: str) -> str:
-    """Return text with its lines wrapped to the terminal's width; the text itself where there is no terminal.
+    """Return text with its lines wrapped to the terminal's width.
 
-    A line after a label continues below its beginning, and a sample's keeps its bar. Words longer than a line stay
-    whole, such as paths. So do commands: they can be copied only from one line.
+    Without a terminal it stays as it is. A line after a label continues below its beginning, and a sample's keeps its
+    bar. Words longer than a line stay whole, such as paths. So do commands: they can be copied only from one line.
     """
     if not sys.stdout.isatty():
         return text

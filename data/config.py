@@ -75,8 +75,8 @@ class DataConfig:
     split: str = "train"
     """For hf: the split to read."""
     val_fraction: float | None = None
-    """Share of the text held out for validation; when null 0.04 for stdlib and tales, 0.1 for shakespeare
-    and text, 0.01 for jsonl and hf."""
+    """Share of the text held out for validation.
+    If null: 0.04 for stdlib and tales, 0.1 for shakespeare and text, 0.01 for jsonl and hf."""
     document_mask: bool = False
     """Confine attention to each token's own document."""
     cache_dir: str = "~/.cache/tinygpt"

@@ -1,7 +1,8 @@
-"""Token shards as llm.c and modded-nanogpt write them, memory-mapped, and several of them as one text.
+"""Token shards as llm.c and modded-nanogpt write them.
 
-A shard has a header of 256 int32: a magic number, a version and the number of tokens. GPT-2's ids follow, uint16. Each
-document begins with <|endoftext|>, as it does here. Integers are little-endian.
+They are memory-mapped, and several of them are one text. A shard has a header of 256 int32: a magic number, a version
+and the number of tokens. GPT-2's ids follow, uint16. Each document begins with <|endoftext|>, as it does here. Integers
+are little-endian.
 """
 
 from bisect import bisect_right
@@ -44,9 +45,9 @@ Tokens = np.ndarray | Shards
 
 
 def open_shards(files: list[Path], n_vocab: int) -> Tokens:
-    """Return the tokens of shards, in the order of `files`; DataError if one is damaged or has an id from n_vocab on.
-
-    Reads all ids for this check: 0.1 s for 300 MB that are in memory.
+    """Return the tokens of shards, in the order of `files`.
+ Raises DataError if one is damaged or has an id from n_vocab on. Reads all ids for this check: 0.1 s for 300 MB that
+are in memory.
     """
     shards = []
     for file in files:
@@ -62,7 +63,10 @@ def open_shards(files: list[Path], n_vocab: int) -> Tokens:
 
 
 def map_shard(file: Path) -> np.ndarray:
-    """Return the tokens of a shard, memory-mapped, uint16 (N,); ValueError if its header does not fit."""
+    """Return the tokens of a shard, memory-mapped, uint16 (N,).
+
+    Raises ValueError if its header does not fit.
+    """
     header = np.fromfile(file, "<i4", HEADER)
     if len(header) < HEADER or header[:2].tolist() != [MAGIC, VERSION]:
         raise ValueError(f"it begins with {header[:2].tolist()}, and a shard with {[MAGIC, VERSION]}")

@@ -1,8 +1,9 @@
-"""Tales: short stories from a grammar that knows who has which toy, and a reader that checks each one.
+"""Tales: short stories from a grammar, and a reader that checks each one.
 
-A tale is a walk through RULES, from the state "start" to the state "end". It has a hero (1) and a friend (2), each with
-a toy of their own. Two letters at the end of a state say who has the hero's toy and who the friend's: h for the hero, f
-for the friend, l for a toy that is lost. So hf is the beginning, and fh follows a swap.
+The grammar knows who has which toy. A tale is a walk through RULES, from the state "start" to the state "end". It has a
+hero (1) and a friend (2), each with a toy of their own. Two letters at the end of a state say who has the hero's toy
+and who the friend's: h for the hero, f for the friend, l for a toy that is lost. So hf is the beginning, and fh follows
+a swap.
 """
 
 import re
@@ -171,7 +172,7 @@ def tales(config: TalesConfig) -> Iterator[str]:
 
 
 def first_slip(tale: str) -> str | None:
-    """Return the kind of the first word or sentence that a tale gets wrong; None if it keeps all to its end."""
+    """Return the kind of the first wrong word or sentence of a tale; None if there is none."""
     tale = tale.lower()
     state = "start"
     position = 0

@@ -1,4 +1,4 @@
-"""Sources of documents: the standard library, tales, Shakespeare, a person's files, a dataset.
+"""Sources of documents: the standard library, tales, Shakespeare, files, a dataset.
 
 A document is an iterable of pieces of text of bounded length, so it may be larger than the memory.
 """

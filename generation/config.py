@@ -129,8 +129,8 @@ class EvalConfig:
     """Instead of scoring, probe the model: induction, loss by position up to 16 × block_size,
     sinks, gates, a needle. Figures go to step_N.probes.json beside the checkpoint."""
     tales: bool = False
-    """Instead of scoring, let a model of data=tales write 64 tales, and print the share that keep their
-    names, pronouns, toys and who has them to the end."""
+    """Let a model of data=tales write 64 tales and print the share that are right, without scoring.
+    A tale is right if it keeps names, pronouns, toys and who has them to its end."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"

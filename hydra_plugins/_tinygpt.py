@@ -1,8 +1,9 @@
-"""What Hydra loads by name for a sweep: our sweepers, and the callback between two jobs (conf/ has both names).
+"""The classes that Hydra loads by name for a sweep: sweepers, and a callback between jobs.
 
-Hydra makes a sweeper of a class only if it is in the namespace package hydra_plugins, which is found because the
-checkout is on the path. At every start Hydra imports the modules there, but not those whose names begin with an
-underscore. A single run does without sweeps, so this is one: conf/train.yaml's callback brings it for a sweep.
+conf/ has their names. Hydra makes a sweeper of a class only if it is in the namespace package hydra_plugins, which is
+found because the checkout is on the path. At every start Hydra imports the modules there, but not those whose names
+begin with an underscore. A single run does without sweeps, so this is one: conf/train.yaml's callback brings it for a
+sweep.
 """
 
 import gc
@@ -41,7 +42,10 @@ for sweeper in (Grid, Search, Decide):
 
 
 class AfterJob(Callback):
-    """Frees a job's memory and rewrites the leaderboard; a parallel launcher calls it in the job's own process."""
+    """Frees a job's memory and rewrites the leaderboard.
+
+    A parallel launcher calls it in the job's own process.
+    """
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         if config.hydra.mode != RunMode.MULTIRUN:

@@ -36,7 +36,11 @@ print(tokenizer.decode(tokens[0], skip_special_tokens=True))
 
 
 def model_card(sample: str, figures: dict[str, float], **values: object) -> str:
-    """Return the model card; `values` are those of CARD, `figures` those of the latest evaluation."""
+    """Return the model card.
+
+    figures: the metrics of the latest evaluation.
+    values: the other fields of CARD.
+    """
     measured = "It was not evaluated."
     if "val_bpb" in figures:
         error = f" ± {figures['val_bpb_stderr']:.4f}" if "val_bpb_stderr" in figures else ""

@@ -79,12 +79,18 @@ class KVCache:
 
 
 def spare_rows(window: int) -> int:
-    """Return how many rows beside those of a window a cache has room for, so that it moves them once in so many."""
+    """Return the number of rows for which a cache has room beside a window's.
+
+    Once in so many rows the cache moves the others.
+    """
     return -(-window // 4)
 
 
 def first_kept(end: int, window: int | None) -> int:
-    """Return the first position whose row a cache of `end` positions still has: the next query sees window - 1."""
+    """Return the first position whose row a cache of `end` positions still has.
+
+    The next query sees window - 1 of them.
+    """
     if window is None:
         return 0
     spare = spare_rows(window)

@@ -174,7 +174,7 @@ def memory_shortage(error: BaseException) -> str | None:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return a GPU's FLOP/s by its data sheet, dense in 16 bits; None if they are not known here."""
+    """Return a GPU's FLOP/s by its data sheet, dense in 16 bits; None if they are unknown."""
     if device.type != "cuda":
         return None
     words = re.split(r"\W+", torch.cuda.get_device_name(device).lower())

@@ -63,7 +63,7 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
 
 
 def results(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None, g: list[Tensor] | None) -> list[Tensor]:
-    """Return the layer's output and loss, and with g, their gradients, those of x and the parameters."""
+    """Return the layer's output and loss; given their gradients g, also those of x and weights."""
     if g is None:
         return with_loss(layer, x, mask)
     inputs = [x.detach().requires_grad_(), *layer.parameters()]
