@@ -36,6 +36,7 @@ from common.errors import SettingsError, first_line, format_value
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
 from common.text import flat, literal, quote
+from data.config import VOCABULARIES
 from runs.summary import begin_job, fail_job, has_checkpoints
 from training.config import TrainConfig
 
@@ -132,7 +133,10 @@ def register_schema(inherited: dict[str, Any]) -> None:
 def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     """Return Hydra's composition as TrainConfig; SettingsError for a `typed` setting that has no effect."""
     ours = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
-    config = build(TrainConfig, flat(OmegaConf.to_container(ours, resolve=True)))  # type: ignore[arg-type]
+    values = flat(OmegaConf.to_container(ours, resolve=True))  # type: ignore[arg-type]
+    if values["code"]:  # before names are read
+        with_torch().run_code(values["code"], VOCABULARIES)
+    config = build(TrainConfig, values)
 
     # A typed setting that is idle is a mistake, unless it is the default, which claims nothing.
     asked = set(typed)
@@ -149,8 +153,11 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     return config
 
 
-def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> None:
-    """Raise SettingsError if a job of a sweep cannot run, as far as is known before its text is read."""
+def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> str | None:
+    """Return the hash of a job's code, None without code.
+
+    Raises SettingsError if the job cannot run, as far as is known before its text is read.
+    """
     typed = parse_overrides(overrides)
     check_typed(typed, is_sweep=True)
     cfg = compose()
@@ -159,8 +166,9 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> No
     except InterpolationKeyError:
         raise
     except InterpolationResolutionError:  # a value that only the job knows, such as ${hydra:job.num}
-        return
+        return None
     with_torch().check_job_start(config, cfg.hydra.runtime.choices["hydra/launcher"])
+    return with_torch().run_code(config.code, VOCABULARIES)
 
 
 def run_job(cfg: DictConfig) -> Any:

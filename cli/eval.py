@@ -10,11 +10,13 @@ import torch
 from common.errors import CheckpointError, SettingsError, naming, os_error_reason
 from common.files import replace_text, writing
 from common.text import seen_from_here, visible
+from data.config import VOCABULARIES
 from data.tales import first_slip
 from data.tasks import HELD_OUT
 from generation.config import EvalConfig, SampleConfig
 from generation.generate import encode_prompt, generate
 from generation.score import BLOCK_BYTES, PASS_TOKENS, Scores, ScoringParams, compare, learned_task, load_text, score
+from model.attention.code import run_code
 from pages.probes import probe, probe_lines
 from pages.reading import write_page
 from runs.checkpoint import Checkpoint, open_checkpoint, readable
@@ -43,6 +45,7 @@ TASK_FIGURES = {
 def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
     """Print and return the scores of one checkpoint, or of two; probes and tales return none."""
     device = choose_device(config.device)
+    run_code(config.code, VOCABULARIES)
     checkpoints = [open_checkpoint(config.checkpoint, device)]
     if config.against is not None:
         with naming(f"against={config.against}"):

@@ -11,9 +11,11 @@ import torch
 from common.errors import CheckpointError, SettingsError, format_value
 from common.settings import from_arguments
 from common.text import visible
+from data.config import VOCABULARIES
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
 from generation.jsonl import read_input, read_prompts, warn_if_cropped, write_results
+from model.attention.code import run_code
 from model.gpt import GPT
 from pages.reading import read_prompt
 from runs.checkpoint import Checkpoint, open_checkpoint
@@ -35,6 +37,7 @@ def write_samples(config: SampleConfig) -> None:
     prompt = read_input("prompt_file", config.prompt_file) if config.prompt_file else config.prompt
     records = read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}]
     # Load the model, and convert its weights.
+    run_code(config.code, VOCABULARIES)
     checkpoint = open_checkpoint(config.checkpoint, device)
     model = checkpoint.model
     model.to(decoding_precision(config.precision, device))

@@ -11,8 +11,14 @@ VAL_FRACTIONS = {"stdlib": 0.04, "tales": 0.04, "shakespeare": 0.1, "text": 0.1,
 # The synthetic tasks, with the default of data.task.vocab_size.
 VOCABULARIES = {"recall": 1024, "copy": 32, "selective_copy": 16, "induction": 16}
 SOURCES = (*VAL_FRACTIONS, "nanogpt", "llmc", *VOCABULARIES)
+"""All of ours; VOCABULARIES may get more from code=FILE."""
 DIVISIBLE = ("text", "jsonl", "hf")
 """The sources that data.separator divides into documents."""
+
+
+def check_source(name: str) -> None:
+    """Refuse an unknown source of data."""
+    one_of("data.source", name, dict.fromkeys((*SOURCES, *VOCABULARIES)))
 
 
 @dataclass(kw_only=True)
@@ -87,7 +93,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.path is not None and self.source in ("stdlib", "tales", "shakespeare"):
             self.source = "hf" if str(self.path).endswith(".parquet") else "text"
-        one_of("data.source", self.source, SOURCES)
+        check_source(self.source)
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
         needs_path = self.source in ("text", "jsonl", "nanogpt", "llmc") or (self.source == "hf" and not self.name)
         if needs_path and not self.path:

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.errors import SettingsError
 from data.batches import Batch, TokenDataset, random_stream
-from data.config import TaskConfig
+from data.config import SOURCES, VOCABULARIES, TaskConfig
 
 HELD_OUT = 512  # sequences of the validation split
 POWER = 0.01  # Zoology's exponent of the gaps between a pair and its query
@@ -21,6 +21,7 @@ NOTHING = -1  # the target where nothing is scored
 Random = np.random.RandomState
 Sequences = tuple[np.ndarray, np.ndarray]
 """Inputs and targets, int64 (B, T) each."""
+Task = Callable[[Random, int, int, TaskConfig], Sequences]
 
 
 def recall(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
@@ -101,7 +102,23 @@ def distinct(random: Random, B: int, count: int, weights: np.ndarray) -> np.ndar
     return times.argsort(axis=1)[:, :count]
 
 
-TASKS = {"recall": recall, "copy": copy, "selective_copy": selective_copy, "induction": induction}
+TASKS: dict[str, Task] = {"recall": recall, "copy": copy, "selective_copy": selective_copy, "induction": induction}
+
+
+def task(name: str, vocab_size: int) -> Callable[[Task], Task]:
+    """Register data.source=NAME: a function like recall(), and its default of data.task.vocab_size.
+
+    All sequences of a length must have the same number of answers. Raises SettingsError for a name that is taken.
+    """
+
+    def register(make: Task) -> Task:
+        if name in (*SOURCES, *VOCABULARIES):
+            raise SettingsError(f"the name {name!r} is taken", "choose another one")
+        TASKS[name] = make
+        VOCABULARIES[name] = vocab_size
+        return make
+
+    return register
 
 
 @dataclass(frozen=True)
@@ -163,12 +180,16 @@ class TaskData:
     def _sizes(self, T: int) -> tuple[int, int, int]:
         """Return the answers in a sequence of T tokens, the shortest sequence and the fewest ids."""
         n = self.task.items
-        return {
+        known = {
             "recall": (n, 4 * n, 2 * n + 2),
             "copy": (T // 2, 2, 3),
             "selective_copy": (n, 2 * n, 4),
             "induction": (1, 3, 3),
-        }[self.name]
+        }
+        if self.name in known:
+            return known[self.name]
+        _, targets = self._make(1, T, "answers")
+        return int((targets != NOTHING).sum()), 1, 1
 
     def _make(self, B: int, block_size: int, *key: object) -> Sequences:
         return TASKS[self.name](random_stream(self.name, *key), B, block_size, self.task)

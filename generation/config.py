@@ -45,6 +45,8 @@ class SampleConfig(SamplingParams):
 
     checkpoint: str | None = None
     """Directory of a run, for its best checkpoint, or of a checkpoint; the newest run if null."""
+    code: str | None = None
+    """Your own Python file, run first, which registers the forms and modifiers of the checkpoint."""
     prompt: str = ""
     """Text to continue; the start of a document if empty."""
     prompt_file: str | None = None
@@ -117,6 +119,8 @@ class EvalConfig:
     """Directory of a run, for its best checkpoint, or of a checkpoint; the newest run if null."""
     against: str | None = None
     """Second checkpoint, to compare on the same text."""
+    code: str | None = None
+    """Your own Python file, run first, which registers the forms and modifiers of the checkpoint."""
     data: TextConfig = field(default_factory=TextConfig)
     stride: int | None = None
     """Distance between the scored sequences; an eighth of block_size if null. Every token after

@@ -16,13 +16,13 @@ from common.console import progress_bar
 from common.errors import DataError
 from common.files import from_json
 from data.batches import document_starts
-from data.config import DataConfig, TokenizerConfig
+from data.config import DataConfig, TokenizerConfig, check_source
 from data.prepare import prepare
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
 from model.gpt import GPT
-from runs.checkpoint import TOKENIZER, Checkpoint, readable
+from runs.checkpoint import TOKENIZER, Checkpoint, code_wanted, readable
 from runs.metrics import Evaluation
 
 PASS_TOKENS = 16_384  # in one forward pass
@@ -216,6 +216,10 @@ def learned_task(checkpoint: Checkpoint) -> TaskData:
     """Return the synthetic task that a checkpoint has learned."""
     with readable(checkpoint.path):
         settings = checkpoint.meta.config
+        source = str(settings["data"]["source"])
+    with code_wanted(checkpoint.path, checkpoint.meta):
+        check_source(source)
+    with readable(checkpoint.path):
         data = from_json(DataConfig, settings["data"])
         if not data.is_task:
             raise KeyError(TOKENIZER)

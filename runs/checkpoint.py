@@ -15,8 +15,8 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,10 +27,11 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 from torch import Tensor
 
-from common.errors import CheckpointError, damage_named
+from common.errors import CheckpointError, SettingsError, damage_named
 from common.files import from_json, pointed, reading, replace_text, replacing, user_path
 from common.text import command
 from data.tokenizer import read_tokenizer, save_tokenizer
+from model.attention import check_names
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import count_weights
@@ -196,6 +197,7 @@ def read_meta(path: Path) -> Meta:
 def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
     """Return the settings of a checkpoint's model; CheckpointError if one is unknown or damaged.
 
+    SettingsError if its attention is not registered here.
     meta: the checkpoint's meta.json, if the caller has read it.
     """
     meta = meta or read_meta(path)
@@ -203,7 +205,21 @@ def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
         settings = meta.config["model"]
         unknown = [f"model.{name}" for name in settings if name not in GPTConfig.__dataclass_fields__]
         refuse_unknown(f"checkpoint={path}", unknown, meta)
-        return from_json(GPTConfig, settings)
+        config = from_json(GPTConfig, settings)
+    with code_wanted(path, meta):
+        check_names(config.attention)
+    return config
+
+
+@contextmanager
+def code_wanted(path: Path, meta: Meta) -> Iterator[None]:
+    """Say which file registers a name that is unknown here; it is never run on a checkpoint's word."""
+    try:
+        yield
+    except SettingsError as error:  # becomes no CheckpointError: it holds for all checkpoints of the run
+        file = meta.config.get("code") or "FILE"
+        remedy = f"give the file that registers it, as in code={file}"
+        raise SettingsError(f"checkpoint={path}: {error.problem}", remedy) from None
 
 
 def refuse_unknown(opened: str, unknown: list[str], meta: Meta) -> None:
@@ -227,9 +243,9 @@ def verify_checkpoint(path: Path, *names: str) -> Meta:
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Read a checkpoint without its optimizer's state; CheckpointError if it is unusable."""
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
+    config = read_settings(path, meta)
     with readable(path):
         # Count the weights before the model is built: damaged settings may describe one that fits no memory.
-        config = read_settings(path, meta)
         weights = load_file(path / WEIGHTS)
         found = len(weights), sum(tensor.numel() for tensor in weights.values())
         expected = count_weights(config)

@@ -29,7 +29,7 @@ log = logging.getLogger("tinygpt")
 # Settings that a resumed run may change: the run's end, its output and its hardware.
 MAY_CHANGE_ON_RESUME = (
     *OF_THIS_INVOCATION,
-    *("max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
+    *("code", "max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
     *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
     *("sample_tokens", "sample_prompt", "tensorboard", "wandb", "data.path", "data.cache_dir"),
     *("device", "compile", "deterministic", "distributed", "recompute", "micro_batch_size"),
@@ -93,7 +93,8 @@ def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] 
     """
     meta = newest(run, read_meta)
     refuse_unknown(f"resume={run}", [name for name in flat(meta.config) if name not in known], meta)
-    settings = {name: value for name, value in meta.config.items() if name not in OF_THIS_INVOCATION}
+    # A checkpoint names a file of code, which nobody may have read: it runs only if it is typed.
+    settings = {name: value for name, value in meta.config.items() if name not in ("code", *OF_THIS_INVOCATION)}
     if meta.home != str(run.resolve()):  # moved, perhaps by another person from another machine
         with readable(run):
             path = settings["data"].get("path")

@@ -26,6 +26,7 @@ class Summary:
     reason: str | None = None
     """The reason why the run stopped or failed, in one line."""
     device: str | None = None
+    code_hash: str | None = None
     seed: float | None = None
     step: float | None = None
     parameters: float | None = None
@@ -58,7 +59,7 @@ class JobRecord:
     """The reason why the latest attempt failed, in one line."""
 
 
-NUMBERS = [field.name for field in fields(Summary)][3:]
+NUMBERS = [field.name for field in fields(Summary)][4:]
 
 
 def write_summary(directory: Path, summary: Summary) -> None:
@@ -75,7 +76,7 @@ def read_summary(directory: Path) -> Summary | None:
     numbers = {name: found.get(name) for name in NUMBERS}
     if found.get("status") not in STATUSES or not all(x is None or is_number(x) for x in numbers.values()):
         return None
-    texts = {name: found[name] for name in ("reason", "device") if isinstance(found.get(name), str)}
+    texts = {name: found[name] for name in ("reason", "device", "code_hash") if isinstance(found.get(name), str)}
     return Summary(found["status"], **texts, **numbers)
 
 

@@ -99,6 +99,8 @@ class Record:
     """The code's, with -dirty if files have changed; None outside git."""
     text: str | None
     """The fingerprint of the text; None if this machine does not have it."""
+    code: dict[str, Any] = field(default_factory=dict)
+    """The hash of each variant's file of code=, None without one."""
     comparisons: list[Any] = field(default_factory=list)
 
 
@@ -176,8 +178,7 @@ class Decide(Grid):
         if not fewest <= self.max_pairs <= MOST_PAIRS:
             problem = f"hydra.sweeper.max_pairs={self.max_pairs} must be from {fewest} to {MOST_PAIRS}"
             raise SettingsError(problem, "fewer decide nothing, and the test cannot follow more")
-        for variant in self.variants:
-            self.check_job([*settings, f"seed={seed}", *variant])
+        code = {" ".join(each): self.check_job([*settings, f"seed={seed}", *each]) for each in self.variants}
 
         # The first pair that can end in a verdict. "No difference" takes one-sided tests, which may be earlier.
         self.late = self.delta is not None
@@ -187,15 +188,16 @@ class Decide(Grid):
         # The record, with which earlier ones must agree.
         test = (self.metric, self.delta, self.max_pairs)
         first, *others = map(" ".join, self.variants)
-        self.record = Record(*test, first, others, settings, seed, alpha, *self.origin(settings))
+        self.record = Record(*test, first, others, settings, seed, alpha, *self.origin(settings), code)
         if (self.folder / RECORD).exists():
             fixed = [each.name for each in fields(Record)][:-1]
             self.agree("hydra.sweep.dir", self.folder, fixed, "type what it began with, or name another folder")
         if self.baseline:
-            same = ("first", "settings", "commit", "text")
+            same = ("first", "settings", "commit", "text", "code")
             self.agree("hydra.sweeper.baseline", self.baseline, same, "leave it out: the first variant runs again")
         if self.confirm:
-            self.agree("hydra.sweeper.confirm", self.confirm, ("commit", "text"), "find it again, then confirm it")
+            own = ("commit", "text", "code")
+            self.agree("hydra.sweeper.confirm", self.confirm, own, "find it again, then confirm it")
 
     def read_settings(self, arguments: list[str]) -> tuple[list[str], int]:
         """Return the overrides that all jobs share, and the first seed, which counts up from pair to pair."""
@@ -250,6 +252,9 @@ class Decide(Grid):
         for name in names:
             before = getattr(earlier, name)
             now = getattr(self.record, name)
+            if isinstance(before, dict):  # of each variant: some are in both records
+                before = {variant: before[variant] for variant in before if variant in now}
+                now = {variant: now[variant] for variant in before}
             if before != now:
                 problem = f"{setting}={folder} has {name}={format_value(before)}, not {format_value(now)}"
                 raise SettingsError(problem, remedy)
@@ -292,6 +297,9 @@ class Decide(Grid):
         if error:
             return f"job {name} failed: {sentence_of(error)}"
         summary = read_summary(self.folder / name)
+        variant = " ".join(self.variants[int(name.rpartition("-")[2])])
+        if summary and summary.code_hash != self.record.code[variant]:  # of a process that began later
+            return f"job {name} ran another version of its code"
         if summary and summary.status == "finished" and getattr(summary, self.metric) is not None:
             return summary
         return f"job {name} has no {self.metric}"

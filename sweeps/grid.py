@@ -141,9 +141,9 @@ class Grid(Sweeper):
         for reason, count in Counter(map(str, mistakes.values())).items():
             print(visible(f"{count} of {len(jobs)} jobs cannot run: {reason}"), flush=True)
 
-    def check_job(self, job: Sequence[str]) -> None:
-        """Compose a job as Hydra will, and raise SettingsError if it cannot run."""
-        self.task_function.check(
+    def check_job(self, job: Sequence[str]) -> str | None:
+        """Compose a job as Hydra will, and return the hash of its code; SettingsError if it cannot run."""
+        return self.task_function.check(
             job, partial(self.hydra_context.config_loader.load_sweep_config, self.config, list(job))
         )
 

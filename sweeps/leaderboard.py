@@ -94,7 +94,8 @@ def recorded_jobs(table: Path) -> list[Job]:
             name = known.pop("job")
             status = known.pop("status")
             figures = {each: float(known.pop(each)) for each in NUMBERS if each in known and each != "seed"}
-            summary = Summary(status, known.pop("reason", None), known.pop("device", None), **figures)
+            texts: Any = {each: known.pop(each, None) for each in ("reason", "device", "code_hash")}
+            summary = Summary(status, **(texts | figures))
             jobs.append(Job(table.parent / name, name, known, summary))
     return sorted(jobs, key=lambda job: (len(job.name), job.name))
 

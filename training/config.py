@@ -23,8 +23,6 @@ NEEDS = (
     ("data.text_field", "data.source=jsonl hf"),
     ("data.name data.subset data.split", "data.path=null"),
     ("data.name data.subset data.split", "data.source=hf"),
-    ("data.task.vocab_size", f"data.source={' '.join(VOCABULARIES)}"),
-    ("data.task.items", "data.source=recall selective_copy"),
     ("data.task.random_non_queries", "data.source=recall"),
     ("tokenizer.vocab_size", "tokenizer.name=bpe"),
     (STRETCHED, "model.rope_scaling=linear yarn llama3"),
@@ -147,6 +145,10 @@ class TrainConfig:
 
     attention: str | None = None
     """How the layers attend, as in attention=sdpa+gate; short for model.attention."""
+    code: str | None = None
+    """Your own Python file, run first, which registers forms, modifiers or tasks."""
+    code_hash: str | None = None
+    """Hash of that file and of the neighbours that it imports; the run sets it."""
     run_dir: str | None = None
     """Directory for all files of the run; a new one under outputs/ when null."""
     resume: str | None = None
@@ -244,7 +246,13 @@ class TrainConfig:
         model.attention.unused_settings() gives those that a form of attention ignores.
         """
         found: dict[str, str] = {}
-        for names, needed in NEEDS:
+        tasks = VOCABULARIES.keys()
+        needs = (
+            *NEEDS,
+            ("data.task.vocab_size", f"data.source={' '.join(tasks)}"),
+            ("data.task.items", f"data.source={' '.join(tasks - {'copy', 'induction'})}"),
+        )
+        for names, needed in needs:
             setting, _, values = needed.partition("=")
             value = format_value(attrgetter(setting)(self))
             if value not in values.split():

@@ -72,7 +72,7 @@ class SummaryFile(Logger):
         best = next((row for row in evaluations if row["step"] == run.progress.best_step), {})
         tokens = step * run.config.tokens_per_step
         summary = Summary(
-            status, reason, run.device.type, run.config.seed, step,
+            status, reason, run.device.type, run.config.code_hash, run.config.seed, step,
             parameters=count_parameters(run.model).total(),
             parameters_in_blocks=sum(p.numel() for block in run.model.blocks for p in block.parameters()),
             tokens=tokens,

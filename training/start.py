@@ -19,11 +19,13 @@ from tiktoken import Encoding
 from common.console import Signals, in_notebook, show_log
 from common.errors import SettingsError, format_value
 from common.files import os_errors_named, replace_text, user_path
+from data.config import VOCABULARIES
 from data.prepare import prepare
 from data.tasks import Data, TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
 from model.attention import unused_settings
+from model.attention.code import run_code
 from model.config import GPTConfig
 from model.cpu import keep_freed_memory
 from model.gpt import GPT
@@ -63,6 +65,7 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
         ranks.join(device)
         if device.type == "cpu":
             keep_freed_memory()
+        config = replace(config, code_hash=run_code(config.code, VOCABULARIES))
         check_machine(config, device, ranks)
 
         # Build the run. Rank 0 chooses the checkpoint and the directory.

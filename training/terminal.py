@@ -95,15 +95,16 @@ class Terminal(Logger):
     def on_end(self, error: BaseException | None) -> None:
         self.display.close()
         run = self.run
+        code = f" {hydra_quoted('code', run.config.code)}" if run.config.code else ""
         if error is None:
             self.log_result()
             log.info("curves    %s", run.directory / "report.html")
             if run.data.tokenizer:
-                log.info("sample    %s %s", command("sample.py"), hydra_quoted("checkpoint", run.directory))
+                log.info("sample    %s %s%s", command("sample.py"), hydra_quoted("checkpoint", run.directory), code)
             if Path(sys.argv[0]).name == "train.py" and not {"resume", "-m", "--multirun"} & typed_names():
                 log.info("compare   %s %s", command("train.py"), shlex.join(with_other_attention(run)))
         elif isinstance(error, SystemExit):
-            again = f"{command('train.py')} {hydra_quoted('resume', run.directory)}"
+            again = f"{command('train.py')} {hydra_quoted('resume', run.directory)}{code}"
             log.info("stopped after step %d; to continue:  %s", run.progress.step, again)
 
     def log_result(self) -> None:

@@ -12,6 +12,7 @@ latent.py      keys and values remembered as one small vector
 recurrent.py   a state in place of the cache
 sparse.py      a few chosen keys
 registry.py    the decorators that give a form or a modifier its name, yours too
+code.py        a file of your own, run by code=FILE
 check.py       python -m model.attention.check: does all of it work on your machine?
 
 Next door: model/rope.py, model/cache.py.

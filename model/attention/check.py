@@ -15,6 +15,7 @@ from torch import Tensor
 
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, MultiHeadAttention, make_attention
+from model.attention.code import run_code
 from model.attention.layer import SoftCapped
 from model.attention.masks import padding_mask
 from model.attention.recurrent import Recurrent, token_by_token
@@ -69,7 +70,8 @@ def results(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None, g: list[T
     inputs = [x.detach().requires_grad_(), *layer.parameters()]
     with torch.enable_grad():
         y = with_loss(layer, inputs[0], mask)
-    return [*y, *torch.autograd.grad(y, inputs, [part.to(x.dtype) for part in g])]
+    found = torch.autograd.grad(y, inputs, [part.to(x.dtype) for part in g], materialize_grads=True)
+    return [*y, *found]
 
 
 def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list[Tensor]:
@@ -186,9 +188,16 @@ def combinations() -> Iterator[str]:
             yield f"{form}+{modifier}"
 
 
-def main(attentions: list[str]) -> int:
-    """Print the table of some attentions, or of all; return 1 if a check failed."""
+def main(arguments: list[str]) -> int:
+    """Print the table of some attentions, or of all; return 1 if a check failed.
+
+    arguments: the attentions, and code=FILE for a file that registers them.
+    """
     try:
+        for argument in arguments:
+            if argument.startswith("code="):
+                run_code(argument.removeprefix("code="))
+        attentions = [argument for argument in arguments if not argument.startswith("code=")]
         for attention in attentions:
             make_layer(attention)
     except SettingsError as error:

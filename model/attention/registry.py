@@ -31,7 +31,10 @@ config.py has the settings.
 
 
 def form(name: str) -> Callable[[Subject], Subject]:
-    """Register attention=NAME: an attention function or a layer class."""
+    """Register attention=NAME: an attention function or a layer class.
+
+    Raises SettingsError for a name that is taken, as modifier() does.
+    """
     return lambda subject: _register(FORMS, name, subject)
 
 
@@ -50,7 +53,8 @@ def modifier(name: str, *, changes: str, last: bool = False) -> Callable[[Subjec
 
 
 def _register(names: dict[str, Any], name: str, subject: Subject) -> Subject:
-    assert name.isidentifier() and name not in FORMS | MODIFIERS | SETTINGS, f"{name} is no free name"
+    if not name.isidentifier() or name in FORMS | MODIFIERS | SETTINGS:
+        raise SettingsError(f"the name {name!r} is taken, or no identifier", "choose another one")
     names[name] = subject
     return subject
 
@@ -66,7 +70,7 @@ def check_names(attention: str) -> None:
             known = [*SETTINGS, *MODIFIERS] if place else [*FORMS]
             if name not in known:
                 near = "".join(f"did you mean {match}? Else " for match in difflib.get_close_matches(name, known, n=1))
-                remedy = f"{near}choose one of {', '.join(known)}"
+                remedy = f"{near}choose one of {', '.join(known)}, or give the file that registers it by code=FILE"
                 if name in SETTINGS | MODIFIERS:
                     remedy = f"add it to a form, as in sdpa+{name}"
                 problem = f"attention={attention}: {name!r} is no {'modifier' if place else 'form'}"

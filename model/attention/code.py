@@ -1,0 +1,97 @@
+"""A person's own file, which registers forms, modifiers and tasks: code=FILE."""
+
+import hashlib
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.errors import SettingsError, os_error_reason
+from model.attention.registry import FORMS, MODIFIERS
+
+RAN: dict[Path, tuple[list[Path], str]] = {}
+"""The files that have run in this process, each with itself and its neighbours, and their hash."""
+
+
+def run_code(name: str | None, *registries: dict[str, Any]) -> str | None:
+    """Run the file of code=NAME, once in a process, and return its hash; None without a name.
+
+    registries: those to which it may add, besides forms and modifiers. The hash, the first 16 digits of a SHA-256,
+    covers the neighbours that the file imports. An error in the file prints its traceback. Raises SettingsError for
+    such an error, with the registries as they were, and for a file that has changed since it ran.
+    """
+    if name is None:
+        return None
+    try:
+        path = Path(name).expanduser().resolve()
+        if path not in RAN:
+            files = [path, *execute(name, path, (FORMS, MODIFIERS, *registries))]
+            RAN[path] = files, digest(files)
+        files, found = RAN[path]
+        if digest(files) != found:
+            raise SettingsError(f"code={name} has changed since this process ran it", "start the command again")
+        return found
+    except (OSError, RuntimeError) as error:
+        remedy = "give a Python file that registers a form, a modifier or a task"
+        raise SettingsError(f"code={name} cannot be read ({os_error_reason(error)})", remedy) from None
+
+
+def digest(files: list[Path]) -> str:
+    """Return the hash of some files' content."""
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list[Path]:
+    """Run a file; return the neighbours that it imports."""
+    # Relative imports find the neighbours in a package of the file's own. torch.compile finds the module by its name.
+    package = ModuleType(f"code_{hashlib.sha256(bytes(path)).hexdigest()[:8]}")
+    package.__path__ = [str(path.parent)]
+    module = ModuleType(f"{package.__name__}.{path.stem}")
+    module.__package__ = package.__name__
+    module.__file__ = str(path)
+    sys.modules |= {package.__name__: package, module.__name__: module}
+
+    # Run its source: a compiled copy may be older.
+    source = path.read_bytes()
+    before = [dict(registry) for registry in registries]
+    states = random_states()
+    try:
+        exec(compile(source, path, "exec"), vars(module))
+        if random_states() != states:
+            raise SettingsError("it changes the global random numbers", "use a generator of its own")
+        if before == [*registries]:
+            raise SettingsError("it registers nothing", "decorate a function or a class with @form or @modifier")
+    except (Exception, SystemExit) as error:
+        for registry, content in zip(registries, before, strict=True):
+            registry.clear()
+            registry.update(content)
+        raise explained(f"code={name}", path, error) from error
+    loaded = [each for key, each in sys.modules.items() if key.startswith(f"{package.__name__}.") and each != module]
+    return sorted(Path(each.__file__) for each in loaded if each.__file__)
+
+
+def random_states() -> bytes:
+    """Return the states of the global generators of NumPy and torch."""
+    return pickle.dumps((np.random.get_state(), torch.get_rng_state().numpy()))
+
+
+def explained(setting: str, path: Path, error: BaseException) -> SettingsError:
+    """Print the traceback of an error in a file, from the file on; return its sentence."""
+    trace = error.__traceback__ and error.__traceback__.tb_next
+    lines = [frame.lineno for frame in traceback.extract_tb(trace) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError) and error.lineno:
+        lines.append(error.lineno)
+    if lines:
+        setting += f", line {lines[0]}"
+        if os.environ.get("RANK", "0") == "0":
+            traceback.print_exception(error.with_traceback(trace))
+    if isinstance(error, SettingsError):
+        return SettingsError(f"{setting}: {error.problem}", error.remedy)
+    return SettingsError(f"{setting}: {traceback.format_exception_only(error)[-1].strip()}", "correct the file")

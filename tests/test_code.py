@@ -1,0 +1,304 @@
+"""code=FILE runs a person's own file before names are read, says what is wrong with it, and runs nothing unasked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import conftest
+import pytest
+import torch
+import yaml
+from sweeping import run, run_here, tiny
+from test_distributed import start_torchrun
+from test_launchers import needs_joblib, needs_submitit
+
+from common.errors import SettingsError
+from data.config import VOCABULARIES
+from data.tasks import TASKS
+from model.attention import check
+from model.attention.code import RAN, run_code
+from model.attention.registry import FORMS, MODIFIERS
+from runs.checkpoint import as_json, read_meta
+from runs.summary import read_summary
+from train import train
+
+OWN = '''
+import torch
+from torch import nn
+
+from data.tasks import task
+from model.attention.contract import from_weights
+from model.attention.modifiers import Modifier
+from model.attention.registry import form, modifier
+
+from .neighbour import FACTOR
+
+
+@form("relu")
+@from_weights
+def relu(scores):
+    n = (scores > -torch.inf).sum(-1, keepdim=True)
+    return FACTOR * scores.relu() / n
+
+
+@modifier("head_scale", changes="result")
+class HeadScale(Modifier):
+    def __init__(self, layer, config):
+        super().__init__(layer, config)
+        self.scale = nn.Parameter(torch.ones(layer.n_head))
+
+    def finish(self, y, v, x, ctx):
+        return y * self.scale[:, None, None].to(y.dtype)
+
+
+@task("repeat", vocab_size=9)
+def repeat(random, B, T, task):
+    """The target of every position but the first is the first id."""
+    inputs = random.randint(0, task.ids("repeat"), (B, T))
+    targets = inputs[:, :1].repeat(T, axis=1)
+    targets[:, 0] = -1
+    return inputs, targets
+'''
+BEGINNING = "from model.attention.registry import form\n"
+USED = BEGINNING + "form('mine')(None)\n"
+sample = partial(conftest.run_here, "sample.py")
+
+
+@pytest.fixture(autouse=True)
+def _registries():
+    """Forget the names and files of a test."""
+    registries = (FORMS, MODIFIERS, VOCABULARIES, TASKS, RAN)
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, content in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(content)
+
+
+def forget() -> None:
+    """Forget what has run, as a new process does."""
+    RAN.clear()
+    for registry, names in ((FORMS, ["relu"]), (MODIFIERS, ["head_scale"]), (VOCABULARIES, ["repeat"])):
+        for name in names:
+            registry.pop(name, None)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour.py").write_text("FACTOR = 1\n")
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path / "own.py"
+
+
+def test_a_run_with_code_can_be_sampled_scored_and_resumed_with_the_same_file_alone(own, tmp_path):
+    asked = [*tiny(tmp_path, max_steps=4), "attention=relu+head_scale", "run_dir=run"]
+    result = run_here(*asked, "code=own.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "sample.py checkpoint=run code=own.py" in result.stdout
+    written = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert written["code"] == "own.py" and len(written["code_hash"]) == 16
+    assert read_summary(tmp_path / "run").code_hash == written["code_hash"]
+    commands = {
+        "sample.py": ["checkpoint=run", "max_new_tokens=3"],
+        "eval.py": ["checkpoint=run"],
+        "export.py": ["checkpoint=run", "to=demo.html"],
+        "train.py": ["resume=run", "max_steps=6"],
+    }
+    for script, arguments in commands.items():
+        forget()
+        without = conftest.run_here(script, *arguments, cwd=tmp_path)
+        assert without.returncode == 1 and without.stderr.count("\n") == 1, script
+        assert "attention=relu+head_scale: 'relu' is no form: " in without.stderr
+        assert "code=FILE" in without.stderr if script == "train.py" else "as in code=own.py." in without.stderr
+        if script != "export.py":  # a page knows our forms alone
+            result = conftest.run_here(script, *arguments, "code=own.py", cwd=tmp_path)
+            assert result.returncode == 0, result.stderr
+    assert read_meta(tmp_path / "run/checkpoints/step_6").progress.finished
+
+
+@pytest.mark.parametrize("changed", ["own.py", "neighbour.py"])
+def test_a_changed_file_is_told_and_taken_only_with_allow_changes(own, tmp_path, changed):
+    asked = [*tiny(tmp_path, max_steps=2), "attention=relu", "code=own.py", "run_dir=run"]
+    assert run_here(*asked, cwd=tmp_path).returncode == 0
+    with (tmp_path / changed).open("a") as file:
+        file.write("FACTOR = 2\n")
+    going_on = ["resume=run", "code=own.py", "max_steps=3"]
+    result = run_here(*going_on, cwd=tmp_path)
+    assert "code=own.py has changed since this process ran it: start the command again." in result.stderr
+    forget()
+    before = read_summary(tmp_path / "run").code_hash
+    result = run_here(*going_on, cwd=tmp_path)
+    assert result.returncode == 1 and f"would not be the same run: code_hash={run_code(str(own))} (was {before})" in (
+        result.stderr
+    )
+    result = run_here(*going_on, "allow_changes=true", cwd=tmp_path)
+    assert result.returncode == 0 and read_summary(tmp_path / "run").code_hash == run_code(str(own)) != before
+
+
+def test_a_task_of_a_file_is_learned_and_scored(own, tmp_path):
+    asked = ["data.source=repeat", "code=own.py", "data.task.vocab_size=5", "run_dir=run", "max_steps=2"]
+    sizes = ["model.n_layer=1", "model.n_embd=32", "model.block_size=8", "batch_size=4", "device=cpu"]
+    result = run_here(*asked, *sizes, cwd=tmp_path)
+    assert result.returncode == 0 and "accuracy" in result.stdout, result.stderr
+    meta = read_meta((tmp_path / "run/checkpoints/last").resolve())
+    assert meta.config["model"]["vocab_size"] == 5 and meta.progress.metrics["val_loss"] > 0
+    forget()
+    without = conftest.run_here("eval.py", "checkpoint=run", cwd=tmp_path)
+    assert "data.source=repeat is not known: give the file that registers it, as in code=own.py" in without.stderr
+    assert "7 answers" not in without.stdout
+    scored = conftest.run_here("eval.py", "checkpoint=run", "code=own.py", cwd=tmp_path)
+    assert scored.returncode == 0 and "task        repeat" in scored.stdout, scored.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (None, "code=FILE cannot be read (No such file or directory): give a Python file that registers a form, a"),
+        ("this is no Python\n", "code=FILE, line 1: SyntaxError: invalid syntax: correct the file."),
+        ("\0", "code=FILE"),
+        ("x = 1\n", "code=FILE: it registers nothing: decorate a function or a class with @form or @modifier."),
+        (USED + "import sys\nsys.exit(3)\n", "code=FILE, line 4: SystemExit: 3: correct the file."),
+        (USED + "import torch\ntorch.manual_seed(7)\n", "code=FILE: it changes the global random numbers: use a"),
+        (USED + "import numpy\nnumpy.random.seed(0)\n", "code=FILE: it changes the global random numbers: use a"),
+        (USED + "form('mine')(None)\n", "code=FILE, line 3: the name 'mine' is taken, or no identifier: choose"),
+        (USED + "form('sdpa')(None)\n", "code=FILE, line 3: the name 'sdpa' is taken, or no identifier: choose"),
+        (USED + "form('my-form')(None)\n", "code=FILE, line 3: the name 'my-form' is taken, or no identifier"),
+        ("from data.tasks import task\ntask('copy', 3)(None)\n", "code=FILE, line 2: the name 'copy' is taken"),
+        (USED + "import absent_here\n", "code=FILE, line 3: ModuleNotFoundError: No module named 'absent_here'"),
+        (USED + "from .absent import x\n", "code=FILE, line 3: ModuleNotFoundError: No module named 'code_"),
+        (USED + "1 / 0\n", "code=FILE, line 3: ZeroDivisionError: division by zero: correct the file."),
+    ],
+)
+def test_a_file_that_cannot_be_used_ends_in_one_sentence_with_the_line_and_leaves_no_name(
+    tmp_path, capsys, source, said
+):
+    file = tmp_path / "bad.py"
+    if source is not None:
+        file.write_text(source)
+    state = torch.get_rng_state()
+    before = dict(FORMS)
+    with pytest.raises(SettingsError) as caught:
+        run_code(str(file), VOCABULARIES)
+    sentence = str(caught.value)
+    assert sentence.replace(str(file), "FILE").startswith(said) and "\n" not in sentence
+    trace = capsys.readouterr().err
+    assert ("line" in sentence) == (f'File "{file}", line' in trace) and "attention/code.py" not in trace
+    assert before == FORMS and file not in RAN
+    assert torch.equal(torch.get_rng_state(), state) != ("manual_seed" in (source or ""))
+
+
+@pytest.mark.parametrize("script", ["train.py", "sample.py", "eval.py", "export.py"])
+def test_each_command_ends_with_the_sentence(tmp_path, script):
+    (tmp_path / "bad.py").write_text("x = 1\nx.y\n")
+    asked = ["to=out"] if script == "export.py" else []
+    result = conftest.run_here(script, "code=bad.py", *asked, cwd=tmp_path)
+    assert result.returncode == 1
+    *trace, sentence = result.stderr.splitlines()
+    assert sentence == (
+        "error: code=bad.py, line 2: AttributeError: 'int' object has no attribute 'y': correct the file."
+    )
+    assert trace[0].startswith("Traceback") and any("x.y" in line for line in trace)
+
+
+def test_a_checkpoint_that_names_a_file_does_not_run_it(own, tmp_path):
+    asked = [*tiny(tmp_path, max_steps=2), "attention=relu", "code=own.py", "run_dir=run"]
+    assert run_here(*asked, cwd=tmp_path).returncode == 0
+    forget()
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + OWN)
+    for known in ("sdpa", "relu"):
+        for checkpoint in (tmp_path / "run/checkpoints").glob("step_*/"):
+            meta = read_meta(checkpoint)
+            settings = meta.config | {"code": str(evil), "model": meta.config["model"] | {"attention": known}}
+            (checkpoint / "meta.json").write_text(as_json(replace(meta, config=settings)))
+        (tmp_path / "run/config.yaml").write_text(f"code: {evil}\n")
+        for script, arguments in (
+            ("sample.py", ["checkpoint=run"]),
+            ("sample.py", ["checkpoint=run", "page=page.html"]),
+            ("eval.py", ["checkpoint=run"]),
+            ("eval.py", ["checkpoint=run", "probes=true"]),
+            ("export.py", ["checkpoint=run", f"to={known}"]),
+            ("train.py", ["resume=run", "max_steps=3", "allow_changes=true"]),
+            ("train.py", ["init_from=run", "max_steps=3"]),
+        ):
+            result = conftest.run_here(script, *arguments, cwd=tmp_path)
+            if known == "relu":
+                assert result.returncode == 1 and "'relu' is no form" in result.stderr, (script, result.stderr)
+            assert not (tmp_path / "ran").exists(), script
+
+
+def test_the_check_is_of_a_files_names_too(own, capsys):
+    assert check.main(["relu", "sdpa+head_scale", f"code={own}"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\nrelu ") == printed.count("\nsdpa+head_scale ") == 2 and "every check passed" in printed
+    with pytest.raises(SystemExit, match="error: code=absent.py cannot be read"):
+        check.main(["sdpa", "code=absent.py"])
+
+
+def test_the_check_finds_a_form_that_sees_the_future(tmp_path, capsys):
+    mean = "v.mean(2, keepdim=True).repeat_interleave(q.size(1) // v.size(1), 1)"
+    source = f"{BEGINNING}@form('cheat')\ndef cheat(q, k, v, **others):\n    return {mean} + 0 * q\n"
+    (tmp_path / "cheat.py").write_text(source)
+    assert check.main(["cheat", f"code={tmp_path / 'cheat.py'}"]) == 1
+    assert "FAIL" in capsys.readouterr().out
+
+
+def test_jobs_of_one_process_run_each_its_own_file_and_a_comparison_notes_their_hashes(own, tmp_path):
+    (tmp_path / "other.py").write_text(
+        OWN.replace('"relu"', '"other"').replace("head_scale", "x").replace("repeat", "r")
+    )
+    variants = '["attention=sdpa","code=own.py attention=relu","code=other.py attention=other"]'
+    asked = ["-m", "hydra/sweeper=decide", "hydra.sweeper.max_pairs=7", "hydra.sweep.dir=it", *tiny(tmp_path)]
+    asked += ["max_steps=1", "hydra.sweeper.give_up=2", f"hydra.sweeper.variants={variants}"]
+    result = run_here(*asked, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    code = json.loads((tmp_path / "it/decide.json").read_text())["code"]
+    assert code == {
+        "attention=sdpa": None,
+        "code=own.py attention=relu": read_summary(tmp_path / "it/1-1").code_hash,
+        "code=other.py attention=other": read_summary(tmp_path / "it/1-2").code_hash,
+    }
+    assert len({*code.values()}) == 3
+    forget()
+    for name in ("other", "x", "r"):
+        for registry in (FORMS, MODIFIERS, VOCABULARIES):
+            registry.pop(name, None)
+    own.write_text(OWN + "\n")
+    result = run_here(*asked, cwd=tmp_path)
+    assert result.returncode == 1 and "hydra.sweep.dir=" in result.stderr and "has code={" in result.stderr
+
+
+def test_a_sweep_says_of_a_broken_file_that_none_of_its_jobs_can_run(tmp_path):
+    (tmp_path / "bad.py").write_text("x = 1\n")
+    assert "code=bad.py: it registers nothing" in run_here("-m", "code=bad.py", "seed=1,2", cwd=tmp_path).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param("joblib", marks=needs_joblib), pytest.param("submitit_local", marks=needs_submitit)],
+)
+def test_the_processes_of_a_sweep_run_the_file_too(own, tmp_path, launcher):
+    asked = ["-m", f"hydra/launcher={launcher}", "attention=relu,sdpa+head_scale", "hydra.sweep.dir=here"]
+    result = run(*asked, "code=own.py", *tiny(tmp_path, max_steps=2), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    hashes = {read_summary(tmp_path / f"here/{job}").code_hash for job in (0, 1)}
+    assert hashes == {run_code(str(own), VOCABULARIES)}
+
+
+@pytest.mark.slow
+def test_the_ranks_of_torchrun_run_the_file_too(own, tmp_path, text_file):
+    process = start_torchrun(tmp_path, text_file, f"code={own}", "attention=relu", "max_steps=2")
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    assert read_summary(tmp_path / "run").code_hash == run_code(str(own), VOCABULARIES)
+
+
+def test_train_runs_the_file_for_a_program_too(own, train_config):
+    config = replace(train_config, code=str(own), max_steps=1, eval_interval=1, sample_tokens=0)
+    config.model = replace(config.model, attention="relu")
+    assert train(config) < 6 and config.code_hash is None
+    assert "relu" in FORMS and asdict(config)["code"] == str(own)
