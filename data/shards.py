@@ -46,8 +46,9 @@ Tokens = np.ndarray | Shards
 
 def open_shards(files: list[Path], n_vocab: int) -> Tokens:
     """Return the tokens of shards, in the order of `files`.
- Raises DataError if one is damaged or has an id from n_vocab on. Reads all ids for this check: 0.1 s for 300 MB that
-are in memory.
+
+    Raises DataError if one is damaged or has an id from n_vocab on. Reads all ids for this check: 0.1 s for 300 MB
+    that are in memory.
     """
     shards = []
     for file in files:
