@@ -3,7 +3,7 @@
     python benchmarks/attention.py
 
 One forward and backward pass of each form that takes the whole text at once: its time, all forms in turns, and the most
-that it adds to its inputs, each measured in its own process. On a GPU also flex, and greater lengths.
+that it adds to its inputs, each measured in its own process. On a GPU with greater lengths.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ import paired
 import torch
 
 from model.attention import FORMS as REGISTERED
-from model.attention.functions import causal_blocks, flex, fused
+from model.attention.fused import fused
 from training.device import choose_precision, fast_products, peak_memory, reset_peak_memory
 
 B, H, D = 4, 8, 64
 ON_GPU = paired.device().type == "cuda"
 FORMS = {name: REGISTERED[name] for name in ("sdpa", "matmul", "einsum", "bmm")} | {"fused": fused}
-if ON_GPU:
-    compiled = torch.compile(flex)
-    FORMS["flex"] = lambda q, k, v, *, is_causal: compiled(q, k, v, causal_blocks(q.shape[-2], q.shape[-2], q.device))
 LENGTHS = (256, 1024, 4096) if ON_GPU else (64, 256, 1024)
 MEMORY_LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 

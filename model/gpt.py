@@ -12,11 +12,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import AttentionContext, check_names, make_attention
-from model.attention.functions import causal_blocks
 from model.cache import KVCache
 from model.config import GPTConfig
 from model.layers import LayerNorm, Linear, RMSNorm
@@ -139,7 +137,6 @@ class GPT(nn.Module):
         ctx.doc_starts = doc_starts
         ctx.tokens = tokens
         ctx.cache = cache
-        ctx.blocks = self.flex_blocks(x, doc_starts)
         ctx.rotations = {rope: rope.table(x, ctx.past) for rope in self.ropes}
 
         # Add n-grams and positions, then run the blocks.
@@ -167,21 +164,6 @@ class GPT(nn.Module):
             return self.position_embedding.weight[past:end]
         positions = torch.arange(past, end, device=doc_starts.device) - doc_starts  # (B, T)
         return self.position_embedding(positions)
-
-    def flex_blocks(self, x: Stream, doc_starts: DocStarts) -> dict[int, BlockMask]:
-        """Return flex_attention's block masks by window; none where it does not pay.
-
-        It pays in compiled training on a GPU of compute capability 8.0.
-        """
-        T = x.size(1)
-        is_compiled_training = self.training and self.runtime.blocks_are_compiled
-        if not is_compiled_training or doc_starts is not None or not x.is_cuda:
-            return {}
-        # A block of the mask has 128 tokens: a shorter text has none to skip.
-        if T <= 128 or torch.cuda.get_device_capability(x.device) < (8, 0):
-            return {}
-        windows = {attention.window or T for attention in self.attentions if attention.uses_flex}
-        return {window: causal_blocks(T, window, x.device) for window in windows}
 
     @property
     def longest_context(self) -> int | None:
@@ -243,7 +225,6 @@ class Runtime:
     """The loss of a chunk of tokens; in a compiled run torch.compile() of it."""
     largest_chunk: int | None = None
     """Bytes of float32 logits at a time: see fused_cross_entropy."""
-    blocks_are_compiled: bool = False
     compiled_hidden: Callable[..., Stream] | None = None
     """torch.compile() of GPT.hidden(), for the steps of decoding; None if it is not compiled."""
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -126,6 +127,13 @@ class Watch:
                 self.heads.add(" ".join(map(name, (q, k, v)))) or see(q, k, v, ctx)
             )
 
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """Watch torch's two functions."""
+        attend = mock.patch("torch.nn.functional.scaled_dot_product_attention", self.attend)
+        with attend, mock.patch("torch.nn.attention.varlen.varlen_attn", self.attend_varlen):
+            yield
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -133,6 +141,14 @@ class Watch:
         """Note the kernel of torch's function, and call it."""
         self.kernels.append(kernel(q, k, v, mask, dropout_p, is_causal, enable_gqa))
         return TORCHS(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    def attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **more: Any) -> Tensor:
+        """Note FlashAttention with a window, if it takes the call, and call torch's function."""
+        assert q.dtype in (torch.bfloat16, torch.float16)
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0
+        assert more["enable_gqa"] or q.shape[1] == k.shape[1]
+        self.kernels.append("flash")
+        return varlen_attn(q, k, v, *rest, **more)
 
     def found(self) -> dict[str, Any]:
         """Return what was seen since the last time."""
@@ -164,7 +180,7 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
         model = on_gpu(without_weights(model_config))
         run = Run(config, GPU, choose_precision("auto", GPU), data, model, ddp_model=model)
         watch = Watch(model)
-        with mock.patch("torch.nn.functional.scaled_dot_product_attention", watch.attend):
+        with watch.patched():
             # A step, with its backward pass and both optimizers: Muon, and AdamW for what is no matrix of a block.
             model.train()
             loss, norm = train_step(run, 0)
@@ -185,8 +201,7 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
         decoder.cache = KVCache(32)
         params = SamplingParams(top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.1)
         uniform = torch.rand(2)
-        patched = mock.patch("torch.nn.functional.scaled_dot_product_attention", watch.attend)
-        with patched, torch.inference_mode():
+        with watch.patched(), torch.inference_mode():
             logits = decoder._forward(torch.zeros(2, 16, dtype=torch.int64))
             found["prompt"] = watch.found()
             for _ in range(2):

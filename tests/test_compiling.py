@@ -1,13 +1,10 @@
-"""What torch compiles and how often, and when flex_attention is its kernel."""
+"""What torch compiles, and how often."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import random_gpt
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model.attention import FORMS
 
@@ -93,25 +90,3 @@ def test_decoding_compiles_a_few_times_with_other_caches_states_and_modifiers():
 @pytest.mark.slow
 def test_a_run_compiles_twice_without_breaks_whatever_its_form_and_depth_and_evaluations_never():
     assert lines(COUNT, *FORMS, *MIXED) == [f"{form} 2 0" for form in (*FORMS, *MIXED)]
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_blocks_are_made_once_for_each_window_in_compiled_training_on_a_gpu_that_has_room_for_them(monkeypatch):
-    capability = [(8, 0)]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
-    monkeypatch.setattr("model.gpt.causal_blocks", lambda T, window, device: (T, window))
-    pattern = "sdpa+window/sdpa/softmax1+window"
-    gpt = random_gpt(n_embd=64, attention=pattern, attention_window=70, n_layer=3).train()
-    alibi = random_gpt(n_embd=64, position="alibi").train()
-    with FakeTensorMode():
-        x, short = (torch.empty(1, T, 64, device="cuda") for T in (129, 128))
-    for model, blocks in ((gpt, {70: (129, 70)}), (alibi, {129: (129, 129)})):
-        assert model.flex_blocks(x, None) == {}  # not compiled
-        model.runtime.blocks_are_compiled = True
-        assert model.flex_blocks(x, None) == blocks
-        for other, doc_starts in ((short, None), (torch.empty(1, 129, 64), None), (x, torch.zeros(1, 129))):
-            assert model.flex_blocks(other, doc_starts) == {}
-        capability[0] = (7, 5)
-        assert model.flex_blocks(x, None) == {}
-        capability[0] = (8, 0)
-        assert model.eval().flex_blocks(x, None) == {}

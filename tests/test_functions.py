@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.attention import FORMS, SOFTMAX, functions
 from model.attention.contract import weighted
-from model.attention.functions import fused, matmul, sdpa, softcap
+from model.attention.functions import matmul, sdpa, softcap
+from model.attention.fused import fused
 from model.attention.ladder import head_by_head
 from model.attention.masks import alibi_slopes, alibi_sum, as_bool, causal_mask, padding_mask
 from model.cpu import SHORT

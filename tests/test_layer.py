@@ -8,7 +8,7 @@ from conftest import close, layer, leaky_attention
 
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, check, check_names, unused_settings
-from model.attention.functions import causal_blocks, flex, matmul
+from model.attention.functions import matmul
 from model.attention.masks import causal_mask, document_mask
 from model.attention.recurrent import Recurrent
 from model.cache import KVCache
@@ -206,36 +206,6 @@ def test_bfloat16_and_autocast_stay_close_to_float32(form):
     got = attention.bfloat16()(x.bfloat16())
     assert got.dtype == torch.bfloat16
     close(got.float(), wanted, rtol=2e-2, atol=3e-2)
-
-
-# flex_attention, where a GPU trains with windows or ALiBi.
-
-
-WINDOW = {"attention_window": 70}
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_flex"),
-    [
-        *((WINDOW | more, True) for more in ({}, {"position": "alibi"}, {"attention": "sdpa+gate"}, {"n_kv_head": 2})),
-        *(({"position": "alibi", "attention_window": window}, True) for window in (None, 1, 128, 1000)),
-        ({}, False),  # the fused kernels know causality
-        *((WINDOW | more, False) for more in ({"attention_dropout": 0.1}, {"head_size": 8}, {"head_size": 258})),
-        *((WINDOW | {"attention": form}, False) for form in ("matmul", "softmax1", "sdpa+sink", "sdpa+diff")),
-    ],
-    ids=str,
-)
-@torch.no_grad()
-def test_windows_and_alibi_of_plain_sdpa_alone_go_through_flex_which_sees_what_dense_masks_show(
-    settings, is_flex, monkeypatch
-):
-    T, called = 200, []
-    attention, x = layer(**{"n_embd": 64} | settings).double(), torch.randn(1, T, 64, dtype=torch.float64)
-    monkeypatch.setattr("model.attention.layer.flex", lambda *arguments: called.append(1) or flex(*arguments))
-    blocks = {attention.window or T: causal_blocks(T, attention.window or T, CPU)}
-    for cache in (None, KVCache(T)):  # which has rows of earlier passes too
-        close(attention(x, AttentionContext(blocks=blocks, cache=cache)), attention(x), rtol=1e-9, atol=1e-9)
-    assert attention.uses_flex == is_flex == len(called)
 
 
 # What a person may get wrong.

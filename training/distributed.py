@@ -126,7 +126,6 @@ def parallelize(
     if compiled:
         for block in model.blocks:
             block.compile()
-        model.runtime.blocks_are_compiled = True
         model.runtime.loss_and_gradient = torch.compile(model.runtime.loss_and_gradient)
     if not ranks.launched:
         return model

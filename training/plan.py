@@ -22,7 +22,6 @@ from data.config import TokenizerConfig
 from data.prepare import TokenDataset
 from data.tasks import Data
 from data.tokenizer import PUBLISHED, make_tokenizer
-from model.attention.functions import fused, sdpa
 from model.cpu import keep_freed_memory
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
@@ -105,9 +104,8 @@ def predict_memory(
         if on_gpu:
             run.model.runtime.largest_chunk = LARGEST_CHUNK_ON_GPU
             for attention in run.model.attentions:
-                if attention.function is sdpa:
-                    attention.function = fused
-                    attention.dropout = 0.0  # with dropout only a CPU's kernel keeps scores
+                attention.on_gpu = True
+                attention.dropout = 0.0  # with dropout only a CPU's kernel keeps scores
         weights = sum(parameter.nbytes for parameter in run.model.parameters())
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
 

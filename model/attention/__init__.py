@@ -2,6 +2,8 @@
 
 ladder.py      from averaging the past to stacked heads, one step at a time
 functions.py   scaled dot-product attention: `matmul`, explained line by line, its equals, and other weights
+fused.py       the same by torch's kernels, on a GPU with biases, sinks, windows and documents
+chunked.py     the same in long texts on a CPU, by chunks of queries
 contract.py    what they all agree on: shapes, masks, empty rows
 masks.py       which keys a query may see, and at what penalty
 layer.py       the layer: project, mix, rotate, remember, see, attend, finish, merge

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.context import Call
+from model.attention.context import Call, sink_of
 from model.attention.masks import best_blocks, block_mask, choose_blocks
 from model.cpu import product_dtype
 
@@ -825,8 +825,9 @@ forward_operator.register_autograd(differentiate, setup_context=keep)
 
 def is_transformed() -> bool:
     """Return whether somebody looks into the operations: torch.export, a trace, or torch.func, as vmap does."""
-    looking = torch.compiler.is_exporting() or torch.jit.is_tracing()
-    return looking or torch._C._functorch.peek_interpreter_stack() is not None
+    if torch.compiler.is_compiling():  # whose trace knows no interpreters
+        return torch.compiler.is_exporting()
+    return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def by_chunks(form: str, **options: Any) -> Callable[[Any], Any]:
@@ -856,9 +857,7 @@ def chunked(
     if call.bias is not None:
         row = call.bias[0].expand(B, H, T)
         column = call.bias[1].expand(B, H, S)
-    sink = call.sink
-    if one_more:
-        sink = q.new_zeros(H) if sink is None else F.softplus(sink)  # ln(e^0 + e^sink)
+    sink = sink_of(call, one_more)
     mask = None if call.mask is None else call.mask[(None,) * (4 - call.mask.ndim)]
     doc_starts = call.doc_starts
     if doc_starts is not None:

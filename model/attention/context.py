@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from model.attention.contract import Key, Query, Value
 from model.attention.masks import causal_mask, document_mask
@@ -27,7 +26,6 @@ class AttentionContext:
     tokens        (B, T)                      GPT          value_embedding                    None
     cache         KVCache                     GPT          remember(), layer_cache(), forget  None: T = S
     rotations     Rope: (T, D/2, 2)           GPT          rotate()                           those of past … past+T-1
-    blocks        window: BlockMask           GPT          attend(), if flex_attention serves none
     shared        name: any                   layers       value_residual, in later layers    none
     loss          ()                          index        GPT, which adds its gradient       None outside training
     weights_only  bool                        weights()    forward(), attend()                False
@@ -46,7 +44,6 @@ class AttentionContext:
     cache: KVCache | None = None
     shared: dict[str, Tensor] = field(default_factory=dict)
     rotations: dict[Rope, Tensor] = field(default_factory=dict)
-    blocks: dict[int, BlockMask] = field(default_factory=dict)
     loss: Float[Tensor, ""] | None = None
     weights_only: bool = False
 
@@ -135,6 +132,13 @@ def add_bias(call: Call, row: Float[Tensor, "*#B H T"], column: Float[Tensor, "*
         row = row + call.bias[0]
         column = column + call.bias[1]
     return call._replace(bias=(row, column))
+
+
+def sink_of(call: Call, one_more: bool) -> Float[Tensor, " H"] | None:
+    """Return the score of a sink and, if wanted, of one more key that scores 0."""
+    if not one_more:
+        return call.sink
+    return call.q.new_zeros(call.q.shape[-3]) if call.sink is None else F.softplus(call.sink)  # ln(e^0 + e^sink)
 
 
 def visible_keys(call: Call) -> Bool[Tensor, "..."] | None:

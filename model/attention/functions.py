@@ -12,13 +12,8 @@ contract.py has both, with the shapes of all arguments. @by_chunks adds a second
 by chunks of queries, without a matrix of all scores: chunked.py.
 """
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from model.attention.chunked import by_chunks
 from model.attention.contract import (
@@ -32,12 +27,11 @@ from model.attention.contract import (
     Scores,
     Value,
     attention_function,
-    check_arguments,
     from_weights,
     masked,
-    repeat_heads,
     upcast,
 )
+from model.attention.fused import by_kernel, fused
 from model.attention.registry import form
 from model.cpu import prefers_plain_products
 from model.layers import cumulative_sum
@@ -153,11 +147,19 @@ def loop(
 
 
 @form("sdpa")
+@by_kernel()
 @by_chunks("softmax")
 def sdpa(
-    q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
-    dropout_p: float = 0.0, scale: float | None = None,
-) -> Output:  # fmt: skip
+    q: Query,
+    k: Key,
+    v: Value,
+    *,
+    mask: Mask = None,
+    bias: Bias = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Output:
     """The same at full speed: by torch's fused kernels, which never write the (T, S) matrix (Dao et al. 2022).
 
     Short texts on a CPU go to `bmm`: there the kernels save no time, and the matrix is small.
@@ -166,72 +168,8 @@ def sdpa(
     return function(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
 
 
-def fused(
-    q: Query, k: Key, v: Value, *, mask: Mask = None, bias: Bias = None, is_causal: bool = False,
-    dropout_p: float = 0.0, scale: float | None = None,
-) -> Output:  # fmt: skip
-    """torch's fused kernels, without a (T, S) matrix if there is neither mask nor bias."""
-    check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
-    H, T, D = q.shape[-3:]
-    Dv = v.shape[-1]
-
-    # Their is_causal aligns the first query with the first key, so T must be S. A single query sees every key.
-    if mask is not None or bias is not None or (is_causal and T not in (1, k.shape[-2])):
-        return sdpa_with_mask(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
-    scale = D**-0.5 if scale is None else scale
-    if T == 1 and k.shape[-3] != H and not q.is_cpu:
-        # Decoding: query heads that share a key head become queries of one head, and no key is copied.
-        grouped = q.unflatten(-3, (k.shape[-3], -1)).squeeze(-2)  # (…, H, 1, D) -> (…, Hkv, H/Hkv, D)
-        return fused(grouped, k, v, dropout_p=dropout_p, scale=scale).flatten(-3, -2).unsqueeze(-2)
-    if Dv != D and (q.is_cpu or flash_takes(q, max(D, Dv))):
-        # These kernels need Dv == D; channels of zeros change no product.
-        q, k, v = (F.pad(t, (0, max(D, Dv) - t.shape[-1])) for t in (q, k, v))
-    # On CUDA only FlashAttention supports GQA. Without it torch would fall back to the plain formula, with (T, T)
-    # weights of every head.
-    if not (q.is_cpu or flash_takes(q, q.shape[-1])):
-        k, v = repeat_heads(k, H), repeat_heads(v, H)
-    is_causal = is_causal and T > 1
-    y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=k.shape[-3] != H)
-    return y if y.shape[-1] == Dv else y[..., :Dv]
-
-
-def flash_takes(q: Query, width: int) -> bool:
-    """Return whether FlashAttention serves unmasked queries, keys and values of this width.
-
-    It needs half precision and compute capability 8.0. This asks for bf16 alone: training takes fp16 on older cards.
-    """
-    return q.is_cuda and q.dtype == torch.bfloat16 and width <= 256
-
-
-@attention_function
-def sdpa_with_mask(
-    q: Query, k: Key, v: Value, allowed: Allowed, bias: Bias, scale: float, dropout_p: float
-) -> Output:  # fmt: skip
-    """torch's kernels with mask and bias as one matrix."""
-    matrix = allowed if bias is None else masked(bias, allowed).to(q.dtype)
-    if matrix is not None:
-        matrix = matrix.expand(torch.broadcast_shapes(matrix.shape, (1, k.shape[-2])))  # the kernels broadcast less
-    return F.scaled_dot_product_attention(q, k, v, matrix, dropout_p, scale=scale)
-
-
-def flex(q: Query, k: Key, v: Value, blocks: BlockMask, slopes: Float[Tensor, " H"] | None = None) -> Output:
-    """sdpa over causal_blocks(), with ALiBi's slopes, by flex_attention (Dong et al. 2024); all (B, H, T, D).
-
-    Compiled with the layer, its kernel needs no (T, T) matrix and skips hidden blocks. It has no dropout.
-    """
-    score_mod = None if slopes is None else lambda score, b, h, t, s: score - slopes[h] * (t - s)
-    return flex_attention(q, k, v, score_mod, blocks, enable_gqa=q.shape[-3] != k.shape[-3])
-
-
-@lru_cache(maxsize=64)
-def causal_blocks(T: int, window: int, device: torch.device) -> BlockMask:
-    """Return the block mask of causal attention of T tokens, each to at most `window` keys."""
-    seen = lambda b, h, t, s: (s <= t) & (t < s + window)  # noqa: E731  torch counts its arguments
-    with torch.inference_mode(False):  # a cached mask must serve training, even if inference made it
-        return create_block_mask(seen, None, None, T, T, device=device)
-
-
 @form("softmax1")
+@by_kernel(one_more=True)
 @by_chunks("softmax", one_more=True)
 @from_weights
 def softmax1(scores: Scores) -> Scores:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from model.attention.chunked import is_transformed
 from model.attention.context import AttentionContext, Call, add_bias, arguments, is_plain
 from model.attention.contract import AttentionFunction, Key, Output, Query, Value, check_broadcast, repeat_heads
-from model.attention.functions import flex, matmul, sdpa, softcap
-from model.attention.masks import alibi_slopes, alibi_sum, as_bool
+from model.attention.functions import matmul, sdpa, softcap
+from model.attention.fused import folds
+from model.attention.masks import alibi_sum, as_bool
 from model.attention.registry import FORMS, MODIFIERS, form
 from model.config import AttentionConfig
 from model.cpu import SHORT
@@ -55,6 +56,8 @@ class MultiHeadAttention(nn.Module):
 
     Measured on one thread of a CPU.
     """
+    on_gpu: bool = False
+    """Whether to compute as on a GPU wherever the tensors are, to plan a run."""
     has_kv_cache: ClassVar[bool] = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
     is_sparse: ClassVar[bool] = False
@@ -223,19 +226,24 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Let the modifiers change the scores, and call the attention function."""
-        if ctx.blocks and ctx.cache is None and self.uses_flex:
-            slopes = torch.tensor(alibi_slopes(self.n_head), device=x.device) if self.alibi else None
-            return flex(call.q, call.k, call.v, ctx.blocks[self.window or x.shape[1]], slopes)
         call = self.modified(call, x, ctx)
         dropout_p = self.dropout_p(ctx)
-        # In a long text chunks of queries avoid the (T, S) matrix. torch's fused kernels avoid it too where causality
-        # alone hides keys, and on a GPU they are faster even with the matrix.
-        has_kernel = self.function is sdpa and (is_plain(call) or not call.q.is_cpu)
+        function: Any = self.function
+
+        # On a GPU torch's fused kernels, for softmax attention: they are the fastest, and need no (T, S) matrix.
+        if self.takes_kernel(call, ctx):
+            return function.by_kernel(call, dropout_p)
+
+        # In a long text chunks of queries, which need none either. But where causality alone hides keys torch's kernels
+        # are faster, and so they are on a GPU where a mask is a matrix already.
+        has_kernel = function is sdpa and (is_plain(call) or not (call.q.is_cpu or call.mask is None))
         if self.takes_chunks(call, ctx) and not has_kernel:
-            return self.function.by_chunks(call, dropout_p=dropout_p)[0]  # type: ignore[union-attr]
-        # All else takes mask and bias as matrices. For weights alone the values have T channels, to which the fused
-        # kernels would pad queries and keys; matmul needs no padding.
-        function = matmul if ctx.weights_only and self.function is sdpa else self.function
+            return function.by_chunks(call, dropout_p=dropout_p)[0]
+
+        # Else mask and bias as matrices. For weights alone the values have T channels, to which the fused kernels would
+        # pad queries and keys; matmul needs no padding.
+        if ctx.weights_only and function is sdpa:
+            function = matmul
         return function(**arguments(call), dropout_p=dropout_p)
 
     def modified(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
@@ -245,6 +253,11 @@ class MultiHeadAttention(nn.Module):
 
     def dropout_p(self, ctx: AttentionContext) -> float:
         return self.dropout if self.training and not ctx.weights_only else 0.0
+
+    def takes_kernel(self, call: Call, ctx: AttentionContext) -> bool:
+        """Return whether fused.py serves the call on a GPU, without a (T, S) matrix."""
+        knows = (self.on_gpu or call.q.is_cuda) and hasattr(self.function, "by_kernel")
+        return knows and folds(call, self.dropout_p(ctx)) and not ctx.weights_only and not is_transformed()
 
     def takes_chunks(self, call: Call, ctx: AttentionContext) -> bool:
         """Return whether chunked.py serves the call: it is faster in a long text, and needs no (T, S) matrix."""
@@ -267,16 +280,6 @@ class MultiHeadAttention(nn.Module):
         """
         sees = min(self.window or block_size, block_size)
         return 4 * self.query_heads * self.head_dim * (sees - sees**2 / (2 * block_size))
-
-    @property
-    def uses_flex(self) -> bool:
-        """Whether compiled training on a GPU is faster by flex_attention: torch's fused kernels take ALiBi and windows
-        as a (T, T) matrix only."""
-        if type(self) is not MultiHeadAttention or self.function is not sdpa:
-            return False
-        unchanged = not any(modifier.changes in ("queries", "scores") for modifier in self.modifiers.values())
-        fits = unchanged and self.dropout == 0 and 16 <= self.head_dim <= 256
-        return fits and (self.alibi or self.window is not None)
 
 
 @form("softcap")

@@ -1,0 +1,252 @@
+"""Attention by torch's fused kernels, which never write the (T, S) matrix.
+
+`fused` serves any device where causality alone hides keys; mask and bias it takes as a matrix. `folded` serves a GPU,
+and folds what else lies over the scores into queries and keys, so that the fastest kernel, FlashAttention, can take it:
+
+bias       the sum row_t + column_s is a product of channels: queries have (1, row_t) and keys (column_s, 1). (Wu et al.
+           2025, FlashBias.) The product of queries and keys adds it, and its gradient arrives in their channels.
+documents  are such a bias, which takes 256 from a score for each document that begins between the key and the query.
+           The lengths of documents, which FlashAttention would also take, would have to be read from the GPU.
+sink       a key in front of all others, whose value is zero. Causality shows it to every query.
+window     an argument of torch's varlen_attn, which is FlashAttention as well.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from model.attention.context import Call, sink_of
+from model.attention.contract import (
+    Allowed,
+    Bias,
+    Key,
+    Mask,
+    Output,
+    Query,
+    Value,
+    attention_function,
+    check_arguments,
+    masked,
+    repeat_heads,
+)
+
+KNOWS_WINDOWS = torch.__version__ >= "2.13"
+"""Whether varlen_attn has the arguments of with_window()."""
+APART = 256.0
+"""The difference of scores between two documents: exp(-256) is 0 in float32."""
+UNIT = 64.0
+"""The factor that a bias meets in the product. A power of two rounds nothing, and 64 keeps a bias within float16."""
+
+
+def fused(
+    q: Query,
+    k: Key,
+    v: Value,
+    *,
+    mask: Mask = None,
+    bias: Bias = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Output:
+    """Return attention by torch's kernels, without a (T, S) matrix if there is neither mask nor bias."""
+    check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
+    H, T, D = q.shape[-3:]
+    Dv = v.shape[-1]
+
+    # Their is_causal aligns the first query with the first key, so T must be S. A single query sees every key.
+    if mask is not None or bias is not None or (is_causal and T not in (1, k.shape[-2])):
+        return fused_with_matrix(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+    scale = D**-0.5 if scale is None else scale
+    if T == 1 and k.shape[-3] != H and not q.is_cpu:
+        # Decoding: query heads that share a key head become queries of one head, and no key is copied.
+        grouped = q.unflatten(-3, (k.shape[-3], -1)).squeeze(-2)  # (…, H, 1, D) -> (…, Hkv, H/Hkv, D)
+        return fused(grouped, k, v, dropout_p=dropout_p, scale=scale).flatten(-3, -2).unsqueeze(-2)
+
+    if Dv != D and (q.is_cpu or flash_takes(q, max(D, Dv))):
+        # These kernels need one width; channels of zeros change no product.
+        q, k, v = (widened(t, max(D, Dv)) for t in (q, k, v))
+    # On CUDA only FlashAttention supports GQA. Without it torch would fall back to the plain formula, with (T, T)
+    # weights of every head.
+    if not (q.is_cpu or flash_takes(q, q.shape[-1])):
+        k = repeat_heads(k, H)
+        v = repeat_heads(v, H)
+    is_causal = is_causal and T > 1
+    y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=k.shape[-3] != H)
+    return y if y.shape[-1] == Dv else y[..., :Dv]
+
+
+@attention_function
+def fused_with_matrix(
+    q: Query,
+    k: Key,
+    v: Value,
+    allowed: Allowed,
+    bias: Bias,
+    scale: float,
+    dropout_p: float,
+) -> Output:
+    """Return attention by torch's kernels, with mask and bias as one matrix."""
+    matrix = allowed if bias is None else masked(bias, allowed).to(q.dtype)
+    if matrix is not None:
+        matrix = matrix.expand(torch.broadcast_shapes(matrix.shape, (1, k.shape[-2])))  # the kernels broadcast less
+    return F.scaled_dot_product_attention(q, k, v, matrix, dropout_p, scale=scale)
+
+
+def flash_takes(q: Query, width: int) -> bool:
+    """Return whether FlashAttention serves unmasked queries, keys and values of this width.
+
+    It needs half precision and compute capability 8.0. This asks for bf16 alone: training takes fp16 on older cards.
+    """
+    return q.is_cuda and q.dtype == torch.bfloat16 and width <= 256
+
+
+def by_kernel(**options: Any) -> Callable[[Any], Any]:
+    """Mark an attention function as one that `folded` computes too, on a GPU: see MultiHeadAttention.attend."""
+
+    def mark(function: Any) -> Any:
+        function.by_kernel = partial(folded, **options)
+        return function
+
+    return mark
+
+
+def folds(call: Call, dropout_p: float) -> bool:
+    """Return whether `folded` serves the call on a GPU."""
+    T, S = call.q.shape[-2], call.k.shape[-2]
+    if T == 1 or call.mask is not None:  # the matrix of a single query is small
+        return False
+    # Beside a large bias scores lose digits, but none that half precision has.
+    half = call.q.dtype.itemsize == 2
+    if call.bias is not None and not half:
+        return False
+    # Keys from a cache do not say which document is theirs.
+    if call.doc_starts is not None and not (half and T == S):
+        return False
+    if not needs_varlen(call):
+        return True
+    # varlen_attn has no dropout, and a key in front lies outside the window.
+    widest = max(call.q.shape[-1] + 8, call.v.shape[-1])
+    return half and widest <= 256 and dropout_p == 0 and call.sink is None and has_varlen(call.q.device)
+
+
+def needs_varlen(call: Call) -> bool:
+    """Return whether the call has a window, or fewer queries than keys."""
+    T, S = call.q.shape[-2], call.k.shape[-2]
+    return T != S or (call.window or S) < S
+
+
+def has_varlen(device: torch.device) -> bool:
+    """Return whether varlen_attn serves windows on this device; on other GPUs than NVIDIA's it has none."""
+    if torch.version.hip or not KNOWS_WINDOWS:
+        return False
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def folded(call: Call, dropout_p: float = 0.0, one_more: bool = False) -> Output:
+    """Return causal attention (B, H, T, Dv) by a kernel that knows causality and a window alone.
+
+    Raises no error where a GPU's kernel does not serve the call: ask folds() first.
+    one_more: add a key that scores 0 and gives nothing.
+    """
+    # Autocast would round the channels.
+    in_front = one_more or call.sink is not None
+    device = call.q.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else call.q.dtype
+    q, k, v = (t.to(dtype) for t in (call.q, call.k, call.v))
+    H, T, D = q.shape[-3:]
+    Dv = v.shape[-1]
+    scale = D**-0.5 if call.scale is None else call.scale
+    bias = call.bias
+    if call.doc_starts is not None:
+        bias = apart(call.doc_starts, bias)
+
+    # Bias: channels for the columns, then for the rows.
+    if bias is not None:
+        row, column = bias
+        # Near a mean of 0 more digits are left. Rows keep the scores small, even where they change no weight.
+        level = column.detach().mean(-1, keepdim=True)
+        row = row + level if in_front else (row + level).detach()
+        column = column - level
+        if column.shape[-2] > 1:
+            k = repeat_heads(k, H)
+            v = repeat_heads(v, H)
+        columns = summands(column / (scale * UNIT), dtype)  # (…, H, T) -> (…, H, T, 1 or 3)
+        rows = summands(row / (scale * UNIT), dtype)
+        units = torch.full_like(columns[..., :1, :], UNIT)
+        q = beside(q, units, rows)
+        k = beside(k, columns, units)
+
+    # Sink: a key in front, which alone meets the channels of its score.
+    if in_front:
+        sink = sink_of(call, one_more)
+        assert sink is not None
+        scores = summands(sink[:, None] / (scale * UNIT), dtype)  # (H, 1, 1 or 3)
+        q = F.pad(beside(q, scores), (0, 0, 1, 0))
+        front = k.new_zeros(*k.shape[:-2], 1, k.shape[-1])
+        k = torch.cat((beside(front, torch.full_like(scores[:1], UNIT)), beside(k, torch.zeros_like(scores[:1]))), -2)
+        v = F.pad(v, (0, 0, 1, 0))
+
+    # The kernels take multiples of 8 channels.
+    q, k, v = (widened(t, -(-t.shape[-1] // 8) * 8) for t in (q, k, v))
+    if needs_varlen(call):
+        y = with_window(q, k, v, call.window, scale)
+    else:
+        y = fused(q, k, v, is_causal=True, dropout_p=dropout_p, scale=scale)
+    y = y[..., in_front:, :Dv]
+    if call.doc_starts is None:
+        return y
+    position = torch.arange(T, device=y.device)
+    return y.masked_fill((call.doc_starts > position)[:, None, :, None], 0)  # a query before its text sees nothing
+
+
+Sum = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]
+
+
+def apart(doc_starts: Int[Tensor, "B T"], bias: Sum | None) -> Sum:
+    """Return rows and columns that hide the keys of other documents, and add a bias."""
+    position = torch.arange(doc_starts.shape[-1], device=doc_starts.device)
+    number = (doc_starts == position).cumsum(-1)[:, None]  # (B, 1, T): of each token's document; padding has 0
+    column = APART * number.float()
+    row = -column
+    return (row, column) if bias is None else (row + bias[0], column + bias[1])
+
+
+def summands(number: Float[Tensor, "*lead T"], dtype: torch.dtype) -> Float[Tensor, "*lead T n"]:
+    """Return numbers of a type that sum to `number`, to 24 bits. The gradient goes through the first."""
+    first = number.to(dtype)
+    if dtype.itemsize > 2:
+        return first[..., None]
+    rest = (number - first.to(number.dtype)).detach()
+    second = rest.to(dtype)
+    third = (rest - second.to(number.dtype)).to(dtype)
+    return torch.stack((first, second, third), -1)
+
+
+def beside(x: Float[Tensor, "*lead T D"], *channels: Float[Tensor, "*#lead #T n"]) -> Float[Tensor, "*lead T E"]:
+    """Return x with more channels."""
+    return torch.cat((x, *(c.expand(*x.shape[:-1], -1) for c in channels)), -1)
+
+
+def widened(x: Float[Tensor, "*lead T D"], width: int) -> Float[Tensor, "*lead T {width}"]:
+    """Return x with channels of zeros, up to a width."""
+    return F.pad(x, (0, width - x.shape[-1]))
+
+
+def with_window(q: Query, k: Key, v: Value, window: int | None, scale: float) -> Output:
+    """Return causal attention of the last T positions to at most `window` of S, by varlen_attn."""
+    from torch.nn.attention import varlen  # it imports torch's compiler, which takes a second
+
+    B, H, T, D = q.shape
+    Hkv, S, Dv = k.shape[1], k.shape[2], v.shape[3]
+    texts = torch.arange(B + 1, dtype=torch.int32, device=q.device)
+    q, k, v = (widened(t, max(D, Dv)).transpose(1, 2).flatten(0, 1) for t in (q, k, v))  # -> (B · T, H, D)
+    left = -1 if window is None else window - 1
+    y = varlen.varlen_attn(q, k, v, texts * T, texts * S, T, S, scale=scale, window_size=(left, 0), enable_gqa=Hkv != H)
+    assert isinstance(y, Tensor)
+    return y[..., :Dv].unflatten(0, (B, T)).transpose(1, 2)  # (B · T, H, Dv) -> (B, H, T, Dv)
