@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from model.attention import chunked as chunks
-from model.attention import functions
+from model.attention import functions, make_attention
 from model.attention.chunked import ROWS, best_of, tie_gap
 from model.attention.context import AttentionContext, Call
 from model.attention.contract import from_weights
@@ -330,3 +330,18 @@ def test_chunks_are_one_operator_to_a_compiler():
     run = [sys.executable, "-c", COMPILED]
     printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     assert printed[:-1] == [f"{form} 1 0 True" for form in DEFINITIONS]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_compiled_layer_goes_by_chunks_in_one_graph():
+    layer = make_attention(AttentionConfig(attention="sdpa+forget", n_embd=16, n_head=2, block_size=300))
+    x, ctx = torch.randn(1, 300, 16), AttentionContext()
+    called = []
+
+    def backend(graph, inputs):
+        called.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    compiled = torch.compile(layer.forward, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x, ctx), layer(x, ctx))
+    assert [name for name in called if "chunked" in name] == ["tinygpt.chunked.default"]
