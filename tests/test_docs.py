@@ -63,17 +63,22 @@ assert "relu+head_scale" in check.combinations()
 """
 
 
-def test_a_form_and_a_modifier_appended_as_the_page_says_exist_and_keep_the_contract(tmp_path):
+@pytest.mark.parametrize("moves_in", [False, True])
+def test_the_form_and_the_modifier_of_the_page_keep_the_contract_in_a_file_and_in_ours(tmp_path, moves_in):
     text = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
     text = text[text.index("## Try your own attention") :]
+    form, modifier = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     for found in ("model", "common"):
-        (shutil.copytree if (ROOT / found).is_dir() else shutil.copy)(ROOT / found, tmp_path / found)
-    places = re.findall(r"Append\s+this\s+to\s+\[`([\w/.]+)`\]", text)
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert places == ["model/attention/functions.py", "model/attention/modifiers.py"]
-    for place, block in zip(places, blocks, strict=True):
-        (tmp_path / place).write_text((tmp_path / place).read_text() + "\n\n" + block)
-    done = subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, check=False)
+        shutil.copytree(ROOT / found, tmp_path / found)
+    own = "from model.attention.code import run_code\nrun_code('my_attention.py')\n"
+    if moves_in:
+        own = ""
+        for name, block in (("functions", form), ("modifiers", modifier)):
+            place = tmp_path / f"model/attention/{name}.py"
+            place.write_text(place.read_text() + "\n\n" + block)
+    else:
+        (tmp_path / "my_attention.py").write_text(form + modifier)
+    done = subprocess.run([sys.executable, "-c", own + USE], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -144,7 +149,9 @@ def _commands(page: Path) -> Iterator[tuple[str, list[str]]]:
 def test_every_command_shown_has_settings_that_exist(page):
     for name, words in _commands(page):
         first = [re.sub(r"=(?:tag\(log,)?(?:interval|range)\(([^,]+),.*", r"=\1", word) for word in words]
-        overrides = [re.sub(r"^([^=]+)=([^\"'\[]*?),.*", r"\1=\2", word) for word in first if not word.startswith("-")]
+        overrides = [
+            re.sub(r"^([^=]+)=([^\"'\[]*?),.*", r"\1=\2", word) for word in first if not word.startswith(("-", "code="))
+        ]
         if name != "train":
             from_arguments(SCHEMAS[name], words)
         else:
