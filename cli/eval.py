@@ -130,19 +130,25 @@ def probe_checkpoint(config: EvalConfig, checkpoint: Checkpoint) -> None:
     print(visible(f"figures     {seen_from_here(file)}"))
 
 
-def check_tales(checkpoint: Checkpoint) -> None:
-    """Print the share of a model's tales that the reader finds right, and what the others get wrong first."""
+def write_tales(checkpoint: Checkpoint) -> list[str]:
+    """Return the tales that sample.py num_samples=64 max_new_tokens=512 writes."""
     prompt = encode_prompt(checkpoint.tokenizer, "")
-    # The tales that sample.py num_samples=64 writes: a sample depends on its seed, not on the batch.
+    # A sample depends on its seed, not on the batch.
     params = SampleConfig(max_new_tokens=TALE_TOKENS, num_samples=TALES)
     seeds = [params.seed + number for number in range(TALES)]
     tales = [""] * TALES
     for chunk in generate(checkpoint.model, checkpoint.tokenizer, [prompt] * TALES, seeds=seeds, params=params):
         tales[chunk.sample] += chunk.text
+    return tales
+
+
+def check_tales(checkpoint: Checkpoint) -> None:
+    """Print the share of a model's tales that the reader finds right, and what the others get wrong first."""
+    tales = write_tales(checkpoint)
     slips = Counter(filter(None, map(first_slip, tales)))
     kept = TALES - slips.total()
     print_columns([checkpoint], [], {})
-    print(f"tales       {kept} of {TALES} keep names, pronouns, toys and who has them: {kept / TALES:.0%}")
+    print(f"tales       {kept} of {TALES} keep names, pronouns, things and who has them: {kept / TALES:.0%}")
     if slips:
         print("first slip  " + ", ".join(f"{slip} {count}" for slip, count in slips.most_common()))
 

@@ -45,8 +45,8 @@ class TaskConfig:
 class TalesConfig:
     """The stories of data=tales."""
 
-    count: int = 6_000
-    """Number of stories, of about 660 bytes each."""
+    count: int = 7_000
+    """Number of stories, of about 580 bytes each."""
     seed: int = 1
     """Seed of the stories."""
 

@@ -1,9 +1,8 @@
 """Tales: short stories from a grammar, and a reader that checks each one.
 
-The grammar knows who has which toy. A tale is a walk through RULES, from the state "start" to the state "end". It has a
-hero (1) and a friend (2), each with a toy of their own. Two letters at the end of a state say who has the hero's toy
-and who the friend's: h for the hero, f for the friend, l for a toy that is lost. So hf is the beginning, and fh follows
-a swap.
+The grammar knows who has which thing. A tale is a walk through RULES, from the state "start" to the state "end". It has
+a hero (1) with a toy and a friend (2) with a treasure. Two letters at the end of a state say who has the toy and who
+the treasure: h for the hero, f for the friend, l for a toy that is lost. So hf is the beginning, and fh follows a swap.
 """
 
 import re
@@ -16,10 +15,11 @@ from typing import NamedTuple
 from data.config import TalesConfig
 
 LISTS = """
-girl: Anna, Clara, Emma, Iris, Julia, Lily, Mia, Nora, Rosa, Sara, Vera, Zoe
-boy: Adam, Ben, David, Emil, Felix, Hugo, Ivan, Karl, Leo, Max, Noah, Tom
-colour: red, blue, green, yellow, white, black, silver, gold, purple, pink
-toy: ball, boat, doll, dragon, drum, flute, horse, kite, lantern, parrot, puppet, rabbit, robot, rocket, train, violin
+girl: Anna, Clara, Emma, Iris, Julia, Lily
+boy: Adam, Ben, David, Emil, Felix, Hugo
+colour: red, blue, green, yellow, white, black
+toy: ball, boat, drum, horse, kite, robot
+treasure: shell, feather, whistle, compass, mirror, button
 elder: mother, father, grandmother, grandfather, aunt, uncle
 home: by the sea, on a farm, beside a river, on a green hill, in a quiet valley, near an old tower, on an island
 place: the market, the old mill, the lake, the bridge, the school, the fountain, the harbour, the park, the station
@@ -30,11 +30,11 @@ animal: duck, cat, dog, goose, squirrel, hedgehog, donkey, goat
 """
 WORDS = {kind: words.split(", ") for kind, words in re.findall("(.*): (.*)", LISTS)}
 WORDS["name"] = WORDS["girl"] + WORDS["boy"]
-TWO = ("name", "colour", "toy")  # of these the hero and the friend have different ones
 # The words that follow from a name: those of girls, those of boys.
 PRONOUNS = {"he": ("she", "he"), "him": ("her", "him"), "his": ("her", "his"), "child": ("girl", "boy")}
 # What a slip is called, by the word in braces that is another one than before.
-SLIPS = {"name": "a name", "toy": "a toy", "colour": "a colour"} | dict.fromkeys(PRONOUNS, "a pronoun")
+SLIPS = {"name": "a name", "toy": "a thing", "treasure": "a thing", "colour": "a colour"}
+SLIPS |= dict.fromkeys(PRONOUNS, "a pronoun")
 
 # Each line is a state, the next state and the sentences between them, with words in braces. XY is each of PAIRS.
 PAIRS = ("hf", "fh", "ff", "hh", "lf")
@@ -44,75 +44,62 @@ start own | Once upon a time a {child1} named {name1} lived {home} with {his1} {
 start own | {home} lived a {child1} named {name1} with {his1} {elder}.
 start own | There was once a {child1} called {name1}, and {he1} lived {home} with {his1} {elder}.
 
-own way | {he1} had a {colour1} {toy1}, and {he1} loved it more than anything.
-own way | Of all {his1} toys {he1} liked {his1} {colour1} {toy1} best.
-own way | On {his1} birthday {his1} {elder} gave {him1} a {colour1} {toy1}.
-own way | {his1} {elder} had made {him1} a {colour1} {toy1}.
-own way | {he1} never left the house without {his1} {colour1} {toy1}.
+own way | {he1} had a {colour} {toy}, and {he1} loved it more than anything.
+own way | Of all {his1} toys {he1} liked {his1} {colour} {toy} best.
+own way | On {his1} birthday {his1} {elder} gave {him1} a {colour} {toy}.
+own way | {his1} {elder} had made {him1} a {colour} {toy}.
+own way | {he1} never left the house without {his1} {colour} {toy}.
 
-way there | {day} {name1} took the {colour1} {toy1} to {place}.
+way there | {day} {name1} took the {colour} {toy} to {place}.
 way there | {day} {he1} carried it all the way to {place}.
-way there | {day} {his1} {elder} said, "Take your {colour1} {toy1} and play at {place}," and off {he1} went.
-way there | {day} {he1} set out for {place}, and of course the {colour1} {toy1} came along.
+way there | {day} {his1} {elder} said, "Take your {colour} {toy} and play at {place}."
 
-there met | There {he1} met {name2}, who had a {colour2} {toy2}.
-there met | A {child2} named {name2} was sitting there with a {colour2} {toy2}.
-there met | "Hello, I am {name2}," said a {child2} who had a {colour2} {toy2}.
-there met | {name2} was there too, playing with a {colour2} {toy2}.
+there met | There {he1} met {name2}, who had a {treasure}.
+there met | A {child2} named {name2} was sitting there with a {treasure}.
+there met | "Hello, I am {name2}," said a {child2} who had a {treasure}.
+there met | {name2} was there too, playing with a {treasure}.
 
-met hf | "What a fine {colour1} {toy1}!" said {name2}, and {name1} said, "What a fine {colour2} {toy2}!"
-met hf | {name2} looked at the {colour1} {toy1} and said, "I wish I had one like that."
-met hf | "May I play with your {colour1} {toy1}?" asked {name2}. "If I may play with your {toy2}," said {name1}.
-met hf | "I like your {toy1}," said {name2}. "{colour1} is my favourite colour."
-met hf | They played together until they were hungry, and {name1} shared {his1} {food} with {name2}.
+met hf | "What a fine {colour} {toy}!" said {name2}, and {name1} said, "What a fine {treasure}!"
+met hf | {name2} looked at the {colour} {toy}, and {name1} looked at the {treasure}.
+met hf | "May I play with your {colour} {toy}?" asked {name2}. "If I may have your {treasure}," said {name1}.
+met hf | "I like your {colour} {toy}," said {name2}. "I like your {treasure}," said {name1}.
+met hf | They played with the {colour} {toy} and the {treasure} until they were hungry.
 
-hf fh | So they swapped: {name1} got the {colour2} {toy2} and {name2} got the {colour1} {toy1}.
-hf fh | "Let us trade," said {name1}. {he1} gave {name2} the {colour1} {toy1} and took the {colour2} {toy2}.
-hf ff | {name1} thought about it, and then {he1} gave {him2} the {colour1} {toy1}.
-hf ff | "You may have it," said {name1} and put the {colour1} {toy1} into {his2} hands.
-hf hh | But {name2} was tired of the {colour2} {toy2}, so {he2} gave it to {name1}.
-hf hh | "Take this," said {name2} and gave {him1} the {colour2} {toy2}.
-hf lf | They ran and jumped and climbed, and when they looked around, the {colour1} {toy1} was gone.
-hf lf | Then they played hide and seek, and nobody knew any more where the {colour1} {toy1} was.
+hf fh | So they swapped: {name1} got the {treasure} and {name2} got the {colour} {toy}.
+hf fh | "Let us trade," said {name1}. {he1} gave {name2} the {colour} {toy} and took the {treasure}.
+hf ff | {name1} thought about it, and then {he1} gave {him2} the {colour} {toy}.
+hf ff | "You may have it," said {name1} and put the {colour} {toy} into {his2} hands.
+hf hh | But {name2} was tired of the {treasure}, so {he2} gave it to {name1}.
+hf hh | "Take this," said {name2} and gave {him1} the {treasure}.
+hf lf | They ran and jumped and climbed, and when they looked around, the {colour} {toy} was gone.
+hf lf | Then they played hide and seek, and nobody knew any more where the {colour} {toy} was.
 
-fh eveff | A little later {name1} gave back the {colour2} {toy2} too, because {name2} looked so sad without it.
-fh evehf | Soon they missed their own toys, so they swapped back.
-fh evehf | But {name1} missed the {colour1} {toy1}, so {name2} returned it and got {his2} {toy2} again.
-ff evefh | {name2} was so happy that {he2} gave {him1} the {colour2} {toy2}.
-ff evefh | "Then you must have my {colour2} {toy2}," said {name2}, and {name1} took it with a smile.
-ff evehf | After a while {name2} gave the {colour1} {toy1} back.
-ff evehf | "It is yours after all," said {name2} and gave {him1} back the {colour1} {toy1}.
-hh evefh | To thank {him2}, {name1} gave {name2} the {colour1} {toy1}.
-hh evehf | But {name1} saw that {name2} was sad, and {he1} gave the {colour2} {toy2} back.
-lf eveff | {name2} looked {spot} and found the {colour1} {toy1}. "Keep it," said {name1}.
-lf evehf | They looked everywhere, and at last {name1} saw the {colour1} {toy1} {spot} and picked it up.
+fh evehf | Soon they missed their own things, so they swapped back.
+ff evehf | After a while {name2} gave the {colour} {toy} back.
+hh evehf | But {name1} saw that {name2} was sad, and {he1} gave the {treasure} back.
 lf evehf | "There it is!" cried {name1}. It was {spot}, and {he1} was glad to have it back.
 XY eveXY | They played on until the sun stood low.
 XY eveXY | A {animal} came by and watched them for a while.
 XY eveXY | Then they sat down together and made up a song about a {animal}.
 
-eveXY homeXY | When it grew dark, {name1} said goodbye and walked home.
-eveXY homeXY | In the evening {name1} went back to the house {home}.
-eveXY homeXY | "See you tomorrow!" called {name2}, and {name1} ran home to {his1} {elder}.
+eveXY askXY | When {name1} came home, {his1} {elder} asked, "Where is your {colour} {toy}?"
+eveXY askXY | In the evening {his1} {elder} asked {him1}, "What have you done with the {colour} {toy}?"
 
-homeXY askXY | "Where is your {colour1} {toy1}?" asked {his1} {elder}.
-homeXY askXY | At the door {his1} {elder} asked, "What have you done with the {colour1} {toy1}?"
-
-askhf lasthf | "Here it is," said {name1}, "and {name2} has the {colour2} {toy2}."
+askhf lasthf | "Here it is," said {name1}, "and {name2} has the {treasure}."
 askhf lasthf | {name1} held it up and said, "I still have it."
-askfh lastfh | "{name2} has it now," said {name1}, "and I have the {colour2} {toy2}."
-askfh lastfh | {name1} showed {his1} {elder} the {colour2} {toy2} and said, "I swapped with {name2}."
-askff lastff | "{name2} has it now," said {name1}, "and the {colour2} {toy2} too."
+askfh lastfh | "{name2} has it now," said {name1}, "and I have the {treasure}."
+askfh lastfh | {name1} showed {his1} {elder} the {treasure} and said, "I swapped with {name2}."
+askff lastff | "{name2} has it now," said {name1}, "and the {treasure} too."
 askff lastff | "I gave it to {name2}," said {name1}.
-askhh lasthh | "Here it is," said {name1}, "and I have the {colour2} {toy2} of {name2} too."
-askhh lasthh | {name1} laughed, for {he1} had the {colour1} {toy1} in one hand and the {colour2} {toy2} in the other.
-asklf lastlf | "I lost it at {place}," said {name1}. "Then we will look for it tomorrow," said {his1} {elder}.
+askhh lasthh | "Here it is," said {name1}, "and I have the {treasure} of {name2} too."
+askhh lasthh | {name1} laughed, for {he1} had the {colour} {toy} in one hand and the {treasure} in the other.
+asklf lastlf | "I lost it," said {name1}. "Then we will look for it tomorrow," said {his1} {elder}.
 
 lastXY end | {his1} {elder} smiled, and they ate {food} together.
-lastXY end | That night {name1} dreamed of {name2} and {place}.
-lasthf end | And {he1} put the {colour1} {toy1} beside {his1} bed.
-lastfh end | And {he1} played with the {colour2} {toy2} until it was time for bed.
-lastfh end | So the {colour1} {toy1} stayed with {name2}, and {name1} was glad to have a friend.
+lastXY end | That night {name1} dreamed of {name2}.
+lasthf end | And {he1} put the {colour} {toy} beside {his1} bed.
+lastfh end | And {he1} played with the {treasure} until it was time for bed.
+lastfh end | So the {colour} {toy} stayed with {name2}, and {name1} was glad to have a friend.
 lastff end | "You have a kind heart," said {his1} {elder}.
 lasthh end | "Tomorrow you must give {name2} something nice," said {his1} {elder}.
 """
@@ -155,10 +142,10 @@ def tales(config: TalesConfig) -> Iterator[str]:
     for _ in range(config.count):
         # Draw the words of this tale.
         words = {kind: random.choice(choices) for kind, choices in WORDS.items()}
-        for kind in TWO:
-            words[f"{kind}1"], words[f"{kind}2"] = random.sample(WORDS[kind], 2)
-        for who in "12":
-            is_boy = words[f"name{who}"] in WORDS["boy"]
+        hero_is_boy = random.random() < 0.5
+        # One girl and one boy: so he and she say who is meant.
+        for who, is_boy in (("1", hero_is_boy), ("2", not hero_is_boy)):
+            words[f"name{who}"] = words["boy" if is_boy else "girl"]
             words |= {f"{kind}{who}": forms[is_boy] for kind, forms in PRONOUNS.items()}
         # Walk through the rules.
         state = "start"
@@ -178,7 +165,7 @@ def first_slip(tale: str) -> str | None:
     position = 0
     known: dict[str, str | bool] = {}
     while state != "end":
-        # Find the rule of the next sentences. Those of other states tell of a toy that somebody else has.
+        # Find the rule of the next sentences. Those of other states tell of a thing that somebody else has.
         matches = {}
         for rule in chain.from_iterable(GRAMMAR.values()):
             if match := rule.pattern.match(tale, position):
@@ -196,9 +183,8 @@ def first_slip(tale: str) -> str | None:
                 facts = {f"is_boy{slot[-1]}": word == PRONOUNS[kind][True]}
             if any(known.setdefault(fact, value) != value for fact, value in facts.items()):
                 return SLIPS.get(kind, "another word")
-        for kind in TWO:
-            if f"{kind}2" in known and known[f"{kind}1"] == known[f"{kind}2"]:
-                return SLIPS[kind]
+        if known.get("is_boy2") == known["is_boy1"]:
+            return SLIPS["name"]
         state = rule.next_state
         position = match.end()
     return None if position == len(tale) else "a sentence"

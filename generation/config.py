@@ -134,7 +134,7 @@ class EvalConfig:
     sinks, gates, a needle. Figures go to step_N.probes.json beside the checkpoint."""
     tales: bool = False
     """Let a model of data=tales write 64 tales and print the share that are right, without scoring.
-    A tale is right if it keeps names, pronouns, toys and who has them to its end."""
+    A tale is right if it keeps names, pronouns, things and who has them to its end."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from conftest import random_gpt
@@ -17,18 +18,20 @@ from data.prepare import prepare
 from data.tales import GRAMMAR, PAIRS, WORDS, first_slip, tales
 from data.texts import Source
 from data.tokenizer import make_tokenizer
+from docs import tales_kept
 from generation.config import EvalConfig, SampleConfig
 from generation.generate import Chunk
 from runs.checkpoint import save_checkpoint
+from train import train
 from training.config import TrainConfig
 
-SWAP = "So they swapped: Mia got the drum and Ben got the kite."
-ANSWER = '"Ben has it now," said Mia, "and I have the blue drum."'
+SWAP = "So they swapped: Clara got the shell and Ben got the red kite."
+ANSWER = '"Ben has it now," said Clara, "and I have the shell."'
 STORY = f"""
-Mia was a girl who lived by the sea with her aunt. She had a red kite, and she loved it more than anything. One windy
-day Mia took the kite to the market. There she met Ben, who had a blue drum. "I like your kite," said Ben. "Red is my
-favourite colour." {SWAP} They played on until the sun stood low. When it grew dark, Mia said goodbye and walked home.
-"Where is your red kite?" asked her aunt. {ANSWER} That night Mia dreamed of Ben and the market.
+Clara was a girl who lived by the sea with her aunt. She had a red kite, and she loved it more than anything. One windy
+day Clara took the red kite to the market. There she met Ben, who had a shell. "I like your red kite," said Ben. "I like
+your shell," said Clara. {SWAP} They played on until the sun stood low. When Clara came home, her aunt asked, "Where is
+your red kite?" {ANSWER} That night Clara dreamed of Ben.
 """.replace("\n", " ").strip()
 
 
@@ -42,13 +45,13 @@ def made(count: int, seed: int = 1) -> list[str]:
 def test_a_story_depends_on_its_number_and_the_seed_alone():
     assert made(40)[:7] == made(7) != made(7, seed=2)
     digest = hashlib.sha256("\n".join(made(300)).encode()).hexdigest()
-    assert digest[:16] == "9515becaa9b58ae2"  # the same in every version of Python
+    assert digest[:16] == "25fc131967927d0b"  # the same in every version of Python
 
 
 def test_every_story_keeps_everything_and_hardly_any_two_are_alike():
     stories = made(2000)
     assert Counter(map(first_slip, stories)) == {None: 2000}
-    assert len(set(stories)) > 1990 and 550 < sum(map(len, stories)) / 2000 < 750
+    assert len(set(stories)) > 1990 and 500 < sum(map(len, stories)) / 2000 < 650
     assert all(re.fullmatch(r"[A-Z“\"].*[.\"]", story) and "  " not in story and "{" not in story for story in stories)
     assert not any(re.search(r"[.] [a-z]|, [A-Z][a-z]+ [a-z]+ed [A-Z] ", story) for story in stories)
 
@@ -56,7 +59,7 @@ def test_every_story_keeps_everything_and_hardly_any_two_are_alike():
 def test_the_walk_ends_from_every_state_and_every_rule_is_told():
     states = {rule.next_state for rules in GRAMMAR.values() for rule in rules}
     assert states == {*GRAMMAR} - {"start"} | {"end"}
-    assert {state[-2:] for state in states if state.startswith("home")} == {*PAIRS}
+    assert {state[-2:] for state in states if state.startswith("ask")} == {*PAIRS}
     told = " ".join(made(3000)).lower()
     for rule in (rule for rules in GRAMMAR.values() for rule in rules):
         assert re.search(rule.pattern.pattern, told), rule.sentences
@@ -77,24 +80,23 @@ def test_words_are_different_ones_and_none_is_a_part_of_the_next():
     ("old", "new", "slip"),
     [
         ("", "", None),
-        ("said Mia, ", "said Zoe, ", "a name"),
-        ("dreamed of Ben", "dreamed of Mia", "a name"),
-        ("met Ben, who", "met Mia, who", "a name"),
-        ("asked her aunt", "asked his aunt", "a pronoun"),
+        ("said Clara, ", "said Emma, ", "a name"),
+        ("dreamed of Ben", "dreamed of Clara", "a name"),
+        ("met Ben, who", "met Clara, who", "a name"),
+        ("her aunt asked", "his aunt asked", "a pronoun"),
         ("was a girl", "was a boy", "a pronoun"),
-        ("Ben got the kite", "Ben got the drum", "a toy"),
+        ("Ben got the red kite", "Ben got the red drum", "a thing"),
+        ("have the shell", "have the button", "a thing"),
         ("your red kite", "your blue kite", "a colour"),
-        ("who had a blue drum", "who had a red drum", "a colour"),
-        ("asked her aunt", "asked her uncle", "another word"),
-        ("Ben and the market", "Ben and the lake", "another word"),
-        (ANSWER, 'Mia held it up and said, "I still have it."', "who has it"),
-        (ANSWER, '"I gave it to Ben," said Mia.', "who has it"),
-        (SWAP, "After a while Ben gave the kite back.", "who has it"),
+        ("her aunt asked", "her uncle asked", "another word"),
+        (ANSWER, 'Clara held it up and said, "I still have it."', "who has it"),
+        (ANSWER, '"I gave it to Ben," said Clara.', "who has it"),
+        (SWAP, "After a while Ben gave the red kite back.", "who has it"),
         ("They played on until the sun stood low. ", "", "who has it"),
         ("the sun stood low", "the cows came home", "a sentence"),
-        (" That night Mia dreamed of Ben and the market.", "", "a sentence"),
-        ("That night Mia dreamed of Ben and the market.", "That night Mia", "a sentence"),
-        ("the market.", "the market. The end.", "a sentence"),
+        (" That night Clara dreamed of Ben.", "", "a sentence"),
+        ("That night Clara dreamed of Ben.", "That night Clara", "a sentence"),
+        ("of Ben.", "of Ben. The end.", "a sentence"),
         (STORY, "", "a sentence"),
     ],
 )  # fmt: skip
@@ -105,7 +107,7 @@ def test_the_reader_names_the_first_slip(old, new, slip):
 
 def test_the_reader_finds_every_exchange_of_a_word_that_is_told_twice():
     for story in made(200):
-        for kind in ("name", "toy", "colour"):
+        for kind in ("name", "toy", "treasure", "colour"):
             told = {word: [found.start() for found in re.finditer(rf"\b{word}\b", story)] for word in WORDS[kind]}
             other = next(word for word in WORDS[kind] if not told[word])
             for word, places in told.items():
@@ -168,14 +170,29 @@ def test_eval_prints_the_share_of_tales_that_are_kept_and_the_first_slips(tmp_pa
 
     # A model that had learned the grammar, but for eight of its stories.
     stories = (
-        made(56) + [STORY.replace("asked her aunt", "asked his aunt")] * 5 + [STORY.replace("red kite", "kite")] * 3
+        made(56) + [STORY.replace("her aunt asked", "his aunt asked")] * 5 + [STORY.replace("red kite", "kite")] * 3
     )
     chunks = [Chunk(number, half) for number, story in enumerate(stories) for half in (story[:50], story[50:])]
     monkeypatch.setattr("cli.eval.generate", lambda *_, **__: iter(chunks))
     score_checkpoints(config)
     shown = capsys.readouterr().out
-    assert "tales       56 of 64 keep names, pronouns, toys and who has them: 88%\n" in shown
+    assert "tales       56 of 64 keep names, pronouns, things and who has them: 88%\n" in shown
     assert shown.endswith("first slip  a pronoun 5, a sentence 3\n")
+
+
+def test_the_table_of_attentions_counts_the_tales_that_each_seed_keeps(train_config, tmp_path, monkeypatch, capsys):
+    for number, window in enumerate((None, 4)):
+        attention = "sdpa+window" if window else "sdpa"
+        model = replace(train_config.model, attention=attention, attention_window=window)
+        train(replace(train_config, model=model, max_steps=1, run_dir=str(tmp_path / "runs" / str(number))))
+    told = iter([made(64), [*made(62), "", STORY[:-9]]])
+    monkeypatch.setattr(tales_kept, "write_tales", lambda checkpoint: next(told))
+    tales_kept.main(tmp_path / "runs")
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert rows == [
+        "| `attention=sdpa` | 64 | 100% |",
+        "| `attention=sdpa+window model.attention_window=4` | 62 | 97% |",
+    ]
 
 
 def test_the_tales_that_are_judged_are_those_that_sample_writes(tmp_path, monkeypatch, capsys):
