@@ -1,70 +1,112 @@
-"""What does each form of attention cost?
+"""What does each attention cost?
 
-    python benchmarks/attention.py
+    python benchmarks/attention.py [NAME ...] [--lengths T ...]
 
-One forward and backward pass of each form that takes the whole text at once: its time, all forms in turns, and the most
-that it adds to its inputs, each measured in its own process. On a GPU with greater lengths.
+Forward and backward pass of one layer with each form and each modifier, as multiples of sdpa's: time, all layers in
+turns, and the most memory that the pass adds, each layer in a process of its own. Names choose some layers.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 
 import paired
 import torch
 
-from model.attention import FORMS as REGISTERED
-from model.attention.fused import fused
+from model.attention import FORMS, MODIFIERS, SETTINGS, AttentionContext, make_attention
+from model.config import GPTConfig
+from model.cpu import keep_freed_memory
 from training.device import choose_precision, fast_products, peak_memory, reset_peak_memory
 
-B, H, D = 4, 8, 64
-ON_GPU = paired.device().type == "cuda"
-FORMS = {name: REGISTERED[name] for name in ("sdpa", "matmul", "einsum", "bmm")} | {"fused": fused}
-LENGTHS = (256, 1024, 4096) if ON_GPU else (64, 256, 1024)
-MEMORY_LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
+C, H, WINDOW, DOCUMENT = 256, 4, 128, 300
+LENGTHS = (512, 2048, 8192)
+ALIBI, DOCUMENTS = "sdpa, ALiBi", f"sdpa, documents of {DOCUMENT}"
+TOO_SLOW = ("loop",)  # a loop in Python over queries and keys, to be read
+LAYERS = [
+    *("sdpa", *(form for form in FORMS if form not in (*TOO_SLOW, "sdpa"))),
+    *(ALIBI, DOCUMENTS),
+    *(f"sdpa+{name}" for name in (*SETTINGS, *MODIFIERS)),
+    *("sdpa+forget+sink", "sdpa+fade+window"),
+]
 
 
 def main() -> None:
-    rounds, device = paired.parser(__doc__).parse_args().rounds, paired.device()
+    parser = paired.parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="layers to measure beside sdpa; all by default")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, metavar="T", help="tokens in a sequence")
+    asked = parser.parse_args()
+    names = ["sdpa", *(name for name in asked.names or LAYERS if name != "sdpa")]
+    device = paired.device()
     paired.header()
+
     for precision in dict.fromkeys((torch.float32, choose_precision("auto", device))):
-        programs = {(form, T): passes(form, T, precision) for form in FORMS for T in LENGTHS}
-        with fast_products(device):
-            seconds = paired.interleave(programs, rounds, warm_ups=2)
-        print(f"Forward and backward in {precision}, B = {B}, H = {H}, D = {D}, in ms:\n")
-        cells = {key: paired.spread([1e3 * one for one in taken]) for key, taken in seconds.items()}
-        table(LENGTHS, cells.__getitem__)
-    print(f"Peak memory of a forward and backward pass above its inputs, B = 1, H = {H}, D = {D}, in MB:\n")
-    measure = peak if ON_GPU else partial(paired.alone, peak)
-    table(MEMORY_LENGTHS, lambda key: f"{measure(*key) / 1e6:.0f}")
+        print(f"Forward and backward pass in {precision}, B = 1, C = {C}, H = {H}, as multiples of sdpa's:\n")
+        columns = [times(names, T, precision, asked.rounds) for T in asked.lengths]
+        paired.table(
+            ["layer", *(f"T = {T:,}" for T in asked.lengths)], ([f"`{n}`", *(c[n] for c in columns)] for n in names)
+        )
+
+    longest = max(asked.lengths)
+    measure = peak if device.type == "cuda" else partial(paired.alone, peak)
+    megabytes = {name: measure(name, longest) / 1e6 for name in names}
+    rows = ([f"`{name}`", f"{mb:,.0f}", f"{mb / megabytes['sdpa']:.2f}"] for name, mb in megabytes.items())
+    print(f"Peak memory of the pass above its inputs in float32, at T = {longest:,}:\n")
+    paired.table(["layer", "MB", "× sdpa"], rows)
 
 
-def table(lengths: tuple[int, ...], cell: Callable[[tuple[str, int]], str]) -> None:
-    """Print a row for each form and a column for each length."""
-    rows = ([f"`{form}`", *(cell((form, T)) for T in lengths)] for form in FORMS)
-    paired.table(["form", *(f"T = {T}" for T in lengths)], rows)
+def times(names: list[str], T: int, precision: torch.dtype, rounds: int) -> dict[str, str]:
+    """Return the layers' times as multiples of sdpa's in the same round; of sdpa itself, milliseconds."""
+    programs = {name: paired.timed(make_pass(name, T, precision), max(1, 1024 // T)) for name in names}
+    keep_freed_memory()  # as train.py does
+    with fast_products(paired.device()):
+        seconds = paired.interleave(programs, rounds)
+    plain = seconds["sdpa"]
+    cells = {}
+    for name in names:
+        ratios = [one / other for one, other in zip(seconds[name], plain, strict=True)]
+        cells[name] = paired.spread(ratios)
+    return cells | {"sdpa": f"{1e3 * statistics.median(plain):.1f} ms"}
 
 
-def passes(form: str, T: int, precision: torch.dtype) -> Callable[[], float]:
-    """Return a program that returns the seconds of a forward and backward pass."""
-    inputs = [torch.randn(B, H, T, D, device=paired.device(), dtype=precision, requires_grad=True) for _ in "qkv"]
+def make_pass(name: str, T: int, precision: torch.dtype) -> Callable[[], object]:
+    """Return a function that passes T tokens forward and backward through a new layer."""
+    device = paired.device()
+    attention = name.partition(",")[0]
+    config = GPTConfig(
+        attention=attention,
+        n_embd=C,
+        n_head=H,
+        block_size=T,
+        vocab_size=50,
+        position="alibi" if name == ALIBI else "rope",
+        attention_window=WINDOW if "window" in attention else None,
+    )
+    torch.manual_seed(0)
+    layer = make_attention(config).to(device)
+    x = torch.randn(1, T, C, device=device, requires_grad=True)
+    tokens = torch.randint(config.vocab_size, (1, T), device=device)
+    starts = torch.arange(T, device=device)[None] // DOCUMENT * DOCUMENT if name == DOCUMENTS else None
 
     def once() -> None:
-        y = FORMS[form](*inputs, is_causal=True)
-        torch.autograd.grad(y, inputs, torch.ones_like(y))
+        ctx = AttentionContext(doc_starts=starts, tokens=tokens, loss=torch.zeros((), device=device))
+        with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+            y = layer(x, ctx)
+        loss = y.float().square().mean()
+        (loss + ctx.loss / T).backward()
 
-    return paired.timed(once, max(1, 2048 // T))
+    return once
 
 
-def peak(form: str, T: int) -> float:
-    """Return the growth of this process's peak memory in a forward and backward pass, in bytes."""
+def peak(name: str, T: int) -> float:
+    """Return the growth of this process's peak memory in a pass, in bytes."""
     device = paired.device()
-    for length in (16, T):  # the short one for threads and code pages
-        q, k, v = (torch.randn(1, H, length, D, device=device, requires_grad=True) for _ in range(3))
-        reset_peak_memory(device)
-        before = peak_memory(device)
-        FORMS[form](q, k, v, is_causal=True).sum().backward()
+    make_pass(name, 16, torch.float32)()  # threads and code pages
+    once = make_pass(name, T, torch.float32)
+    reset_peak_memory(device)
+    before = peak_memory(device)
+    once()
     return peak_memory(device) - before
 
 
