@@ -1,5 +1,7 @@
 """dry_run's predictions hold; a run that does not fit names the setting to lower."""
 
+import bz2
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import training.start
 from common.errors import DataError, SettingsError
-from data.config import TokenizerConfig
+from common.settings import from_arguments
+from data.config import DataConfig, TalesConfig, TokenizerConfig
+from data.tales import tales
 from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -298,3 +302,58 @@ def test_what_fits_is_not_refused_and_what_does_not_by_a_byte_is(monkeypatch):
             continue
         with pytest.raises(SettingsError, match=refused):
             refuse_too_large(asked, CPU, ranks)
+
+
+def sized(train_config, monkeypatch, minutes, count):
+    """Return the lines about size for a machine of 1e11 FLOP/s, and the settings that they name."""
+
+    def seconds(train_step, config, *others):
+        return config.tokens_per_step * flops_per_token(without_weights(config.model)) / 1e11, 1
+
+    monkeypatch.setattr(plan, "seconds_per_step", seconds)
+    monkeypatch.setattr(sys, "argv", ["train.py", "data=tales", "dry_run=true", "model.n_embd=7", "model=small"])
+    data = DataConfig(source="tales", tales=TalesConfig(count=count), cache_dir=train_config.data.cache_dir)
+    report = plan_run(train_step, replace(train_config, data=data, max_steps=None, max_minutes=minutes))
+    lines = report[report.index("\nsize ") + 1 :].splitlines()
+    named = re.fullmatch(r" +python \S*train.py data=tales (.*)", lines[1])
+    return lines, from_arguments(TrainConfig, named[1].split())
+
+
+def test_the_size_for_a_time_is_the_largest_that_the_law_allows(train_config, monkeypatch):
+    lines, named = sized(train_config, monkeypatch, 0.5, count=4000)
+    assert len(lines) == 2 and (named.batch_size, named.model.block_size) == (8, 16)
+    compute = 30 * 1e11  # of a token of one byte
+
+    def weights(width):
+        config = plan.with_width(replace(train_config, model=replace(train_config.model, vocab_size=257)), width).model
+        parts = count_parameters(without_weights(config))
+        return parts.total() - parts["embedding"] - parts["lm_head"]
+
+    assert weights(named.model.n_embd) < 0.00691 * compute**0.59 < weights(named.model.n_embd + 32)
+    bits = re.search(
+        r"([\d,]+) parameters, about ([\d,]+) steps, ([\d.]+) epochs, roughly ([\d.]+) bits/byte", lines[0]
+    )
+    model = without_weights(replace(named.model, vocab_size=257))
+    assert int(bits[1].replace(",", "")) == count_parameters(model).total()
+    steps = int(bits[2].replace(",", ""))
+    assert steps == pytest.approx(compute / flops_per_token(model) / (8 * 16), rel=1e-3)
+    assert float(bits[3]) == pytest.approx(steps * 8 * 16 / (0.96 * 4000 * 581), abs=0.1)
+    stories = "".join(tales(TalesConfig(count=500))).encode()
+    ease = 8 * len(bz2.compress(stories)) / len(stories) / 1.58  # beside source code
+    assert float(bits[4]) == pytest.approx((1.5 + (compute / 3.9e11) ** -0.3) * ease, abs=0.051)
+
+
+def test_more_time_than_four_readings_of_the_text_is_warned_of_and_asks_for_no_larger_model(train_config, monkeypatch):
+    lines, named = sized(train_config, monkeypatch, 5, count=400)
+    _, larger = sized(train_config, monkeypatch, 50, count=400)
+    _, more = sized(train_config, monkeypatch, 5, count=8000)
+    assert named.model == larger.model and more.model.n_embd > named.model.n_embd
+    warning = r" +the text is seen more than 4 times, and teaches less each time: add text, or set max_minutes=([\d.]+)"
+    enough = float(re.fullmatch(warning, lines[2])[1])
+    assert enough == pytest.approx(5 * 4 / float(re.search(r"([\d.,]+) epochs", lines[0])[1]), rel=0.1)
+    assert "seen" not in "".join(sized(train_config, monkeypatch, 0.9 * enough, count=400)[0])
+
+
+def test_a_plan_without_a_time_says_how_to_learn_the_size(train_config):
+    last = plan_run(train_step, train_config).splitlines()[-1]
+    assert last == "size      set max_minutes=30, or another time, to learn which size the time and the text deserve"

@@ -1,6 +1,10 @@
 """The plan of a run: its parameters, arithmetic, memory and time, here or on other GPUs."""
 
+import bz2
+import itertools
 import math
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from common.errors import DataError, one_of
-from common.text import duration, plural, si
+from common.text import command, duration, plural, si
 from data.config import TokenizerConfig
 from data.prepare import TokenDataset
 from data.tasks import Data
@@ -36,6 +40,12 @@ from training.start import check_machine, load_pretrained, open_data, refuse_too
 from training.terminal import describe
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
+# The laws of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
+# FLOP are SIZE · C^SIZE_POWER, and they reach FLOOR + (C / UNIT)^LOSS_POWER bits per byte on source code.
+SIZE, SIZE_POWER = 0.00691, 0.59
+FLOOR, UNIT, LOSS_POWER = 1.5, 3.9e11, -0.3
+SOURCE_CODE = 1.58  # bits per byte of bz2 on source code, with which another text is compared
+EPOCHS = 4  # repeated as often, a text teaches almost as much as new text (Muennighoff et al. 2023)
 MARGIN = 0.9  # share of a GPU's memory for a run: the allocator's gaps and libraries take the rest
 TrainStep = Callable[[Run, int], tuple[Tensor, Tensor]]
 """train_step(run, step) of train.py, an argument because no package imports a command."""
@@ -158,7 +168,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     if config.plan.device:
         price = on_gpus(train_step, config, flops, scored)
     else:
-        price = here(train_step, config, device, flops, scored)
+        price = here(train_step, config, device, flops, scored, data)
     lines = [
         *(describe(config, data, model) if data else unknown),
         f"weights   {parts}{tied}, for {config.model.vocab_size:,} ids",
@@ -183,9 +193,14 @@ def planned_data(config: TrainConfig) -> tuple[TrainConfig, Data | None]:
 
 
 def here(
-    train_step: TrainStep, config: TrainConfig, device: torch.device, flops: float, scored: Callable[[int], int]
+    train_step: TrainStep,
+    config: TrainConfig,
+    device: torch.device,
+    flops: float,
+    scored: Callable[[int], int],
+    data: Data | None,
 ) -> list[str]:
-    """Return the lines about memory and time on this machine, measured if a step fits."""
+    """Return the lines about memory, time and the best size here, measured if a step fits."""
     # Memory.
     refuse_too_large(config, device, Ranks())
     if device.type == "cpu":
@@ -203,12 +218,88 @@ def here(
         return [*lines, f"          too much for the {si(free)}B free on {device}: lower {lower} or the model"]
 
     # Time.
-    with fast_products(device, precision):
-        seconds, sequences = seconds_per_step(train_step, config, micro, device, precision)
+    def measure(config: TrainConfig) -> tuple[float, int]:
+        with fast_products(device, precision):
+            return seconds_per_step(train_step, config, micro, device, precision)
+
+    seconds, sequences = measure(config)
     rate = config.tokens_per_step / seconds
     measured = f"measured uncompiled on {plural(sequences, 'sequence')} on {device}"
     speed = f"          {seconds:.3g} s a step: {si(rate)}tokens/s, {si(rate * flops)}FLOP/s, {measured}"
-    return [*lines, time_line(config, seconds, scored), speed]
+    lines += [time_line(config, seconds, scored), speed]
+    if isinstance(data, TokenDataset):
+        lines += size_lines(config, data, rate * flops, lambda config: measure(config)[0])
+    return lines
+
+
+def size_lines(
+    config: TrainConfig, data: TokenDataset, rate: float, seconds_of: Callable[[TrainConfig], float]
+) -> list[str]:
+    """Return the lines that name the model for max_minutes and the text, as a command to copy.
+
+    rate: the FLOP/s of the model in config. seconds_of: returns the seconds of a step.
+    """
+    if config.max_minutes is None:
+        return ["size      set max_minutes=30, or another time, to learn which size the time and the text deserve"]
+
+    # A sample tells how many bytes a token has, and how well the text can be compressed.
+    sample = data.train[:300_000].tolist()
+    text = data.tokenizer.decode_bytes(sample)
+    token_size = len(text) / len(sample)
+    bits = 8 * len(bz2.compress(text)) / len(text)
+
+    # Take the largest model that the law allows, at the speed of the model before it: another size has another speed.
+    for _ in range(2):
+        chosen = with_width(config, 32)
+        for width in itertools.count(64, 32):
+            wider = with_width(config, width)
+            model = without_weights(wider.model)
+            flops = flops_per_token(model)
+            # The law is for tokens of a byte, so a token counts as its bytes.
+            read = token_size * min(60 * config.max_minutes * rate / flops, EPOCHS * len(data.train))
+            parts = count_parameters(model)
+            if parts["attention"] + parts["mlp"] + parts["norms"] > SIZE * (flops * read) ** SIZE_POWER:
+                break
+            chosen = wider
+        seconds = seconds_of(chosen)
+        model = without_weights(chosen.model)
+        flops = flops_per_token(model)
+        rate = flops * config.tokens_per_step / seconds
+
+    # Report.
+    steps = round(60 * config.max_minutes / seconds)
+    epochs = steps * config.tokens_per_step / len(data.train)
+    compute = flops * token_size * len(data.train) * min(epochs, EPOCHS)
+    bpb = (FLOOR + (compute / UNIT) ** LOSS_POWER) * bits / SOURCE_CODE
+    shape = {f"model.{name}": getattr(chosen.model, name) for name in ("n_layer", "n_embd", "n_head", "block_size")}
+    settings = {**shape, "batch_size": config.batch_size}
+    replaced = {"dry_run", "model", *settings}
+    typed = [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in replaced]
+    words = [*typed, *(f"{name}={value}" for name, value in settings.items())]
+    deserved = f"{config.max_minutes:g} minutes and this text: {count_parameters(model).total():,} parameters"
+    lines = [
+        f"size      for {deserved}, about {plural(steps, 'step')}, {epochs:,.1f} epochs, roughly {bpb:.1f} bits/byte",
+        f"          {command('train.py')} {shlex.join(words)}",
+    ]
+    if epochs > EPOCHS:
+        enough = config.max_minutes * EPOCHS / epochs
+        remedy = f"add text, or set max_minutes={enough:.2g}"
+        lines.append(f"          the text is seen more than {EPOCHS} times, and teaches less each time: {remedy}")
+    return lines
+
+
+def with_width(config: TrainConfig, width: int) -> TrainConfig:
+    """Return config with a model of this width, in the proportions of the presets."""
+    model = replace(
+        config.model,
+        n_layer=max(4, width // 64),
+        n_embd=width,
+        n_head=width // 32,
+        n_kv_head=None,
+        head_size=None,
+        n_inner=None,
+    )
+    return replace(config, model=model)
 
 
 def free_memory(device: torch.device) -> int:
