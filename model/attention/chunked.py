@@ -73,6 +73,10 @@ class Settings(NamedTuple):
     learns: bool
 
 
+Weighed = tuple[Tensor, Tensor | None, Tensor | None]
+"""Weights, a factor of each row's result, and the statistic of each row."""
+
+
 class Softmax:
     """exp(score) / Σ exp(score), whose gradient is w (d - Σ w d), d the gradient of the weights."""
 
@@ -100,18 +104,34 @@ class Softmax:
         """Return a number of each row (N, G · n, 1), or one of all, that is added to their scores."""
         return chunk.operands.zero
 
-    def weigh(self, scores: Tensor, chunk: "Chunk") -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return weights, a factor of each row's result, and the statistic of each row. May overwrite the scores."""
-        top = torch.maximum(scores.amax(-1, keepdim=True), chunk.sink)
+    def weigh(
+        self,
+        scores: Tensor,
+        chunk: "Chunk",
+    ) -> Weighed:
+        """Return what a row's scores come to; may overwrite them."""
+        # Less the largest score, so that no exponential overflows.
+        top = scores.amax(-1, keepdim=True)
+        top = torch.maximum(top, chunk.sink)
         scores.sub_(top).exp2_()
-        total = scores.sum(-1, keepdim=True) + torch.exp2(chunk.sink - top)
-        return scores, total.reciprocal(), -(top + total.log2())
+
+        # The results are divided by the sum, not the weights.
+        total = scores.sum(-1, keepdim=True)
+        total += torch.exp2(chunk.sink - top)
+        minus_logsumexp = -(top + total.log2())
+        return scores, total.reciprocal(), minus_logsumexp
 
     def again(self, scores: Tensor, chunk: "Chunk") -> Tensor:
         """Return the weights in the second pass."""
         return scores.exp2_()
 
-    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: "Chunk") -> Tensor:
+    def gradient(
+        self,
+        d: Tensor,
+        weights: Tensor,
+        scores: Tensor,
+        chunk: "Chunk",
+    ) -> Tensor:
         """Return the gradient of the biased scores, in place of d, that of the weights."""
         return d.mul_(weights)
 
@@ -138,13 +158,19 @@ class Softcap(Softmax):
         """Turn the scores into r, and return cap - 2 cap r + bias + statistic."""
         scores.exp2_().add_(1).reciprocal_()
         rows = chunk.statistic + self.cap + chunk.row
-        capped = torch.add(rows, scores, alpha=-2 * self.cap, out=chunk.space(1))
-        if chunk.column is not None:  # last: beside the cap it would lose digits
+        capped = chunk.space(1)
+        torch.add(rows, scores, alpha=-2 * self.cap, out=capped)
+        # The columns come last: beside the cap they would lose digits.
+        if chunk.column is not None:
             chunk.by_group(capped).add_(chunk.column)
         chunk.hide(capped, -torch.inf)
         return capped
 
-    def weigh(self, scores: Tensor, chunk: "Chunk") -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def weigh(
+        self,
+        scores: Tensor,
+        chunk: "Chunk",
+    ) -> Weighed:
         return super().weigh(self.capped(scores, chunk), chunk)
 
     def again(self, scores: Tensor, chunk: "Chunk") -> Tensor:
@@ -163,13 +189,23 @@ class Sigmoid(Softmax):
     def shift(self, chunk: "Chunk") -> Tensor:
         return -chunk.seen().log()
 
-    def weigh(self, scores: Tensor, chunk: "Chunk") -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def weigh(
+        self,
+        scores: Tensor,
+        chunk: "Chunk",
+    ) -> Weighed:
         return scores.sigmoid_(), None, None
 
     def again(self, scores: Tensor, chunk: "Chunk") -> Tensor:
         return scores.sigmoid_()
 
-    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: "Chunk") -> Tensor:
+    def gradient(
+        self,
+        d: Tensor,
+        weights: Tensor,
+        scores: Tensor,
+        chunk: "Chunk",
+    ) -> Tensor:
         return sigmoid_gradient(d, weights, grad_input=d)
 
 
@@ -184,13 +220,23 @@ class Sparsemax(Softmax):
     factor = bias_factor = 1.0
     centred = False
 
-    def weigh(self, scores: Tensor, chunk: "Chunk") -> tuple[Tensor, Tensor | None, Tensor | None]:
-        tau = torch.maximum(scores.amax(-1, keepdim=True), chunk.sink) - 1
+    def weigh(
+        self,
+        scores: Tensor,
+        chunk: "Chunk",
+    ) -> Weighed:
+        largest = scores.amax(-1, keepdim=True)
+        tau = torch.maximum(largest, chunk.sink) - 1
+
+        # A few steps on the largest of every 64th key.
         width = scores.shape[-1] // 64 * 64
         if width > 128:
-            large = scores[..., :width].unflatten(-1, (-1, 64)).amax(-2)  # (N, G · n, keys) -> (N, G · n, 64)
-            tau, _ = self.newton(large, tau, 4, chunk)
-        tau, weights = self.newton(scores, tau, 50, chunk, chunk.space(1), chunk.space(2))
+            every = scores[..., :width].unflatten(-1, (-1, 64))  # (N, G · n, keys / 64, 64)
+            tau, _ = self.newton(every.amax(-2), tau, 4, chunk)
+
+        # The rest on all keys.
+        spaces = chunk.space(1), chunk.space(2)
+        tau, weights = self.newton(scores, tau, 50, chunk, *spaces)
         return weights, None, -tau
 
     def newton(
@@ -205,14 +251,19 @@ class Sparsemax(Softmax):
         """Return τ after so many steps or when it stays, and the weights, in `out` if it is given."""
         near = 4 * torch.finfo(scores.dtype).eps
         for _ in range(steps):
+            # By how much the weights pass 1, the sink's among them.
             weights = torch.sub(scores, tau, out=out).relu_()
-            excess = weights.sum(-1, keepdim=True) + (chunk.sink - tau).relu() - 1
+            excess = weights.sum(-1, keepdim=True) - 1
+            excess += (chunk.sink - tau).relu()
             if excess.max() <= near:
                 break
-            number = torch.sign(weights, out=signs).sum(-1, keepdim=True)  # faster than to count with bools
+
+            # The step: the excess over the number of weights. To add signs is faster than to count bools.
+            number = torch.sign(weights, out=signs).sum(-1, keepdim=True)
             number += chunk.sink > tau
             # Of some of the keys the sum may be too small already: then τ stays.
-            step = excess.clamp_(min=0) / number.clamp_(min=1)
+            excess.clamp_(min=0)
+            step = excess / number.clamp_(min=1)
             tau = tau + step
             if (step <= near * tau.abs()).all():
                 break
@@ -221,11 +272,20 @@ class Sparsemax(Softmax):
     def again(self, scores: Tensor, chunk: "Chunk") -> Tensor:
         return scores.relu_()
 
-    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: "Chunk") -> Tensor:
-        number = torch.sign(weights, out=chunk.space(1)).sum(-1, keepdim=True)
+    def gradient(
+        self,
+        d: Tensor,
+        weights: Tensor,
+        scores: Tensor,
+        chunk: "Chunk",
+    ) -> Tensor:
+        signs = torch.sign(weights, out=chunk.space(1))
+        number = signs.sum(-1, keepdim=True)
         number += chunk.sink > -chunk.statistic
         where_positive(d, weights, 0, grad_input=d)
-        d.sub_(d.sum(-1, keepdim=True).div_(number))  # moving τ takes from all that have weight alike
+        # A move of τ takes from all that have weight alike.
+        mean = d.sum(-1, keepdim=True).div_(number)
+        d.sub_(mean)
         return where_positive(d, weights, 0, grad_input=d)
 
 
@@ -241,29 +301,48 @@ class Stick(Softmax):
     strict = True
     centred = False
 
-    def weigh(self, scores: Tensor, chunk: "Chunk") -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def weigh(
+        self,
+        scores: Tensor,
+        chunk: "Chunk",
+    ) -> Weighed:
         weights = self.again(scores, chunk)
         # Where no query of the chunk has anything left, no key farther away needs a look.
-        spent = chunk.space(1, 1).amax((0, 1)) < torch.finfo(scores.dtype).tiny
-        chunk.used = int((~spent).sum())
+        left = chunk.space(1, 1)
+        lasts = left.amax((0, 1)) >= torch.finfo(scores.dtype).tiny
+        chunk.used = int(lasts.sum())
         return weights, None, None
 
     def again(self, scores: Tensor, chunk: "Chunk") -> Tensor:
         left = chunk.space(1, 1)
+        before = left[..., :-1]
+        after = left[..., 1:]
         left[..., 0] = 1
-        torch.cumprod(scores.sigmoid_(), -1, out=left[..., 1:])
-        return torch.sub(left[..., :-1], left[..., 1:], out=chunk.space(2))
+        torch.cumprod(scores.sigmoid_(), -1, out=after)
+        return torch.sub(before, after, out=chunk.space(2))
 
-    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: "Chunk") -> Tensor:
+    def gradient(
+        self,
+        d: Tensor,
+        weights: Tensor,
+        scores: Tensor,
+        chunk: "Chunk",
+    ) -> Tensor:
         sums = chunk.space(1, 1)
+        before = sums[..., :-1]
+        after = sums[..., 1:]
         sums[..., 0] = 0
-        torch.mul(d, weights, out=sums[..., 1:])
+        torch.mul(d, weights, out=after)
         sums.cumsum_(-1)
         sums.sub_(sums[..., -1:].clone())  # of all exactly, or far keys would feel its rounding
-        return torch.addcmul(sums[..., 1:], scores, sums[..., :-1], value=-1, out=d)
+        return torch.addcmul(after, scores, before, value=-1, out=d)
 
 
 WEIGHTINGS = {"softmax": Softmax, "sigmoid": Sigmoid, "sparsemax": Sparsemax, "stick": Stick}
+
+
+def make_weighting(settings: Settings) -> Softmax:
+    return Softcap(settings.cap) if settings.form == "softcap" else WEIGHTINGS[settings.form]()
 
 
 class Operands:
@@ -276,39 +355,49 @@ class Operands:
         q, k, v = inputs[:3]
         self.inputs = inputs
         self.settings = settings
-        self.B, H, self.T, self.D = q.shape
-        Hkv, self.S = k.shape[1:3]
-        self.N = self.B * Hkv
-        self.G = H // Hkv
-        self.rows = chunk_rows(q)
-        self.form = Softcap(settings.cap) if settings.form == "softcap" else WEIGHTINGS[settings.form]()
+
+        # The weighting, types and workspaces.
+        self.form = make_weighting(settings)
         self.dtype = wide_dtype(q)
         self.narrow = product_dtype(q)
         self.device = q.device
+        self.rows = chunk_rows(q)
+        self.buffers: dict[int, Tensor] = {}
+        self.zero = q.new_zeros(1, dtype=self.dtype)
+
+        # Queries (N, G, T, D), keys (N, S, D) and values (N, S, Dv).
+        self.B, self.H, self.T, _ = q.shape
+        Hkv, self.S = k.shape[1:3]
+        self.N = self.B * Hkv
+        self.G = self.H // Hkv
         scaled = q * (self.form.factor * settings.scale)
-        self.queries = scaled.to(self.narrow).reshape(self.N, self.G, self.T, -1)
-        self.keys = self.ordered(k.to(self.narrow).reshape(self.N, self.S, -1), 1)
-        self.values = self.ordered(v.to(self.narrow).reshape(self.N, self.S, -1), 1)
+        self.queries = self.by_group(scaled.to(self.narrow))
+        self.keys, self.values = (self.ordered(x.to(self.narrow).flatten(0, 1), 1) for x in (k, v))
 
         # Bias and sink: (N, G, T), (N, G, S) and (N, G, 1).
-        self.bias = None
-        if inputs.row is not None and inputs.column is not None:
-            self.bias = [x.to(self.dtype).reshape(self.N, self.G, -1) for x in (inputs.row, inputs.column)]
-        sink = q.new_full((H,), -torch.inf) if inputs.sink is None else inputs.sink
-        self.sink = (sink.to(self.dtype) * self.form.bias_factor).repeat(self.B).view(self.N, self.G, 1)
+        self.bias = [x.to(self.dtype).reshape(self.N, self.G, -1) for x in inputs[3:5] if x is not None]
+        sink = q.new_full((self.H,), -torch.inf) if inputs.sink is None else inputs.sink
+        sink = sink.to(self.dtype) * self.form.bias_factor
+        self.sink = sink.repeat(self.B).view(self.N, self.G, 1)
 
         # The first key that each query sees, (B or 1, 1, T, 1), and its bounds in the batch: read once for all chunks.
         window = settings.window or self.S
-        starts = [max(0, position + 1 - window) for position in range(self.S - self.T, self.S)]
+        positions = range(self.S - self.T, self.S)
+        starts = [max(0, position + 1 - window) for position in positions]
         self.earliest = self.latest = starts
         self.first_seen = torch.tensor(starts, device=self.device)[None, None, :, None]
         if inputs.doc_starts is not None:
-            self.first_seen = torch.maximum(inputs.doc_starts[:, None, :, None], self.first_seen)
-            bounds = torch.stack((self.first_seen.amin(0), self.first_seen.amax(0)))
+            doc_starts = inputs.doc_starts[:, None, :, None]
+            self.first_seen = torch.maximum(doc_starts, self.first_seen)
+            bounds = torch.stack(self.first_seen.aminmax(dim=0))
             self.earliest, self.latest = bounds.flatten(1).tolist()
-        self.mask = None if inputs.mask is None else inputs.mask.expand(*inputs.mask.shape[:2], self.T, self.S)
-        self.buffers: dict[int, Tensor] = {}
-        self.zero = q.new_zeros(1, dtype=self.dtype)
+        self.mask = inputs.mask
+        if self.mask is not None:
+            self.mask = self.mask.expand(-1, -1, self.T, self.S)
+
+    def by_group(self, x: Tensor) -> Tensor:
+        """(B, H, T, …) -> (N, G, T, …)."""
+        return x.reshape(self.N, self.G, *x.shape[2:])
 
     def generator(self) -> torch.Generator:
         """Return what draws the weights that dropout drops, the same in both passes."""
@@ -319,8 +408,15 @@ class Operands:
         """Return keys, or what belongs to them, in the order of the form, or from it."""
         return x.flip(axis) if self.form.reverse else x
 
-    def multiply(self, added: Tensor, a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    def multiply(
+        self,
+        added: Tensor,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+    ) -> Tensor:
         """Write added + a b to out."""
+        # In one step, unless the products are narrower than the sums.
         if a.dtype == out.dtype:
             return torch.baddbmm(added, a, b, out=out)
         return torch.add(torch.bmm(a, b), added, out=out)
@@ -328,7 +424,8 @@ class Operands:
 
 def chunk_rows(q: Tensor) -> int:
     """Return the queries of a chunk."""
-    return min(q.shape[2], ROWS.get(q.device.type, ROWS_ELSEWHERE))
+    most = ROWS.get(q.device.type, ROWS_ELSEWHERE)
+    return min(q.shape[2], most)
 
 
 def wide_dtype(q: Tensor) -> torch.dtype:
@@ -338,7 +435,12 @@ def wide_dtype(q: Tensor) -> torch.dtype:
 class Chunk:
     """Queries from `start` on, the keys in their reach, and workspaces for their scores (N, G · n, keys)."""
 
-    def __init__(self, operands: Operands, start: int, most: int) -> None:
+    def __init__(
+        self,
+        operands: Operands,
+        start: int,
+        most: int,
+    ) -> None:
         """most: how many keys to look at, counted from the latest; `whole` says whether these are all."""
         self.operands = operands
         N, G, S = operands.N, operands.G, operands.S
@@ -362,10 +464,12 @@ class Chunk:
         self.empty: Tensor | None = None
         if operands.mask is None:
             later = torch.ones(self.n, self.n, dtype=torch.bool, device=operands.device)
-            self.unseen = [(self.length - self.n, later.triu(0 if operands.form.strict else 1))]
+            later = later.triu(0 if operands.form.strict else 1)
+            self.unseen = [(self.length - self.n, later)]
             far = max(operands.latest[self.now])
             if far > self.first:
-                self.unseen.append((0, torch.arange(self.first, far, device=operands.device) < self.first_seen))
+                key = torch.arange(self.first, far, device=operands.device)
+                self.unseen.append((0, key < self.first_seen))
         else:
             self.unseen = [(0, self.read_mask(operands.mask))]
 
@@ -374,15 +478,17 @@ class Chunk:
         self.sink = operands.sink.expand(N, G, self.n).reshape(N, -1, 1)
         self.row = operands.zero
         self.column: Tensor | None = None
-        if operands.bias is not None:
+        if operands.bias:
             # Sums of gates run to thousands in a long text, where float32 is coarse: less the chunk's own level, near
             # keys have small ones.
             row, column = operands.bias
             middle = own + self.n // 2
             level = column[..., middle : middle + 1]
             factor = operands.form.bias_factor
-            self.row = (row[..., self.now] + level).mul_(factor).view(N, -1, 1)
-            self.column = operands.ordered(column[..., self.places] - level, -1).mul_(factor)[:, :, None]
+            row = (row[..., self.now] + level).mul_(factor)
+            column = (column[..., self.places] - level).mul_(factor)
+            self.row = row.view(N, -1, 1)
+            self.column = operands.ordered(column, -1)[:, :, None]
 
     def read_mask(self, mask: Tensor) -> Tensor:
         """Return the keys that mask, causality, window and documents hide; a query that sees nothing is let see all.
@@ -390,27 +496,43 @@ class Chunk:
         Its result is nothing, and gives no gradient: see `allowed_keys` in contract.py.
         """
         key = torch.arange(self.first, self.places.stop, device=mask.device)
-        seen = mask[:, :, self.now, self.places] & (key <= self.query) & (key >= self.first_seen)
-        self.empty = ~seen.any(-1, keepdim=True)  # (B or 1, H or 1, n, 1)
+        seen = (key <= self.query) & (key >= self.first_seen)
+        seen = seen & mask[:, :, self.now, self.places]  # (B or 1, H or 1, n, keys)
+        self.empty = ~seen.any(-1, keepdim=True)
         seen = seen | self.empty
         self.number_seen = seen.sum(-1, keepdim=True)
-        return ~seen | (key >= self.query) if self.operands.form.strict else ~seen
+        if self.operands.form.strict:
+            seen = seen & (key < self.query)
+        return ~seen
 
     def seen(self) -> Tensor:
         """Return how many keys each query sees, (N, G · n, 1)."""
         operands = self.operands
         number = self.query + 1 - self.first_seen if self.empty is None else self.number_seen
-        number = number.expand(operands.B, operands.N * operands.G // operands.B, -1, -1)
-        return number.reshape(operands.N, -1, 1).to(operands.dtype)
+        number = number.expand(operands.B, operands.H, -1, -1).to(operands.dtype)
+        return number.reshape(operands.N, -1, 1)
 
-    def space(self, number: int, more: int = 0) -> Tensor:
+    def space(
+        self,
+        number: int,
+        more: int = 0,
+    ) -> Tensor:
         """Return a workspace for the scores, with `more` keys."""
         operands = self.operands
         if number not in operands.buffers:
-            largest = operands.N * operands.G * operands.rows * (operands.S + 1)
-            operands.buffers[number] = torch.empty(largest, dtype=operands.dtype, device=operands.device)
+            largest = operands.B * operands.H * operands.rows * (operands.S + 1)
+            operands.buffers[number] = operands.zero.new_empty(largest)
         shape = (operands.N, operands.G * self.n, self.length + more)
-        return operands.buffers[number][: math.prod(shape)].view(shape)
+        buffer = operands.buffers[number]
+        return buffer[: math.prod(shape)].view(shape)
+
+    def read(self, x: Tensor) -> Tensor:
+        """Return the chunk's rows of x: (N, G, T, …) -> (N, G · n, …)."""
+        return x[:, :, self.now].flatten(1, 2)
+
+    def write(self, rows: Tensor, x: Tensor) -> None:
+        """Put rows (N, G · n, …) where read() would find them."""
+        x[:, :, self.now] = rows.unflatten(1, (x.shape[1], -1))
 
     def by_group(self, x: Tensor) -> Tensor:
         """(N, G · n, …) -> (N, G, n, …), as biases are."""
@@ -425,8 +547,10 @@ class Chunk:
         for begin, unseen in self.unseen:
             end = begin + unseen.shape[-1]
             if self.operands.form.reverse:
+                unseen = unseen.flip(-1)
                 begin, end = self.length - end, self.length - begin
-            self.by_head(scores)[..., begin:end].add_(overlay(self.operands.ordered(unseen, -1), hidden, scores))
+            pairs = self.by_head(scores)[..., begin:end]
+            pairs.add_(overlay(unseen, hidden, scores))
 
     def without_empty(self, x: Tensor) -> Tensor:
         """Return x (N, G · n, D), with zeros for queries that see nothing."""
@@ -438,12 +562,13 @@ class Chunk:
         """Return the scores in a workspace."""
         operands = self.operands
         form = operands.form
+        # The product adds itself to what the rows and the bias give.
         space = self.space(0)
         added = form.shift(self)
         if form.biased:
             added = self.with_bias(added + self.statistic, space)
-        queries = operands.queries[:, :, self.now].flatten(1, 2)  # (N, G, n, D) -> (N, G · n, D)
-        scores = operands.multiply(added, queries, operands.keys[:, self.reach].mT, space)
+        keys = operands.keys[:, self.reach]
+        scores = operands.multiply(added, self.read(operands.queries), keys.mT, space)
         if form.hidden:
             self.hide(scores, form.hidden)
         return scores
@@ -452,20 +577,34 @@ class Chunk:
         """Return numbers of rows (N, G · n, 1), or one of all, plus the bias; in the workspace if there is one."""
         if self.column is None:
             return rows
-        torch.add(self.by_group(rows + self.row), self.column, out=self.by_group(space))
+        rows = self.by_group(rows + self.row)
+        torch.add(rows, self.column, out=self.by_group(space))
         return space
 
-    def dropout(self, p: float, generator: torch.Generator) -> Tensor:
+    def dropout(
+        self,
+        p: float,
+        generator: torch.Generator,
+    ) -> Tensor:
         """Return 0 for weights that are dropped and 1 / (1 - p) for others: 16 random bits for each."""
         shape = self.space(0).shape
         count = math.prod(shape)
+        # Four numbers in a word of 64 bits: to draw them takes most of the time.
         words = torch.empty(-(-count // 4), dtype=torch.int64, device=self.query.device)
-        bits = words.random_(-(2**63), None, generator=generator).view(torch.int16)[:count].view(shape)
+        words.random_(-(2**63), None, generator=generator)
+        bits = words.view(torch.int16)[:count].view(shape)
+
+        # A number from -2^15 to 2^15 - 1 below the share of those that are dropped.
         dropped = round(p * 2**16)
-        return (bits >= dropped - 2**15).to(self.operands.dtype).mul_(2**16 / (2**16 - dropped))
+        kept = bits >= dropped - 2**15
+        return kept.to(self.operands.dtype).mul_(2**16 / (2**16 - dropped))
 
 
-def overlay(where: Tensor, number: float, like: Tensor) -> Tensor:
+def overlay(
+    where: Tensor,
+    number: float,
+    like: Tensor,
+) -> Tensor:
     """Return the number where it is true, else 0.
 
     To add it where it broadcasts takes a seventh of masked_fill's time.
@@ -482,15 +621,21 @@ class BlockChoice:
         self.block = operands.settings.block
         self.best = operands.settings.best
 
-    def by_block(self, scores: Tensor, chunk: Chunk) -> Tensor | None:
+    def by_block(
+        self,
+        scores: Tensor,
+        chunk: Chunk,
+    ) -> Tensor | None:
         """Return a view (B, H, n, blocks, block) of the scores, if all blocks are counted from the first in reach."""
         if len(chunk.unseen) > 1 or chunk.empty is not None:
             return None
         count = chunk.length // self.block
-        return chunk.by_head(scores)[..., : count * self.block].unflatten(-1, (count, self.block))
+        whole = chunk.by_head(scores)[..., : count * self.block]
+        return whole.unflatten(-1, (count, self.block))
 
     def choose(self, scores: Tensor, chunk: Chunk) -> None:
         by_block = self.by_block(scores, chunk)
+        # A sum is as good as a mean, for blocks of one size.
         if by_block is None:
             chosen = best_blocks(chunk.by_head(scores), self.block, self.best)
         else:
@@ -504,9 +649,11 @@ class BlockChoice:
         by_block = self.by_block(scores, chunk)
         if by_block is None:
             pairs = chunk.by_head(scores)
-            pairs.add_(overlay(~block_mask(chosen, pairs, self.block), -torch.inf, scores))
+            seen = block_mask(chosen, pairs, self.block)
+            pairs.add_(overlay(~seen, -torch.inf, scores))
         else:
-            by_block.add_(overlay(~chosen[..., : by_block.shape[-2], None], -torch.inf, scores))
+            seen = chosen[..., : by_block.shape[-2], None]
+            by_block.add_(overlay(~seen, -torch.inf, scores))
 
 
 class IndexChoice:
@@ -520,40 +667,54 @@ class IndexChoice:
     def __init__(self, operands: Operands, outputs: "Outputs") -> None:
         self.bits = outputs.chosen  # (B, T, bytes): of the keys in a chunk's reach from the first on
         self.best = operands.settings.best
-        inputs = operands.inputs
-        if inputs.index_q is not None and inputs.index_k is not None and inputs.index_w is not None:
-            self.q = inputs.index_q.to(operands.dtype)
-            self.k = inputs.index_k.to(operands.dtype)
-            self.heads = self.q.shape[1]
-            self.scale = (self.heads * self.q.shape[-1]) ** -0.5  # of the products and of the sum
-            self.w = inputs.index_w.to(operands.dtype) * self.scale
+        self.q, self.k, w = (x.to(operands.dtype) for x in operands.inputs[6:9] if x is not None)
+        self.heads, _, D = self.q.shape[1:]
+        self.scale = (self.heads * D) ** -0.5  # of the products and of the sum
+        self.w = (w * self.scale).mT[..., None]  # (B, J, T, 1)
 
     def choose(self, scores: Tensor, chunk: Chunk) -> None:
         """Choose each query's keys, its own among them."""
-        q = self.q[:, :, chunk.now].flatten(1, 2)  # (B, J, n, Di) -> (B, J · n, Di)
-        products = torch.bmm(q, self.k[:, chunk.places].mT).relu_()
+        # The index of each key.
+        keys = self.k[:, chunk.places]
+        products = torch.bmm(chunk.read(self.q), keys.mT).relu_()  # (B, J · n, Di) @ (B, Di, keys)
         self.products = products.unflatten(1, (self.heads, -1))  # (B, J, n, keys)
-        self.index = (self.products * self.w[:, chunk.now].mT[..., None]).sum(1)  # (B, n, keys)
+        self.index = (self.products * self.w[:, :, chunk.now]).sum(1)  # (B, n, keys)
         chunk.hide(self.index, -torch.inf)
+
+        # Its best keys; the query's own is the best of all.
         index = self.index.clone()
         gap = tie_gap(index.nan_to_num(neginf=0))
         own = torch.arange(chunk.n, device=index.device)
         index[:, own, chunk.length - chunk.n + own] = torch.inf
         chosen = best_of(index, self.best, gap)
-        eights = F.pad(chosen, (0, -chunk.length % 8)).unflatten(-1, (-1, 8)).to(index.dtype)
+
+        # A bit for each key, eight in a byte.
+        chosen = F.pad(chosen, (0, -chunk.length % 8))
+        eights = chosen.unflatten(-1, (-1, 8)).to(index.dtype)  # (B, n, bytes, 8)
         powers = 2.0 ** torch.arange(8, device=index.device, dtype=index.dtype)
         self.bits[:, chunk.now, : eights.shape[2]] = (eights @ powers).to(torch.uint8)
 
     def hide(self, scores: Tensor, chunk: Chunk) -> None:
         """Add NEVER to the scores of other keys."""
-        byte = torch.arange(256, device=scores.device)[:, None]
-        chosen = byte >> torch.arange(8, device=scores.device) & 1  # (256, 8): the bits of each byte
+        # What the eight keys of each of 256 bytes get.
+        byte = torch.arange(256, device=scores.device)
+        place = torch.arange(8, device=scores.device)
+        chosen = byte[:, None] >> place & 1  # (256, 8)
         hidden = (1 - chosen).to(scores.dtype) * NEVER
+
+        # What the keys in reach get.
         bits = self.bits[:, chunk.now, : -(-chunk.length // 8)]
-        self.hidden = F.embedding(bits.int(), hidden).flatten(2)[..., : chunk.length]  # (B, n, keys)
+        by_byte = F.embedding(bits.int(), hidden)  # (B, n, bytes, 8)
+        self.hidden = by_byte.flatten(2)[..., : chunk.length]  # (B, n, keys)
         chunk.by_head(scores).add_(self.hidden[:, None])
 
-    def learn(self, weights: Tensor, factor: Tensor, chunk: Chunk, outputs: "Outputs") -> None:
+    def learn(
+        self,
+        weights: Tensor,
+        factor: Tensor,
+        chunk: Chunk,
+        outputs: "Outputs",
+    ) -> None:
         """Add to the loss and to its gradients. weights: those of each head, less a factor of each row."""
         # p, and the logarithm of the index's softmax.
         weights = chunk.by_head(weights)
@@ -566,7 +727,8 @@ class IndexChoice:
 
         # The loss and its gradient.
         tiny = torch.finfo(wanted.dtype).tiny
-        surprise = wanted.clamp_min(tiny).log2_().mul_(1 / LOG2E).sub_(found).mul_(wanted)
+        surprise = wanted.clamp_min(tiny).log2_().mul_(1 / LOG2E)
+        surprise.sub_(found).mul_(wanted)
         d = found.mul_(LOG2E).exp2_().sub_(wanted)
         if chunk.empty is not None:
             surprise.masked_fill_(chunk.empty[:, 0], 0)
@@ -575,11 +737,12 @@ class IndexChoice:
 
         # The gradients of w, q and k.
         d = d[:, None]
-        outputs.d_index_w[:, chunk.now] = (d * self.products).sum(-1).mT * self.scale
-        d = d * self.w[:, chunk.now].mT[..., None]  # (B, J, n, keys)
+        d_w = (d * self.products).sum(-1) * self.scale  # (B, J, n)
+        outputs.d_index_w[:, chunk.now] = d_w.mT
+        d = d * self.w[:, :, chunk.now]  # (B, J, n, keys)
         d = where_positive(d, self.products, 0, grad_input=d).flatten(1, 2)
-        outputs.d_index_q[:, :, chunk.now] = (d @ self.k[:, chunk.places]).unflatten(1, (self.heads, -1))
-        outputs.d_index_k[:, chunk.places].baddbmm_(d.mT, self.q[:, :, chunk.now].flatten(1, 2))
+        chunk.write(d @ self.k[:, chunk.places], outputs.d_index_q)
+        outputs.d_index_k[:, chunk.places].baddbmm_(d.mT, chunk.read(self.q))
 
 
 def tie_gap(index: Tensor) -> Tensor:
@@ -590,29 +753,49 @@ def tie_gap(index: Tensor) -> Tensor:
     return 32 * torch.finfo(index.dtype).eps * index.abs().amax(-1, keepdim=True)
 
 
-def best_of(index: Tensor, best: int, gap: Tensor) -> Tensor:
+def best_of(
+    index: Tensor,
+    best: int,
+    gap: Tensor,
+) -> Tensor:
     """Return the `best` keys of each row (…, keys), of equals the nearer; none at -∞.
 
     Scores are equal if no gap in their order is wider than `gap`.
     """
+    # With fewer keys than that there is no choice.
     finite = index > -torch.inf
     if index.shape[-1] <= best:
         return finite
-    least, next_one = index.topk(best + 1, sorted=False).values.topk(2, -1, largest=False).values.flip(-1).split(1, -1)
+
+    # The least of the best and the next: a full sort would take longer.
+    top = index.topk(best + 1, sorted=False).values
+    next_one, least = top.topk(2, largest=False).values.split(1, -1)
     chosen = index >= least
+
+    # Where these are equal the nearer keys are the best.
     tied = (least - next_one <= gap).squeeze(-1)
     if tied.any():
         chosen[tied] = nearest_of_equals(index[tied], best, gap[tied])
     return chosen & finite
 
 
-def nearest_of_equals(index: Tensor, best: int, gap: Tensor) -> Tensor:
+def nearest_of_equals(
+    index: Tensor,
+    best: int,
+    gap: Tensor,
+) -> Tensor:
     """Return best_of() by a sort, with keys at -∞."""
     ordered, keys = index.sort(-1, descending=True)
-    place = F.pad((ordered[..., :-1] - ordered[..., 1:] > gap).cumsum(-1), (1, 0))  # the same for equals
+
+    # The place of each key in the order, the same for equals.
+    is_next = ordered[..., :-1] - ordered[..., 1:] > gap
+    place = F.pad(is_next.cumsum(-1), (1, 0))
     place = torch.empty_like(place).scatter(-1, keys, place)
-    from_last = place.flip(-1).sort(dim=-1, stable=True).indices[..., :best]
-    return torch.zeros_like(index, dtype=torch.bool).scatter(-1, index.shape[-1] - 1 - from_last, True)
+
+    # From the last key on, a stable sort puts the nearer of equals first.
+    from_last = place.flip(-1).sort(dim=-1, stable=True).indices
+    best_keys = index.shape[-1] - 1 - from_last[..., :best]
+    return torch.zeros_like(index, dtype=torch.bool).scatter(-1, best_keys, True)
 
 
 class Outputs(NamedTuple):
@@ -629,26 +812,35 @@ class Outputs(NamedTuple):
 
 
 def make_outputs(inputs: Inputs, settings: Settings) -> Outputs:
-    B, H, T, _ = inputs.q.shape
-    Hkv, S = inputs.k.shape[1:3]
-    wide = inputs.q.new_zeros(0, dtype=wide_dtype(inputs.q))
+    q, k, v = inputs[:3]
+    B, H, T, _ = q.shape
+    Hkv, S = k.shape[1:3]
+    wide = q.new_zeros(0, dtype=wide_dtype(q))
+
+    # A block of keys takes a byte, a key of an index a bit.
     chosen = wide.to(torch.uint8)
     if settings.block:
         chosen = chosen.new_zeros(B, H, T, -(-S // settings.block), dtype=torch.bool)
     if inputs.index_q is not None:
         chosen = chosen.new_zeros(B, T, -(-S // 8))
+
+    # Without an index that learns there are empty tensors: an operator returns no None.
     learned = [wide.new_zeros(0 if x is None or not settings.learns else x.shape) for x in inputs[6:9]]
+    chunks = -(-T // chunk_rows(q))
     return Outputs(
-        inputs.v.new_empty(B, H, T, inputs.v.shape[-1]),
+        v.new_empty(B, H, T, v.shape[-1]),
         wide.new_zeros(B * Hkv, H // Hkv, T, 1),
-        torch.zeros(-(-T // chunk_rows(inputs.q)), dtype=torch.int64, device="cpu"),
+        torch.zeros(chunks, dtype=torch.int64, device="cpu"),
         chosen,
         wide.new_zeros(()),
         *learned,
     )
 
 
-def make_choice(operands: Operands, outputs: Outputs) -> BlockChoice | IndexChoice | None:
+def make_choice(
+    operands: Operands,
+    outputs: Outputs,
+) -> BlockChoice | IndexChoice | None:
     """Return what hides the keys that queries do not choose; None if they attend to all."""
     if operands.settings.block:
         return BlockChoice(operands, outputs.chosen)
@@ -661,7 +853,7 @@ def forward_pass(operands: Operands, outputs: Outputs) -> None:
     p = operands.settings.dropout_p
     choice = make_choice(operands, outputs)
     generator = operands.generator()
-    y = outputs.y.view(operands.N, operands.G, operands.T, -1)
+    y = operands.by_group(outputs.y)
     likely = operands.S
     for number, start in enumerate(range(0, operands.T, operands.rows)):
         # A stick may be spent before the last key: try what the chunk before looked at and some more, then all.
@@ -682,12 +874,13 @@ def forward_pass(operands: Operands, outputs: Outputs) -> None:
         # The results: weights, those that are not dropped, times values.
         if p:
             weights.mul_(chunk.dropout(p, generator))
-        part = torch.bmm(weights.to(operands.narrow), operands.values[:, chunk.reach])  # (N, G · n, Dv)
+        values = operands.values[:, chunk.reach]
+        part = torch.bmm(weights.to(operands.narrow), values)  # (N, G · n, keys) @ (N, keys, Dv)
         if factor is not None:
             part = part * factor
-        y[:, :, chunk.now] = chunk.without_empty(part).unflatten(1, (operands.G, -1))
+        chunk.write(chunk.without_empty(part), y)
         if statistic is not None:
-            outputs.statistic[:, :, chunk.now] = statistic.unflatten(1, (operands.G, -1))
+            chunk.write(statistic, outputs.statistic)
 
 
 class Gradients(NamedTuple):
@@ -713,34 +906,40 @@ def make_gradients(inputs: Inputs) -> Gradients:
     )
 
 
-def backward_pass(operands: Operands, outputs: Outputs, dy: Tensor) -> Gradients:
+def backward_pass(
+    operands: Operands,
+    outputs: Outputs,
+    dy: Tensor,
+) -> Gradients:
     """Return the gradients, of dy (B, H, T, Dv)."""
     form = operands.form
     N, G = operands.N, operands.G
     p = operands.settings.dropout_p
-    bias_learns = operands.bias is not None or operands.inputs.sink is not None
+    bias_learns = operands.bias or operands.inputs.sink is not None
     choice = make_choice(operands, outputs)
     generator = operands.generator()
-    dy = dy.reshape(N, G, operands.T, -1)
-    delta = (dy.to(operands.dtype) * outputs.y.view(dy.shape)).sum(-1, keepdim=True)  # (N, G, T, 1): of a row Σ d w
+    dy = operands.by_group(dy)
+    delta = dy.to(operands.dtype) * operands.by_group(outputs.y)
+    delta = -delta.sum(-1, keepdim=True)  # (N, G, T, 1): of a row -Σ d w
     gradients = make_gradients(operands.inputs)
-    dq = gradients.q.view(N, G, operands.T, -1)
+    dq = operands.by_group(gradients.q)
     dk, dv = (x.mT.view(N, -1, operands.S) for x in gradients[1:3])
     d_row, d_column = (x.view(N, G, -1) for x in gradients[3:])
     for number, start in enumerate(range(0, operands.T, operands.rows)):
         # The weights, once more.
         chunk = Chunk(operands, start, int(outputs.lengths[number]))
-        now, reach = chunk.now, chunk.reach
-        chunk.statistic = outputs.statistic[:, :, now].flatten(1, 2)
+        reach = chunk.reach
+        chunk.statistic = chunk.read(outputs.statistic)
         scores = chunk.scores()
         if choice is not None:
             choice.hide(scores, chunk)
         weights = form.again(scores, chunk)
 
         # Their gradient, less Σ d w; what is dropped has none.
-        arrived = chunk.without_empty(dy[:, :, now].flatten(1, 2)).to(operands.narrow)  # (N, G · n, Dv)
-        less = -delta[:, :, now].flatten(1, 2) if form.centred else operands.zero
-        d = operands.multiply(operands.zero if p else less, arrived, operands.values[:, reach].mT, chunk.space(3))
+        arrived = chunk.without_empty(chunk.read(dy)).to(operands.narrow)  # (N, G · n, Dv)
+        values = operands.values[:, reach]
+        less = chunk.read(delta) if form.centred else operands.zero
+        d = operands.multiply(operands.zero if p else less, arrived, values.mT, chunk.space(3))
         kept = weights
         if p:
             kept = chunk.dropout(p, generator)
@@ -751,12 +950,14 @@ def backward_pass(operands: Operands, outputs: Outputs, dy: Tensor) -> Gradients
         # The gradient of the scores, and what it comes to for bias, queries and keys.
         d = form.gradient(d, weights, scores, chunk)
         if bias_learns:
-            d_row[..., now] = chunk.by_group(d).sum(-1)
+            d_row[..., chunk.now] = chunk.by_group(d).sum(-1)
             d_column[..., reach] += chunk.by_group(d).sum(2)
         d = form.inner_gradient(d, scores).to(operands.narrow)
-        dq[:, :, now] = torch.bmm(d, operands.keys[:, reach]).unflatten(1, (G, -1))  # (N, G · n, D) -> (N, G, n, D)
-        queries = operands.queries[:, :, now].flatten(1, 2)
+        chunk.write(torch.bmm(d, operands.keys[:, reach]), dq)  # (N, G · n, keys) @ (N, keys, D)
+        queries = chunk.read(operands.queries)
         operands.multiply(dk[..., reach], queries.mT, d, dk[..., reach])
+
+    # Back to the order of the keys, and the factors that all scores share.
     for x in (dk, dv, d_column):
         x.copy_(operands.ordered(x, -1))
     dq.mul_(form.slope * operands.settings.scale)
@@ -767,15 +968,22 @@ def backward_pass(operands: Operands, outputs: Outputs, dy: Tensor) -> Gradients
 SETTINGS = "str form, float cap, int? window, float dropout_p, float scale, int block, int best, bool learns"
 
 
-def unpack(tensors: Sequence[Tensor], settings: Sequence[Any]) -> tuple[Inputs, Settings, list[Tensor]]:
+def unpack(
+    tensors: Sequence[Tensor],
+    settings: Sequence[Any],
+) -> tuple[Inputs, Settings, list[Tensor]]:
     """Return the operators' arguments by name, and further tensors."""
     count = len(Inputs._fields)
+    # An empty tensor stands for None.
     inputs = Inputs(*(x if x.numel() else None for x in tensors[:count]))  # type: ignore[arg-type]
     return inputs, Settings(*settings), [*tensors[count:]]
 
 
 @torch.library.custom_op("tinygpt::chunked", mutates_args=(), schema=f"(Tensor[] tensors, {SETTINGS}) -> Tensor[]")
-def forward_operator(tensors: Sequence[Tensor], *settings: Any) -> list[Tensor]:
+def forward_operator(
+    tensors: Sequence[Tensor],
+    *settings: Any,
+) -> list[Tensor]:
     """Return the outputs of inputs."""
     inputs, named, _ = unpack(tensors, settings)
     outputs = make_outputs(inputs, named)
@@ -784,7 +992,10 @@ def forward_operator(tensors: Sequence[Tensor], *settings: Any) -> list[Tensor]:
 
 
 @forward_operator.register_fake
-def _(tensors: Sequence[Tensor], *settings: Any) -> list[Tensor]:
+def _(
+    tensors: Sequence[Tensor],
+    *settings: Any,
+) -> list[Tensor]:
     inputs, named, _ = unpack(tensors, settings)
     return [*make_outputs(inputs, named)]
 
@@ -792,32 +1003,50 @@ def _(tensors: Sequence[Tensor], *settings: Any) -> list[Tensor]:
 @torch.library.custom_op(
     "tinygpt::chunked_backward", mutates_args=(), schema=f"(Tensor[] tensors, {SETTINGS}) -> Tensor[]"
 )
-def backward_operator(tensors: Sequence[Tensor], *settings: Any) -> list[Tensor]:
+def backward_operator(
+    tensors: Sequence[Tensor],
+    *settings: Any,
+) -> list[Tensor]:
     """Return the gradients, of inputs, outputs and dy."""
     inputs, named, (*outputs, dy) = unpack(tensors, settings)
     return [*backward_pass(Operands(inputs, named), Outputs(*outputs), dy)]
 
 
 @backward_operator.register_fake
-def _(tensors: Sequence[Tensor], *settings: Any) -> list[Tensor]:
+def _(
+    tensors: Sequence[Tensor],
+    *settings: Any,
+) -> list[Tensor]:
     return [*make_gradients(unpack(tensors, settings)[0])]
 
 
-def keep(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+def keep(
+    ctx: Any,
+    inputs: tuple,
+    output: list[Tensor],
+) -> None:
     tensors, *ctx.settings = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
-def differentiate(ctx: Any, arrived: Sequence[Tensor]) -> tuple[Any, ...]:
+def differentiate(
+    ctx: Any,
+    arrived: Sequence[Tensor],
+) -> tuple[Any, ...]:
+    inputs, settings, outputs = unpack(ctx.saved_tensors, ctx.settings)
     dy = arrived[0]
     d_loss = arrived[4]
-    dq, dk, dv, d_row, d_column = backward_operator([*ctx.saved_tensors, dy], *ctx.settings)
-    inputs, settings, outputs = unpack(ctx.saved_tensors, ctx.settings)
-    # If all logits of a row rise alike nothing changes, so a sink's gradient is minus those of the others.
-    d_sink = -d_row.sum((0, 2))
+    gradients = Gradients(*backward_operator([*ctx.saved_tensors, dy], *ctx.settings))
+
+    # If all scores of a row rise alike nothing changes, so a sink's gradient is minus those of the others.
+    d_sink = -gradients.row.sum((0, 2))
+    # The first pass has the gradients of the index, of its loss.
     d_index = [d_loss * x for x in outputs[5:]] if settings.learns else [None] * 3
-    found = [dq, dk, dv, d_row, d_column, d_sink, *d_index, None, None, None]
-    return [d if x is not None else None for d, x in zip(found, inputs, strict=True)], *[None] * len(settings)
+
+    # In the order of the inputs, then of the settings; documents, mask and seed have none.
+    found = [*gradients, d_sink, *d_index, None, None, None]
+    of_inputs = [None if x is None else d for d, x in zip(found, inputs, strict=True)]
+    return of_inputs, *[None] * len(settings)
 
 
 forward_operator.register_autograd(differentiate, setup_context=keep)
@@ -830,7 +1059,10 @@ def is_transformed() -> bool:
     return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def by_chunks(form: str, **options: Any) -> Callable[[Any], Any]:
+def by_chunks(
+    form: str,
+    **options: Any,
+) -> Callable[[Any], Any]:
     """Mark an attention function as one that `chunked` computes too, for long texts: see MultiHeadAttention.attend."""
 
     def mark(function: Any) -> Any:
@@ -841,9 +1073,17 @@ def by_chunks(form: str, **options: Any) -> Callable[[Any], Any]:
 
 
 def chunked(
-    form: str, call: Call, *, dropout_p: float = 0.0, cap: float = 0.0, one_more: bool = False,
-    index: Sequence[Tensor] = (), block: int = 0, best: int = 0, learns: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    form: str,
+    call: Call,
+    *,
+    dropout_p: float = 0.0,
+    cap: float = 0.0,
+    one_more: bool = False,
+    index: Sequence[Tensor] = (),
+    block: int = 0,
+    best: int = 0,
+    learns: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Return causal attention (B, H, T, Dv), and the loss of an index, 0 without one.
 
     form: softmax, softcap, sigmoid, sparsemax or stick, of `cap` if it has one, over the keys of a call, and one_more
@@ -851,24 +1091,47 @@ def chunked(
     index: its queries (B, J, T, Di), keys (B, S, Di) and weights (B, T, J), which choose `best` keys for each query and
     learn to choose; or block: the length of the blocks of keys of which a query chooses `best`: see sparse.py.
     """
-    q, k, v = call.q, call.k, call.v
-    (B, H, T, D), S = q.shape, k.shape[2]
+    q = call.q
+    B, H, T, D = q.shape
+    S = call.k.shape[2]
+
+    # What lies over the scores, in full rank.
     row = column = None
     if call.bias is not None:
         row = call.bias[0].expand(B, H, T)
         column = call.bias[1].expand(B, H, S)
-    sink = sink_of(call, one_more)
-    mask = None if call.mask is None else call.mask[(None,) * (4 - call.mask.ndim)]
+    mask = call.mask
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.ndim)]
+
+    # A query before its document is let see itself, for its result is zeros afterwards.
     doc_starts = call.doc_starts
     if doc_starts is not None:
         position = torch.arange(S - T, S, device=q.device)
         sees_nothing = (doc_starts > position)[:, None, :, None]
         doc_starts = torch.minimum(doc_starts, position)
-    seed = torch.randint(2**62, ()) if dropout_p else None
+
+    # Call the operator, which takes no None in a list.
     index_q, index_k, index_w = index or (None, None, None)
-    inputs = Inputs(q, k, v, row, column, sink, index_q, index_k, index_w, doc_starts, mask, seed)
+    inputs = Inputs(
+        q,
+        call.k,
+        call.v,
+        row,
+        column,
+        sink_of(call, one_more),
+        index_q,
+        index_k,
+        index_w,
+        doc_starts,
+        mask,
+        torch.randint(2**62, ()) if dropout_p else None,
+    )
     scale = D**-0.5 if call.scale is None else call.scale
     settings = Settings(form, cap, call.window, dropout_p, scale, block, best, learns)
-    outputs = Outputs(*forward_operator([q.new_empty(0) if x is None else x for x in inputs], *settings))
-    y = outputs.y if doc_starts is None else outputs.y.masked_fill(sees_nothing, 0)
+    tensors = [q.new_empty(0) if x is None else x for x in inputs]
+    outputs = Outputs(*forward_operator(tensors, *settings))
+    y = outputs.y
+    if doc_starts is not None:
+        y = y.masked_fill(sees_nothing, 0)
     return y, outputs.loss

@@ -37,6 +37,7 @@ from model.attention.contract import (
 
 KNOWS_WINDOWS = torch.__version__ >= "2.13"
 """Whether varlen_attn has the arguments of with_window()."""
+Sum = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]
 APART = 256.0
 """The difference of scores between two documents: exp(-256) is 0 in float32."""
 UNIT = 64.0
@@ -57,16 +58,19 @@ def fused(
     """Return attention by torch's kernels, without a (T, S) matrix if there is neither mask nor bias."""
     check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
     H, T, D = q.shape[-3:]
+    Hkv, S = k.shape[-3:-1]
     Dv = v.shape[-1]
 
     # Their is_causal aligns the first query with the first key, so T must be S. A single query sees every key.
-    if mask is not None or bias is not None or (is_causal and T not in (1, k.shape[-2])):
+    is_aligned = not is_causal or T in (1, S)
+    if mask is not None or bias is not None or not is_aligned:
         return fused_with_matrix(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     scale = D**-0.5 if scale is None else scale
-    if T == 1 and k.shape[-3] != H and not q.is_cpu:
+    if T == 1 and Hkv != H and not q.is_cpu:
         # Decoding: query heads that share a key head become queries of one head, and no key is copied.
-        grouped = q.unflatten(-3, (k.shape[-3], -1)).squeeze(-2)  # (…, H, 1, D) -> (…, Hkv, H/Hkv, D)
-        return fused(grouped, k, v, dropout_p=dropout_p, scale=scale).flatten(-3, -2).unsqueeze(-2)
+        grouped = q.unflatten(-3, (Hkv, -1)).squeeze(-2)  # (…, H, 1, D) -> (…, Hkv, H/Hkv, D)
+        y = fused(grouped, k, v, dropout_p=dropout_p, scale=scale)
+        return y.flatten(-3, -2).unsqueeze(-2)  # (…, Hkv, H/Hkv, Dv) -> (…, H, 1, Dv)
 
     if Dv != D and (q.is_cpu or flash_takes(q, max(D, Dv))):
         # These kernels need one width; channels of zeros change no product.
@@ -77,7 +81,8 @@ def fused(
         k = repeat_heads(k, H)
         v = repeat_heads(v, H)
     is_causal = is_causal and T > 1
-    y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=k.shape[-3] != H)
+    shares = k.shape[-3] != H
+    y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=shares)
     return y if y.shape[-1] == Dv else y[..., :Dv]
 
 
@@ -94,7 +99,9 @@ def fused_with_matrix(
     """Return attention by torch's kernels, with mask and bias as one matrix."""
     matrix = allowed if bias is None else masked(bias, allowed).to(q.dtype)
     if matrix is not None:
-        matrix = matrix.expand(torch.broadcast_shapes(matrix.shape, (1, k.shape[-2])))  # the kernels broadcast less
+        # The kernels broadcast less than others.
+        shape = torch.broadcast_shapes(matrix.shape, (1, k.shape[-2]))
+        matrix = matrix.expand(shape)
     return F.scaled_dot_product_attention(q, k, v, matrix, dropout_p, scale=scale)
 
 
@@ -132,7 +139,8 @@ def folds(call: Call, dropout_p: float) -> bool:
         return True
     # varlen_attn has no dropout, and a key in front lies outside the window.
     widest = max(call.q.shape[-1] + 8, call.v.shape[-1])
-    return half and widest <= 256 and dropout_p == 0 and call.sink is None and has_varlen(call.q.device)
+    fits = half and widest <= 256 and dropout_p == 0 and call.sink is None
+    return fits and has_varlen(call.q.device)
 
 
 def needs_varlen(call: Call) -> bool:
@@ -148,10 +156,14 @@ def has_varlen(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def folded(call: Call, dropout_p: float = 0.0, one_more: bool = False) -> Output:
+def folded(
+    call: Call,
+    dropout_p: float = 0.0,
+    one_more: bool = False,
+) -> Output:
     """Return causal attention (B, H, T, Dv) by a kernel that knows causality and a window alone.
 
-    Raises no error where a GPU's kernel does not serve the call: ask folds() first.
+    It serves the calls for which folds() is true.
     one_more: add a key that scores 0 and gives nothing.
     """
     # Autocast would round the channels.
@@ -187,9 +199,11 @@ def folded(call: Call, dropout_p: float = 0.0, one_more: bool = False) -> Output
         sink = sink_of(call, one_more)
         assert sink is not None
         scores = summands(sink[:, None] / (scale * UNIT), dtype)  # (H, 1, 1 or 3)
+        units = torch.full_like(scores[:1], UNIT)
+        front = beside(torch.zeros_like(k[..., :1, :]), units)
+        others = beside(k, torch.zeros_like(units))
+        k = torch.cat((front, others), -2)
         q = F.pad(beside(q, scores), (0, 0, 1, 0))
-        front = k.new_zeros(*k.shape[:-2], 1, k.shape[-1])
-        k = torch.cat((beside(front, torch.full_like(scores[:1], UNIT)), beside(k, torch.zeros_like(scores[:1]))), -2)
         v = F.pad(v, (0, 0, 1, 0))
 
     # The kernels take multiples of 8 channels.
@@ -199,25 +213,30 @@ def folded(call: Call, dropout_p: float = 0.0, one_more: bool = False) -> Output
     else:
         y = fused(q, k, v, is_causal=True, dropout_p=dropout_p, scale=scale)
     y = y[..., in_front:, :Dv]
+
+    # A query before its text sees nothing.
     if call.doc_starts is None:
         return y
     position = torch.arange(T, device=y.device)
-    return y.masked_fill((call.doc_starts > position)[:, None, :, None], 0)  # a query before its text sees nothing
-
-
-Sum = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]
+    sees_nothing = call.doc_starts > position  # (B, T)
+    return y.masked_fill(sees_nothing[:, None, :, None], 0)
 
 
 def apart(doc_starts: Int[Tensor, "B T"], bias: Sum | None) -> Sum:
     """Return rows and columns that hide the keys of other documents, and add a bias."""
+    # The number of each token's document; padding has 0.
     position = torch.arange(doc_starts.shape[-1], device=doc_starts.device)
-    number = (doc_starts == position).cumsum(-1)[:, None]  # (B, 1, T): of each token's document; padding has 0
-    column = APART * number.float()
-    row = -column
-    return (row, column) if bias is None else (row + bias[0], column + bias[1])
+    number = (doc_starts == position).cumsum(-1)
+    column = APART * number.float()[:, None]  # (B, T) -> (B, 1, T)
+    if bias is None:
+        return -column, column
+    return bias[0] - column, bias[1] + column
 
 
-def summands(number: Float[Tensor, "*lead T"], dtype: torch.dtype) -> Float[Tensor, "*lead T n"]:
+def summands(
+    number: Float[Tensor, "*lead T"],
+    dtype: torch.dtype,
+) -> Float[Tensor, "*lead T n"]:
     """Return numbers of a type that sum to `number`, to 24 bits. The gradient goes through the first."""
     first = number.to(dtype)
     if dtype.itemsize > 2:
@@ -228,25 +247,52 @@ def summands(number: Float[Tensor, "*lead T"], dtype: torch.dtype) -> Float[Tens
     return torch.stack((first, second, third), -1)
 
 
-def beside(x: Float[Tensor, "*lead T D"], *channels: Float[Tensor, "*#lead #T n"]) -> Float[Tensor, "*lead T E"]:
+def beside(
+    x: Float[Tensor, "*lead T D"],
+    *channels: Float[Tensor, "*#lead #T n"],
+) -> Float[Tensor, "*lead T E"]:
     """Return x with more channels."""
-    return torch.cat((x, *(c.expand(*x.shape[:-1], -1) for c in channels)), -1)
+    wide = [each.expand(*x.shape[:-1], -1) for each in channels]
+    return torch.cat((x, *wide), -1)
 
 
-def widened(x: Float[Tensor, "*lead T D"], width: int) -> Float[Tensor, "*lead T {width}"]:
+def widened(
+    x: Float[Tensor, "*lead T D"],
+    width: int,
+) -> Float[Tensor, "*lead T {width}"]:
     """Return x with channels of zeros, up to a width."""
     return F.pad(x, (0, width - x.shape[-1]))
 
 
-def with_window(q: Query, k: Key, v: Value, window: int | None, scale: float) -> Output:
+def with_window(
+    q: Query,
+    k: Key,
+    v: Value,
+    window: int | None,
+    scale: float,
+) -> Output:
     """Return causal attention of the last T positions to at most `window` of S, by varlen_attn."""
     from torch.nn.attention import varlen  # it imports torch's compiler, which takes a second
 
     B, H, T, D = q.shape
-    Hkv, S, Dv = k.shape[1], k.shape[2], v.shape[3]
-    texts = torch.arange(B + 1, dtype=torch.int32, device=q.device)
-    q, k, v = (widened(t, max(D, Dv)).transpose(1, 2).flatten(0, 1) for t in (q, k, v))  # -> (B · T, H, D)
-    left = -1 if window is None else window - 1
-    y = varlen.varlen_attn(q, k, v, texts * T, texts * S, T, S, scale=scale, window_size=(left, 0), enable_gqa=Hkv != H)
+    Hkv, S = k.shape[1:3]
+    Dv = v.shape[3]
+
+    # Its tokens lie in one row, text after text.
+    q, k, v = (widened(t, max(D, Dv)) for t in (q, k, v))
+    q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))  # (B, H, T, D) -> (B, T, H, D) -> (B · T, H, D)
+    text = torch.arange(B + 1, dtype=torch.int32, device=q.device)
+    y = varlen.varlen_attn(
+        q,
+        k,
+        v,
+        cu_seq_q=text * T,
+        cu_seq_k=text * S,
+        max_q=T,
+        max_k=S,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),  # keys before a query's own, and after
+        enable_gqa=Hkv != H,
+    )
     assert isinstance(y, Tensor)
-    return y[..., :Dv].unflatten(0, (B, T)).transpose(1, 2)  # (B · T, H, Dv) -> (B, H, T, Dv)
+    return y[..., :Dv].unflatten(0, (B, T)).transpose(1, 2)  # (B · T, H, Dv) -> (B, T, H, Dv) -> (B, H, T, Dv)

@@ -236,7 +236,8 @@ class MultiHeadAttention(nn.Module):
 
         # In a long text chunks of queries, which need none either. But where causality alone hides keys torch's kernels
         # are faster, and so they are on a GPU where a mask is a matrix already.
-        has_kernel = function is sdpa and (is_plain(call) or not (call.q.is_cpu or call.mask is None))
+        masked_on_gpu = call.mask is not None and not call.q.is_cpu
+        has_kernel = function is sdpa and (is_plain(call) or masked_on_gpu)
         if self.takes_chunks(call, ctx) and not has_kernel:
             return function.by_chunks(call, dropout_p=dropout_p)[0]
 
@@ -256,15 +257,19 @@ class MultiHeadAttention(nn.Module):
 
     def takes_kernel(self, call: Call, ctx: AttentionContext) -> bool:
         """Return whether fused.py serves the call on a GPU, without a (T, S) matrix."""
-        knows = (self.on_gpu or call.q.is_cuda) and hasattr(self.function, "by_kernel")
-        return knows and folds(call, self.dropout_p(ctx)) and not ctx.weights_only and not is_transformed()
+        on_gpu = self.on_gpu or call.q.is_cuda
+        if ctx.weights_only or is_transformed() or not on_gpu:
+            return False
+        return hasattr(self.function, "by_kernel") and folds(call, self.dropout_p(ctx))
 
     def takes_chunks(self, call: Call, ctx: AttentionContext) -> bool:
         """Return whether chunked.py serves the call: it is faster in a long text, and needs no (T, S) matrix."""
-        T, S = call.q.shape[-2], call.k.shape[-2]
+        if ctx.weights_only or is_transformed() or call.q.device.type not in ("cpu", "cuda"):
+            return False
+        T = call.q.shape[-2]
+        S = call.k.shape[-2]
         is_long = T > 1 and self.longest_dense < T * S
-        known = hasattr(self.function, "by_chunks") and call.q.device.type in ("cpu", "cuda")
-        return is_long and known and not ctx.weights_only and not is_transformed()
+        return is_long and hasattr(self.function, "by_chunks")
 
     def merge(self, y: Output) -> Stream:
         """Return the heads' results, side by side and projected, as a change to the residual stream."""
