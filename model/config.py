@@ -27,7 +27,7 @@ class AttentionConfig:
     attention: str = "sdpa"
     """Form of attention, with modifiers after +: sdpa+gate+sink. attention=NAME is short for it.
     In a GPT also a pattern of these over the layers, repeated: delta/delta/delta/sdpa. sdpa is fast softmax
-    attention; README.md lists all forms, docs/attention.md and docs/attention_field.md explain them."""
+    attention; docs/attention_field.md lists all forms and docs/attention.md explains the first."""
     n_embd: int = 128
     """Width C of the residual stream."""
     n_head: int = 4

@@ -245,7 +245,7 @@ def test_the_first_cell_of_the_tour_says_what_to_do_outside_a_clone(tmp_path, mo
 
 
 @pytest.mark.slow
-def test_the_tour_runs_from_top_to_bottom(tmp_path, text_file, monkeypatch, capsys):
+def test_the_tour_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     """Its commands with few steps in place of minutes; a kernel has `!` and a cell's last value."""
     (tmp_path / "train.py").symlink_to(ROOT / "train.py")
     monkeypatch.chdir(tmp_path)
@@ -255,11 +255,11 @@ def test_the_tour_runs_from_top_to_bottom(tmp_path, text_file, monkeypatch, caps
     for cell in json.loads((ROOT / "docs" / "tour.ipynb").read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         if source.startswith("!"):
-            script, *words = shlex.split(
-                source.removeprefix("!{sys.executable}").replace("max_minutes=1", "max_steps=2")
-            )
+            script, *words = shlex.split(source.removeprefix("!{sys.executable}"))
             small = (
-                [*TINY[:4], f"data.path={text_file}", f"data.cache_dir={tmp_path}/c"] if script == "train.py" else []
+                [*TINY[:4], "data.tales.count=300", "max_steps=2", f"data.cache_dir={tmp_path}/c"]
+                if script == "train.py"
+                else []
             )
             done = run_here(script, *words, *small, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
