@@ -4,8 +4,8 @@ python train.py model=small data.path=notes.txt max_steps=2000
 python train.py -m model.n_head=2,4 seed=1,2   # a sweep: every combination of the values
 """
 
-# Run as a script, this file reads the settings first: --help, completion and mistakes in settings do not wait for the
-# imports below, which take a second. run_train_command() then imports it as the module `train`, and calls train().
+# Read the settings before the slow imports, so that --help, completion and errors of settings are immediate.
+# run_train_command() then imports this file as the module `train`, and calls train().
 if __name__ == "__main__":
     from cli.hydra_command import run_train_command
 
@@ -43,14 +43,16 @@ def train(config: TrainConfig) -> float:
     Everything the run writes goes into config.run_dir; config itself is left as it is. A mistake in the settings
     raises a SettingsError that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
-    config = build(TrainConfig, flat(asdict(config)))  # checked anew: a Path becomes a str, np.int64 an int
+    config = build(
+        TrainConfig, flat(asdict(config))
+    )  # check it, and convert types: a Path to a str, np.int64 to an int
     with (
         open_run(config) as run,
         Loggers(run, Report) as loggers,
         explain_failures(run),
         fast_products(run.device, run.dtype),
     ):
-        config = run.config
+        config = run.config  # with the text's vocabulary, and without auto
         progress = run.progress
         while True:
             # Stop on a signal, once all ranks know of it.
@@ -61,23 +63,22 @@ def train(config: TrainConfig) -> float:
                 run.ranks.broadcast(None)  # a barrier: torchrun kills the remaining ranks once one exits
                 raise SystemExit(128 + signal)
 
-            # Save and evaluate. An evaluation that fails loses no step, for the weights are saved before it. Its
-            # result is saved after it: then only meta.json is new.
+            # Save before an evaluation, so that its failure loses no step, and again with its result: the second time
+            # only meta.json is written. A resumed run may have evaluated this step already.
             done = run.fraction_done()
             finished = done >= 1
-            already_evaluated = bool(progress.metrics) and progress.evaluated == progress.step  # of a resumed run
-            evaluates = finished or is_due(progress.step, config.eval_interval)
-            evaluates = evaluates and not already_evaluated
-            if evaluates or is_due(progress.step, config.checkpoint_interval):
-                can_save = run.save()
-            if evaluates:
+            is_evaluated = bool(progress.metrics) and progress.evaluated == progress.step
+            should_evaluate = not is_evaluated and (finished or is_due(progress.step, config.eval_interval))
+            if should_evaluate or is_due(progress.step, config.checkpoint_interval):
+                is_saved = run.save()  # a diverging run is not
+            if should_evaluate:
                 validate(run, loggers, finished)
-            if finished or (evaluates and can_save):  # save() refuses weights that are not finite
+            if finished or (should_evaluate and is_saved):
                 run.save(finished=finished)
             if finished:
                 break
 
-            # Train: one optimizer step at this step's learning rate.
+            # One optimizer step at this step's learning rate.
             factor = schedule_factor(config.schedule, progress.step, done, run.max_steps)
             set_learning_rate(run.optimizers, factor)
             with explain_out_of_memory(run):
@@ -85,8 +86,8 @@ def train(config: TrainConfig) -> float:
             progress.step += 1
             run.exclude_compile_time()
 
-            # Read the loss back, which waits for the device, only where it is logged. Skipped steps are counted more
-            # often, so that no more than max_skipped_steps pass unseen.
+            # Reading a number waits for the device: read the loss where it is logged, and the number of skipped steps
+            # at least every max_skipped_steps.
             is_logged = progress.step == 1 or is_due(progress.step, config.log_interval)
             if is_logged or is_due(progress.step, config.max_skipped_steps):
                 run.check_numbers()
@@ -99,28 +100,28 @@ def train(config: TrainConfig) -> float:
 
 
 def is_due(step: int, interval: int) -> bool:
-    """Return whether `step` ends an interval; step 0 ends none."""
+    """Return whether `step` is a positive multiple of `interval`."""
     return step > 0 and step % interval == 0
 
 
 def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     """Take one optimizer step on global batch `step`; return its loss and its gradient's norm.
 
-    The loss is in nats per target, the norm is that before clipping. Both are tensors on the device, for which nothing
-    waits here. If either is not finite the step is skipped.
+    The loss is in nats per target, the norm is that before clipping. Both are tensors on the device, for which this
+    does not wait. If either is not finite the step is skipped.
     """
     # Forward and backward, one micro-batch after the other: gradients add up.
     batch_loss = torch.zeros((), device=run.device)
-    first_rows = run.micro_batches()
-    for first in first_rows:
-        batch = run.batch(step, first, first + run.micro_batch_size)
+    starts = run.micro_batch_starts()
+    for start in starts:
+        batch = run.batch(step, start, start + run.micro_batch_size)
         inputs, targets, doc_starts = (to_device(part, run.device) for part in batch)  # (B, T); doc_starts or None
-        run.seed_dropout(step, first)
-        with sync_gradients(run.ddp_model, last=first == first_rows[-1]):
+        run.seed_dropout(step, start)
+        with sync_gradients(run.ddp_model, last=(start == starts[-1])):
             with run.autocast:
-                # A sum over targets, divided by those of the whole batch: micro-batches change nothing.
+                # Divide by the targets of the global batch: the result does not depend on the micro-batch size.
                 loss = run.ddp_model(inputs, targets, doc_starts=doc_starts) / run.targets_per_step
-            # DDP and FSDP average over the ranks, but each rank's loss is already its part of the sum.
+            # DDP and FSDP average gradients over the ranks: times their number, that is the sum.
             run.scaler.scale(loss * run.ranks.size).backward()
         batch_loss += loss.detach()
     run.ranks.sum_(batch_loss)
@@ -129,53 +130,55 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     for optimizer in run.optimizers:
         run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
     grad_norm = gradient_norm(run.model)
-    clip_divisor = (grad_norm / (run.config.grad_clip or float("inf"))).clamp(min=1)
+    largest_norm = run.config.grad_clip or float("inf")  # grad_clip=0: no clipping
+    clip_divisor = (grad_norm / largest_norm).clamp(min=1)
 
-    # Update the weights, unless loss or gradient is not finite. Our optimizers take a flag on the device, where
-    # scaler.step() would wait for it. scaler.update() lowers the next step's scale if unscale_() met an infinity.
+    # Update the weights, unless loss or gradient is not finite. Our optimizers take that flag as a tensor, while
+    # scaler.step() would wait for the device. scaler.update() lowers the next scale if unscale_() met an infinity.
     skip = ~(batch_loss + grad_norm).isfinite()
     for optimizer in run.optimizers:
         optimizer.step(skip, clip_divisor)
     run.scaler.update()
     run.count_skipped(skip)
-    # DDP sums gradients in buckets, of which .grad are views. They are zeroed in place: after None, micro-batches that
-    # are not synchronised would make gradients outside the buckets.
+    # Under DDP a .grad is a view of a bucket. After None, micro-batches that are not synchronised would allocate their
+    # gradients outside the buckets, so DDP's are zeroed in place.
     run.model.zero_grad(set_to_none=run.ddp_model is run.model)
     return batch_loss, grad_norm
 
 
 def validate(run: Run, loggers: Loggers, finished: bool) -> None:
-    """Evaluate the model at this step, write a sample, and log both."""
-    targets = targets_scored(run.config, run.progress.step if finished else None)
+    """Evaluate the model at this step, write a sample, and log both; at the end also time decoding."""
+    max_tokens = targets_scored(run.config, run.progress.step if finished else None)
     with run_eagerly(run.compiled):
-        result = evaluate_run(run, targets)
-        record_evaluation(run, result, targets)
+        result = evaluate_run(run, max_tokens)
+        record_evaluation(run, result, max_tokens)
         sample = write_sample(run)
         if finished:
             time_decoder(run)
-        with explain_out_of_memory_between_steps(run, "the measurement of the heads"):
+        with explain_out_of_memory_between_steps(run, "the measurement of the heads"):  # by the page
             loggers.on_evaluation(result, sample)
 
 
-def evaluate_run(run: Run, targets: int) -> Evaluation:
-    """Score the model on the validation split, on at most so many `targets`."""
+def evaluate_run(run: Run, max_tokens: int) -> Evaluation:
+    """Score the model on the validation split, on at most `max_tokens`."""
     config = run.config
-    windows = config.eval_batch_size or run.micro_batch_size
-    smaller = f"eval_batch_size={windows // 2}" if windows > 1 else ""
+    batch_size = config.eval_batch_size or run.micro_batch_size
+    smaller = f"eval_batch_size={batch_size // 2}" if batch_size > 1 else ""
+    model_and_data = run.ddp_model, run.data, config.model.block_size
     with explain_out_of_memory_between_steps(run, "the evaluation", smaller):
-        return evaluate(run.ddp_model, run.data, config.model.block_size, windows, run.autocast, run.ranks, targets)
+        return evaluate(*model_and_data, batch_size, run.autocast, run.ranks, max_tokens)
 
 
-def record_evaluation(run: Run, result: Evaluation, targets: int) -> None:
-    """Record the result of an evaluation on `targets`, and the step if it is the best.
+def record_evaluation(run: Run, result: Evaluation, max_tokens: int) -> None:
+    """Record the result of an evaluation on `max_tokens`, and the step if it is the best.
 
-    The last evaluation of a run may score more targets than those before it. To compare it with them, the model is
-    evaluated again on the smaller number.
+    The last evaluation of a run may score more targets than earlier ones. For the comparison with them, the model is
+    then scored on their number again.
     """
     progress = run.progress
     block_size = run.config.model.block_size
     usual = targets_scored(run.config)
-    scores_more = run.data.validation_tokens(block_size, targets) > run.data.validation_tokens(block_size, usual)
+    scores_more = run.data.validation_tokens(block_size, max_tokens) > run.data.validation_tokens(block_size, usual)
     is_first = not progress.metrics
     compared = evaluate_run(run, usual) if scores_more and not is_first else result
     progress.evaluated = progress.step
@@ -200,5 +203,5 @@ def write_sample(run: Run) -> str:
 def time_decoder(run: Run) -> None:
     """Measure how fast the finished model generates, if samples are asked for."""
     if run.generates:
-        with explain_out_of_memory_between_steps(run, "the sample", "sample_tokens=0"):
+        with explain_out_of_memory_between_steps(run, "the measurement of decoding", "sample_tokens=0"):
             run.decode_rate = decode_rate(run.model)

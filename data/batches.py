@@ -49,7 +49,7 @@ class Batches:
         self.block_size = block_size
         self.batch_size = batch_size
         self.seed = seed
-        # One fewer than block_size divides the text into: 1 to 2 block_size tokens are left for the offset.
+        # One fewer than fit, which leaves block_size tokens or more for the offset; of a very short text all there are.
         self.sequences_per_epoch = max(1, len(tokens) // block_size - 1)
         # Two epochs stay in memory, because a batch may have the last sequences of one and the first of the next.
         self._epoch = lru_cache(maxsize=2)(self._order)
@@ -82,7 +82,7 @@ class Batches:
 
 def sequences_at(tokens: Tokens, first_tokens: np.ndarray, length: int) -> np.ndarray:
     """Return `length` tokens from each position of `first_tokens` (B,), int64 (B, length)."""
-    # Slices, because they are what shards have too. Only these tokens are read from the disk.
+    # Shards have slices, but no arrays of indices. A slice reads its own tokens alone from the disk.
     return np.stack([tokens[first : first + length] for first in first_tokens.tolist()]).astype(np.int64)
 
 
@@ -101,8 +101,8 @@ def evaluation_batches(
 ) -> Iterator[np.ndarray]:
     """Yield sequences in the order of the text, int64 (B, T + 1).
 
-    Every token but the first is a target once. T is block_size; one shorter sequence at the end has the rest. If there
-    are more than `max_tokens` targets, yield only as many whole sequences as have that many, evenly over the text.
+    Every token but the first is a target once. T is block_size; one shorter sequence at the end has the rest. From a
+    text with more than `max_tokens` inputs, yield max_tokens // block_size sequences (at least one), evenly spaced.
     """
     targets = len(tokens) - 1
     whole = targets // block_size
@@ -111,7 +111,8 @@ def evaluation_batches(
         rest = targets % block_size
     else:
         count = max(1, max_tokens // block_size)
-        first_tokens = np.arange(count) * whole // count * block_size
+        chosen = np.arange(count) * whole // count  # of the `whole` sequences
+        first_tokens = chosen * block_size
         rest = 0
     for first in range(0, len(first_tokens), batch_size):
         yield sequences_at(tokens, first_tokens[first : first + batch_size], block_size + 1)
@@ -124,7 +125,7 @@ def evaluation_batches(
 class TokenDataset:
     """The tokens of a text, with the methods that training and evaluation call.
 
-    TaskData of tasks.py has the same methods; some take arguments that only it needs.
+    TaskData of tasks.py has the same methods, and needs arguments that this class ignores.
     """
 
     tokenizer: Encoding

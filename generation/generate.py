@@ -41,7 +41,7 @@ class Decoder:
     """Decodes a batch of texts with a KV cache.
 
     The texts are padded on the left, so that all end together. When the context is full, its last half is prefilled
-    again. A stack of layers that keep only a state has no such limit.
+    again. A model whose layers all keep a state has no such limit.
     """
 
     def __init__(self, model: GPT) -> None:
@@ -49,7 +49,7 @@ class Decoder:
         self.device = model.token_embedding.weight.device
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
-        """Return the next logits of a new batch of texts, each of 1 to block_size tokens.
+        """Return the logits of the next token of a new batch of texts of 1 to block_size tokens.
 
         room: the number of tokens to come; the cache has place for them, up to the model's limit.
         """
@@ -62,20 +62,20 @@ class Decoder:
         # Pad with any token: the padding is a separate document, which no token of the text can see.
         padded = [[0] * (longest - len(text)) + text for text in texts]
         padding = torch.tensor([[longest - len(text)] for text in texts])  # (B, 1)
-        doc_starts = padding * (torch.arange(longest) >= padding)  # (B, T)
+        is_text = torch.arange(longest) >= padding  # (B, T)
+        doc_starts = torch.where(is_text, padding, 0)
         return self._forward(
             torch.tensor(padded),  # (B, T)
             doc_starts.to(self.device) if padding.any() else None,
         )
 
     def step(self, tokens: list[int]) -> Logits:
-        """Append a token to each text; return the next logits."""
+        """Append a token to each text; return the logits of the next one."""
         for text, token in zip(self.texts, tokens, strict=True):
             text.append(token)
         limit = self.model.longest_context
         if limit and self.cache.position == limit:
-            # A text that is cut has half of the context free afterwards, so that a prefill is paid once in many steps.
-            # One that began with padding may still fit, and is kept whole.
+            # Cut a text to half the context, so that prefills are rare. A text that was padded may still fit whole.
             half = max(1, limit // 2)
             texts = [text if len(text) <= limit else text[-half:] for text in self.texts]
             return self.prefill(texts, room=limit)
@@ -91,7 +91,7 @@ class Decoder:
     def _forward(self, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None = None) -> Logits:
         """Return the logits after the last token, in float32."""
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
-            # Only steps of one token are compiled: prompts have too many lengths, and each would compile again.
+            # A prefill, at position 0, is not compiled: every length of a prompt would compile again.
             compiled = self.model.runtime.compiled_hidden if self.cache.position else None
             hidden = compiled or self.model.hidden
             x = hidden(
@@ -146,7 +146,7 @@ def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     number a token, however large the vocabulary, and never returns a token of probability 0.
     """
     precise = torch.float32 if logits.device.type == "mps" else torch.float64  # MPS has no float64
-    # Sum integers: CUDA adds in any order, on which a sum of floats depends.
+    # Sum integers: on CUDA the order of additions varies, and with it a sum of floats. 52 bits leave room for the sum.
     cumulative = (logits.softmax(-1) * 2.0**52).long().cumsum(-1)  # (B, V)
     total = cumulative[:, -1:]  # (B, 1)
     threshold = (copy_to(logits.device, uniform).to(precise)[:, None] * total).long()
@@ -155,10 +155,10 @@ def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
 
 
-def copy_to(device: torch.device, few: Tensor) -> Tensor:
-    """Copy a few numbers to a device without waiting for it."""
-    # CUDA stages ordinary memory first, so that the caller may drop the tensor at once.
-    return few.to(device, non_blocking=device.type == "cuda")
+def copy_to(device: torch.device, tensor: Tensor) -> Tensor:
+    """Copy a small tensor to a device without waiting for it."""
+    # CUDA copies pageable memory to a buffer of its own first, so that the caller may drop the tensor at once.
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 @torch.inference_mode()
@@ -195,7 +195,7 @@ def generate(
                 seen[row, prompt] = True
 
         active = list(range(len(prompts)))  # the sample in each row of the batch
-        for left in reversed(range(params.max_new_tokens)):
+        for remaining in reversed(range(params.max_new_tokens)):
             # 2) Sample the next token of each row, on the device.
             finite = logits.isfinite().all()
             if allowed is not None:
@@ -207,19 +207,19 @@ def generate(
                 uniform = [torch.rand(1, generator=generators[index]) for index in active]
                 sampled = sample(filtered, torch.cat(uniform))
 
-            # 3) Read the tokens back together with the flag: without logprobs a step waits for the device only here.
+            # 3) Read tokens and flag in one transfer: without logprobs a step waits for the device only here.
             *tokens, is_finite = torch.cat((sampled, finite[None])).tolist()
             if not is_finite:
                 raise FloatingPointError("its logits are not finite")
             nats = []
             if logprobs:
-                # Of the model's own distribution, before the filters.
+                # Of all tokens that have a text, before the filters.
                 nats = logits.log_softmax(-1).gather(-1, sampled[:, None])[:, 0].tolist()
 
             # 4) Yield the text that no later token can change.
             alive = []  # the rows of the samples that have not ended
             for row, (index, token) in enumerate(zip(active, tokens, strict=True)):
-                text, finish = detokenizers[index].feed(token, last=not left)
+                text, finish = detokenizers[index].feed(token, last=not remaining)
                 if text or finish or logprobs:
                     yield Chunk(
                         index,
@@ -245,7 +245,7 @@ def generate(
 
 @contextmanager
 def eval_mode(model: GPT) -> Iterator[None]:
-    """Context manager: the model is in eval mode inside, and in its former mode afterwards."""
+    """Put the model in eval mode, and afterwards in its former mode."""
     was_training = model.training
     model.eval()
     try:
@@ -269,7 +269,7 @@ complete_text = generate_text  # its name in version 0.1
 def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str, special_tokens: bool = False) -> list[int]:
     """Return a prompt's tokens as the start of a document: <|endoftext|>, then the text.
 
-    special_tokens: whether names of special tokens in the prompt mean the tokens, or are text like any other.
+    special_tokens: read names of special tokens in the prompt as these tokens, not as text.
     """
     text = tokenizer.encode(prompt, allowed_special="all") if special_tokens else encode_text(tokenizer, prompt)
     return [tokenizer.eot_token, *map(int, text)]
@@ -296,21 +296,20 @@ class Detokenizer:
         self.tokenizer = tokenizer
         self.stop = stop
         self.pending = ""
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.utf8_decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token: int, last: bool = False) -> tuple[str, str | None]:
         """Return the text that a token completes, and why the sample ends here (a Chunk's finish).
 
         last: no token follows.
         """
-        # Bytes to characters: the decoder keeps the bytes of an unfinished one.
         finish = "length" if last else None
         content = b""
         if token == self.tokenizer.eot_token:
             finish = "end"
         else:
             content = self.tokenizer.decode_single_token_bytes(token)
-        self.pending += self.decoder.decode(content, final=finish is not None)
+        self.pending += self.utf8_decoder.decode(content, final=finish is not None)  # it keeps part of a character
         # Cut before the first stop string.
         found = [self.pending.find(word) for word in self.stop if word in self.pending]
         if found:

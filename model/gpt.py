@@ -52,12 +52,12 @@ class GPT(nn.Module):
             self.lm_head.weight = self.token_embedding.weight
         self.attentions = [block.attention for block in self.blocks]
 
-        # One Rope object for all layers with the same settings: torch.compile would compile a block again for another.
+        # Layers with equal settings share one Rope: torch.compile would compile a block again for a second object.
         self.ropes: dict[Rope, Rope] = {}
         for attention in self.attentions:
             if attention.rope is not None:
                 attention.rope = self.ropes.setdefault(attention.rope, attention.rope)
-        # Some modifiers read other layers, which exist only now.
+        # Modifiers (small changes to a layer) may need other layers: check that once all exist.
         for attention in self.attentions:
             for modifier in attention.modifiers.values():
                 modifier.check_stack(self.attentions, config.attention)
@@ -75,21 +75,20 @@ class GPT(nn.Module):
     ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Nats, Hits]:
         """Return the logits of the token that follows each position; given `targets`, their loss.
 
-        targets: the tokens that follow. The loss is -Σ log p(target) in nats over those that are neither -1, our mark
-            for none, nor -100, torch's. No tensor holds all the logits.
-        doc_starts: for each token the index of its document's first token; index 0 is the first of `tokens`, or of the
-            cache. A token sees nothing earlier; padding on the left counts as another document. Learned positions
-            count from it. The default is 0, or with a cache the last index of the pass before.
+        targets: the tokens that follow. The loss is -Σ log p(target) in nats; targets of -1 (ours) and -100 (torch's)
+            do not count.
+        doc_starts: the index of the first token of each token's document, counted from the first token in the cache.
+            A token sees nothing earlier, and learned positions begin there. Padding on the left is a document too. By
+            default 0; with a cache the document of the last token goes on.
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
-        each: return the nats of each position instead of their sum, without a gradient, and whether its target is the
-            likeliest token.
+        each: return, without a gradient, the nats of each position and whether its target is the likeliest token.
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
         """
         ctx = AttentionContext()
         if self.training and targets is not None:
-            # Only attention=index adds to it. It requires a gradient from the start, so that one graph serves all
-            # compiled blocks.
+            # The auxiliary loss, to which only attention=index adds. It requires a gradient from the start, so that one
+            # graph serves all compiled blocks.
             ctx.loss = torch.zeros((), device=tokens.device, requires_grad=True)
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if targets is None:
@@ -167,12 +166,12 @@ class GPT(nn.Module):
 
     @property
     def longest_context(self) -> int | None:
-        """The most positions of a cache: block_size, or None without a limit.
+        """The maximum length of the context: block_size, or None without a limit.
 
-        There is none if every layer keeps a state of fixed size and positions are not learned.
+        It has none if every layer keeps a state of fixed size and positions are not learned.
         """
-        has_rows = any(attention.has_kv_cache for attention in self.attentions)
-        return self.config.block_size if has_rows or self.config.position == "learned" else None
+        has_kv_cache = any(attention.has_kv_cache for attention in self.attentions)
+        return self.config.block_size if has_kv_cache or self.config.position == "learned" else None
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
         """Return the logits of the residual stream x, squashed into ±logit_softcap if that is set."""
@@ -192,7 +191,7 @@ class GPT(nn.Module):
             biases            0                    0
 
         The second number is the standard deviation. o_proj and down_proj write to the residual stream, which with
-        zero_init begins as the embedding alone. Norms and the modifiers' own parameters keep their modules' values.
+        zero_init begins as the embedding alone. Norms and modifiers keep the values that their own modules set.
         The draws follow the order of named_modules().
         """
         zero_init = self.config.zero_init
@@ -202,7 +201,7 @@ class GPT(nn.Module):
             if isinstance(module, nn.Embedding):
                 std = 0.02
             elif not isinstance(module, nn.Linear) or module.weight is self.token_embedding.weight:
-                continue
+                continue  # no linear layer, or lm_head tied to the embedding
             elif writes_residual:
                 # 2 n_layer terms add up in the stream; GPT-2 keeps the variance of their sum.
                 std = 0.0 if zero_init else 0.02 / math.sqrt(2 * self.config.n_layer)
@@ -211,7 +210,7 @@ class GPT(nn.Module):
             else:
                 std = module.in_features**-0.5 if zero_init else 0.02
 
-            # Zeros are drawn too: the generator advances alike for both settings of zero_init.
+            # With std=0 too, so that the generator advances alike for both settings of zero_init.
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
@@ -219,12 +218,12 @@ class GPT(nn.Module):
 
 @dataclass
 class Runtime:
-    """How this process runs a GPT, as training and sampling set it; no file contains it."""
+    """Options of this process, which training and sampling set; they are in no checkpoint."""
 
     loss_and_gradient: Callable[..., Any] = chunk_loss_and_gradient
     """The loss of a chunk of tokens; in a compiled run torch.compile() of it."""
     largest_chunk: int | None = None
-    """Bytes of float32 logits at a time: see fused_cross_entropy."""
+    """The most bytes of float32 logits at a time; None for the default of fused_cross_entropy."""
     compiled_hidden: Callable[..., Stream] | None = None
     """torch.compile() of GPT.hidden(), for the steps of decoding; None if it is not compiled."""
 
@@ -248,12 +247,10 @@ class Block(nn.Module):
 
     def forward(self, x: Stream, ctx: AttentionContext) -> Stream:
         if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(self.add, x, ctx, use_reentrant=False)
-        return self.add(x, ctx)
+            return checkpoint(self._forward, x, ctx, use_reentrant=False)
+        return self._forward(x, ctx)
 
-    def add(self, x: Stream, ctx: AttentionContext) -> Stream:
-        """Add attention and MLP to x."""
-        # Pre-norm: each part reads the stream through its norm; the stream itself has none.
+    def _forward(self, x: Stream, ctx: AttentionContext) -> Stream:
         x = x + self.dropout(self.attention(self.attention_norm(x), ctx))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
@@ -266,7 +263,7 @@ ACTIVATIONS = {
 
 
 class MLP(nn.Module):
-    """Up, activation, down, with one of ACTIVATIONS between."""
+    """down(activation(up(x))), with one of ACTIVATIONS."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -283,7 +280,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(config.n_embd, config.inner, config.inner, bias=config.bias)
+        self.gate_up_proj = Linear(config.n_embd, config.inner, config.inner, bias=config.bias)  # both in one product
         self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
 
     def forward(self, x: Stream) -> Stream:

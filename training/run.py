@@ -128,8 +128,8 @@ class Run:
         # Under FSDP they cannot: generation bypasses the hooks that gather the weights.
         return self.config.sample_tokens > 0 and not self.is_sharded
 
-    def micro_batches(self) -> range:
-        """Return the number in the global batch of the first sequence of each micro-batch here."""
+    def micro_batch_starts(self) -> range:
+        """Return the index in the global batch of the first sequence of each micro-batch of this rank."""
         count = self.config.batch_size // self.ranks.size
         start = self.ranks.rank * count
         return range(start, start + count, self.micro_batch_size)
