@@ -18,7 +18,7 @@ class SettingsError(ValueError):
 
     def __str__(self) -> str:
         sentence = f"{self.problem}: {self.remedy}" if self.remedy else self.problem
-        return sentence if sentence.endswith("?") else f"{sentence}."
+        return sentence if sentence.endswith("?") else f"{sentence}."  # a remedy may be a question
 
 
 class DataError(SettingsError):
@@ -51,12 +51,12 @@ def device_failed(error: BaseException) -> bool:
 
 @contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Begin the sentence of a mistake within by the setting that led to it, as in init_from=run."""
+    """Put `setting`, such as init_from=run, before the message of an error that is raised inside."""
     try:
         yield
     except SettingsError as error:
         name, _, value = setting.partition("=")
-        # The mistake may name the same value by this setting, or by checkpoint=, which nobody has typed.
+        # The message may begin with the same value, as NAME=VALUE or checkpoint=VALUE: it is not said twice.
         problem = error.problem.removeprefix(f"{name}=").removeprefix("checkpoint=")
         problem = problem.removeprefix(value) if problem.startswith(f"{value} ") else f": {problem}"
         raise type(error)(f"{setting}{problem}", error.remedy) from error
@@ -122,7 +122,7 @@ def positive(name: str, value: float | None) -> None:
 
 
 def fraction(name: str, value: float | None, *, below: float = math.inf, most: float = 1, above: float = -1) -> None:
-    """Refuse numbers outside of 0 to `most`, not above `above`, or not below `below`."""
+    """Refuse all but 0 ≤ value ≤ most with above < value < below."""
     if value is not None and not (0 <= value <= most and above < value < below):
         lower = "at least 0" if above < 0 else f"above {above}"
         upper = f"below {below}" if below <= most else f"at most {most}"

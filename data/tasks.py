@@ -15,7 +15,7 @@ from data.batches import Batch, TokenDataset, random_stream
 from data.config import SOURCES, VOCABULARIES, TaskConfig
 
 HELD_OUT = 512  # sequences of the validation split
-POWER = 0.01  # Zoology's exponent of the gaps between a pair and its query
+POWER = 0.01  # Zoology's power_a: a gap g between a pair and its query has the weight g^(power_a - 1)
 NOTHING = -1  # the target where nothing is scored
 
 Random = np.random.RandomState
@@ -28,9 +28,9 @@ def recall(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     """Multi-query associative recall (Arora et al. 2023, "Zoology").
 
     Section 3.1 and zoology/data/multiquery_ar.py. A sequence begins with n pairs of a key from 1 … V/2 - 1 and a value
-    from V/2 … V - 1, all distinct. Each key then returns once as a query, whose target is its value. It stands at
-    2n + 2g, with distinct g from 0 … (T - 2n)/2 - 1 drawn with p(g) ∝ (g + 1)^(POWER - 1). The other positions hold
-    random ids from 0 … V - 1, or 0 without random_non_queries.
+    from V/2 … V - 1, all distinct. Each key then returns once as a query, whose target is its value. The query stands
+    at 2n + 2 (g - 1), with distinct gaps g from 1 … (T - 2n)/2 drawn with p(g) ∝ g^(POWER - 1). The other positions
+    hold random ids from 0 … V - 1, or 0 without random_non_queries.
     """
     # Draw the pairs, and where each key returns: (B, n) each.
     n = task.items
@@ -53,8 +53,8 @@ def recall(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
 def copy(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     """Copying (Jelassi et al. 2024, "Repeat After Me").
 
-    T/2 random ids from 1 … V - 1, then a 0, from which on the same ids are the targets. The inputs after it are the
-    copy so far, as in generation.
+    T/2 random ids from 1 … V - 1, then the mark 0. From the mark on the targets are the same ids. The inputs after it
+    are the targets so far, as in generation.
     """
     text = random.randint(1, task.ids("copy"), (B, T // 2))
     mark = np.zeros((B, 1), dtype=np.int64)
@@ -97,7 +97,7 @@ def induction(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
 
 def distinct(random: Random, B: int, count: int, weights: np.ndarray) -> np.ndarray:
     """Return numbers below N drawn without replacement by `weights` (N,): int64 (B, count)."""
-    # Exponential times with these rates are ordered as such draws (Efraimidis & Spirakis 2006).
+    # The order of exponential times with these rates is such a draw (Efraimidis & Spirakis 2006).
     times = random.standard_exponential((B, len(weights))) / weights  # (B, N)
     return times.argsort(axis=1)[:, :count]
 
@@ -106,9 +106,11 @@ TASKS: dict[str, Task] = {"recall": recall, "copy": copy, "selective_copy": sele
 
 
 def task(name: str, vocab_size: int) -> Callable[[Task], Task]:
-    """Register data.source=NAME: a function like recall(), and its default of data.task.vocab_size.
+    """Return a decorator that registers a function like recall() as data.source=NAME.
 
     All sequences of a length must have the same number of answers. Raises SettingsError for a name that is taken.
+
+    vocab_size: its default of data.task.vocab_size.
     """
 
     def register(make: Task) -> Task:
@@ -130,7 +132,7 @@ class TaskData:
     seed: int
     """Seed of the validation sequences."""
 
-    tokenizer = None
+    tokenizer = None  # a task has no text
 
     @property
     def fingerprint(self) -> str:
@@ -172,7 +174,7 @@ class TaskData:
     def validation(self, block_size: int, batch_size: int, max_tokens: int | None = None) -> Iterator[Batch]:
         """Yield the validation sequences, of at most `max_tokens` tokens, in batches."""
         count = self.validation_tokens(block_size, max_tokens) // block_size
-        # All are made, so that fewer are the first of the same.
+        # Make all, so that a smaller evaluation has the first of them.
         inputs, targets = (ids[:count] for ids in self._make(HELD_OUT, block_size, self.seed, "held out"))
         for first in range(0, count, batch_size):
             yield Batch(inputs[first : first + batch_size], targets[first : first + batch_size])
@@ -196,4 +198,3 @@ class TaskData:
 
 
 Data = TokenDataset | TaskData
-"""The data of a run."""

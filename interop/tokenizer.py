@@ -13,13 +13,13 @@ from common.files import read_foreign
 from data.tokenizer import END_OF_TEXT, check_lossless
 from interop import importing
 
-# The pattern of ByteLevel alone, and after a step Digits, which cuts out each digit: then spaces before a digit end a
-# piece.
+# The regular expressions by which ByteLevel cuts: alone, and after a step Digits. Digits isolates each digit, so white
+# space before a digit stays in one piece.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
-# llama.cpp's names of the patterns that cut text, by the names of our encodings.
+# llama.cpp's names of pre-tokenizers, by the names of our encodings.
 GGML_PRE = {"bpe": "llama-bpe", "gpt2": "gpt-2", "cl100k_base": "dbrx", "o200k_base": "gpt-4o"}
 CHOOSE = "choose a model with a byte-level BPE tokenizer, such as GPT-2's, Llama 3's or Qwen3's"
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
@@ -33,7 +33,7 @@ SAMPLES = (
 def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: int) -> None:
     """Write tokenizer.json and tokenizer_config.json for AutoTokenizer.
 
-    It gives our ids after an <|endoftext|>. Unlike our encoding, it reads a special token in a text as the token.
+    The saved tokenizer puts an <|endoftext|> before our ids. Unlike our encoding, it parses special tokens in a text.
     """
     # The tokens, with a visible letter for each byte.
     letters = _byte_letters()
@@ -47,8 +47,8 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
         known = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
         merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 
-    # The pattern, for their regex engine, Oniguruma. {1,3}+ is possessive here and repeats there; without the + it
-    # matches the same, because nothing follows that could take back a digit.
+    # The pattern, for their regex engine, Oniguruma, to which {1,3}+ is a repeated quantifier, not a possessive one.
+    # {1,3} matches the same, because nothing after it matches a digit.
     pattern = encoding._pat_str.replace("}+", "}").replace(r"(?s:.)", r"[\s\S]")
 
     # Everything else of their file.
@@ -94,12 +94,14 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encoding:
+def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.Encoding:
     """Return the tiktoken Encoding with the ids of the folder's tokenizer.json.
 
-    most: the number of ids that its model has. Their token at the end of a text becomes our <|endoftext|>. Raises
-    HuggingFaceError if tiktoken cannot give these ids: it has only byte-level BPE, cut by one pattern, with merges in
-    the order of their ids. A normalizer NFC is left out, so a text in another form gets other ids.
+    The token that ends their texts becomes <|endoftext|>. A normalizer NFC is left out: a text that is not in NFC gets
+    other ids. Raises HuggingFaceError if tiktoken cannot give these ids: it has only byte-level BPE, cut by one
+    regular expression, with merges in the order of their ids.
+
+    max_ids: the size of the model's vocabulary.
     """
     file = folder / "tokenizer.json"
     with importing(file):
@@ -116,7 +118,7 @@ def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encod
         if END_OF_TEXT not in special:
             ends = json.loads(read_foreign(folder / "config.json"))["eos_token_id"]
             special[END_OF_TEXT] = ends[0] if isinstance(ends, list) else ends
-        ids = [*ranks.values(), *{*special.values()}]
+        ids = [*ranks.values(), *{*special.values()}]  # <|endoftext|> may share its id with their name for it
         if len({*ids}) < len(ids):
             raise ValueError("two of its tokens have the same id")
 
@@ -128,8 +130,8 @@ def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encod
 
         # Make the Encoding, and compare it with their tokenizer.
         encoding = tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-        if most is not None and encoding.n_vocab > most:
-            problem = f"{file} has {encoding.n_vocab:,} ids, more than the {most:,} of its model"
+        if max_ids is not None and encoding.n_vocab > max_ids:
+            problem = f"{file} has {encoding.n_vocab:,} ids, more than the {max_ids:,} of its model"
             raise HuggingFaceError(problem, "resize the model with transformers' resize_token_embeddings()")
         check_lossless(encoding)
         _compare(encoding, file)
@@ -139,9 +141,9 @@ def read_tokenizer_json(folder: Path, most: int | None = None) -> tiktoken.Encod
 def _pattern(content: dict[str, Any], file: Path) -> str:
     """Return the pattern by which a tokenizer.json cuts text.
 
-    Raises HuggingFaceError if its steps equal no pattern.
+    Raises HuggingFaceError if the tokenizer is no byte-level BPE that cuts by one regular expression.
     """
-    # Describe the model and the steps without their ineffective parts.
+    # Leave out the options that change no ids.
     normalizer = content.get("normalizer")
     model = content["model"]
     marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]
@@ -158,7 +160,7 @@ def _pattern(content: dict[str, Any], file: Path) -> str:
         pattern = steps[0]["pattern"].get("Regex", "")
     if not is_plain or not pattern:
         has = json.dumps({"model": [model["type"], *marks], "normalizer": normalizer, "pre_tokenizer": steps})
-        ours = "byte-level BPE alone, after one Split by a regular expression, individual Digits or nothing"
+        ours = "byte-level BPE whose pre-tokenizer is ByteLevel, alone or after one regex Split or individual Digits"
         raise HuggingFaceError(f"{file} has {has}", f"choose a model whose tokenizer tiktoken can express: {ours}")
     return pattern
 
@@ -176,10 +178,7 @@ def _compare(encoding: tiktoken.Encoding, file: Path) -> None:
 
 
 def _byte_letters() -> list[str]:
-    """Return a visible letter for each byte: its own, or the next from U+0100 on.
-
-    As GPT-2's (Radford et al. 2019).
-    """
+    """Return GPT-2's visible letter for each byte: its own, or the next one from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = count(0x100)
     return [chr(byte if byte in visible else next(substitutes)) for byte in range(256)]

@@ -77,10 +77,12 @@ def read(
     name: str,
     models: int = 1,
 ) -> Reading:
-    """Return a model's reading of a text, in the same sequences as score().
+    """Return a model's reading of a text, in overlapping sequences as those of score().
 
-    name: the model's, on the page. models: their number on the page. Each token keeps its largest weights: as many as
-    fit into the page, and at most MOST_KEYS.
+    Of each token's attention weights it keeps the largest: as many as fit into the page, and at most MOST_KEYS.
+
+    name: the model's name on the page.
+    models: the number of models on the page.
     """
     N = len(tokens)
     config = model.config
@@ -89,8 +91,8 @@ def read(
     fitting = ATTENTION_BYTES // (3 * N * rows * models)  # two bytes for a key, one for its weight
     kept = max(1, min(MOST_KEYS, length, fitting))
     nats = np.full(N, np.nan, np.float32)
-    predicted = list[tuple[np.ndarray, ...]]()  # by pass: the likeliest tokens and their probabilities
-    attended = list[tuple]()  # by pass: the keys with the largest weights, and these
+    predicted = list[tuple[np.ndarray, ...]]()  # of each pass: the likeliest tokens and their probabilities
+    attended = list[tuple]()  # of each pass: keys and their weights
     batch_size = max(1, 2**20 // length**2)  # a head's weights have length² numbers for each sequence
     for starts, scored in passes(N, length, params.stride, batch_size):
         # One pass: logits and weights of the last `scored` tokens of each sequence.
@@ -100,7 +102,7 @@ def read(
             logits = model.logits(model.hidden(inputs, doc_starts=doc_starts)[:, -scored:])  # (B, scored, V)
             keys, weights, heads = largest_weights(model, inputs, doc_starts, scored, kept)
         logprobs = logits.float().log_softmax(-1).flatten(0, 1)  # (B·scored, V)
-        # The nats of the next tokens; the last token of the text has none.
+        # The nats of the next tokens. The last token of the text has none; it is in the last row.
         offsets = np.repeat(starts, scored)  # (B·scored,)
         following = offsets + np.tile(np.arange(length - scored, length), len(starts)) + 1
         following = following[following < N]
@@ -130,9 +132,10 @@ def largest_weights(
 ) -> tuple[Int[np.ndarray, "R Q K"], Float[np.ndarray, "R Q K"], list[int]]:
     """Return the keys with the largest weights, these weights, and each layer's number of heads.
 
-    The queries are the last `scored` tokens of each sequence, the rows those of a Reading. Weights below 0 count as 0.
+    There are Q = B · scored queries, the last `scored` tokens of each sequence, and the rows R of a Reading. Weights
+    below 0 count as 0.
     """
-    total = torch.zeros(())  # of the layers' means: one layer's weights are in memory at a time
+    total = torch.zeros(())  # the layers' mean weights are summed at once: one layer's weights are in memory at a time
 
     def largest(rows: Float[Tensor, "H B s T"]) -> tuple[np.ndarray, np.ndarray]:
         top = rows.flatten(1, 2).topk(kept)  # (H, B·s, T) -> (H, B·s, kept)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-LARGEST = 1e30  # figures in a file are smaller, so that their squares are finite
+LARGEST = 1e30  # figures in a file are smaller: pages and tables add up their squares
 Row = dict[str, Any]
 """A line of metrics.jsonl: `step`, `tokens` and `seconds` so far, and measurements."""
 
@@ -37,18 +37,18 @@ class Evaluation:
         """
         # Sum the nats and bytes of each document.
         document = np.cumsum(sizes == 0)
-        sums, lengths = (np.bincount(document, each) for each in (nats, sizes))
-        total = float(sums.sum())
-        size = int(sizes.sum())
-        count = np.count_nonzero(lengths)
+        doc_nats, doc_bytes = (np.bincount(document, each) for each in (nats, sizes))
+        total = float(doc_nats.sum())
+        text_bytes = int(sizes.sum())
+        count = np.count_nonzero(doc_bytes)
         if count < 2:
-            return cls(total, len(nats), size, accuracy=accuracy)
+            return cls(total, len(nats), text_bytes, accuracy=accuracy)
 
-        # The standard error of a ratio of two sums over documents. A document deviates by its nats minus its bytes
-        # times the mean nats per byte.
-        squares = float(((sums - total / size * lengths) ** 2).sum())
-        stderr = math.sqrt(squares * count / (count - 1)) / size / math.log(2)
-        return cls(total, len(nats), size, stderr, accuracy)
+        # The standard error of a ratio of two sums over documents, by their residuals from the ratio.
+        residuals = doc_nats - total / text_bytes * doc_bytes
+        squares = float((residuals**2).sum())
+        stderr = math.sqrt(squares * count / (count - 1)) / text_bytes / math.log(2)
+        return cls(total, len(nats), text_bytes, stderr, accuracy)
 
     @property
     def loss(self) -> float:
@@ -66,7 +66,6 @@ class Evaluation:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures in metrics.jsonl."""
         if self.accuracy is not None:
             return {"val_loss": self.loss, "val_accuracy": self.accuracy, "val_tokens": self.tokens}
         stderr = {} if self.bpb_stderr is None else {"val_bpb_stderr": self.bpb_stderr}
@@ -74,7 +73,7 @@ class Evaluation:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl, without truncated lines; none if it is unreadable."""
+    """Return the rows of a metrics.jsonl, without truncated lines; [] if it is unreadable."""
     rows = []
     content = b""
     with suppress(OSError):
@@ -88,7 +87,10 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def scalars(row: Row, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator[tuple[str, Any]]:
-    """Yield a row's (name, value) pairs without its step, one for each layer and head of a list."""
+    """Yield the (name, value) pairs of a row except its step.
+
+    A list gives one pair for each layer, a list of lists one for each layer and head.
+    """
     for name, value in row.items():
         if isinstance(value, list):
             yield from scalars({f"{name}{levels[0]}{number}": item for number, item in enumerate(value)}, levels[1:])
@@ -97,7 +99,7 @@ def scalars(row: Row, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value from a file is a number below LARGEST."""
+    """Return whether a value from a file is a number, below LARGEST in magnitude."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
 
 

@@ -62,8 +62,8 @@ def test_a_gpu_is_made_the_current_one_where_it_is_chosen(chosen, name, process,
 @pytest.mark.parametrize(
     ("name", "processes", "sentence"),
     [
-        ("cuda:1", 2, "device=cuda:1 is no GPU for each of 2 processes on this machine: leave device=auto"),
-        ("auto", 5, "device=auto is no GPU for each of 5 processes .* at most --nproc-per-node=4"),
+        ("cuda:1", 2, "device=cuda:1 gives the 2 processes on this machine no GPU each: leave device=auto"),
+        ("auto", 5, "device=auto gives the 5 processes .* at most --nproc-per-node=4"),
         ("cuda:4", 1, "device=cuda:4 is not on this machine"),
     ],
 )

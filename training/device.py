@@ -16,8 +16,11 @@ from model import cpu
 
 log = logging.getLogger("tinygpt")
 
-# Words in errors of memory: of CUDA, HIP and MPS; of a CPU; of cuBLAS and cuDNN.
-NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+NO_MEMORY = (
+    "out of memory",  # in errors of CUDA, HIP and MPS
+    "can't allocate memory",  # of a CPU
+    "ALLOC_FAILED",  # of cuBLAS and cuDNN
+)
 # GPUs by their data sheets: dense bf16 (T4, V100: fp16) FLOP/s, and bytes of memory.
 DEVICES = {"t4": (65e12, 16e9), "v100": (125e12, 32e9), "a100": (312e12, 80e9)}
 DEVICES |= {"h100": (989e12, 80e9), "h200": (989e12, 141e9), "b200": (2250e12, 180e9)}
@@ -39,9 +42,9 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
     except RuntimeError:
         raise SettingsError(f"device={name} is not a device", "choose auto, cpu, cuda, cuda:1 or mps") from None
 
-    # Refuse a device that is not on this machine, or not once for each process.
+    # Refuse a device that this machine lacks, or a GPU that processes would share.
     if device.type == "cuda" and gpus and processes > 1 and (device.index is not None or processes > gpus):
-        problem = f"device={name} is no GPU for each of {processes} processes on this machine"
+        problem = f"device={name} gives the {processes} processes on this machine no GPU each"
         raise SettingsError(problem, f"leave device=auto, and start at most --nproc-per-node={gpus}")
     if (device.index or 0) >= counts.get(device.type, 0):
         raise SettingsError(f"device={name} is not on this machine", "choose device=auto to use the best there is")
@@ -62,7 +65,8 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
 def start_problem(device: torch.device) -> str | None:
     """Try to add two numbers on a device; return the first line of the error, or None.
 
-    A GPU is listed even if its driver is too old for this torch, or torch has no kernels for its architecture.
+    Makes a GPU CUDA's current device. A GPU is listed even if its driver is too old for this torch, or torch has no
+    kernels for its architecture.
     """
     try:
         if device.type == "cuda":
@@ -85,7 +89,8 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 
 def decoding_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of weights for decoding: auto is bf16 on a GPU that has it, else float32."""
-    # Decoding takes as long as reading the weights. auto is never fp16, which overflows in a model trained without it.
+    # Decoding takes as long as memory takes to deliver the weights. auto is never fp16, which overflows in a model
+    # trained without it.
     if name == "auto" and not (device.type == "cuda" and multiplies_bf16(device)):
         name = "fp32"
     return choose_precision(name, device)
@@ -104,10 +109,10 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 @contextmanager
 def fast_products(device: torch.device, dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """Multiply float32 matrices as fast as a forward pass of `dtype` allows, within.
+    """Allow, inside, the fastest float32 products that suit a forward pass of `dtype`.
 
-    On CUDA, products that autocast leaves in float32 use TF32, which is finer than bf16; with precision=fp32 they are
-    exact. On a CPU see model/cpu.py.
+    On CUDA that is TF32 for products that autocast leaves in float32; it is finer than bf16. With precision=fp32 they
+    are exact. On a CPU see model/cpu.py.
     """
     before = torch.backends.cuda.matmul.fp32_precision
     if device.type == "cuda" and dtype != torch.float32:
@@ -123,7 +128,7 @@ def check_compiler(device: torch.device) -> None:
     """Raise SettingsError for compile=on if torch cannot compile for the device."""
     try:
         torch.compile(torch.neg)(torch.zeros(8, device=device))
-    except Exception as error:  # of Triton, the C compiler or torch, which document none
+    except Exception as error:  # Triton, the C compiler and torch document no types
         remedy = "install a C compiler and Triton, or set compile=off"
         raise SettingsError(f"compile=on: torch cannot compile here ({first_line(error)})", remedy) from None
 
@@ -135,14 +140,14 @@ def run_eagerly(compiled: bool) -> AbstractContextManager[object]:
 
 
 def to_device(array: np.ndarray | None, device: torch.device) -> Tensor | None:
-    """Return an array as a tensor on a device; None for None."""
+    """Return an array as a tensor on a device."""
     if array is None:
         return None
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
-    # Asynchronously, so that the CPU prepares the next batch while the GPU computes. That needs pinned memory, and
-    # pinning a contiguous tensor.
+    # Asynchronously, so that the CPU prepares the next batch while the GPU computes. That needs pinned memory, and only
+    # a contiguous tensor can be pinned.
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
@@ -170,7 +175,8 @@ def memory_shortage(error: BaseException) -> str | None:
         return text
     free, total = torch.cuda.mem_get_info()
     held = f"{si(free)}B of {si(total)}B are free, this process holds {si(torch.cuda.memory_reserved())}B"
-    return f"{text.partition('. GPU')[0]}; {held}"
+    said = text.partition(". GPU")[0]  # without torch's own figures
+    return f"{said}; {held}"
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -179,7 +185,7 @@ def peak_flops(device: torch.device) -> float | None:
         return None
     words = re.split(r"\W+", torch.cuda.get_device_name(device).lower())
     known = [peak for kind, (peak, _) in DEVICES.items() if kind in words]
-    # DEVICES has the boards for servers' own sockets; those for PCIe are slower.
+    # DEVICES has the boards for SXM sockets; those for PCIe and NVL are slower.
     return known[0] if known and not {"pcie", "nvl"} & {*words} else None
 
 

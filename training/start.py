@@ -53,7 +53,7 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
 
     The run's config also has the settings that data and pretrained weights decide, such as model.vocab_size; `config`
     does not change. Seeds torch's generators. While the run is open its directory is locked, its log is written and
-    signals are recorded. The end waits for the last save.
+    signals are recorded. At its end it waits for the last save.
     """
     ranks = Ranks.of_torchrun()
     with ExitStack() as stack:
@@ -152,9 +152,9 @@ def refuse_past(run: Run, saved: Meta) -> None:
     config = run.config
     step = run.progress.step
     minutes = run.progress.seconds / 60
-    # A run that ended by max_minutes is a little past it.
-    lowered = config.max_minutes if config.max_minutes != saved.config.get("max_minutes") else None
-    if step > (run.max_steps or math.inf) or minutes > (lowered or math.inf):
+    # A run that ended by max_minutes is a little past it, so only another limit counts.
+    changed_limit = config.max_minutes if config.max_minutes != saved.config.get("max_minutes") else None
+    if step > (run.max_steps or math.inf) or minutes > (changed_limit or math.inf):
         ends = {name: getattr(config, name) for name in ("max_steps", "max_minutes", "max_flops")}
         given = " and ".join(f"{name}={format_value(value)}" for name, value in ends.items() if value)
         problem = f"{given or f'max_steps={run.max_steps}'} ends before step {step}, where resume={config.resume} is"
@@ -230,8 +230,8 @@ def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 
 def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Raise SettingsError if a run needs more than the memory of the device, before it is built."""
-    # Estimate the least that the run needs. Each parameter has a weight, a gradient and the one state of Muon's, of 4
-    # bytes each. Each sequence has its tokens and the inputs of all blocks.
+    # Estimate the least that the run needs: 4 bytes each for the weight, the gradient and Muon's momentum of a
+    # parameter; in a sequence 8 for the id of a token, and 2 for each number of its blocks' inputs.
     model = config.model
     memory = memory_of(device)
     parameters = count_weights(replace(model, vocab_size=model.vocab_size or FEWEST_IDS))[1]
@@ -275,7 +275,7 @@ def choose_compile(config: TrainConfig, device: torch.device, steps: int | None)
         if config.compile == "on":
             raise
         problem = error.problem.removeprefix("compile=on: ")
-        log.warning("%s: training goes on without, slower; install a C compiler and Triton.", problem)
+        log.warning("%s: training goes on uncompiled, which is slower; install a C compiler and Triton.", problem)
         return False
     return True
 
@@ -298,7 +298,7 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, M
 
 
 def prepare_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stack: ExitStack) -> None:
-    """Give the run a new directory, or the checkpoint's without later files; write its settings.
+    """Give the run a new directory, or the checkpoint's without what came later; write config.yaml.
 
     It stays locked until the stack is closed.
     """
@@ -321,4 +321,4 @@ def prepare_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stac
         now = run.computed_on().items()
         changes = [f"{name} {value} (was {before.get(name)})" for name, value in now if value != before.get(name)]
         if changes:
-            log.info("with %s: the same text in the same order, though not to the last bit", ", ".join(changes))
+            log.info("with %s: the same text in the same order, but results differ by rounding", ", ".join(changes))
