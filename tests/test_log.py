@@ -175,7 +175,8 @@ def test_the_bar_is_cut_at_the_terminals_width(train_config, max_steps, monkeypa
     config = replace(train_config, max_steps=max_steps, max_minutes=None if max_steps else 0.02, sample_tokens=0)
     train(config)
     lines = [line for line in re.split("[\\r\\n]", drawn.getvalue()) if line.strip()]
-    assert len(lines) > 10 and max(map(len, lines)) == 40 and any("loss" in line for line in lines)
+    fewest = 10 if max_steps else 1  # a slow machine takes few steps in a second
+    assert len(lines) > fewest and max(map(len, lines)) == 40 and any("loss" in line for line in lines)
 
 
 @pytest.mark.parametrize(
