@@ -129,7 +129,7 @@ class Run:
         return self.config.sample_tokens > 0 and not self.is_sharded
 
     def micro_batch_starts(self) -> range:
-        """Return the index in the global batch of the first sequence of each micro-batch of this rank."""
+        """Return the index in the global batch of the first sequence of each micro-batch here."""
         count = self.config.batch_size // self.ranks.size
         start = self.ranks.rank * count
         return range(start, start + count, self.micro_batch_size)
