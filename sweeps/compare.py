@@ -75,10 +75,13 @@ def figure_of(picks: Picks, name: str) -> float:
     job = next(iter(picks.values())).job
     figure = getattr(job.summary, name)
     if not figure:
-        raise SettingsError(
-            f"the summary of job {job.name} has no {name}", "train that job again, or remove its folder"
-        )
+        problem = f"the summary of job {job.name} has no {name}"
+        raise SettingsError(problem, "train that job again, or remove its folder")
     return figure
+
+
+def flops_per_token(picks: Picks) -> float:
+    return figure_of(picks, "flops") / figure_of(picks, "tokens")
 
 
 def number_of(text: str) -> float:
@@ -115,25 +118,26 @@ class Comparison:
         firsts = (name for name, job in zip(names, jobs, strict=True) if re.fullmatch("[0-9]+-0", job.name))
         self.baseline = next(firsts, names[0])
         steps = jobs[0].settings.get("max_steps", "")
+
         # The jobs, by size, variant and length, then by rate and seed.
         runs: Any = defaultdict(lambda: defaultdict(dict))
         for name, job in zip(names, jobs, strict=True):
             if job.status == "failed" or (job.status == "finished" and job.summary.val_bpb):
                 size, length, rate, seed = (job.settings.get(each, "") for each in (SIZE, "max_steps", RATE, "seed"))
                 runs[size, name, length][rate][seed] = job
-        # Of each seed the result at the best rate.
+
+        # Of each seed the result at the best rate; of the baseline that of every length.
         self.sizes = sorted({size for size, *_ in runs}, key=number_of)
-        self.picks: dict[str, dict[str, Picks]] = {size: {self.baseline: {}} for size in self.sizes}
-        self.lengths: dict[str, list[Picks]] = {size: [] for size in self.sizes}
-        """The baseline's, of every length."""
+        self.picks: dict[tuple[str, str], Picks] = defaultdict(dict)
+        self.lengths: dict[str, list[Picks]] = defaultdict(list)
         for (size, name, length), by_rate in runs.items():
             picks = chosen(by_rate)
             if length == steps:
-                self.picks[size][name] = picks
+                self.picks[size, name] = picks
             if name == self.baseline and picks:
                 self.lengths[size].append(picks)
         for size in self.sizes:
-            count = len(self.picks[size][self.baseline])
+            count = len(self.picks[size, self.baseline])
             if count < 2:
                 problem = f"{folder}: the baseline, {self.baseline}, is finished for {count} seeds{at(size)}"
                 raise SettingsError(problem, "let it finish two or more")
@@ -150,7 +154,7 @@ class Comparison:
             problem = f"The baseline{at(size)} is finished at {len(points)} lengths with the same seeds"
             self.notes.append(f"{problem}; its law, for equal FLOPs and seconds, needs {LENGTHS}.")
             return None
-        own = figure_of(self.picks[size][self.baseline], "tokens")
+        own = figure_of(self.picks[size, self.baseline], "tokens")
         law = Law.fit([length / own for length in points], [*points.values()])
         half = t_quantile(DECIDED, law.freedom) * law.error(lambda law: law.power)
         text = f"{law.floor:.3f} + {law.scale:.3f} · times^-{law.power:.3f} (± {half:.3f}, 95% by t)"
@@ -160,33 +164,39 @@ class Comparison:
 
     def rows(self) -> list[VariantResult]:
         """Return the variants at every size, those that are most ahead at the largest first."""
-        known = [row for size in self.sizes for name in self.picks[size] if (row := self.row(size, name))]
+        known = [row for each in self.picks if (row := self.row(*each))]
         for name in MATCHINGS:
             tested = [row for row in known if name in row.differences and row.variant != self.baseline]
-            for row, p in zip(tested, holm([row.differences[name].p for row in tested]), strict=True):
+            adjusted = holm([row.differences[name].p for row in tested])
+            for row, p in zip(tested, adjusted, strict=True):
                 row.holm[name] = p
-        ahead = {row.variant: row.differences["tokens"].mean for row in known if row.size == self.sizes[-1]}
+        largest = self.sizes[-1]
+        ahead = {row.variant: row.differences["tokens"].mean for row in known if row.size == largest}
         return sorted(known, key=lambda row: (ahead.get(row.variant, 0), row.variant, self.sizes.index(row.size)))
 
     def row(self, size: str, variant: str) -> VariantResult | None:
         """Compare a variant with the baseline; None with fewer than two seeds that both have."""
-        picks = self.picks[size][variant]
-        base = self.picks[size][self.baseline]
+        picks = self.picks[size, variant]
+        base = self.picks[size, self.baseline]
         seeds = [seed for seed in base if seed in picks]
         if len(seeds) < len(base):
             self.notes.append(f"Not finished: {variant}{at(size)}, {len(seeds)} of {len(base)} seeds.")
         if len(seeds) < 2:
             return None
+
+        # The difference at equal tokens, and what follows from it.
         used = [picks[seed] for seed in seeds]
-        rates = [f"{rate:.3g}" for rate in sorted(pick.rate for pick in used)]
-        ends = " (end)" if any(pick.at_end for pick in used) else ""
         plain = Estimate.of([picks[seed].bpb - base[seed].bpb for seed in seeds])
-        row = VariantResult(
-            variant, size, {"tokens": plain}, {"val bpb": f"{statistics.fmean(pick.bpb for pick in used):.4f}"}
-        )
-        self.add_costs(row, plain, *(figure_of(run, "flops") / figure_of(run, "tokens") for run in (picks, base)))
-        if any(pick.rate for pick in used):  # else all runs have the one of their settings
-            row.cells[RATE] = " to ".join(dict.fromkeys((rates[0], rates[-1]))) + ends
+        mean = statistics.fmean(pick.bpb for pick in used)
+        row = VariantResult(variant, size, {"tokens": plain}, {"val bpb": f"{mean:.4f}"})
+        self.add_costs(row, plain, flops_per_token(picks) / flops_per_token(base))
+
+        # Learning rates, unless all runs have the one of their settings, and measured figures.
+        rates = sorted(pick.rate for pick in used)
+        if rates[-1]:
+            ends = " (end)" if any(pick.at_end for pick in used) else ""
+            shown = dict.fromkeys((f"{rates[0]:.3g}", f"{rates[-1]:.3g}"))
+            row.cells[RATE] = " to ".join(shown) + ends
         for name in SHOWN:
             key, show = MEASURED[name]
             figures = values([pick.job for pick in used], key)
@@ -194,10 +204,9 @@ class Comparison:
                 row.cells[name] = show(statistics.median(figures))
         return row
 
-    def add_costs(self, row: VariantResult, plain: Estimate, mine: float, its: float) -> None:
-        """Add what follows from the law and from measured.csv; mine, its: FLOPs a token of variant and baseline."""
+    def add_costs(self, row: VariantResult, plain: Estimate, times: float) -> None:
+        """Add the cells that follow from the law and from measured.csv; times: FLOPs a token, baseline's = 1."""
         law = self.laws[row.size]
-        times = mine / its
         measured = dict(self.measured.get((row.variant, row.size), {}))
         speed, error = (number_of(measured.pop(name, "")) for name in (SPEED, SPEED_ERROR))
         if law:

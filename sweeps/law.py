@@ -52,21 +52,20 @@ class Law:
         """Fit by least squares: of each power on a grid the scale and the floor, which is not below 0, are linear."""
         x = np.array(times)
         y = np.array(losses)
-        powers = np.geomspace(0.01, 4, 800)
-        curves = x ** -powers[:, None]
-        means = curves.mean(1)
-        bends = curves - means[:, None]
-        floors = np.maximum(0, y.mean() - means * (bends @ y) / (bends**2).sum(1))
-        scales = (curves @ y - floors * curves.sum(1)) / (curves**2).sum(1)
-        residuals = y - floors[:, None] - scales[:, None] * curves
-        squares = (residuals**2).sum(1)
-        best = int(squares.argmin())
-        floor = float(floors[best])
-        scale = float(scales[best])
-        power = float(powers[best])
-        slopes = np.stack([np.ones_like(x), curves[best], -scale * np.log(x) * curves[best]], 1)
-        covariance = np.linalg.pinv(slopes.T @ slopes) * squares[best] / (len(x) - 3)
-        return cls(floor, scale, power, tuple(times), tuple(residuals[best].tolist()), covariance)
+        fits = []
+        for power in np.geomspace(0.01, 4, 800).tolist():
+            curve = x**-power
+            bend = curve - curve.mean()
+            floor = max(0.0, float(y.mean() - curve.mean() * (bend @ y) / (bend @ bend)))
+            scale = float(curve @ (y - floor) / (curve @ curve))
+            residuals = y - floor - scale * curve
+            fits.append((float(residuals @ residuals), floor, scale, power, residuals))
+        squares, floor, scale, power, residuals = min(fits, key=lambda fit: fit[0])
+
+        # The errors of the three, from the slopes of the loss by each.
+        slopes = np.stack([np.ones_like(x), x**-power, -scale * np.log(x) * x**-power], 1)
+        covariance = np.linalg.pinv(slopes.T @ slopes) * squares / (len(x) - 3)
+        return cls(floor, scale, power, tuple(times), tuple(residuals.tolist()), covariance)
 
     @property
     def freedom(self) -> int:
@@ -103,4 +102,5 @@ class Law:
 
         better = compute(self, plain.mean - plain.error)
         worse = compute(self, plain.mean + plain.error)
-        return compute(self, plain.mean), (better - worse) / 2, self.error(lambda law: compute(law, plain.mean))
+        own = self.error(lambda law: compute(law, plain.mean))
+        return compute(self, plain.mean), (better - worse) / 2, own

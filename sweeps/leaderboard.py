@@ -65,12 +65,15 @@ def read_jobs(sweep: Path) -> list[Job]:
 
     Without runs too, the jobs are those of leaderboard.csv, which may be all that is kept of a sweep.
     """
+    # The records of the jobs, by folder.
     found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
     for path in () if found else sorted(sweep.glob(f"*/**/{SUMMARY}")):
         own = settings_of(path.parent)
         found[path.parent] = JobRecord(0, own) if own else unreadable(path.with_name("config.yaml"))
     if not found:
         return recorded_jobs(sweep / "leaderboard.csv")
+
+    # The jobs.
     is_going_on = is_locked(sweep / ".lock")
     jobs = []
     for folder, record in sorted(found.items(), key=lambda pair: (pair[1].number, pair[0])):
@@ -200,34 +203,46 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
     """Return the page of a sweep, which draws the ranking made here."""
     groups = rank(jobs)
     result = result_of(jobs)
+
+    # The runs, with their curves.
     runs = []
     for job in chain.from_iterable(groups):
-        run = describe_run(job.name, read_metrics(job.directory / "metrics.jsonl"), job.settings, asdict(job.summary))
-        runs.append(run | {"page": f"{job.name}/{PAGE}" if (job.directory / PAGE).is_file() else None})
+        rows = read_metrics(job.directory / "metrics.jsonl")
+        run = describe_run(job.name, rows, job.settings, asdict(job.summary))
+        has_page = (job.directory / PAGE).is_file()
+        runs.append(run | {"page": f"{job.name}/{PAGE}" if has_page else None})
+
+    # The lines of the table: a run, or the means over seeds.
     shown = [group for group in groups if group[0].status != "failed"]
-    rows: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for group in shown:
-        row = {name: mean(group, name) for name in NUMBERS} if len(group) > 1 else {}
-        rows.append(row | {"runs": [job.name for job in group], "deviation": deviation(group, result)})
+        figures = {name: mean(group, name) for name in NUMBERS} if len(group) > 1 else {}
+        names = [job.name for job in group]
+        lines.append(figures | {"runs": names, "deviation": deviation(group, result)})
     best = min(range(len(shown)), key=lambda place: cost(shown[place], result), default=0)
-    return runs_page(sweep, swept_settings(jobs), runs, rows, best)
+    return runs_page(sweep, swept_settings(jobs), runs, lines, best)
 
 
 def markdown(jobs: list[Job]) -> str:
     """Return the leaderboard as a table of Markdown, aligned so that it reads well as plain text."""
     swept = swept_settings(jobs)
     result = result_of(jobs)
-    measured = [name for name, (key, _) in MEASURED.items() if values(jobs, key)]
-    table = [[*swept, *measured, result.replace("_", " ") + (", mean ± sd" if "seed" in swept else "")]]
+    measured = {name: column for name, column in MEASURED.items() if values(jobs, column[0])}
+    over_seeds = ", mean ± sd" if "seed" in swept else ""
+    table = [[*swept, *measured, result.replace("_", " ") + over_seeds]]
     for group in rank(jobs):
-        settings = [dict.fromkeys(job.settings.get(name, "–") for job in group) for name in swept]
-        cells = [", ".join(each) if len(each) < 7 else f"{len(each)} of them" for each in settings]
-        for key, show in (MEASURED[name] for name in measured):
+        cells = []
+        for name in swept:
+            given = dict.fromkeys(job.settings.get(name, "–") for job in group)
+            cells.append(", ".join(given) if len(given) < 7 else f"{len(given)} of them")
+        for key, show in measured.values():
             figure = mean(group, key)
             cells.append("–" if figure is None else show(figure))
         table.append([*cells, outcome(group, result)])
     lines = markdown_lines(table)
-    texts = [name for name in swept if name.split(".")[0] == "data" and name != "data.cache_dir"]
+
+    # A warning if the results are of different texts.
+    texts = [name for name in swept if name.startswith("data") and name != "data.cache_dir"]
     if texts:
         names = ", ".join(map(literal_markdown, texts))
         lines += ["", f"The rows were scored on different texts ({names}): compare only those of the same."]
