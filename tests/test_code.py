@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +14,7 @@ import conftest
 import pytest
 import torch
 import yaml
-from sweeping import run, run_here, tiny
+from sweeping import ROOT, run, run_here, tiny
 from test_distributed import start_torchrun
 from test_launchers import needs_joblib, needs_submitit
 
@@ -302,3 +305,36 @@ def test_train_runs_the_file_for_a_program_too(own, train_config):
     config.model = replace(config.model, attention="relu")
     assert train(config) < 6 and config.code_hash is None
     assert "relu" in FORMS and asdict(config)["code"] == str(own)
+
+
+IDEAS = sorted((ROOT / "docs/ideas").glob("*.py"))
+
+
+@pytest.mark.parametrize("idea", IDEAS, ids=lambda path: path.stem)
+def test_every_idea_of_the_night_keeps_the_contract_and_is_in_the_pages_table(idea, capsys):
+    attention = re.search(r"^# attention=(\S+)$", idea.read_text(), re.M)[1]
+    assert check.main([attention, f"code={idea}"]) == 0, capsys.readouterr().out
+    assert f"\n| `{idea.stem}` |" in (ROOT / "docs/search.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a baseline needs a commit")
+def test_the_loop_of_the_page_runs_as_it_stands(tmp_path):
+    """On two ideas and the smallest settings, with a rule that calls everything better after two pairs."""
+    block = re.search(r"^```python\n(.*?)^```", (ROOT / "docs/search.md").read_text(), re.DOTALL | re.MULTILINE)[1]
+    small = " ".join([*tiny(tmp_path, max_steps=1), "hydra.sweeper.max_pairs=7"])
+    loop = re.sub(r'SMALL = """.*?"""', f'SMALL = """{small}"""', block, flags=re.DOTALL)
+    assert loop != block
+    checkout = tmp_path / "checkout"
+    clone = ["git", "clone", "-q", str(ROOT), str(checkout)]
+    subprocess.run(clone, check=True)
+    for idea in (checkout / "docs/ideas").glob("*.py"):
+        if idea.stem not in ("cubic", "previous"):
+            idea.unlink()
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a", "commit", "-qam", "x"], cwd=checkout, check=True)
+    done = subprocess.run([sys.executable, "-c", loop], cwd=checkout, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^(cubic|previous): (dropped|undecided|confirmed|better|no diff)", done.stdout, re.M), (
+        done.stdout
+    )
+    assert not [*(checkout / "night").glob("previous/1-0/checkpoints")]  # copied from the first idea's
