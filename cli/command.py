@@ -1,4 +1,7 @@
-"""A command's settings and its --help. cli/hydra_command.py adds train.py's groups of settings and its sweeps."""
+"""A command's settings and its --help.
+
+cli/hydra_command.py adds train.py's groups of settings and its sweeps.
+"""
 
 import ast
 import inspect
@@ -38,7 +41,7 @@ COLUMN = 30  # where the meanings begin
 
 
 def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> None:
-    """Call `function` with the settings that were typed, a checked `schema` object, or show --help.
+    """Call `function` with the typed settings, a checked `schema` object, or show --help.
 
     A person's mistake ends in one sentence on stderr and exit status 1.
     """
@@ -98,7 +101,7 @@ def help_width() -> int:
 
 
 def help_entry(typed: str, meaning: str) -> str:
-    """Return a setting with its meaning beside it, or below where it is too long or the terminal is narrow."""
+    """Return a setting with its meaning beside it, or below it for want of room."""
     indent = " " * (COLUMN if help_width() >= 80 else 4)
     filled = textwrap.fill(meaning, help_width(), initial_indent=indent, subsequent_indent=indent)
     is_beside = len(typed) + 2 < len(indent)

@@ -52,7 +52,7 @@ def with_torch() -> ModuleType:
 
 
 def ask_hydra(arguments: list[str]) -> None:
-    """Print the offers of tab completion, forms and modifiers of attention among them, or the settings of --cfg."""
+    """Print the offers of tab completion, or the settings of --cfg."""
     typed = re.search(r"\s((?:model\.)?attention=)(\S*)$", os.environ.get("COMP_LINE", ""))
     if typed:
         print(*(typed[1] + name for name in with_torch().completions(typed[2])))
@@ -62,7 +62,10 @@ def ask_hydra(arguments: list[str]) -> None:
 
 
 def register_inherited(typed: dict[str, str]) -> dict[str, str]:
-    """Register the schema with the settings that `resume` or `init_from` brings; return what is typed besides."""
+    """Register the schema with the settings that `resume` or `init_from` brings.
+
+    Returns the settings that are typed besides.
+    """
     inherited: dict[str, Any] = {}
     if typed.keys() & {"resume", "init_from"}:
         inherited, typed = with_torch().inherited_settings(typed)
@@ -87,7 +90,10 @@ def run_single(typed: dict[str, str]) -> None:
 
 
 def compose_settings(typed: dict[str, str]) -> TrainConfig:
-    """Return the settings of a single run. Typed values are literal, whatever characters they have."""
+    """Return the settings of a single run.
+
+    Typed values are literal, whatever characters they have.
+    """
     with initialize_config_dir(str(CONF), version_base="1.3"):
         overrides = [f"{name}={quote(value)}" for name, value in typed.items()]
         cfg = compose("train", overrides, return_hydra_config=True)
@@ -131,7 +137,10 @@ def register_schema(inherited: dict[str, Any]) -> None:
 
 
 def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
-    """Return Hydra's composition as TrainConfig; SettingsError for a `typed` setting that has no effect."""
+    """Return Hydra's composition as TrainConfig.
+
+    Raises SettingsError for a `typed` setting that has no effect.
+    """
     ours = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
     values = flat(OmegaConf.to_container(ours, resolve=True))  # type: ignore[arg-type]
     if values["code"]:  # before names are read
@@ -211,7 +220,7 @@ def run_job(cfg: DictConfig) -> Any:
 
 
 def explain(error: BaseException) -> str | None:
-    """Return one sentence for a mistake that Hydra or OmegaConf finds, None for an error that is ours."""
+    """Return one sentence for a mistake that Hydra or OmegaConf finds, else None."""
     if isinstance(error, MissingConfigException) and error.options:
         group, option = re.findall(r"((?:hydra/)?[^/]*)/(.*)", error.missing_cfg_file or "/")[0]
         return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."

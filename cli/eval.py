@@ -1,4 +1,4 @@
-"""The work of eval.py: scores of a text or of a task's held-out sequences, probes, and tales."""
+"""The work of eval.py: scores of a text or of a task, probes, and tales."""
 
 import json
 from collections import Counter
@@ -143,7 +143,7 @@ def write_tales(checkpoint: Checkpoint) -> list[str]:
 
 
 def check_tales(checkpoint: Checkpoint) -> None:
-    """Print the share of a model's tales that the reader finds right, and what the others get wrong first."""
+    """Print the share of a model's tales that are right, and the others' first mistakes."""
     tales = write_tales(checkpoint)
     slips = Counter(filter(None, map(first_slip, tales)))
     kept = TALES - slips.total()

@@ -24,7 +24,7 @@ def composition() -> ModuleType:
 
 
 def run_train_command() -> None:
-    """Train with the settings that were typed: cli.command.run_command() with Hydra's groups and sweeps."""
+    """Train with the typed settings: run_command() with Hydra's groups and sweeps."""
     with mistakes_explained(lambda error: composition().explain(error)):
         arguments = sys.argv[1:]
         if asks_help(arguments):

@@ -1,4 +1,4 @@
-"""The arguments of train.py: settings, groups of conf/, sweeps. They are checked here without Hydra."""
+"""The arguments of train.py, checked without Hydra: settings, groups of conf/, sweeps."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ from training.start import check_start
 
 
 def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings that resume's run or init_from's model sets where nothing is typed, and those that are typed.
+    """Return the settings that resume or init_from brings, and those that are typed.
 
     Among the latter the run's directory takes the place of the path that was typed for it.
     """
@@ -59,20 +59,20 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
 
 
 def idle_model_settings(model: GPTConfig) -> dict[str, str]:
-    """Return the settings that the model's attention ignores, each with attention=…, which makes it idle."""
+    """Return the settings that the model's attention ignores, each with attention=…."""
     # A choice of model= may set n_head, and position=learned is the GPT's, not the attention's.
     used = {"n_head"} | ({"position"} if model.position != "alibi" else set())
     return {f"model.{name}": f"attention={model.attention}" for name in unused_settings(model) - used}
 
 
 def check_job_start(config: TrainConfig, launcher: str) -> None:
-    """Raise SettingsError if a job of a sweep cannot run, as far as is known before its text is read."""
+    """Raise SettingsError if a job of a sweep cannot run, before its text is read."""
     # A cluster's machines have other devices and files, and a plan itself names what this machine lacks.
     check_start(config, is_here=launcher != "submitit_slurm" and not config.dry_run)
 
 
 def device_of_job(device: str, number: int) -> str:
-    """Return the device of job `number` of those that share the machine: auto and cuda are dealt out in turn."""
+    """Return the device of job `number`: auto and cuda are dealt out in turn."""
     count = torch.cuda.device_count()
     return f"cuda:{number % count}" if device in ("auto", "cuda") and count > 1 else device
 

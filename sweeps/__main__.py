@@ -1,4 +1,4 @@
-"""Write the page of a run, or the page and the leaderboard of a folder of runs:  python -m sweeps FOLDER
+"""Write a run's page, or a folder's page and leaderboard:  python -m sweeps FOLDER
 
 Runs that are not finished are shown as far as they are."""
 

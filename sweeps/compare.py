@@ -1,4 +1,4 @@
-"""Compare the variants of a sweep with its first one, paired by seed:  python -m sweeps.compare FOLDER
+"""Compare a sweep's variants with the first, by seed:  python -m sweeps.compare FOLDER
 
 FOLDER is what  python train.py -m +experiment=attention  makes, finished or not, or one that has its leaderboard.csv.
 Prints the table, and writes it there as comparison.md and comparison.csv. docs/which_attention.md says how to read it.
@@ -71,7 +71,10 @@ def loss_of(job: Job) -> float:
 
 
 def figure_of(picks: Picks, name: str) -> float:
-    """Return a figure that all jobs of these picks share; SettingsError if the first one's summary lacks it."""
+    """Return a figure that all jobs of these picks share.
+
+    Raises SettingsError if the summary of the first one lacks it.
+    """
     job = next(iter(picks.values())).job
     figure = getattr(job.summary, name)
     if not figure:
@@ -106,7 +109,10 @@ class VariantResult:
 
 
 class Comparison:
-    """The results in a sweep's folder, by size; SettingsError for a folder without the runs that it takes."""
+    """The results in a sweep's folder, by size.
+
+    Raises SettingsError for a folder that lacks runs of the baseline.
+    """
 
     def __init__(self, folder: Path) -> None:
         jobs = read_jobs(folder)
@@ -146,7 +152,10 @@ class Comparison:
         self.laws = {size: self.law(size) for size in self.sizes}
 
     def law(self, size: str) -> Law | None:
-        """Return the law of the baseline's losses, of the seeds that have all lengths; None for too few lengths."""
+        """Return the law of the baseline's losses; None for too few lengths.
+
+        It is fitted to the means over the seeds that have all lengths.
+        """
         lengths = self.lengths[size]
         seeds = set.intersection(*map(set, lengths))
         points = {figure_of(p, "tokens"): statistics.fmean(p[seed].bpb for seed in seeds) for p in lengths if seeds}
@@ -205,7 +214,10 @@ class Comparison:
         return row
 
     def add_costs(self, row: VariantResult, plain: Estimate, times: float) -> None:
-        """Add the cells that follow from the law and from measured.csv; times: FLOPs a token, baseline's = 1."""
+        """Add the cells that follow from the law and from measured.csv.
+
+        times: the variant's FLOPs a token, divided by the baseline's.
+        """
         law = self.laws[row.size]
         measured = dict(self.measured.get((row.variant, row.size), {}))
         speed, error = (number_of(measured.pop(name, "")) for name in (SPEED, SPEED_ERROR))
@@ -252,7 +264,10 @@ def variants(jobs: list[Job]) -> list[str]:
 
 
 def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """Return the further columns of a CSV file by variant and model.n_embd; none where there is no file."""
+    """Return the further columns of a CSV file by variant and model.n_embd.
+
+    There are none without the file.
+    """
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", errors="replace", newline="") as file:

@@ -80,7 +80,10 @@ class Comparison:
 
 @dataclass
 class Record:
-    """The content of decide.json: all that the test rests on, fixed at the beginning, and the comparisons so far."""
+    """The content of decide.json.
+
+    All that the test rests on is fixed at the beginning; the comparisons grow.
+    """
 
     metric: str
     delta: float | None
@@ -119,7 +122,7 @@ def name_of(variant: str) -> str:
 
 
 class Decide(Grid):
-    """Runs the first variant and each undecided one with seed after seed, at most max_pairs times."""
+    """Runs the first variant and each undecided one, with up to max_pairs seeds."""
 
     def __init__(
         self,
@@ -140,7 +143,10 @@ class Decide(Grid):
         self.confirm = confirm
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the pairs that are not finished; SettingsError if a failed job left a variant undecided."""
+        """Run the pairs that are not finished.
+
+        Raises SettingsError if a failed job left a variant undecided.
+        """
         # The comparisons, by the variant's number. The first variant is number 0, with which the others are paired.
         self.check(arguments)
         comparisons = {number: Comparison(variant) for number, variant in enumerate(self.record.variants, 1)}
@@ -200,7 +206,7 @@ class Decide(Grid):
             self.agree("hydra.sweeper.confirm", self.confirm, own, "find it again, then confirm it")
 
     def read_settings(self, arguments: list[str]) -> tuple[list[str], int]:
-        """Return the overrides that all jobs share, and the first seed, which counts up from pair to pair."""
+        """Return the overrides that all jobs share, and the seed of the first pair."""
         if len({*map(tuple, self.variants)}) < max(2, len(self.variants)):
             raise SettingsError("hydra/sweeper=decide compares two or more variants that differ", VARIANTS)
         given = self.read(arguments)
@@ -216,7 +222,10 @@ class Decide(Grid):
         return settings, seed
 
     def read_find(self, arguments: list[str]) -> tuple[list[str], int]:
-        """Return the settings of the comparison to confirm, and a fresh seed; take over its better variants."""
+        """Return the settings of the comparison to confirm, and a fresh seed.
+
+        Its better variants become the variants of this one.
+        """
         setting = f"hydra.sweeper.confirm={self.confirm}"
         if arguments or self.params or self.variants != [[]] or self.baseline:
             problem = f"{setting} brings its variants and settings, and runs its own baseline"
@@ -284,7 +293,7 @@ class Decide(Grid):
         self.write()
 
     def copy_baseline(self, name: str) -> None:
-        """Copy a finished run of the first variant from the baseline's folder, without its checkpoints."""
+        """Copy a finished run of the baseline, without its checkpoints."""
         theirs = user_path("hydra.sweeper.baseline", str(self.baseline)) / name
         summary = read_summary(theirs)
         if summary and summary.status == "finished" and not (self.folder / name).exists():

@@ -1,4 +1,4 @@
-"""Statistics of paired differences: t-tests, Holm's correction, and a sequential signed-rank test.
+"""Statistics of paired differences: t-tests, Holm's correction, sequential signed ranks.
 
 The sequential test may look after every pair, up to a number of pairs that is fixed at the beginning. It asks whether a
 difference is as likely as its negative. That holds if two variants do not differ, whatever law their results follow:
@@ -39,7 +39,10 @@ def t_quantile(p: float, freedom: float) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for their number (Holm 1979): the chance of any false one below α is at most α."""
+    """Return p-values adjusted for their number (Holm 1979).
+
+    If no effect is real, the chance that any of them is below α is at most α.
+    """
     adjusted = list(ps)
     least = 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
@@ -68,7 +71,7 @@ class Estimate:
         return p_value(self.mean / self.error, self.freedom) if self.error else float(self.mean == 0)
 
     def less(self, shift: float, *errors: tuple[float, float]) -> "Estimate":
-        """Subtract a shift with independent errors; the degrees of freedom are Satterthwaite's (1946).
+        """Return the estimate less a shift with independent errors (Satterthwaite 1946).
 
         errors: pairs of a standard error and its degrees of freedom.
         """
@@ -80,7 +83,7 @@ class Estimate:
 
 @functools.cache
 def cuts(alpha: float, pairs: int, late: bool = False) -> list[int]:
-    """Return the critical values k_1 .. k_pairs of the sequential signed-rank test at level alpha.
+    """Return the critical values k_1 .. k_pairs of the sequential signed-rank test.
 
     Pair n rejects a centre if at most k_n of the n(n+1)/2 Walsh averages lie on one side of it, which is Wilcoxon's
     statistic (Tukey 1949). k_n = -1 rejects nothing. The k_n are the largest for which the chance of a rejection at

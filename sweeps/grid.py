@@ -1,4 +1,4 @@
-"""Sweeps: every combination of the values given is a job; the jobs share a folder, which ends in a leaderboard."""
+"""Sweeps: each combination of values is a job, and the jobs' folder has a leaderboard."""
 
 import math
 import os
@@ -34,7 +34,7 @@ VARIANTS = """write 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
 
 
 def jobs_at_once() -> int:
-    """Return how many jobs this machine trains at a time: one for each accelerator, or else for each core."""
+    """Return the number of jobs at a time: one for each accelerator, else for each core."""
     import joblib  # type: ignore[import-untyped]  # optional
     import torch
 
@@ -45,7 +45,10 @@ OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, re
 
 
 class Grid(Sweeper):
-    """Runs every combination of the values given, with every variant; a job that fails does not end the others."""
+    """Runs every combination of the values given, with every variant.
+
+    A job that fails does not end the others.
+    """
 
     config: DictConfig
     hydra_context: HydraContext
@@ -126,7 +129,10 @@ class Grid(Sweeper):
         return {override.get_key_element(): override for override in parser.parse_overrides(arguments)}
 
     def check_jobs(self, jobs: Sequence[Sequence[str]]) -> None:
-        """Print the mistakes of combinations that cannot run; raise the mistake of a value that works in no job."""
+        """Print the mistakes of combinations that cannot run.
+
+        Raises the mistake of a value that works in no job.
+        """
         working = set[str]()
         mistakes = {}
         for number, job in enumerate(jobs):
@@ -142,13 +148,19 @@ class Grid(Sweeper):
             print(visible(f"{count} of {len(jobs)} jobs cannot run: {reason}"), flush=True)
 
     def check_job(self, job: Sequence[str]) -> str | None:
-        """Compose a job as Hydra will, and return the hash of its code; SettingsError if it cannot run."""
+        """Compose a job as Hydra will, and return the hash of its code.
+
+        Raises SettingsError if it cannot run.
+        """
         return self.task_function.check(
             job, partial(self.hydra_context.config_loader.load_sweep_config, self.config, list(job))
         )
 
     def launch(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
-        """Run jobs, the first of which is job `number`; SettingsError when a parallel launcher gives up."""
+        """Run jobs, the first of which is job `number`.
+
+        Raises SettingsError if a parallel launcher gives up.
+        """
         launcher = self.config.hydra.runtime.choices["hydra/launcher"]
         try:
             if self.is_stoppable:
@@ -161,7 +173,10 @@ class Grid(Sweeper):
             raise SettingsError(f"hydra/launcher={launcher} gave up ({first_line(error)})", remedy) from error
 
     def check_adaptive(self, **least: int) -> None:
-        """Raise SettingsError if jobs cannot follow from others' results, or a setting is below its `least` number."""
+        """Raise SettingsError if jobs cannot follow from the results of others.
+
+        least: for settings of the sweeper, the lowest values that are allowed.
+        """
         sweeper = self.config.hydra.runtime.choices["hydra/sweeper"]
         for name, bound in least.items():
             value = getattr(self, name)
@@ -178,7 +193,10 @@ class Grid(Sweeper):
 
     @contextmanager
     def keeping_folder(self) -> Iterator[None]:
-        """Lock the sweep's folder; whatever ends the sweep, print its report, and after a signal how to go on."""
+        """Lock the sweep's folder, and print its report at the end.
+
+        After a signal the command that goes on is printed too.
+        """
         if self.config.dry_run or os.environ.get("RANK", "0") != "0":
             yield
             return
@@ -205,7 +223,7 @@ class Grid(Sweeper):
 
 
 def check_values(override: Override) -> None:
-    """Raise SettingsError for a range without values, or of a number that is not finite, or without a step."""
+    """Raise SettingsError for a range without values, finite numbers or a step."""
     values = vars(override.value())  # start, stop or end, and step
     is_finite = all(math.isfinite(value) for value in values.values() if isinstance(value, int | float))
     if not is_finite or values.get("step") == 0:

@@ -12,7 +12,7 @@ FAILED = 1e9  # the loss of a run that failed: more than any that did not
 
 
 def at_best_rate(rates: Sequence[float], table: Sequence[Sequence[float]], seed: int) -> tuple[float, float, bool]:
-    """Return a seed's loss at the rate that is best on average for the other seeds, the rate, and if rates bracket it.
+    """Return a seed's loss at the others' best rate, the rate, and if rates bracket it.
 
     table: losses by rate and seed. Between two others the best rate is the bottom of the parabola in ln(rate) through
     the means at all three, and the loss that of the seed's own parabola there.
@@ -37,7 +37,10 @@ def at_best_rate(rates: Sequence[float], table: Sequence[Sequence[float]], seed:
 
 @dataclass(frozen=True)
 class Law:
-    """Loss of the baseline trained `times` as long: floor + scale · times^-power (Hestness et al. 2017)."""
+    """Loss of the baseline, trained `times` as long: floor + scale · times^-power.
+
+    (Hestness et al. 2017.)
+    """
 
     floor: float
     scale: float
@@ -49,7 +52,10 @@ class Law:
 
     @classmethod
     def fit(cls, times: Sequence[float], losses: Sequence[float]) -> "Law":
-        """Fit by least squares: of each power on a grid the scale and the floor, which is not below 0, are linear."""
+        """Fit by least squares, over a grid of powers.
+
+        Scale and floor, which is not below 0, are linear for each power.
+        """
         x = np.array(times)
         y = np.array(losses)
         fits = []
@@ -75,11 +81,14 @@ class Law:
         return self.floor + self.scale * times**-self.power
 
     def times_to(self, loss: float) -> float:
-        """Return how many times as long the baseline would train to this loss; infinite below the floor."""
+        """Return how many times as long the baseline trains to this loss.
+
+        It is infinite at the floor and below.
+        """
         return ((loss - self.floor) / self.scale) ** (-1 / self.power) if loss > self.floor else math.inf
 
     def error(self, figure: Callable[["Law"], float]) -> float:
-        """Return the standard error of a figure that is read from the law, by its slopes (the delta method)."""
+        """Return the standard error of a figure that is read from the law (delta method)."""
         a, b, c = self.floor, self.scale, self.power
         step = 1e-6
         moved = figure(Law(a + step, b, c)), figure(Law(a, b + step, c)), figure(Law(a, b, c + step))
@@ -87,7 +96,9 @@ class Law:
         return math.sqrt(max(0.0, float(slopes @ self.covariance @ slopes)))
 
     def at_equal_cost(self, plain: Estimate, times: float, *errors: tuple[float, float]) -> Estimate:
-        """Return a variant's difference from the baseline trained `times` as long; `plain` is that at equal tokens.
+        """Return a variant's difference from the baseline trained `times` as long.
+
+        plain: the difference at equal tokens.
 
         The law's error is added to its own, and so are further ones, each with its degrees of freedom.
         """
@@ -95,7 +106,10 @@ class Law:
         return plain.less(self.loss(times) - self.loss(1), (shift, self.freedom), *errors)
 
     def effective_compute(self, plain: Estimate, flops: float) -> tuple[float, float, float]:
-        """Return how many times a variant's FLOPs the baseline needs for its loss, the seeds' error and the law's."""
+        """Return the baseline's FLOPs for a variant's loss, and the errors of seeds and law.
+
+        They are in multiples of the variant's.
+        """
 
         def compute(law: Law, difference: float) -> float:
             return law.times_to(law.loss(1) + difference) / flops

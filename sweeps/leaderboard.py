@@ -1,4 +1,4 @@
-"""The leaderboard of a sweep: its jobs' results on disk, ranked, as a table, a CSV file and a page."""
+"""The leaderboard of a sweep: ranked results as a table, a CSV file and a page."""
 
 import csv
 import io
@@ -44,7 +44,10 @@ ACTIVE = re.compile(r"[^\w\s.,;:+/=%()±–×'\"<-]|<[A-Za-z/!?]|://|www\.|\b_|_
 
 @dataclass
 class Job:
-    """One job of a sweep: its folder, the folder's name below the sweep's, its overrides by name, its summary."""
+    """One job of a sweep.
+
+    It has its folder, the folder's name below the sweep's, its overrides by name, and its summary.
+    """
 
     directory: Path
     name: str
@@ -61,7 +64,7 @@ Group = list[Job]
 
 
 def read_jobs(sweep: Path) -> list[Job]:
-    """Return the jobs in a sweep's folder in the order of their numbers; without jobs, all runs below the folder.
+    """Return the jobs in a sweep's folder by number; without jobs, all runs below it.
 
     Without runs too, the jobs are those of leaderboard.csv, which may be all that is kept of a sweep.
     """
@@ -104,7 +107,10 @@ def recorded_jobs(table: Path) -> list[Job]:
 
 
 def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
-    """Return the summary of a job's folder, corrected where it cannot be true: failed for `reason`, or stopped."""
+    """Return the summary of a job's folder, corrected if it cannot be true.
+
+    The job has failed if there is a `reason`, and has stopped if its process is gone.
+    """
     found = read_summary(folder)
     if found is None and os.path.lexists(folder / SUMMARY):
         return Summary("failed", reason or f"{SUMMARY} cannot be read")
@@ -142,7 +148,10 @@ def swept_settings(jobs: list[Job]) -> list[str]:
 
 
 def rank(jobs: list[Job]) -> list[Group]:
-    """Return groups of jobs: finished ones by their mean result over seeds, then those under way, then failed ones."""
+    """Return groups of jobs that differ in their seed alone, the best first.
+
+    Finished ones come by their mean result over seeds, then those under way, then failed ones.
+    """
     groups: dict[Any, Group] = {}
     for job in jobs:
         but_seed = tuple(sorted((name, value) for name, value in job.settings.items() if name != "seed"))
@@ -156,7 +165,7 @@ def rank(jobs: list[Job]) -> list[Group]:
 
 
 def result_of(jobs: list[Job]) -> str:
-    """Return the figure that ranks the jobs: val_accuracy, the more the better, of a task, else a loss."""
+    """Return the figure that ranks the jobs: val_accuracy of a task, else a loss."""
     return next((name for name in ("val_accuracy", "val_bpb", "val_loss") if values(jobs, name)), "val_bpb")
 
 
@@ -185,7 +194,10 @@ def cost(group: Group, result: str) -> float:
 
 
 def write_leaderboard(sweep: Path) -> str:
-    """Write leaderboard.csv, leaderboard.md and report.html; return the text to print, "" without jobs."""
+    """Write leaderboard.csv, leaderboard.md and report.html; return the text to print.
+
+    Without jobs it is empty.
+    """
     jobs = read_jobs(sweep)
     if not jobs:
         return ""
@@ -224,7 +236,7 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
 
 
 def markdown(jobs: list[Job]) -> str:
-    """Return the leaderboard as a table of Markdown, aligned so that it reads well as plain text."""
+    """Return the leaderboard as a table of Markdown, aligned as plain text."""
     swept = swept_settings(jobs)
     result = result_of(jobs)
     measured = {name: column for name, column in MEASURED.items() if values(jobs, column[0])}
@@ -250,7 +262,10 @@ def markdown(jobs: list[Job]) -> str:
 
 
 def outcome(group: Group, result: str) -> str:
-    """Return the last cell of a row: its result, with the deviation over seeds, or the reason why there is none."""
+    """Return the last cell of a row: its result with the deviation over seeds.
+
+    A group that failed has its reason instead.
+    """
     status = group[0].status
     summary = group[0].summary
     if status == "failed":
@@ -264,7 +279,10 @@ def outcome(group: Group, result: str) -> str:
 
 
 def literal_markdown(text: str) -> str:
-    """Return a text for a cell of a table, in one line: as code where anything in it has a meaning, without ` and |."""
+    """Return a text for a cell of a table, in one line.
+
+    It is quoted as code if Markdown would read anything in it; ` and | are replaced.
+    """
     text = visible(" ".join(text.split()))
     return "`" + text.replace("`", "'").replace("|", "¦") + "`" if ACTIVE.search(text) else text
 

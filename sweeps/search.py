@@ -25,7 +25,7 @@ TRIED = 200  # combinations with a value, before it counts as one that never wor
 
 
 class Search(Grid):
-    """Runs n_trials trials, n_jobs at a time, to find the settings with the lowest bits per byte, or loss of a task.
+    """Runs n_trials trials, n_jobs at a time, to find the settings with the lowest loss.
 
     Optuna's trials follow from the seed and the results before, so that the jobs' folders are all the state of a
     search: one that was stopped asks for the same trials again, and finds their results.
@@ -64,7 +64,7 @@ class Search(Grid):
             self.conclude(self.folder / str(study.best_trial.number), [*fixed, *settings_of(study.best_params)])
 
     def read_space(self, arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the checked distribution of each setting to search, and the overrides that every job has."""
+        """Return the checked distribution of each setting, and the overrides of all jobs."""
         given = self.read(arguments)
         space = {name: self.distribution(o) for name, o in given.items() if o.is_sweep_override()}
         if not space:
@@ -75,7 +75,10 @@ class Search(Grid):
         return space, fixed
 
     def check_space(self, fixed: list[str], space: dict[str, Any]) -> None:
-        """Raise the mistake of a value that works with no combination of the others; of an interval, of its ends."""
+        """Raise the mistake of a value that works with no combination of the others.
+
+        Of an interval the ends are tried.
+        """
         values = []
         for name, each in space.items():
             ends = getattr(each, "choices", None) or (each.low, each.high)
@@ -94,7 +97,10 @@ class Search(Grid):
                 raise mistake
 
     def distribution(self, override: Override) -> Any:
-        """Return Optuna's distribution of a setting; an interval's has whole numbers where the setting is one."""
+        """Return Optuna's distribution of a setting.
+
+        That of an interval has whole numbers if the setting is one.
+        """
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         with naming(str(override.input_line)):
@@ -131,7 +137,10 @@ class Search(Grid):
 
 
 def loss_of(run: Path) -> tuple[str, float]:
-    """Return the name and figure that the search minimizes: bits per byte, or a task's loss; infinite for none."""
+    """Return the name and figure that the search minimizes: bits per byte, or a task's loss.
+
+    Without a result it is infinite.
+    """
     summary = read_summary(run) or Summary()
     name = "val_bpb" if summary.val_accuracy is None else "val_loss"
     reached = getattr(summary, name) if summary.status == "finished" else None

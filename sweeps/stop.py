@@ -1,4 +1,4 @@
-"""The end of a sweep whose jobs joblib's processes run: a signal ends each job as it ends a single run.
+"""The end of a sweep in joblib's processes: a signal ends each job like a single run.
 
 joblib kills its processes if an exception reaches it, in one of them or in this process, even while they save. So none
 does: this process sends SIGTERM to the workers and waits for them, and a worker returns from a job that a signal ends.
@@ -19,7 +19,9 @@ STOPS: list[Any] = []
 
 
 def launch_stoppable(launch: Callable[..., Any], jobs: Sequence[Sequence[str]], number: int) -> Any:
-    """Return the results of jobs in joblib's workers; a signal ends the jobs first, then raises SystemExit.
+    """Return the results of jobs in joblib's workers.
+
+    A signal ends the jobs first, then raises SystemExit.
 
     launch: that of joblib's launcher. number: that of the first job.
     """
@@ -58,7 +60,10 @@ def launch_stoppable(launch: Callable[..., Any], jobs: Sequence[Sequence[str]], 
 
 
 def run_stoppable(job: Callable[[Any], Any], config: Any) -> Any:
-    """Return the result of a job in a worker, None if a signal ends this job or has ended an earlier one."""
+    """Return the result of a job in a worker.
+
+    It is None if a signal ends this job or has ended an earlier one.
+    """
     is_running = True
 
     def end(number: int, frame: FrameType | None) -> None:

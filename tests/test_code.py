@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -320,7 +321,7 @@ def test_every_idea_of_the_night_keeps_the_contract_and_is_in_the_pages_table(id
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a baseline needs a commit")
 def test_the_loop_of_the_page_runs_as_it_stands(tmp_path):
-    """On two ideas and the smallest settings, with a rule that calls everything better after two pairs."""
+    """On two ideas, with the smallest settings."""
     block = re.search(r"^```python\n(.*?)^```", (ROOT / "docs/search.md").read_text(), re.DOTALL | re.MULTILINE)[1]
     small = " ".join([*tiny(tmp_path, max_steps=1), "hydra.sweeper.max_pairs=7"])
     loop = re.sub(r'SMALL = """.*?"""', f'SMALL = """{small}"""', block, flags=re.DOTALL)
@@ -328,10 +329,9 @@ def test_the_loop_of_the_page_runs_as_it_stands(tmp_path):
     checkout = tmp_path / "checkout"
     clone = ["git", "clone", "-q", str(ROOT), str(checkout)]
     subprocess.run(clone, check=True)
-    for idea in (checkout / "docs/ideas").glob("*.py"):
-        if idea.stem not in ("cubic", "previous"):
-            idea.unlink()
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a", "commit", "-qam", "x"], cwd=checkout, check=True)
+    (checkout / "ideas").mkdir()
+    for name in ("cubic.py", "previous.py"):
+        shutil.copy(ROOT / "docs/ideas" / name, checkout / "ideas" / name)
     done = subprocess.run([sys.executable, "-c", loop], cwd=checkout, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^(cubic|previous): (dropped|undecided|confirmed|better|no diff)", done.stdout, re.M), (
