@@ -333,6 +333,7 @@ def test_a_program_finds_everything_in_decide_json_after_every_pair(tmp_path, mo
     assert found == {
         **{"metric": "val_bpb", "delta": None, "max_pairs": 12, "alpha": 0.025, "seed": 3, "settings": ["max_steps=5"]},
         **{"first": "attention=sdpa", "variants": VARIANTS[1:], "commit": "a commit", "text": "a text"},
+        "code": dict.fromkeys(VARIANTS),
     }
     assert (mla["variant"], mla["verdict"], delta["verdict"]) == (VARIANTS[1], "better", "undecided after 12 pairs")
     assert mla["seeds"] == [*range(3, 3 + mla["pairs"])] and mla["seconds"] == 2.0 * mla["pairs"]
