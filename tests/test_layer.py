@@ -267,7 +267,7 @@ def test_settings_that_change_nothing_are_known_and_change_nothing(form):
 @pytest.mark.parametrize("attention", [*STATES, "sdpa+key_offset", "sdpa+forget"])
 def test_what_sums_up_or_shifts_the_past_takes_starts_and_refuses_a_mask(attention):
     for call in (layer(attention), layer(attention).weights):  # F4
-        with pytest.raises(ValueError, match=r"takes no mask: doc_starts says where texts begin"):
+        with pytest.raises(ValueError, match=r"takes no mask: pass doc_starts"):
             call(torch.randn(2, 5, C), AttentionContext(mask=torch.ones(2, 1, 1, 5)))
 
 

@@ -36,7 +36,7 @@ from model.attention.registry import form
 from model.cpu import prefers_plain_products
 from model.layers import cumulative_sum
 
-SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that are one function
+SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that compute the same
 
 
 @form("matmul")
@@ -57,7 +57,7 @@ def matmul(
     """
     # A dot product of D independent terms of variance 1 has variance D. The scale, 1/√D, brings it back
     # to 1; without that the softmax would soon saturate on one key, where its gradient vanishes. The queries are
-    # scaled, not the product: fp16 ends at 65,504, which large products pass √D times sooner than scaled ones.
+    # scaled, not the scores: fp16 ends at 65,504, which unscaled scores pass √D times sooner.
     q = q * scale
 
     # How well does each key answer each query? One dot product for every pair.
@@ -94,7 +94,7 @@ def einsum(
     dropout_p: float,
 ) -> Output:
     """The same in index notation: it names the axes that are summed and those that stay."""
-    scores = masked(torch.einsum("...td,...sd->...ts", q * scale, k), allowed, bias)
+    scores = masked(torch.einsum("...td,...sd->...ts", q * scale, k), allowed, bias)  # float32
     weights = F.dropout(scores.softmax(-1).to(v.dtype), dropout_p)
     return torch.einsum("...ts,...sd->...td", weights, v)
 
@@ -113,7 +113,7 @@ def bmm(
 ) -> Output:
     """The same with batch and heads folded into one axis, N = … × H.
 
-    baddbmm multiplies, scales and adds in one pass, so mask and bias become one matrix of 0 and −∞ to add.
+    baddbmm multiplies, scales and adds in one pass. It adds one matrix: the bias or 0, and −∞ for forbidden keys.
     """
     lead, (T, S) = q.shape[:-2], (q.shape[-2], k.shape[-2])
     q, k, v = (t.flatten(0, -3) for t in (q, k, v))  # (…, H, T, D) -> (N, T, D)
@@ -183,8 +183,7 @@ def softmax1(scores: Scores) -> Scores:
 def sigmoid(scores: Scores) -> Scores:
     """σ(score − ln n), n the number of visible keys (Ramapuram et al. 2024, eq. 3).
 
-    Their n is the length. Keys do not compete, so a row may sum to less or more than 1; with scores of 0 it sums to n /
-    (n + 1).
+    Their n is the length of the text. Keys do not compete: a row may sum to less or more than 1.
     """
     n = (scores > -torch.inf).sum(-1, keepdim=True)
     return torch.sigmoid(scores - n.to(scores.dtype).log())
@@ -196,12 +195,12 @@ def sigmoid(scores: Scores) -> Scores:
 def sparsemax(scores: Scores) -> Scores:
     """The point of the simplex nearest to the scores: many weights are exactly 0.
 
-    (Martins & Astudillo 2016, alg. 1.) That is max(0, score − τ), where τ makes the row sum to 1: the mean of the
-    scores above it, less 1 / their number.
+    (Martins & Astudillo 2016, alg. 1.) That is max(0, score − τ), with τ = (sum of the scores above τ − 1) ÷ their
+    number, so that the row sums to 1.
     """
     ordered = scores.sort(-1, descending=True).values
     number = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    summed = cumulative_sum(ordered.masked_fill(ordered.isinf(), 0), -1)
+    summed = cumulative_sum(ordered.masked_fill(ordered.isinf(), 0), -1)  # −∞ would spoil the sums
     above = ordered * number + 1 > summed  # True for the largest scores of each row, those that keep a weight
     tau = (ordered.masked_fill(~above, 0).sum(-1, keepdim=True) - 1) / above.sum(-1, keepdim=True)
     return (scores - tau).clamp(min=0)
@@ -214,18 +213,18 @@ def stick(scores: Scores) -> Scores:
     """Stick-breaking: each key takes a share σ(score) of the weight that later keys leave.
 
     (Tan et al. 2025.) The weight of s is σ(z_s) Π (1 − σ(z_r)) over the keys r between s and the query; the query's own
-    key takes none. The nearest key comes first, so order needs no positions. The rest of the stick goes to no key.
+    key takes none. The nearest key comes first, which tells the order without positions. The rest goes to no key.
     """
     T, S = scores.shape[-2:]
     earlier = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T - 1)
     scores = scores.masked_fill(~earlier, -torch.inf)
     left = F.logsigmoid(-scores)  # ln of the share that a key leaves: 0 for a hidden key
-    after = cumulative_sum(left.flip(-1), -1).flip(-1) - left
+    after = cumulative_sum(left.flip(-1), -1).flip(-1) - left  # the sum over later keys: ln of what they leave
     return (F.logsigmoid(scores) + after).exp()
 
 
 def softcap(cap: float) -> AttentionFunction:
-    """Return softmax attention of cap · tanh(score / cap), before mask and bias.
+    """Return softmax attention whose scores become cap · tanh(score / cap) before mask and bias.
 
     (Gemma 2, 2024, section 2.) Scores lie within ±cap; far outside, gradients vanish.
     """

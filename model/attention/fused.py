@@ -1,10 +1,10 @@
 """Attention by torch's fused kernels, which never write the (T, S) matrix.
 
-`fused` serves any device where causality alone hides keys; mask and bias it takes as a matrix. `folded` serves a GPU,
-and folds what else lies over the scores into queries and keys, so that the fastest kernel, FlashAttention, can take it:
+`fused` serves any device, and takes mask and bias as a matrix. `folded` serves a GPU: it makes channels and keys of
+bias, documents and sink, so that FlashAttention, the fastest kernel, can take them.
 
 bias       the sum row_t + column_s is a product of channels: queries have (1, row_t) and keys (column_s, 1). (Wu et al.
-           2025, FlashBias.) The product of queries and keys adds it, and its gradient arrives in their channels.
+           2025, FlashBias.) The product of queries and keys adds it, and its gradient is that of these channels.
 documents  are such a bias, which takes 256 from a score for each document that begins between the key and the query.
            The lengths of documents, which FlashAttention would also take, would have to be read from the GPU.
 sink       a key in front of all others, whose value is zero. Causality shows it to every query.
@@ -41,7 +41,10 @@ Sum = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]
 APART = 256.0
 """The difference of scores between two documents: exp(-256) is 0 in float32."""
 UNIT = 64.0
-"""The factor that a bias meets in the product. A power of two rounds nothing, and 64 keeps a bias within float16."""
+"""The channel that a bias is multiplied by, after its division by it.
+
+A power of two rounds nothing, and 64 keeps biases in float16's range.
+"""
 
 
 def fused(
@@ -128,7 +131,7 @@ def folds(call: Call, dropout_p: float) -> bool:
     T, S = call.q.shape[-2], call.k.shape[-2]
     if T == 1 or call.mask is not None:  # the matrix of a single query is small
         return False
-    # Beside a large bias scores lose digits, but none that half precision has.
+    # A large bias rounds the scores, though by less than half precision does. float32 would lose digits.
     half = call.q.dtype.itemsize == 2
     if call.bias is not None and not half:
         return False
@@ -138,7 +141,7 @@ def folds(call: Call, dropout_p: float) -> bool:
     if not needs_varlen(call):
         return True
     # varlen_attn has no dropout, and a key in front lies outside the window.
-    widest = max(call.q.shape[-1] + 8, call.v.shape[-1])
+    widest = max(call.q.shape[-1] + 8, call.v.shape[-1])  # six channels for a bias, in a multiple of 8
     fits = half and widest <= 256 and dropout_p == 0 and call.sink is None
     return fits and has_varlen(call.q.device)
 
@@ -150,7 +153,10 @@ def needs_varlen(call: Call) -> bool:
 
 
 def has_varlen(device: torch.device) -> bool:
-    """Return whether varlen_attn serves windows on this device; on other GPUs than NVIDIA's it has none."""
+    """Return whether varlen_attn serves windows: on NVIDIA's GPUs from Ampere on.
+
+    On other devices only a plan asks, for such a GPU.
+    """
     if torch.version.hip or not KNOWS_WINDOWS:
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -166,8 +172,8 @@ def folded(
     It serves the calls for which folds() is true.
     one_more: add a key that scores 0 and gives nothing.
     """
-    # Autocast would round the channels.
     in_front = one_more or call.sink is not None
+    # Convert here: within the kernel autocast would round a bias to one channel's digits.
     device = call.q.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else call.q.dtype
     q, k, v = (t.to(dtype) for t in (call.q, call.k, call.v))
@@ -181,11 +187,12 @@ def folded(
     # Bias: channels for the columns, then for the rows.
     if bias is not None:
         row, column = bias
-        # Near a mean of 0 more digits are left. Rows keep the scores small, even where they change no weight.
+        # Floats are finest near 0: centre the columns, and give their mean to the rows. Without a key in front the rows
+        # change no weight; they only keep the scores small, and need no gradient.
         level = column.detach().mean(-1, keepdim=True)
         row = row + level if in_front else (row + level).detach()
         column = column - level
-        if column.shape[-2] > 1:
+        if column.shape[-2] > 1:  # each head has a bias of its own, so heads share no keys
             k = repeat_heads(k, H)
             v = repeat_heads(v, H)
         columns = summands(column / (scale * UNIT), dtype)  # (…, H, T) -> (…, H, T, 1 or 3)
@@ -237,7 +244,7 @@ def summands(
     number: Float[Tensor, "*lead T"],
     dtype: torch.dtype,
 ) -> Float[Tensor, "*lead T n"]:
-    """Return numbers of a type that sum to `number`, to 24 bits. The gradient goes through the first."""
+    """Return 1 or 3 numbers of a type that sum to `number` with 24 bits; the first has the gradient."""
     first = number.to(dtype)
     if dtype.itemsize > 2:
         return first[..., None]

@@ -49,15 +49,12 @@ class MultiHeadAttention(nn.Module):
     unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
     """Settings without effect in this form.
 
-    `position` stands here only if it has no effect as alibi either.
+    `position` is listed only if ALiBi has no effect either.
     """
     longest_dense: int = SHORT**2
-    """Pairs of queries and keys up to which matrices are faster than chunks of queries.
-
-    Measured on one thread of a CPU.
-    """
+    """The largest T · S for which a matrix of scores is faster than chunks of queries, on a CPU thread."""
     on_gpu: bool = False
-    """Whether to compute as on a GPU wherever the tensors are, to plan a run."""
+    """Whether to take a GPU's way on any device, as a plan of a run does."""
     has_kv_cache: ClassVar[bool] = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
     is_sparse: ClassVar[bool] = False
@@ -71,27 +68,27 @@ class MultiHeadAttention(nn.Module):
         self.kv_heads = config.kv_heads
         self.head_dim = config.head_channels
         self.function = function or FORMS[config.form]
-        self.scale: float | None = None  # of the scores; 1/√D
+        self.scale: float | None = None  # of the scores; None: 1/√D
         self.dropout = config.attention_dropout
         self.window = config.attention_window
         self.alibi = config.position == "alibi"
         self.rope = self.make_rope(config) if config.position == "rope" and "nope" not in config.modifiers else None
 
-        # What modifiers need is known before there are weights.
+        # Modifiers may ask for another layout of the weights.
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
         if any(cls.replaces_qk_norm for cls in classes.values()):
             config = replace(config, qk_norm=False)
         queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
         if queries_per_head > 1:
-            # These weights are dropped: they keep torch's generator where it was before the modifier's queries, so
-            # that a seed gives the weights that it has always given.
+            # Draw projections of the usual width and drop them. With these draws a seed gives the same weights as in
+            # earlier versions.
             self.make_projections(config)
             self.query_heads *= queries_per_head
         self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
 
         self.make_projections(config)
         self.modifiers: Any = nn.ModuleDict()
-        for name in sorted(classes, key=lambda name: classes[name].last):  # a stable sort
+        for name in sorted(classes, key=lambda name: classes[name].last):  # stable
             self.modifiers[name] = classes[name](self, config)
 
     def make_rope(self, config: AttentionConfig) -> Rope:
@@ -110,8 +107,8 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x: Stream, ctx: AttentionContext | None = None) -> Stream | Weights:
         """Return what each token gathers from itself and the tokens before it.
 
-        With ctx.weights_only it is the weights. Several leading dimensions are flattened into one, the B of ctx. Raises
-        ValueError, naming the shapes, if mask, doc_starts or cache do not fit x.
+        With ctx.weights_only, return the attention weights. Leading dimensions are flattened into B. Raises ValueError,
+        naming the shapes, if mask, doc_starts or cache do not fit x.
         """
         ctx = ctx or AttentionContext()
         if x.ndim != 3:
@@ -121,7 +118,7 @@ class MultiHeadAttention(nn.Module):
         # Project each token: its query asks, its key answers, its value is what others gather from it.
         q, k, v = self.project(x)  # (B, T, C) -> (B, H, T, D), (B, Hkv, T, D), (B, Hkv, T, D)
 
-        # Mix: modifiers change queries, keys and values, such as by those of earlier tokens, before positions enter.
+        # Mix: modifiers change queries, keys and values, for example with those of earlier tokens.
         for modifier in self.modifiers.values():
             q, k, v = modifier.mix(q, k, v, x, ctx)
 
@@ -133,18 +130,18 @@ class MultiHeadAttention(nn.Module):
         if ctx.weights_only:
             v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)  # (B, Hkv, T, T)
 
-        # Remember: the cache takes the new rows and gives those of all S positions; without one, S = T.
+        # Remember: the cache appends the new rows and returns all S that it holds. Without a cache, S = T.
         keys, values = k, v
         if ctx.cache is not None:
             keys, values = self.remember(k, v, ctx)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
 
-        # See: which of these keys are in reach, and the mask and bias over their scores, (B, H, T, S).
+        # See: cut keys and values to those in reach, and put mask, documents and ALiBi beside them.
         call = self.see(q, keys, values, ctx)
 
         # Attend: softmax(q kᵀ / √D + bias) v, or what else the form does.
         y = self.attend(call, x, ctx)  # (B, H, T, D)
 
-        # Finish: modifiers of the result see it beside each token's own value.
+        # Finish: modifiers change the result, given each token's own value.
         for modifier in self.modifiers.values():
             if modifier.on_weights or not ctx.weights_only:
                 y = modifier.finish(y, v, x, ctx)
@@ -164,12 +161,10 @@ class MultiHeadAttention(nn.Module):
         B, T, _ = x.shape
         if ctx.mask is not None:
             if not self.accepts_mask:
-                raise ValueError("what sums up or shifts the past takes no mask: doc_starts says where texts begin.")
+                raise ValueError("a form or modifier that sums up or shifts the past takes no mask: pass doc_starts.")
             check_broadcast("mask", ctx.mask, (B, self.n_head, T, ctx.past + T))
         if ctx.doc_starts is not None and ctx.doc_starts.shape != (B, T):
-            raise ValueError(
-                f"doc_starts {tuple(ctx.doc_starts.shape)} are not one for each token of x {tuple(x.shape)}."
-            )
+            raise ValueError(f"doc_starts {tuple(ctx.doc_starts.shape)} need the shape (B, T) of x {tuple(x.shape)}.")
 
     def project(self, x: Stream) -> tuple[Query, Keys, Value]:
         """Return the queries, keys and values of x, normalised where the layer has QK-norm."""
@@ -191,24 +186,25 @@ class MultiHeadAttention(nn.Module):
         return rotate(heads, rotation)
 
     def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
-        """Append new keys and values to the cache, and return those of all positions in reach."""
+        """Append new keys and values to the cache; return those that it holds, all in the window's reach among them."""
         assert ctx.cache is not None
         k = ctx.cache.append(self.layer_idx, "k", k, self.window)
         v = ctx.cache.append(self.layer_idx, "v", v, self.window)
         return k, v
 
     def see(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
-        """Return the call with the keys and values in reach, and what lies over their scores."""
+        """Return the call: the queries, keys and values in reach, with their mask and bias."""
         T = q.shape[-2]
         S = ctx.past + T
         mask = None
         if ctx.mask is not None:
             mask = as_bool(ctx.mask)
-            if mask.ndim > 2 and mask.shape[-3] > 1:  # a row for each head, which may have several queries: diff
+            if mask.ndim > 2 and mask.shape[-3] > 1:  # a mask for each head, which may have several queries: diff
                 mask = repeat_heads(mask, self.query_heads)
         doc_starts = ctx.doc_starts
 
-        # The first query sees no key before its window, so neither does any later one.
+        # T queries reach back T - 1 keys and a window. The cache may have dropped earlier ones; mask and doc_starts
+        # still count from position 0.
         reach = S if self.window is None else min(S, self.window + T - 1)
         if reach < k.shape[-2]:
             k = k[..., -reach:, :]
@@ -230,19 +226,19 @@ class MultiHeadAttention(nn.Module):
         dropout_p = self.dropout_p(ctx)
         function: Any = self.function
 
-        # On a GPU torch's fused kernels, for softmax attention: they are the fastest, and need no (T, S) matrix.
+        # On a GPU, softmax attention goes to torch's fused kernels: they are the fastest, and need no (T, S) matrix.
         if self.takes_kernel(call, ctx):
             return function.by_kernel(call, dropout_p)
 
-        # In a long text chunks of queries, which need none either. But where causality alone hides keys torch's kernels
-        # are faster, and so they are on a GPU where a mask is a matrix already.
+        # A long text goes by chunks of queries, without that matrix too. But sdpa() is faster if causality alone hides
+        # keys, and on a GPU if the caller's mask is a matrix already.
         masked_on_gpu = call.mask is not None and not call.q.is_cpu
-        has_kernel = function is sdpa and (is_plain(call) or masked_on_gpu)
-        if self.takes_chunks(call, ctx) and not has_kernel:
+        is_faster = function is sdpa and (is_plain(call) or masked_on_gpu)
+        if self.takes_chunks(call, ctx) and not is_faster:
             return function.by_chunks(call, dropout_p=dropout_p)[0]
 
-        # Else mask and bias as matrices. For weights alone the values have T channels, to which the fused kernels would
-        # pad queries and keys; matmul needs no padding.
+        # Else mask and bias become matrices. With weights_only the values have T channels, to which the fused kernels
+        # would pad queries and keys; matmul needs no padding.
         if ctx.weights_only and function is sdpa:
             function = matmul
         return function(**arguments(call), dropout_p=dropout_p)
@@ -276,15 +272,14 @@ class MultiHeadAttention(nn.Module):
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H·D) -> (B, T, C)
 
     def flops(self, block_size: int) -> float:
-        """Return the attention's floating-point operations per token of a forward pass.
-
-        The products with weights are left out.
+        """Return the attention's floating-point operations per token of a forward pass, without projections.
 
         4 D for each pair of a query head and a position that causal attention sees: half the text on average, fewer
         with a window.
         """
-        sees = min(self.window or block_size, block_size)
-        return 4 * self.query_heads * self.head_dim * (sees - sees**2 / (2 * block_size))
+        window = min(self.window or block_size, block_size)
+        mean_seen = window - window**2 / (2 * block_size)
+        return 4 * self.query_heads * self.head_dim * mean_seen
 
 
 @form("softcap")
