@@ -147,7 +147,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
 
 
 def validate(run: Run, loggers: Loggers, finished: bool) -> None:
-    """Evaluate the model at this step, write a sample, and log both; at the end also time decoding."""
+    """Evaluate the model, write a sample, and log both; at the end also time decoding."""
     max_tokens = targets_scored(run.config, run.progress.step if finished else None)
     with run_eagerly(run.compiled):
         result = evaluate_run(run, max_tokens)

@@ -51,7 +51,7 @@ def device_failed(error: BaseException) -> bool:
 
 @contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Put `setting`, such as init_from=run, before the message of an error that is raised inside."""
+    """Put `setting`, such as init_from=run, before the message of an error raised inside."""
     try:
         yield
     except SettingsError as error:

@@ -75,7 +75,7 @@ def keep_freed_memory() -> None:
 
 
 def product_dtype(x: Float[Tensor, "..."]) -> torch.dtype:
-    """Return the type in which products of tensors like x are fastest: x's, or float32 where a CPU converts."""
+    """Return the fastest type of products of x: its own, or float32 if a CPU would convert."""
     converts = x.is_cpu and (x.dtype == torch.float16 or (x.dtype == torch.bfloat16 and not multiplies_bf16()))
     return torch.float32 if converts else x.dtype
 

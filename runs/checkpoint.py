@@ -213,7 +213,7 @@ def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
 
 @contextmanager
 def code_wanted(path: Path, meta: Meta) -> Iterator[None]:
-    """Say which file registers a name that is unknown here; it is never run on a checkpoint's word."""
+    """Say which file registers an unknown name; a checkpoint never lets it run."""
     try:
         yield
     except SettingsError as error:  # becomes no CheckpointError: it holds for all checkpoints of the run

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+LONGEST_FIRST_LINE = 90
 ROOMS = {file.parent.name for file in ROOT.glob("*/__init__.py")} - {"tests"}
 COMMANDS = {"train", "sample", "eval", "export"}
 
@@ -54,6 +55,37 @@ def test_the_model_imports_no_other_room_but_errors_and_delays_no_import():
         names = [alias.name for node in delayed if node not in top for alias in node.names]
         assert names in ([], ["psutil"], ["varlen"]), file  # one is optional, the other imports torch's compiler
         assert "TYPE_CHECKING" not in file.read_text()
+
+
+def nodes_of_the_product() -> list[tuple[Path, ast.AST]]:
+    files = [ROOT / f"{name}.py" for name in sorted(COMMANDS)]
+    for room in sorted(ROOMS):
+        files += sorted((ROOT / room).rglob("*.py"))
+    return [(file, node) for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+
+
+def test_an_assignment_has_one_value_and_few_stand_inside_an_expression():
+    assigned, packed, inside = [], [], []
+    for file, node in nodes_of_the_product():
+        if isinstance(node, ast.Assign):
+            assigned.append(node)
+            if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                packed.append(f"{file}:{node.lineno}")
+        if isinstance(node, ast.NamedExpr):
+            inside.append(f"{file}:{node.lineno}")
+    assert len(assigned) > 2000
+    assert len(packed) <= 0.02 * len(assigned), packed
+    assert len(inside) <= 15, inside
+
+
+def test_a_docstring_begins_with_a_short_line():
+    long = []
+    for file, node in nodes_of_the_product():
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            first = (ast.get_docstring(node) or "").partition("\n")[0]
+            if len(first) > LONGEST_FIRST_LINE:
+                long.append(f"{file}: {first}")
+    assert long == []
 
 
 def test_a_run_on_a_cpu_starts_without_torchs_compiler():

@@ -1,9 +1,10 @@
-"""Attention by chunks of queries: exact, without a (T, S) matrix, at about the price of torch's fused kernel.
+"""Attention by chunks of queries, at about the price of torch's fused kernel.
 
-functions.py says what each form is; this says the same for texts that are long. A chunk of queries meets the keys in
-its reach, and the chunks' results are those of the whole. One skeleton, `forward_pass` and `backward_pass`, serves all
-forms. A weighting puts three things into it: weights from scores, what it keeps of a row, and the gradient of scores
-from the gradient of weights. The second pass computes the scores again instead of remembering them.
+It is exact, and needs no (T, S) matrix. functions.py says what each form is; this says the same for texts that are
+long. A chunk of queries meets the keys in its reach, and the chunks' results are those of the whole. One skeleton,
+`forward_pass` and `backward_pass`, serves all forms. A weighting puts three things into it: weights from scores, what
+it keeps of a row, and the gradient of scores from the gradient of weights. The second pass computes the scores again
+instead of remembering them.
 
 What makes that cheap on a CPU, where a product of 64 channels costs 1.6 ns for a pair of tokens and all else counts:
 
@@ -44,7 +45,10 @@ where_positive = torch.ops.aten.threshold_backward.grad_input
 
 
 class Inputs(NamedTuple):
-    """The tensors that both passes read; the operators take them as a list, in which an empty one stands for None."""
+    """The tensors that both passes read.
+
+    The operators take them as a list, in which an empty tensor stands for None.
+    """
 
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, Hkv, S, D)
@@ -290,9 +294,10 @@ class Sparsemax(Softmax):
 
 
 class Stick(Softmax):
-    """From the nearest key on, what is left is the product of 1 - σ(s); a weight is by how much its key lessens it.
+    """Stick-breaking: each key, from the nearest on, takes a share of what is left.
 
-    With u = 1 - σ(s) and C_j the sum of d w up to key j, less that of all, the gradient of s_j is C_j - u_j C_{j-1}.
+    The product of 1 - σ(s) is left after a key, and its weight is the difference that it makes. With u = 1 - σ(s) and
+    C_j the sum of d w up to key j, less that of all, the gradient of s_j is C_j - u_j C_{j-1}.
     """
 
     factor = bias_factor = -1.0  # so that a sigmoid gives u
@@ -433,7 +438,7 @@ def wide_dtype(q: Tensor) -> torch.dtype:
 
 
 class Chunk:
-    """Queries from `start` on, the keys in their reach, and workspaces for their scores (N, G · n, keys)."""
+    """A chunk of queries, the keys in its reach, and workspaces for the scores (N, G · n, keys)."""
 
     def __init__(
         self,
@@ -441,7 +446,7 @@ class Chunk:
         start: int,
         most: int,
     ) -> None:
-        """most: how many keys to look at, counted from the latest; `whole` says whether these are all."""
+        """most: the number of keys to look at, from the latest back; `whole` says if that is all."""
         self.operands = operands
         N, G, S = operands.N, operands.G, operands.S
         self.now = slice(start, min(start + operands.rows, operands.T))
@@ -491,9 +496,10 @@ class Chunk:
             self.column = operands.ordered(column, -1)[:, :, None]
 
     def read_mask(self, mask: Tensor) -> Tensor:
-        """Return the keys that mask, causality, window and documents hide; a query that sees nothing is let see all.
+        """Return the keys that mask, causality, window and documents hide.
 
-        Its result is nothing, and gives no gradient: see `allowed_keys` in contract.py.
+        A query that sees nothing is let see all; its result is then 0, without a gradient: see `allowed_keys` in
+        contract.py.
         """
         key = torch.arange(self.first, self.places.stop, device=mask.device)
         seen = (key <= self.query) & (key >= self.first_seen)
@@ -539,7 +545,10 @@ class Chunk:
         return x.view(self.operands.N, self.operands.G, self.n, -1)
 
     def by_head(self, x: Tensor) -> Tensor:
-        """(N, G · n, …) -> (B, H, n, …), as masks are; of what all heads share, (B, n, …) -> (B, 1, n, …)."""
+        """Return x in the shape of masks: (N, G · n, …) -> (B, H, n, …).
+
+        If all heads share it: (B, n, …) -> (B, 1, n, …).
+        """
         return x.view(self.operands.B, -1, self.n, x.shape[-1])
 
     def hide(self, scores: Tensor, hidden: float) -> None:
@@ -574,7 +583,10 @@ class Chunk:
         return scores
 
     def with_bias(self, rows: Tensor, space: Tensor) -> Tensor:
-        """Return numbers of rows (N, G · n, 1), or one of all, plus the bias; in the workspace if there is one."""
+        """Return `rows` plus the bias, in the workspace if there is a bias.
+
+        rows: a number for each row (N, G · n, 1), or one for all.
+        """
         if self.column is None:
             return rows
         rows = self.by_group(rows + self.row)
@@ -626,7 +638,10 @@ class BlockChoice:
         scores: Tensor,
         chunk: Chunk,
     ) -> Tensor | None:
-        """Return a view (B, H, n, blocks, block) of the scores, if all blocks are counted from the first in reach."""
+        """Return a view (B, H, n, blocks, block) of the scores.
+
+        It is None unless all blocks are counted from the first key in reach.
+        """
         if len(chunk.unseen) > 1 or chunk.empty is not None:
             return None
         count = chunk.length // self.block
@@ -715,7 +730,10 @@ class IndexChoice:
         chunk: Chunk,
         outputs: "Outputs",
     ) -> None:
-        """Add to the loss and to its gradients. weights: those of each head, less a factor of each row."""
+        """Add to the loss and to its gradients.
+
+        weights: the weights of each head, without the `factor` of each row.
+        """
         # p, and the logarithm of the index's softmax.
         weights = chunk.by_head(weights)
         factor = chunk.by_head(factor)
@@ -746,9 +764,10 @@ class IndexChoice:
 
 
 def tie_gap(index: Tensor) -> Tensor:
-    """Return the gap (…, 1) up to which scores of a row (…, keys) are equal: 32 roundings of its largest one.
+    """Return the gap (…, 1) up to which scores of a row (…, keys) count as equal.
 
-    In float32 the scores of one token, its key from a full pass or from decoding, differ by up to 11 roundings.
+    It is 32 roundings of the row's largest score. In float32 the scores of one token, its key from a full pass or from
+    decoding, differ by up to 11 roundings.
     """
     return 32 * torch.finfo(index.dtype).eps * index.abs().amax(-1, keepdim=True)
 
@@ -848,7 +867,7 @@ def make_choice(
 
 
 def forward_pass(operands: Operands, outputs: Outputs) -> None:
-    """Compute the results, the rows' statistic, how many keys each chunk looked at, and an index's loss."""
+    """Compute results, statistics of rows, each chunk's number of keys, and an index's loss."""
     form = operands.form
     p = operands.settings.dropout_p
     choice = make_choice(operands, outputs)
@@ -1053,7 +1072,7 @@ forward_operator.register_autograd(differentiate, setup_context=keep)
 
 
 def is_transformed() -> bool:
-    """Return whether somebody looks into the operations: torch.export, a trace, or torch.func, as vmap does."""
+    """Return whether torch.export, a trace or torch.func (vmap) looks into the operations."""
     if torch.compiler.is_compiling():  # whose trace knows no interpreters
         return torch.compiler.is_exporting()
     return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
@@ -1063,7 +1082,7 @@ def by_chunks(
     form: str,
     **options: Any,
 ) -> Callable[[Any], Any]:
-    """Mark an attention function as one that `chunked` computes too, for long texts: see MultiHeadAttention.attend."""
+    """Mark an attention function that `chunked` computes too: see MultiHeadAttention.attend."""
 
     def mark(function: Any) -> Any:
         function.by_chunks = partial(chunked, form, **options)

@@ -160,9 +160,10 @@ def sdpa(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Output:
-    """The same at full speed: by torch's fused kernels, which never write the (T, S) matrix (Dao et al. 2022).
+    """The same at full speed, by torch's fused kernels.
 
-    Short texts on a CPU go to `bmm`: there the kernels save no time, and the matrix is small.
+    They never write the (T, S) matrix (Dao et al. 2022). Short texts on a CPU go to `bmm`: there the kernels save no
+    time, and the matrix is small.
     """
     function = bmm if prefers_plain_products(q, k) else fused
     return function(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)

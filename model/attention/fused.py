@@ -58,7 +58,7 @@ def fused(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Output:
-    """Return attention by torch's kernels, without a (T, S) matrix if there is neither mask nor bias."""
+    """Return attention by torch's kernels, without a (T, S) matrix unless mask or bias are one."""
     check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
     H, T, D = q.shape[-3:]
     Hkv, S = k.shape[-3:-1]
@@ -117,7 +117,7 @@ def flash_takes(q: Query, width: int) -> bool:
 
 
 def by_kernel(**options: Any) -> Callable[[Any], Any]:
-    """Mark an attention function as one that `folded` computes too, on a GPU: see MultiHeadAttention.attend."""
+    """Mark an attention function that `folded` computes too: see MultiHeadAttention.attend."""
 
     def mark(function: Any) -> Any:
         function.by_kernel = partial(folded, **options)
@@ -244,7 +244,7 @@ def summands(
     number: Float[Tensor, "*lead T"],
     dtype: torch.dtype,
 ) -> Float[Tensor, "*lead T n"]:
-    """Return 1 or 3 numbers of a type that sum to `number` with 24 bits; the first has the gradient."""
+    """Return 1 or 3 numbers of a type with the sum `number`; the first has the gradient."""
     first = number.to(dtype)
     if dtype.itemsize > 2:
         return first[..., None]

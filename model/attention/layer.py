@@ -186,7 +186,7 @@ class MultiHeadAttention(nn.Module):
         return rotate(heads, rotation)
 
     def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
-        """Append new keys and values to the cache; return those that it holds, all in the window's reach among them."""
+        """Append new keys and values to the cache; return all that it holds."""
         assert ctx.cache is not None
         k = ctx.cache.append(self.layer_idx, "k", k, self.window)
         v = ctx.cache.append(self.layer_idx, "v", v, self.window)
@@ -259,7 +259,7 @@ class MultiHeadAttention(nn.Module):
         return hasattr(self.function, "by_kernel") and folds(call, self.dropout_p(ctx))
 
     def takes_chunks(self, call: Call, ctx: AttentionContext) -> bool:
-        """Return whether chunked.py serves the call: it is faster in a long text, and needs no (T, S) matrix."""
+        """Return whether chunked.py serves the call, faster and without a (T, S) matrix."""
         if ctx.weights_only or is_transformed() or call.q.device.type not in ("cpu", "cuda"):
             return False
         T = call.q.shape[-2]
@@ -272,10 +272,10 @@ class MultiHeadAttention(nn.Module):
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H·D) -> (B, T, C)
 
     def flops(self, block_size: int) -> float:
-        """Return the attention's floating-point operations per token of a forward pass, without projections.
+        """Return the floating-point operations of attention per token of a forward pass.
 
-        4 D for each pair of a query head and a position that causal attention sees: half the text on average, fewer
-        with a window.
+        Projections are not counted. 4 D for each pair of a query head and a position that causal attention sees: half
+        the text on average, fewer with a window.
         """
         window = min(self.window or block_size, block_size)
         mean_seen = window - window**2 / (2 * block_size)

@@ -85,9 +85,10 @@ def alibi_sum(
 
 
 def best_blocks(scores: Scores, block: int, best: int) -> Blocks:
-    """Return the blocks of keys that queries attend to: their own and the `best` before it, by the mean of the scores.
+    """Return the blocks of keys that each query attends to: its own and the `best` before it.
 
-    A score of −∞ hides a key. Blocks are counted from the first key that a query sees; its own is that of the last.
+    The best have the largest mean of the scores.     A score of −∞ hides a key. Blocks are counted from the first key
+    that a query sees; its own is that of the last.
     """
     S = scores.shape[-1]
     key = torch.arange(S, device=scores.device)
@@ -113,7 +114,10 @@ def choose_blocks(mean: Float[Tensor, "*lead T blocks"], own: Int[Tensor, "*#lea
 
 
 def block_mask(chosen: Blocks, scores: Scores, block: int) -> Bool[Tensor, "*lead T S"]:
-    """Show each query the keys of its chosen blocks, counted from the first key whose score is not −∞."""
+    """Return where a query may attend: at the keys of its chosen blocks.
+
+    Blocks are counted from the first key whose score is not −∞.
+    """
     key = torch.arange(scores.shape[-1], device=scores.device)
     number = (key - first_seen(scores)).clamp(min=0) // block
     return chosen.gather(-1, number)
