@@ -61,7 +61,12 @@ def asks_help(arguments: list[str]) -> bool:
     return bool({"--help", "-h"} & set(arguments))
 
 
-def help_text(schema: type, script: Path, arguments: list[str], groups: dict[str, str]) -> str:
+def help_text(
+    schema: type,
+    script: Path,
+    arguments: list[str],
+    groups: dict[str, str],
+) -> str:
     """Return the text of --help: the script's docstring, then settings with their meanings.
 
     --help shows the settings that FIRST names, --help all shows all, and --help WORD those with the word in their name

@@ -63,7 +63,12 @@ def write_samples(config: SampleConfig) -> None:
         raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
 
 
-def print_samples(model: GPT, tokenizer: tiktoken.Encoding, config: SampleConfig, prompt: str) -> str:
+def print_samples(
+    model: GPT,
+    tokenizer: tiktoken.Encoding,
+    config: SampleConfig,
+    prompt: str,
+) -> str:
     """Print each sample after its prompt; return the text of the first one.
 
     The first sample of a batch is streamed, the others follow when all are complete. Control characters become visible,

@@ -103,7 +103,12 @@ class Signals:
         self.earlier = {number: signal.signal(number, self._remember) for number in ending_signals() if is_main}
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for number, handler in self.earlier.items():
             signal.signal(number, handler)
         # The signal came too late to stop this run, but it ends a sweep.

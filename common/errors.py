@@ -121,7 +121,14 @@ def positive(name: str, value: float | None) -> None:
         raise SettingsError(f"{name}={format_value(value)} must be finite and above 0")
 
 
-def fraction(name: str, value: float | None, *, below: float = math.inf, most: float = 1, above: float = -1) -> None:
+def fraction(
+    name: str,
+    value: float | None,
+    *,
+    below: float = math.inf,
+    most: float = 1,
+    above: float = -1,
+) -> None:
     """Refuse all but 0 ≤ value ≤ most with above < value < below."""
     if value is not None and not (0 <= value <= most and above < value < below):
         lower = "at least 0" if above < 0 else f"above {above}"

@@ -44,7 +44,14 @@ class Batches:
     ends of the text appear in others. The order takes 8 bytes of memory a sequence.
     """
 
-    def __init__(self, tokens: Tokens, *, block_size: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        block_size: int,
+        batch_size: int,
+        seed: int,
+    ) -> None:
         self.tokens = tokens
         self.block_size = block_size
         self.batch_size = batch_size
@@ -161,12 +168,22 @@ class TokenDataset:
                 problem = f"the {name} split has {len(tokens):,} tokens, too few for model.block_size={block_size}"
                 raise DataError(problem, "choose a smaller one, more text, or another data.val_fraction")
 
-    def training(self, block_size: int, batch_size: int, seed: int) -> Callable[[int, int, int], Batch]:
+    def training(
+        self,
+        block_size: int,
+        batch_size: int,
+        seed: int,
+    ) -> Callable[[int, int, int], Batch]:
         """Return batch(step, start, stop): sequences `start` to `stop` of a step, deterministic."""
         batches = Batches(self.train, block_size=block_size, batch_size=batch_size, seed=seed)
         return lambda step, start, stop: self._as_batch(batches.batch(step, start, stop))
 
-    def validation(self, block_size: int, batch_size: int, max_tokens: int | None = None) -> Iterator[Batch]:
+    def validation(
+        self,
+        block_size: int,
+        batch_size: int,
+        max_tokens: int | None = None,
+    ) -> Iterator[Batch]:
         """Yield the validation text in batches, as evaluation_batches() orders it."""
         sequences = evaluation_batches(self.val, block_size=block_size, batch_size=batch_size, max_tokens=max_tokens)
         return map(self._as_batch, sequences)

@@ -114,7 +114,12 @@ def cache_locked(root: Path, log: Log) -> Iterator[None]:
         yield
 
 
-def make_folder(folder: Path, source: Source, tokenizer: TokenizerConfig | Encoding, log: Log) -> None:
+def make_folder(
+    folder: Path,
+    source: Source,
+    tokenizer: TokenizerConfig | Encoding,
+    log: Log,
+) -> None:
     """Write tokenizer.json, train.bin, val.bin and meta.json into a folder, atomically."""
     log(f"Preparing {source.description} with tokenizer={tokenizer.name}, once.")
     remove(folder)  # one that is not whole
@@ -317,7 +322,12 @@ def open_llmc(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding |
     return TokenDataset(encoding, train, val, name, f"{count:,} shards of {data.path}", data.document_mask)
 
 
-def open_folder(folder: Path, encoding: Encoding, place: str, remedy: str) -> list[np.ndarray]:
+def open_folder(
+    folder: Path,
+    encoding: Encoding,
+    place: str,
+    remedy: str,
+) -> list[np.ndarray]:
     """Return train.bin and val.bin, memory-mapped; DataError if an id is not `encoding`'s.
 
     Reads all ids for this check: 0.1 s for 300 MB that are in memory.

@@ -165,13 +165,23 @@ class TaskData:
             even = "an even size" if is_odd else "a size"
             raise SettingsError(problem, f"choose {even} from {shortest} on and {fewest_ids} ids or more")
 
-    def training(self, block_size: int, batch_size: int, seed: int) -> Callable[[int, int, int], Batch]:
+    def training(
+        self,
+        block_size: int,
+        batch_size: int,
+        seed: int,
+    ) -> Callable[[int, int, int], Batch]:
         """Return batch(step, start, stop): sequences `start` to `stop` of a step, deterministic."""
         # The micro-batches of a step are slices of the same sequences, which are made once.
         make = lru_cache(maxsize=1)(lambda step: self._make(batch_size, block_size, seed, step))
         return lambda step, start, stop: Batch(*(ids[start:stop] for ids in make(step)))
 
-    def validation(self, block_size: int, batch_size: int, max_tokens: int | None = None) -> Iterator[Batch]:
+    def validation(
+        self,
+        block_size: int,
+        batch_size: int,
+        max_tokens: int | None = None,
+    ) -> Iterator[Batch]:
         """Yield the validation sequences, of at most `max_tokens` tokens, in batches."""
         count = self.validation_tokens(block_size, max_tokens) // block_size
         # Make all, so that a smaller evaluation has the first of them.

@@ -57,7 +57,12 @@ class ScoringParams(NamedTuple):
     """The id of <|endoftext|>, if the model keeps documents apart."""
 
 
-def score(model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"], params: ScoringParams) -> Scores:
+def score(
+    model: GPT,
+    tokenizer: tiktoken.Encoding,
+    tokens: Int[np.ndarray, " N"],
+    params: ScoringParams,
+) -> Scores:
     """Return the scores of every token except the first; show a progress bar.
 
     Raises FloatingPointError if they are not finite.
@@ -80,7 +85,12 @@ def score(model: GPT, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"
     return Scores(nats, token_bytes(tokenizer)[tokens[1:]])
 
 
-def passes(targets: int, length: int, stride: int | None, batch_size: int) -> Iterator[tuple[list[int], int]]:
+def passes(
+    targets: int,
+    length: int,
+    stride: int | None,
+    batch_size: int,
+) -> Iterator[tuple[list[int], int]]:
     """Yield each forward pass: the starts of its sequences, and how many targets to score.
 
     Each sequence scores its last targets: the sequences before it have scored the others. stride: the distance between

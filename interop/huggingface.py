@@ -321,7 +321,13 @@ def _parts(name: str, model: GPT) -> dict[str, int]:
     return {theirs: len(model.get_parameter(name))}
 
 
-def _change_layout(theirs: str, tensor: Tensor, model: GPT, *, back: bool = False) -> Tensor:
+def _change_layout(
+    theirs: str,
+    tensor: Tensor,
+    model: GPT,
+    *,
+    back: bool = False,
+) -> Tensor:
     """Return a weight of ours in their layout; with back=True, one of theirs in ours.
 
     `theirs` is its name there. GPT-2's matrices are transposed. RoPE rotates pairs (x, y) of a head's rows, which are

@@ -150,7 +150,12 @@ class GPT(nn.Module):
             cache.position += T  # only now: all layers write at the same position
         return x
 
-    def embed_positions(self, past: int, T: int, doc_starts: DocStarts) -> Float[Tensor, "*#B T C"]:
+    def embed_positions(
+        self,
+        past: int,
+        T: int,
+        doc_starts: DocStarts,
+    ) -> Float[Tensor, "*#B T C"]:
         """Return the learned embeddings of positions past … past+T-1.
 
         Positions count from the start of each document. Raises ValueError for more than block_size.

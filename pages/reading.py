@@ -24,7 +24,12 @@ MOST_KEYS = 16  # keys of a token with their weights, at most
 ATTENTION_BYTES = 7_500_000  # of keys and weights in a page; base64 makes four of three
 
 
-def read_prompt(checkpoint: Checkpoint, prompt: str, special_tokens: bool, page: str) -> str:
+def read_prompt(
+    checkpoint: Checkpoint,
+    prompt: str,
+    special_tokens: bool,
+    page: str,
+) -> str:
     """Write the page of a prompt, or of its last LONGEST tokens; return a line for the terminal."""
     tokens = np.array(encode_prompt(checkpoint.tokenizer, prompt, special_tokens))
     size = plural(len(tokens), "token")

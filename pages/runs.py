@@ -26,7 +26,13 @@ SAMPLES = 60  # evaluations with their sample
 MAPS = 40  # evaluations with their attention maps
 
 
-def runs_page(folder: Path, swept: list[str], runs: list[dict[str, Any]], rows: list[dict[str, Any]], best: int) -> str:
+def runs_page(
+    folder: Path,
+    swept: list[str],
+    runs: list[dict[str, Any]],
+    rows: list[dict[str, Any]],
+    best: int,
+) -> str:
     """Return the page of a folder's runs.
 
     swept: the settings that vary. runs: the results of describe_run(), the best first, each with "page", the relative

@@ -30,7 +30,12 @@ class Evaluation:
     """Share of a synthetic task's answers that are right; None for a text."""
 
     @classmethod
-    def of_tokens(cls, nats: np.ndarray, sizes: np.ndarray, accuracy: float | None = None) -> Self:
+    def of_tokens(
+        cls,
+        nats: np.ndarray,
+        sizes: np.ndarray,
+        accuracy: float | None = None,
+    ) -> Self:
         """Return the evaluation of tokens (N,) with these nats and bytes.
 
         A token of 0 bytes, <|endoftext|>, begins a document.

@@ -252,7 +252,13 @@ class Decide(Grid):
             text = Source(data).fingerprint
         return commit(), text
 
-    def agree(self, setting: str, folder: object, names: Iterable[str], remedy: str) -> None:
+    def agree(
+        self,
+        setting: str,
+        folder: object,
+        names: Iterable[str],
+        remedy: str,
+    ) -> None:
         """Raise SettingsError unless an earlier record has the same values as this one."""
         earlier = read_record(setting, folder)
         if setting != "hydra.sweep.dir" and (earlier.commit or "-dirty").endswith("-dirty"):
@@ -313,7 +319,13 @@ class Decide(Grid):
             return summary
         return f"job {name} has no {self.metric}"
 
-    def add_pair(self, comparison: Comparison, seed: int, first: Summary | str, own: Summary | str) -> None:
+    def add_pair(
+        self,
+        comparison: Comparison,
+        seed: int,
+        first: Summary | str,
+        own: Summary | str,
+    ) -> None:
         """Add the outcomes of two runs to a comparison, and judge it."""
         if isinstance(first, str) or isinstance(own, str):
             comparison.verdict = f"{FAILED}{first if isinstance(first, str) else own}"

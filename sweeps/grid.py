@@ -59,7 +59,13 @@ class Grid(Sweeper):
         self.params = params or {}
         self.given = [""] if variants is None else variants
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self,
+        *,
+        hydra_context: HydraContext,
+        task_function: TaskFunction,
+        config: DictConfig,
+    ) -> None:
         """Check the sweep's own settings, and make its launcher.
 
         task_function: has an attribute `check`, which takes the overrides of a job and a function that composes them.

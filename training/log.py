@@ -116,7 +116,12 @@ class Loggers:
         self.last_report = (self.run.progress.step, time.perf_counter())
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._call("on_end", error)
 
     def on_step(self, **measured: float) -> None:

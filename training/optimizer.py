@@ -289,7 +289,12 @@ def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Ten
     }
 
 
-def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], saved: dict[str, Tensor], ranks: Ranks) -> None:
+def load_optimizer_state(
+    model: GPT,
+    optimizers: list[Muon | AdamW],
+    saved: dict[str, Tensor],
+    ranks: Ranks,
+) -> None:
     """Load rank 0's `saved` optimizer_state() on all ranks; ValueError on rank 0 if it misfits."""
     state = optimizer_state(model, optimizers)
     if ranks.is_first:
@@ -309,7 +314,12 @@ def load_optimizer_state(model: GPT, optimizers: list[Muon | AdamW], saved: dict
 WARMUP = {"warmup_stable_decay": 10, "cosine": 100, "constant": 100}
 
 
-def schedule_factor(schedule: ScheduleConfig, step: int, progress: float, steps: int | None = None) -> float:
+def schedule_factor(
+    schedule: ScheduleConfig,
+    step: int,
+    progress: float,
+    steps: int | None = None,
+) -> float:
     """Return the factor on the peak learning rates for the update after `step` finished updates.
 
     The warm-up counts steps. The decay follows `progress`, the fraction of the run that is done.

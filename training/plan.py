@@ -82,7 +82,13 @@ class LiveBytes(TorchDispatchMode):
         self.most = 0
         self.alive = WeakIdKeyDictionary()  # {storage: bytes}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         # Views share a storage, which counts once.
         for storage in (leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
@@ -328,7 +334,12 @@ def seconds_per_step(
     return each * config.batch_size, sequences
 
 
-def on_gpus(train_step: TrainStep, config: TrainConfig, flops: float, scored: Callable[[int], int]) -> list[str]:
+def on_gpus(
+    train_step: TrainStep,
+    config: TrainConfig,
+    flops: float,
+    scored: Callable[[int], int],
+) -> list[str]:
     """Return the lines about memory, for each value of `distributed`, and time on plan.devices."""
     devices = config.plan.devices
     share = config.batch_size // devices

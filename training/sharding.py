@@ -15,7 +15,12 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from model.gpt import GPT
 
 
-def shard(model: GPT, mesh_shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
+def shard(
+    model: GPT,
+    mesh_shape: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
     """Shard a new_model() over a mesh of ranks, and scatter rank 0's weights.
 
     The ranks along the last dimension of the mesh hold one copy together. Weights are gathered in `dtype`, and

@@ -297,7 +297,12 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, M
     return None, None
 
 
-def prepare_directory(run: Run, checkpoint: Path | None, meta: Meta | None, stack: ExitStack) -> None:
+def prepare_directory(
+    run: Run,
+    checkpoint: Path | None,
+    meta: Meta | None,
+    stack: ExitStack,
+) -> None:
     """Give the run a new directory, or the checkpoint's without later files; write its settings.
 
     It stays locked until the stack is closed.

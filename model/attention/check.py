@@ -63,7 +63,12 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     return [(a / scale, b / scale) for (a, b), scale in zip(pairs, scales, strict=True)]
 
 
-def results(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None, g: list[Tensor] | None) -> list[Tensor]:
+def results(
+    layer: MultiHeadAttention,
+    x: Tensor,
+    mask: Tensor | None,
+    g: list[Tensor] | None,
+) -> list[Tensor]:
     """Return the layer's output and loss; given their gradients g, also those of x and weights."""
     if g is None:
         return with_loss(layer, x, mask)

@@ -73,7 +73,12 @@ class LatentAttention(MultiHeadAttention):
     def per_head(self, y: Float[Tensor, "B T HD"]) -> Float[Tensor, "B H T D"]:
         return y.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
-    def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
+    def remember(
+        self,
+        k: NewKeys,
+        v: NewValues,
+        ctx: AttentionContext,
+    ) -> tuple[Keys, Value]:
         assert ctx.cache is not None
         latent = ctx.cache.append(self.layer_idx, "latent", k, self.window)
         return latent, latent[..., self.turned :]
@@ -147,7 +152,12 @@ class GroupedTied(MultiHeadAttention):
     def keys(self, turned: Float[Tensor, "B 1 S half"], v: Value) -> Float[Tensor, "B Hkv S _"]:
         return torch.cat((turned.expand(*v.shape[:-1], -1), v[..., self.turned :]), -1)
 
-    def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
+    def remember(
+        self,
+        k: NewKeys,
+        v: NewValues,
+        ctx: AttentionContext,
+    ) -> tuple[Keys, Value]:
         assert ctx.cache is not None
         turned = ctx.cache.append(self.layer_idx, "turned", k[:, :1, :, : self.turned], self.window)
         v = ctx.cache.append(self.layer_idx, "tied", v, self.window)

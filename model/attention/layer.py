@@ -60,7 +60,12 @@ class MultiHeadAttention(nn.Module):
     is_sparse: ClassVar[bool] = False
     """Whether scores decide which keys are left out, so that rounding may change the result."""
 
-    def __init__(self, config: AttentionConfig, layer_idx: int = 0, function: AttentionFunction | None = None) -> None:
+    def __init__(
+        self,
+        config: AttentionConfig,
+        layer_idx: int = 0,
+        function: AttentionFunction | None = None,
+    ) -> None:
         """function: the attention function, by default that of config.attention."""
         super().__init__()
         self.layer_idx = layer_idx
@@ -185,7 +190,12 @@ class MultiHeadAttention(nn.Module):
             rotation = self.rope.table(heads, ctx.past)
         return rotate(heads, rotation)
 
-    def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[Keys, Value]:
+    def remember(
+        self,
+        k: NewKeys,
+        v: NewValues,
+        ctx: AttentionContext,
+    ) -> tuple[Keys, Value]:
         """Append new keys and values to the cache; return all that it holds."""
         assert ctx.cache is not None
         k = ctx.cache.append(self.layer_idx, "k", k, self.window)

@@ -46,7 +46,14 @@ class Modifier(nn.Module):
     def check_stack(self, layers: list[MultiHeadAttention], attention: str) -> None:
         """Raise SettingsError if the layers of a GPT, of the pattern `attention`, do not suit it."""
 
-    def mix(self, q: Query, k: Keys, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Keys, Value]:
+    def mix(
+        self,
+        q: Query,
+        k: Keys,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> tuple[Query, Keys, Value]:
         """Change queries, keys and values before they are rotated and remembered."""
         return q, k, v
 
@@ -54,7 +61,13 @@ class Modifier(nn.Module):
         """Change the mask or bias over the scores, scale the queries, or add a key."""
         return call
 
-    def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Float[Tensor, "..."]:
+    def finish(
+        self,
+        y: Output,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> Float[Tensor, "..."]:
         """Change each head's result; v holds the values of the queries' own tokens."""
         return y
 
@@ -91,7 +104,14 @@ class ValueResidual(Modifier):
             problem = f"attention={attention}: value_residual adds the values of layers with other heads"
             raise SettingsError(problem, "leave it out of the layers that differ")
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
+    def mix(
+        self,
+        q: Query,
+        k: Key,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> tuple[Query, Key, Value]:
         own, first = self.mixture.to(v.dtype)
         return q, k, own * v + first * ctx.shared.setdefault("values", v)
 
@@ -107,7 +127,14 @@ class KeyOffset(Modifier):
 
     needs_doc_starts = True
 
-    def mix(self, q: Query, k: Key, v: Value, x: Stream, ctx: AttentionContext) -> tuple[Query, Key, Value]:
+    def mix(
+        self,
+        q: Query,
+        k: Key,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> tuple[Query, Key, Value]:
         half = k.shape[-1] // 2
         (before,) = ctx.previous(self.layer_idx, "last_key", k, 1)
         return q, torch.cat((k[..., :half], before[..., half:]), -1), v
@@ -231,7 +258,13 @@ class Differential(Modifier):
         row, column = (part.repeat_interleave(2, -2) for part in call.bias)
         return call._replace(bias=(row, column))
 
-    def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Float[Tensor, "..."]:
+    def finish(
+        self,
+        y: Output,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> Float[Tensor, "..."]:
         first, second = y.unflatten(1, (-1, 2)).unbind(2)  # (B, 2H, T, Dv) -> twice (B, H, T, Dv)
         return first - torch.sigmoid(self.weight(x))[..., None] * second
 

@@ -213,7 +213,12 @@ class Recurrent(MultiHeadAttention):
         """Return ln α and β; β is None if all of v is written."""
         return x.new_zeros(1, x.shape[1], 1), None
 
-    def remember(self, k: NewKeys, v: NewValues, ctx: AttentionContext) -> tuple[NewKeys, NewValues]:
+    def remember(
+        self,
+        k: NewKeys,
+        v: NewValues,
+        ctx: AttentionContext,
+    ) -> tuple[NewKeys, NewValues]:
         """Keep no rows: the state remembers."""
         return k, v
 
