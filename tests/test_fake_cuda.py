@@ -103,13 +103,13 @@ from unittest import mock
 from fake_cuda import fake_gpu, rehearse
 from model.gpt import Block
 
-add = Block.add
+forward = Block._forward
 with fake_gpu():
     for line in sys.argv[1:]:
         def reading(self, x, ctx):
             exec(line, {"x": x})
-            return add(self, x, ctx)
-        with mock.patch.object(Block, "add", reading):
+            return forward(self, x, ctx)
+        with mock.patch.object(Block, "_forward", reading):
             try:
                 rehearse("sdpa")
             except Exception as error:
