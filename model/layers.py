@@ -50,6 +50,12 @@ class LayerNorm(nn.LayerNorm):
         return y.to(x.dtype)
 
 
+def autocast_dtype(x: Float[Tensor, "*shape"]) -> torch.dtype:
+    """Return the dtype in which a module multiplies x: autocast's if it is enabled."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 def cumulative_sum(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
     """Return x.cumsum(dim) of finite x, in deterministic runs by matrix products.
 

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from model.layers import autocast_dtype
+
 IGNORE_INDEX = -1  # the target of a position that no loss counts; so does torch's own, F.cross_entropy's ignore_index
 IGNORED = (IGNORE_INDEX, -100)
 LARGEST_CHUNK = {"cpu": 64 << 20}  # bytes of float32 logits at a time; larger products no longer gain
@@ -55,7 +57,7 @@ def nats_of_each(
 
     An IGNORED target has 0 nats. Chunks and dtypes are as in fused_cross_entropy; there is no gradient.
     """
-    dtype = product_dtype(x)
+    dtype = autocast_dtype(x)
     rows = x.flatten(0, -2).to(dtype)  # (…, C) -> (N, C)
     heads = padded(weight.to(dtype))
     size = chunk_length(rows, len(weight), largest_chunk)
@@ -71,12 +73,6 @@ def nats_of_each(
         likeliest = torch.softmax(logits, -1, out=logits).amax(-1)  # in place
         nats.append((above - likeliest.log()).where(scored, 0.0))
     return torch.cat(nats).view(targets.shape), torch.cat(hits).view(targets.shape)
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which x is multiplied: autocast's if it is enabled."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def scored_places(targets: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:
@@ -145,7 +141,7 @@ class _SummedNats(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss and, for setup_context(), its gradients by x and weight."""
         ids = len(weight)
-        dtype = product_dtype(x)
+        dtype = autocast_dtype(x)
         is_scored = scored_places(targets)
         rows = x.to(dtype)
         scored = is_scored[:, None]  # (N, 1)

@@ -4,7 +4,6 @@ import bz2
 import itertools
 import math
 import shlex
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,7 +36,7 @@ from training.evaluation import score_batch, targets_scored
 from training.optimizer import optimizer_state
 from training.run import Run, rank_batch_size, steps_to_take
 from training.start import check_machine, load_pretrained, open_data, refuse_too_large, with_vocabulary
-from training.terminal import describe
+from training.terminal import describe, typed_arguments
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
 # The laws of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
@@ -281,8 +280,7 @@ def size_lines(
     shape = {f"model.{name}": getattr(chosen.model, name) for name in ("n_layer", "n_embd", "n_head", "block_size")}
     settings = {**shape, "batch_size": config.batch_size}
     replaced = {"dry_run", "model", *settings}
-    typed = [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in replaced]
-    words = [*typed, *(f"{name}={value}" for name, value in settings.items())]
+    words = [*typed_arguments(replaced), *(f"{name}={value}" for name, value in settings.items())]
     deserved = f"{config.max_minutes:g} minutes and this text: {count_parameters(model).total():,} parameters"
     lines = [
         f"size      for {deserved}, about {plural(steps, 'step')}, {epochs:,.1f} epochs, roughly {bpb:.1f} bits/byte",

@@ -5,6 +5,7 @@ import math
 import shlex
 import sys
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -123,13 +124,14 @@ def typed_names() -> set[str]:
     return {argument.partition("=")[0] for argument in sys.argv[1:]}
 
 
+def typed_arguments(without: Collection[str]) -> list[str]:
+    """Return the arguments of this command, but for the settings `without`."""
+    return [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in without]
+
+
 def with_other_attention(run: Run) -> list[str]:
     """Return the arguments of this command, but for the attention and the folder of the run."""
-    kept = [
-        argument
-        for argument in sys.argv[1:]
-        if argument.partition("=")[0] not in ("attention", "model.attention", "run_dir")
-    ]
+    kept = typed_arguments(("attention", "model.attention", "run_dir"))
     other = "sdpa+key_offset" if run.config.model.attention == "sdpa" else "sdpa"
     return [*kept, f"attention={other}"]
 

@@ -34,6 +34,7 @@ from model.attention.contract import (
     masked,
     repeat_heads,
 )
+from model.layers import autocast_dtype
 
 KNOWS_WINDOWS = torch.__version__ >= "2.13"
 """Whether varlen_attn has the arguments of with_window()."""
@@ -174,8 +175,7 @@ def folded(
     """
     in_front = one_more or call.sink is not None
     # Convert here: within the kernel autocast would round a bias to one channel's digits.
-    device = call.q.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else call.q.dtype
+    dtype = autocast_dtype(call.q)
     q, k, v = (t.to(dtype) for t in (call.q, call.k, call.v))
     H, T, D = q.shape[-3:]
     Dv = v.shape[-1]

@@ -264,7 +264,7 @@ class MultiHeadAttention(nn.Module):
     def takes_kernel(self, call: Call, ctx: AttentionContext) -> bool:
         """Return whether fused.py serves the call on a GPU, without a (T, S) matrix."""
         on_gpu = self.on_gpu or call.q.is_cuda
-        if ctx.weights_only or is_transformed() or not on_gpu:
+        if not on_gpu or ctx.weights_only or is_transformed():
             return False
         return hasattr(self.function, "by_kernel") and folds(call, self.dropout_p(ctx))
 
