@@ -131,7 +131,7 @@ class EvalConfig:
     and the attention of every head."""
     probes: bool = False
     """Instead of scoring, probe the model: induction, loss by position up to 16 × block_size,
-    sinks, gates, a needle. Figures go to step_N.probes.json beside the checkpoint."""
+    sinks, gates. Figures go to step_N.probes.json beside the checkpoint."""
     tales: bool = False
     """Let a model of data=tales write 64 tales and print the share that are right, without scoring.
     A tale is right if it keeps names, pronouns, things and who has them to its end."""

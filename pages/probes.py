@@ -1,21 +1,18 @@
-"""Probes of a trained model: induction, loss by position, attention sinks, gates, needles.
+"""Probes of a trained model: induction, loss by position, attention sinks, gates.
 
 Figures of heads are lists by layer, then head; a layer without a score matrix has None.
 """
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import numpy as np
-import tiktoken
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from data.tokenizer import encode_text
 from generation.score import ScoringParams, learned_task, load_text, model_inputs, token_nats
 from model.gpt import GPT
 from model.heads import Weights, for_each_layer
@@ -28,9 +25,6 @@ FARTHEST = 16  # longest sequence, in trained lengths
 READ_TOKENS = 1 << 17  # of text for the loss by position
 HEAD_TOKENS = 512  # of text for the figures of heads
 BLOCKS = 8  # random blocks for induction
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-TRIALS = 4  # needles for each length and depth
-NAMES = ("apple", "river", "stone", "cloud", "tiger", "piano", "lemon", "robot")
 
 
 class Probes:
@@ -123,48 +117,12 @@ class Probes:
             figures["sink_share"] = float((masses > SINK).mean())
         return figures
 
-    def needle(self, tokenizer: tiktoken.Encoding, tokens: Int[np.ndarray, " N"]) -> dict[str, Any]:
-        """Probe retrieval with needles, as RULER (Hsieh et al. 2024) does.
-
-        A text has a line "name = 1234", the needle, and ends with "name =". Returns, by length, then depth, the mean of
-        ln p(1234 | "name =") - ln p(1234 | "other =") over TRIALS. The text has no other name, so the result is 0
-        without retrieval, however likely numbers are.
-        """
-        lengths = [self.block_size * n // 2 for n in (1, 2, 4, 8)]
-        lengths = [n for n in lengths if 64 <= n <= min(self.longest, len(tokens))]
-        generator = random.Random(1)
-
-        def log_ratio(length: int, depth: float) -> float:
-            # The needle, and questions for its name and for another one.
-            name, other = generator.sample(NAMES, 2)
-            number = f" {generator.randrange(1000, 10_000)}"
-            texts = (f"\n{name} ={number}\n", number, f"\n{name} =", f"\n{other} =")
-            line, answer, asked, wrong = (encode_text(tokenizer, text) for text in texts)
-            # The haystack: held-out text before and after the needle.
-            room = length + 1 - len(line) - len(answer) - max(len(asked), len(wrong))
-            begin = generator.randrange(len(tokens) - room + 1)
-            cut = begin + round(depth * room)
-            before = np.concatenate((tokens[begin:cut], line, tokens[cut : begin + room]))
-            # The nats of the number after each question.
-            rows = [np.concatenate((before, question, answer))[None] for question in (asked, wrong)]  # (1, T)
-            known, guessed = (self.nats(row)[0, -len(answer) :].sum() for row in rows)
-            return float(guessed - known)
-
-        def mean_ratio(length: int, depth: float) -> float:
-            return float(np.mean([log_ratio(length, depth) for _ in range(TRIALS)]))
-
-        return {
-            "lengths": lengths,
-            "depths": list(DEPTHS),
-            "nats": [[mean_ratio(length, depth) for depth in DEPTHS] for length in lengths],
-        }
-
 
 def probe(checkpoint: Checkpoint, params: ScoringParams, path: str | None = None) -> dict[str, Any]:
     """Return the figures of all probes that apply to the model.
 
     path: a text, as in load_text(). Probes of a synthetic task use its held-out sequences, and leave out loss by
-    position and needles, which need text.
+    position, which needs text.
     """
     model = checkpoint.model
     probes = Probes(model, params)
@@ -177,14 +135,12 @@ def probe(checkpoint: Checkpoint, params: ScoringParams, path: str | None = None
             "heads": probes.heads(rows),
         }
     _, (tokens,) = load_text(path, [checkpoint])
-    tokenizer = checkpoint.tokenizer
     T = min(T, len(tokens))
     rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
     return {
-        "induction": probes.induction(tokenizer.eot_token),
+        "induction": probes.induction(checkpoint.tokenizer.eot_token),
         "heads": probes.heads(rows),
         "by_position": probes.by_position(tokens),
-        "needle": probes.needle(tokenizer, tokens),
     }
 
 
@@ -205,7 +161,7 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
         yield f"sinks       {heads['sink_mass']:.3f} of the weight is on the first token; {share}"
     for name, (mean, closed) in heads["gates"].items():
         yield f"gate        {name}: mean {mean:.3f}, {closed:.1%} below {CLOSED}"
-    # Loss by position and needles, which only text has.
+    # Loss by position, which only text has.
     if "by_position" in figures:
         nats = figures["by_position"]["nats"]
         trained = figures["by_position"]["trained"]
@@ -213,9 +169,6 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
         ends = [length for length in lengths if length <= len(nats)] or [len(nats)]
         means = "  ".join(f"{end:,}: {np.mean(nats[end // 2 : end]):.3f}" for end in ends)
         yield f"positions   {means} nats/token, the mean of each length's second half"
-        for length, ratios in zip(figures["needle"]["lengths"], figures["needle"]["nats"], strict=True):
-            by_depth = "  ".join(f"{depth:.0%}: {nats:+.2f}" for depth, nats in zip(DEPTHS, ratios, strict=True))
-            yield f"needle      {length:,} tokens, by depth  {by_depth} nats"
     if None in induction["score"]:
         without = ", ".join(str(layer) for layer, row in enumerate(induction["score"]) if row is None)
         yield f"note        layer {without} keeps a state and has no score matrix: its heads are left out"

@@ -17,7 +17,7 @@ from data.tokenizer import make_tokenizer
 from generation.score import ScoringParams
 from model.config import GPTConfig
 from model.gpt import GPT
-from pages.probes import DEPTHS, NAMES, Probes, probe, probe_lines
+from pages.probes import Probes, probe, probe_lines
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
@@ -81,27 +81,6 @@ def test_learned_positions_end_where_they_end_and_a_state_has_no_scores():
     states = probes(attention="linear")
     found = {"heads": states.heads(TOKENS[:16].reshape(1, 16)), "induction": states.induction(61)}
     assert found["heads"]["first"] == [None, None] and len([*probe_lines(found)]) == 2
-
-
-def test_a_needle_is_worth_what_its_name_adds():
-    tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
-    seen = []
-
-    class Reader(Probes):
-        """Knows a number by its name: ten nats a byte elsewhere."""
-
-        def nats(self, rows):
-            text = tokenizer.decode(rows[0].tolist())
-            asked = text.rpartition("\n")[2].partition(" =")[0]
-            seen.append((len(rows[0]), asked))
-            return np.full((1, rows.shape[1] - 1), 0.0 if text.count(f"{asked} =") == 2 else 10.0)
-
-    text = np.full(600, ord("."), dtype=np.uint32)
-    found = Reader(random_gpt(block_size=128, vocab_size=257), OFF).needle(tokenizer, text)
-    assert found["lengths"] == [64, 128, 256, 512] and found["depths"] == list(DEPTHS)
-    assert found["nats"] == [[50.0] * 5] * 4  # a space and four digits
-    assert len(seen) == 4 * 5 * 4 * 2  # lengths, depths, trials, and a right and a wrong name
-    assert {asked for _, asked in seen} <= set(NAMES) and max(length for length, _ in seen) == 513
 
 
 def test_the_command_writes_figures_into_the_run_and_prints_them(tmp_path):
