@@ -9,7 +9,7 @@ TOKENIZERS = ("bpe", "byte", "gpt2", "cl100k_base", "o200k_base")
 # The sources of text, with the default of val_fraction. A larger text needs a smaller share for a steady loss.
 VAL_FRACTIONS = {"stdlib": 0.04, "tales": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01, "hf": 0.01}
 # The synthetic tasks, with the default of data.task.vocab_size.
-VOCABULARIES = {"recall": 1024, "copy": 32, "selective_copy": 16, "induction": 16}
+VOCABULARIES = {"recall": 1024, "copy": 32, "induction": 16}
 SOURCES = (*VAL_FRACTIONS, "nanogpt", "llmc", *VOCABULARIES)
 """All of ours; VOCABULARIES may get more from code=FILE."""
 DIVISIBLE = ("text", "jsonl", "hf")
@@ -26,9 +26,9 @@ class TaskConfig:
     """The sizes of a synthetic task; its length is model.block_size."""
 
     items: int = 8
-    """Number of answers in a sequence: key-value pairs of recall, ids of selective_copy."""
+    """Number of answers in a sequence: the key-value pairs of recall."""
     vocab_size: int | None = None
-    """Number of ids; when null 1024 for recall, 32 for copy, 16 for the other tasks."""
+    """Number of ids; when null 1024 for recall, 32 for copy, 16 for induction."""
     random_non_queries: bool = True
     """For recall: put random ids between the queries instead of 0."""
 
@@ -62,7 +62,7 @@ class DataConfig:
     source: str = "stdlib"
     """Source of the text: stdlib (the running Python's standard library), tales (stories from a
     grammar), shakespeare (downloads 1.1 MB), text, jsonl or hf. Also nanogpt, llmc, or a synthetic
-    task: recall, copy, selective_copy or induction. jsonl has one JSON object a line. hf is a Hugging Face dataset,
+    task: recall, copy or induction. jsonl has one JSON object a line. hf is a Hugging Face dataset,
     streamed, or Parquet files. nanogpt is a folder with train.bin and val.bin, llmc a folder of llm.c's shards, such as
     FineWeb's."""
     path: str | None = None

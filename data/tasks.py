@@ -63,23 +63,6 @@ def copy(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     return inputs, targets
 
 
-def selective_copy(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
-    """Selective copying (Gu & Dao 2023, "Mamba", section 4.1.1).
-
-    n ids from 2 … V - 1 stand at random positions among the first T - n, in noise of 0. The last n positions hold 1,
-    and the target of the i-th of them is the i-th id.
-    """
-    n = task.items
-    ids = random.randint(2, task.ids("selective_copy"), (B, n))
-    inputs = np.zeros((B, T), dtype=np.int64)
-    places = np.sort(distinct(random, B, n, np.ones(T - n)), axis=1)
-    np.put_along_axis(inputs, places, ids, axis=1)
-    inputs[:, T - n :] = 1
-    targets = np.full_like(inputs, NOTHING)
-    targets[:, T - n :] = ids
-    return inputs, targets
-
-
 def induction(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     """Induction heads (Gu & Dao 2023, "Mamba", section 4.1.2).
 
@@ -102,7 +85,7 @@ def distinct(random: Random, B: int, count: int, weights: np.ndarray) -> np.ndar
     return times.argsort(axis=1)[:, :count]
 
 
-TASKS: dict[str, Task] = {"recall": recall, "copy": copy, "selective_copy": selective_copy, "induction": induction}
+TASKS: dict[str, Task] = {"recall": recall, "copy": copy, "induction": induction}
 
 
 def task(name: str, vocab_size: int) -> Callable[[Task], Task]:
@@ -195,7 +178,6 @@ class TaskData:
         known = {
             "recall": (n, 4 * n, 2 * n + 2),
             "copy": (T // 2, 2, 3),
-            "selective_copy": (n, 2 * n, 4),
             "induction": (1, 3, 3),
         }
         if self.name in known:

@@ -58,13 +58,6 @@ def test_copy_repeats_what_stands_before_the_mark():
     assert set(np.unique(inputs[:, :16])) == set(range(1, 9))
 
 
-def test_selective_copy_tells_the_ids_among_the_noise_in_their_order():
-    inputs, targets = drawn("selective_copy", 40, items=5, vocab_size=9)
-    for row, wanted in zip(inputs[:, :35], targets, strict=True):
-        assert row[row != 0].tolist() == wanted[35:].tolist() and (wanted[:35] == -1).all()
-    assert (inputs[:, 35:] == 1).all() and set(np.unique(targets[:, 35:])) == set(range(2, 9))
-
-
 def test_induction_asks_for_what_followed_the_mark():
     inputs, targets = drawn("induction", 10, rows=500)
     places = (inputs[:, :-1] == 0).argmax(axis=1)
@@ -128,7 +121,6 @@ def test_a_run_reports_accuracy_in_place_of_bits_per_byte(task_config, capsys):
         ("recall", {"vocab_size": 17}, 64, "a size from 32 on and 18 ids"),
         ("recall", {}, 63, "an even size from 32 on"),
         ("copy", {}, 63, "an even size from 2 on and 3 ids"),
-        ("selective_copy", {"items": 9}, 17, "a size from 18 on and 4 ids"),
         ("induction", {}, 2, "a size from 3 on and 3 ids"),
     ],
 )
