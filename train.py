@@ -43,9 +43,8 @@ def train(config: TrainConfig) -> float:
     Everything the run writes goes into config.run_dir; config itself is left as it is. A mistake in the settings
     raises a SettingsError that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
-    config = build(
-        TrainConfig, flat(asdict(config))
-    )  # check it, and convert types: a Path to a str, np.int64 to an int
+    # Check the settings, and convert their types: a Path becomes a str, an np.int64 an int.
+    config = build(TrainConfig, flat(asdict(config)))
     with (
         open_run(config) as run,
         Loggers(run, Report) as loggers,
@@ -63,14 +62,15 @@ def train(config: TrainConfig) -> float:
                 run.ranks.broadcast(None)  # a barrier: torchrun kills the remaining ranks once one exits
                 raise SystemExit(128 + signal)
 
-            # Save before an evaluation, so that its failure loses no step, and again with its result: the second time
-            # only meta.json is written. A resumed run may have evaluated this step already.
+            # Save before an evaluation: if that fails, no step is lost. Save again with its result: then only meta.json
+            # is written.
             done = run.fraction_done()
             finished = done >= 1
+            # A resumed run may begin at a step that it has evaluated.
             is_evaluated = bool(progress.metrics) and progress.evaluated == progress.step
             should_evaluate = not is_evaluated and (finished or is_due(progress.step, config.eval_interval))
             if should_evaluate or is_due(progress.step, config.checkpoint_interval):
-                is_saved = run.save()  # a diverging run is not
+                is_saved = run.save()  # False if the run diverges
             if should_evaluate:
                 validate(run, loggers, finished)
             if finished or (should_evaluate and is_saved):
@@ -86,8 +86,8 @@ def train(config: TrainConfig) -> float:
             progress.step += 1
             run.exclude_compile_time()
 
-            # Reading a number waits for the device: read the loss where it is logged, and the number of skipped steps
-            # at least every max_skipped_steps.
+            # Reading a number waits for the device. So read the loss only if it is logged, and the count of skipped
+            # steps only then or after max_skipped_steps.
             is_logged = progress.step == 1 or is_due(progress.step, config.log_interval)
             if is_logged or is_due(progress.step, config.max_skipped_steps):
                 run.check_numbers()
@@ -107,8 +107,8 @@ def is_due(step: int, interval: int) -> bool:
 def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     """Take one optimizer step on global batch `step`; return its loss and its gradient's norm.
 
-    The loss is in nats per target, the norm is that before clipping. Both are tensors on the device, for which this
-    does not wait. If either is not finite the step is skipped.
+    The loss is in nats per target, the norm is that before clipping. Both stay on the device: nothing here waits for
+    it. If either is not finite, the step is skipped.
     """
     # Forward and backward, one micro-batch after the other: gradients add up.
     batch_loss = torch.zeros((), device=run.device)
@@ -121,27 +121,27 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
             with run.autocast:
                 # Divide by the targets of the global batch: the result does not depend on the micro-batch size.
                 loss = run.ddp_model(inputs, targets, doc_starts=doc_starts) / run.targets_per_step
-            # DDP and FSDP average gradients over the ranks: times their number, that is the sum.
+            # DDP and FSDP average gradients over the ranks; times the number of ranks, the mean is the sum.
             run.scaler.scale(loss * run.ranks.size).backward()
         batch_loss += loss.detach()
     run.ranks.sum_(batch_loss)
 
-    # Clip: our optimizers divide the gradient by clip_divisor. In fp16 the loss was scaled; unscale_() takes that back.
+    # Clip: the optimizers divide the gradient by clip_divisor. In fp16 unscale_() first undoes the scale of the loss.
     for optimizer in run.optimizers:
         run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
     grad_norm = gradient_norm(run.model)
     largest_norm = run.config.grad_clip or float("inf")  # grad_clip=0: no clipping
     clip_divisor = (grad_norm / largest_norm).clamp(min=1)
 
-    # Update the weights, unless loss or gradient is not finite. Our optimizers take that flag as a tensor, while
-    # scaler.step() would wait for the device. scaler.update() lowers the next scale if unscale_() met an infinity.
+    # Update the weights, unless loss or gradient is not finite. The optimizers take that flag as a tensor, so that
+    # nothing waits for the device, as scaler.step() would. update() lowers the scale if unscale_() met an infinity.
     skip = ~(batch_loss + grad_norm).isfinite()
     for optimizer in run.optimizers:
         optimizer.step(skip, clip_divisor)
     run.scaler.update()
     run.count_skipped(skip)
-    # Under DDP a .grad is a view of a bucket. After None, micro-batches that are not synchronised would allocate their
-    # gradients outside the buckets, so DDP's are zeroed in place.
+    # DDP keeps each gradient as a view of a bucket. Set to None, it would be allocated again outside the bucket by a
+    # micro-batch that is not synchronised. So DDP's gradients are zeroed in place.
     run.model.zero_grad(set_to_none=run.ddp_model is run.model)
     return batch_loss, grad_norm
 
@@ -149,13 +149,13 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
 def validate(run: Run, loggers: Loggers, finished: bool) -> None:
     """Evaluate the model, write a sample, and log both; at the end also time decoding."""
     max_tokens = targets_scored(run.config, run.progress.step if finished else None)
-    with run_eagerly(run.compiled):
+    with run_eagerly(run.compiled):  # each of the many shapes would compile
         result = evaluate_run(run, max_tokens)
         record_evaluation(run, result, max_tokens)
         sample = write_sample(run)
         if finished:
             time_decoder(run)
-        with explain_out_of_memory_between_steps(run, "the measurement of the heads"):  # by the page
+        with explain_out_of_memory_between_steps(run, "the measurement of the heads"):  # which the page shows
             loggers.on_evaluation(result, sample)
 
 
@@ -164,16 +164,16 @@ def evaluate_run(run: Run, max_tokens: int) -> Evaluation:
     config = run.config
     batch_size = config.eval_batch_size or run.micro_batch_size
     smaller = f"eval_batch_size={batch_size // 2}" if batch_size > 1 else ""
-    model_and_data = run.ddp_model, run.data, config.model.block_size
+    block_size = config.model.block_size
     with explain_out_of_memory_between_steps(run, "the evaluation", smaller):
-        return evaluate(*model_and_data, batch_size, run.autocast, run.ranks, max_tokens)
+        return evaluate(run.ddp_model, run.data, block_size, batch_size, run.autocast, run.ranks, max_tokens)
 
 
 def record_evaluation(run: Run, result: Evaluation, max_tokens: int) -> None:
     """Record the result of an evaluation on `max_tokens`, and the step if it is the best.
 
-    The last evaluation of a run may score more targets than earlier ones. For the comparison with them, the model is
-    then scored on their number again.
+    The last evaluation of a run may score more targets than the earlier ones. Then the model is scored again on as
+    many as they had, for a fair comparison.
     """
     progress = run.progress
     block_size = run.config.model.block_size

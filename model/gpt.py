@@ -78,8 +78,8 @@ class GPT(nn.Module):
         targets: the tokens that follow. The loss is -Σ log p(target) in nats; targets of -1 (ours) and -100 (torch's)
             do not count.
         doc_starts: the index of the first token of each token's document, counted from the first token in the cache.
-            A token sees nothing earlier, and learned positions begin there. Padding on the left is a document too. By
-            default 0; with a cache the document of the last token goes on.
+            A token sees nothing earlier, and learned positions begin there. Padding on the left is a document too. The
+            default is the document of the cache's last token; without a cache, one document from 0.
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
         each: return, without a gradient, the nats of each position and whether its target is the likeliest token.
 
@@ -87,8 +87,8 @@ class GPT(nn.Module):
         """
         ctx = AttentionContext()
         if self.training and targets is not None:
-            # The auxiliary loss, to which only attention=index adds. It requires a gradient from the start, so that one
-            # graph serves all compiled blocks.
+            # The auxiliary loss; only attention=index adds to it. It requires a gradient from the start: all compiled
+            # blocks then share one graph.
             ctx.loss = torch.zeros((), device=tokens.device, requires_grad=True)
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if targets is None:
@@ -104,7 +104,7 @@ class GPT(nn.Module):
         nats = fused_cross_entropy(x, weight, targets, softcap, runtime.loss_and_gradient, runtime.largest_chunk)
         if ctx.loss is None:
             return nats
-        # The auxiliary losses add their gradient, but 0 to the value: that stays the cross-entropy.
+        # The auxiliary loss adds its gradient, but 0 to the value, which stays the cross-entropy.
         return nats + (ctx.loss - ctx.loss.detach())
 
     def hidden(
@@ -117,16 +117,16 @@ class GPT(nn.Module):
     ) -> Stream:
         """Return the residual stream after the last block, before final_norm.
 
-        ctx: the state that the layers share; the caller passes one in to read their auxiliary loss afterwards. The
-        other arguments are those of forward().
+        ctx: the state that the layers share; a caller that passes one in can read their auxiliary loss afterwards.
+        forward() explains the other arguments.
         """
         T = tokens.size(1)
 
-        # With a cache, remember the document of the last token for the next pass.
+        # The cache hands the document of its last token on from pass to pass.
         if cache is not None:
             if doc_starts is not None:
                 cache.doc_starts = doc_starts[:, -1]
-            elif cache.doc_starts is not None:  # these tokens continue the last one's document
+            elif cache.doc_starts is not None:
                 doc_starts = cache.doc_starts[:, None].expand(-1, T)
 
         x = self.token_embedding(tokens)  # (B, T) -> (B, T, C)
@@ -171,9 +171,9 @@ class GPT(nn.Module):
 
     @property
     def longest_context(self) -> int | None:
-        """The maximum length of the context: block_size, or None without a limit.
+        """The maximum length of the context: block_size, or None if there is no limit.
 
-        It has none if every layer keeps a state of fixed size and positions are not learned.
+        There is none if every layer keeps a state of fixed size and positions are not learned.
         """
         has_kv_cache = any(attention.has_kv_cache for attention in self.attentions)
         return self.config.block_size if has_kv_cache or self.config.position == "learned" else None
@@ -195,9 +195,9 @@ class GPT(nn.Module):
             untied lm_head    0                    N(0, 0.02)
             biases            0                    0
 
-        The second number is the standard deviation. o_proj and down_proj write to the residual stream, which with
-        zero_init begins as the embedding alone. Norms and modifiers keep the values that their own modules set.
-        The draws follow the order of named_modules().
+        The second number is the standard deviation. o_proj and down_proj write to the residual stream: with zero_init
+        it begins as the embedding alone. Norms and modifiers keep the values that their own modules set. The draws
+        follow the order of named_modules().
         """
         zero_init = self.config.zero_init
         for name, module in self.named_modules():
@@ -215,7 +215,7 @@ class GPT(nn.Module):
             else:
                 std = module.in_features**-0.5 if zero_init else 0.02
 
-            # With std=0 too, so that the generator advances alike for both settings of zero_init.
+            # Draw with std=0 too: the generator then advances alike for both settings of zero_init.
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
@@ -223,7 +223,7 @@ class GPT(nn.Module):
 
 @dataclass
 class Runtime:
-    """Options of this process, which training and sampling set; they are in no checkpoint."""
+    """Options that training and sampling set for this process; no checkpoint has them."""
 
     loss_and_gradient: Callable[..., Any] = chunk_loss_and_gradient
     """The loss of a chunk of tokens; in a compiled run torch.compile() of it."""

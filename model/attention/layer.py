@@ -47,14 +47,11 @@ class MultiHeadAttention(nn.Module):
     modifiable: ClassVar[tuple[str, ...]] = ("window", "rotation", "queries", "keys", "values", "scores", "result")
     """The parts that modifiers may change."""
     unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
-    """Settings without effect in this form.
-
-    `position` is listed only if ALiBi has no effect either.
-    """
+    """Settings without effect in this form; `position` is one only if ALiBi has none."""
     longest_dense: int = SHORT**2
     """The largest T · S for which a matrix of scores is faster than chunks of queries, on a CPU thread."""
     on_gpu: bool = False
-    """Whether to take a GPU's way on any device, as a plan of a run does."""
+    """Whether to attend as on a GPU on any device; dry_run sets it to predict a GPU's memory."""
     has_kv_cache: ClassVar[bool] = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
     is_sparse: ClassVar[bool] = False
@@ -79,21 +76,22 @@ class MultiHeadAttention(nn.Module):
         self.alibi = config.position == "alibi"
         self.rope = self.make_rope(config) if config.position == "rope" and "nope" not in config.modifiers else None
 
-        # Modifiers may ask for another layout of the weights.
+        # Build the projections and the modifiers. Modifiers may need wider queries, or replace QK-norm.
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
         if any(cls.replaces_qk_norm for cls in classes.values()):
             config = replace(config, qk_norm=False)
         queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
         if queries_per_head > 1:
-            # Draw projections of the usual width and drop them. With these draws a seed gives the same weights as in
-            # earlier versions.
+            # Draw projections of the usual width and drop them: with these draws a seed gives the weights that it gave
+            # in earlier versions.
             self.make_projections(config)
             self.query_heads *= queries_per_head
         self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
 
         self.make_projections(config)
         self.modifiers: Any = nn.ModuleDict()
-        for name in sorted(classes, key=lambda name: classes[name].last):  # stable
+        # In the order of registration, but those that add a key last (sorted() is stable).
+        for name in sorted(classes, key=lambda name: classes[name].last):
             self.modifiers[name] = classes[name](self, config)
 
     def make_rope(self, config: AttentionConfig) -> Rope:
@@ -112,8 +110,8 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x: Stream, ctx: AttentionContext | None = None) -> Stream | Weights:
         """Return what each token gathers from itself and the tokens before it.
 
-        With ctx.weights_only, return the attention weights. Leading dimensions are flattened into B. Raises ValueError,
-        naming the shapes, if mask, doc_starts or cache do not fit x.
+        With ctx.weights_only, return the attention weights. Leading dimensions are flattened into B. Raises ValueError
+        with the shapes if mask, doc_starts or cache do not fit x.
         """
         ctx = ctx or AttentionContext()
         if x.ndim != 3:
@@ -131,7 +129,7 @@ class MultiHeadAttention(nn.Module):
         q = self.rotate(q, ctx)
         k = self.rotate(k, ctx)
 
-        # weights() wants no values: the weights times the identity are the weights.
+        # For weights() the identity stands in for the values: the weights times the identity are the weights.
         if ctx.weights_only:
             v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)  # (B, Hkv, T, T)
 
@@ -140,13 +138,13 @@ class MultiHeadAttention(nn.Module):
         if ctx.cache is not None:
             keys, values = self.remember(k, v, ctx)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
 
-        # See: cut keys and values to those in reach, and put mask, documents and ALiBi beside them.
+        # See: keep the keys and values in reach, and add the mask, the documents and ALiBi's bias.
         call = self.see(q, keys, values, ctx)
 
-        # Attend: softmax(q kᵀ / √D + bias) v, or what else the form does.
+        # Attend: softmax(q kᵀ / √D + bias) v, or the form's own function.
         y = self.attend(call, x, ctx)  # (B, H, T, D)
 
-        # Finish: modifiers change the result, given each token's own value.
+        # Finish: modifiers change the result, given each token's own value. Of weights only diff does, with two a head.
         for modifier in self.modifiers.values():
             if modifier.on_weights or not ctx.weights_only:
                 y = modifier.finish(y, v, x, ctx)
@@ -155,10 +153,7 @@ class MultiHeadAttention(nn.Module):
         return y if ctx.weights_only else self.merge(y)  # (B, H, T, D) -> (B, T, C)
 
     def weights(self, x: Float[Tensor, "B T C"], ctx: AttentionContext | None = None) -> Weights:
-        """Return the weights of forward(x) without dropout, for pictures and statistics.
-
-        The result of a head is its weights times the values, so with the identity matrix for values it is the weights.
-        """
+        """Return the weights of forward(x) without dropout, for pictures and statistics."""
         return self.forward(x, replace(ctx or AttentionContext(), cache=None, weights_only=True))
 
     def check(self, x: Stream, ctx: AttentionContext) -> None:
@@ -172,7 +167,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"doc_starts {tuple(ctx.doc_starts.shape)} need the shape (B, T) of x {tuple(x.shape)}.")
 
     def project(self, x: Stream) -> tuple[Query, Keys, Value]:
-        """Return the queries, keys and values of x, normalised where the layer has QK-norm."""
+        """Return the queries, keys and values of x, normalised if the layer has QK-norm."""
         # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
@@ -206,25 +201,27 @@ class MultiHeadAttention(nn.Module):
         """Return the call: the queries, keys and values in reach, with their mask and bias."""
         T = q.shape[-2]
         S = ctx.past + T
-        mask = None
-        if ctx.mask is not None:
-            mask = as_bool(ctx.mask)
-            if mask.ndim > 2 and mask.shape[-3] > 1:  # a mask for each head, which may have several queries: diff
-                mask = repeat_heads(mask, self.query_heads)
         doc_starts = ctx.doc_starts
+        mask = None if ctx.mask is None else as_bool(ctx.mask)
+        if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
+            # The mask has a row for each head. A head of diff has two queries, which share it.
+            mask = repeat_heads(mask, self.query_heads)
 
-        # T queries reach back T - 1 keys and a window. The cache may have dropped earlier ones; mask and doc_starts
-        # still count from position 0.
+        # The keys in reach: the first of the T queries sees a window of keys, each later query one key more.
         reach = S if self.window is None else min(S, self.window + T - 1)
         if reach < k.shape[-2]:
             k = k[..., -reach:, :]
             v = v[..., -reach:, :]
+
+        # Cut the mask to the keys in reach, and count doc_starts from the first of them. Both begin at position 0, even
+        # if the cache has dropped the first keys.
         if reach < S:
             if mask is not None and mask.shape[-1] > 1:
                 mask = mask[..., -reach:]
             if doc_starts is not None:
                 doc_starts = (doc_starts - (S - reach)).clamp(min=0)
 
+        # ALiBi penalises the distance: a bias for each query and key in reach.
         call = Call(q, k, v, mask, doc_starts, self.window, scale=self.scale)
         if not self.alibi:
             return call
@@ -236,19 +233,19 @@ class MultiHeadAttention(nn.Module):
         dropout_p = self.dropout_p(ctx)
         function: Any = self.function
 
-        # On a GPU, softmax attention goes to torch's fused kernels: they are the fastest, and need no (T, S) matrix.
+        # 1) On a GPU, torch's fused kernels for softmax attention: the fastest, without a (T, S) matrix.
         if self.takes_kernel(call, ctx):
             return function.by_kernel(call, dropout_p)
 
-        # A long text goes by chunks of queries, without that matrix too. But sdpa() is faster if causality alone hides
-        # keys, and on a GPU if the caller's mask is a matrix already.
-        masked_on_gpu = call.mask is not None and not call.q.is_cpu
-        is_faster = function is sdpa and (is_plain(call) or masked_on_gpu)
-        if self.takes_chunks(call, ctx) and not is_faster:
+        # 2) For a long text, chunks of queries, without that matrix either. sdpa() is faster still if only causality
+        # hides keys, or on a GPU if the caller's mask is such a matrix already.
+        is_masked_on_gpu = call.mask is not None and not call.q.is_cpu
+        sdpa_is_faster = function is sdpa and (is_plain(call) or is_masked_on_gpu)
+        if self.takes_chunks(call, ctx) and not sdpa_is_faster:
             return function.by_chunks(call, dropout_p=dropout_p)[0]
 
-        # Else mask and bias become matrices. With weights_only the values have T channels, to which the fused kernels
-        # would pad queries and keys; matmul needs no padding.
+        # 3) Else the function itself, with mask and bias as matrices. weights_only gives the values T channels: sdpa's
+        # kernels would pad queries and keys to as many, matmul does not.
         if ctx.weights_only and function is sdpa:
             function = matmul
         return function(**arguments(call), dropout_p=dropout_p)
@@ -278,14 +275,14 @@ class MultiHeadAttention(nn.Module):
         return is_long and hasattr(self.function, "by_chunks")
 
     def merge(self, y: Output) -> Stream:
-        """Return the heads' results, side by side and projected, as a change to the residual stream."""
+        """Join the heads' results and project them: a change to the residual stream."""
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H·D) -> (B, T, C)
 
     def flops(self, block_size: int) -> float:
         """Return the floating-point operations of attention per token of a forward pass.
 
-        Projections are not counted. 4 D for each pair of a query head and a position that causal attention sees: half
-        the text on average, fewer with a window.
+        Projections are not counted. A query head takes 4 D for each position that it sees: half the text on average,
+        fewer with a window.
         """
         window = min(self.window or block_size, block_size)
         mean_seen = window - window**2 / (2 * block_size)

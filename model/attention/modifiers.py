@@ -1,7 +1,7 @@
 """Small changes to a layer, each at one place of it: attention=sdpa+gate+sink.
 
-A modifier is a class that overrides one of Modifier's methods. If it can, it starts as the identity: at step 0 the
-modified model equals the plain one. Modifiers act in the order of this file, those that add a key last.
+A modifier is a class that overrides one of Modifier's methods. Most start as the identity: at step 0 the modified model
+equals the plain one. Modifiers act in the order of this file, but those that add a key act last.
 """
 
 import math
@@ -31,13 +31,13 @@ class Modifier(nn.Module):
 
     changes: ClassVar[str]
     last: ClassVar[bool]
-    # Its needs, which the layer reads before it makes its projections.
+    # The needs of the modifier: the layer reads them before it makes its projections.
     queries_per_head: ClassVar[int] = 1
     replaces_qk_norm: ClassVar[bool] = False
     needs_doc_starts: ClassVar[bool] = False
-    """Whether it accumulates or shifts the past, for which a mask does not say enough."""
+    """Whether it sums up or shifts the past: that needs the start of the text, which no mask tells."""
     on_weights: ClassVar[bool] = False
-    """Whether finish() applies to weights too: it does where a head has several."""
+    """Whether finish() combines weights too, for a head that has several."""
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Modifier(nn.Module):
 class PerHead(nn.Module):
     """A number per head and token, x Wᵀ + b.
 
-    W starts at zero; it is too thin for Muon, so no nn.Linear.
+    W starts at zero. It is no nn.Linear, because Muon would then update so thin a matrix.
     """
 
     def __init__(self, C: int, H: int, bias: Float[Tensor, " H"] | None = None) -> None:
@@ -112,6 +112,7 @@ class ValueResidual(Modifier):
         x: Stream,
         ctx: AttentionContext,
     ) -> tuple[Query, Key, Value]:
+        # The first layer with this modifier finds no values yet, and leaves its own for the others.
         own, first = self.mixture.to(v.dtype)
         return q, k, own * v + first * ctx.shared.setdefault("values", v)
 
@@ -121,8 +122,8 @@ class KeyOffset(Modifier):
     """The later half of a key's channels is the previous token's.
 
     A query so finds the token after an earlier match. That is induction (Olsson et al. 2022) in one layer instead of
-    two. modded-nanogpt's partial key offset (2025) shifts channels without rotation, after the others are rotated:
-    model.rope_fraction=0.5 does the same. The first token of a text gets zeros.
+    two. The first token of a text gets zeros. modded-nanogpt's partial key offset (2025) shifts the channels that are
+    not rotated; with model.rope_fraction=0.5 this does too.
     """
 
     needs_doc_starts = True
@@ -136,6 +137,7 @@ class KeyOffset(Modifier):
         ctx: AttentionContext,
     ) -> tuple[Query, Key, Value]:
         half = k.shape[-1] // 2
+        # The key of each row's previous token; that of the first row may come from the cache.
         (before,) = ctx.previous(self.layer_idx, "last_key", k, 1)
         return q, torch.cat((k[..., :half], before[..., half:]), -1), v
 
@@ -157,13 +159,17 @@ class LogN(Modifier):
         S = call.k.shape[2]
         mask = None if call.mask is None else visible_keys(call)
         if mask is not None:
+            # Count the keys in the mask. A row that sees none counts as 1: the logarithm stays finite.
             mask = mask.expand(torch.broadcast_shapes(mask.shape, (1, S)))
             n = mask.sum(-1, keepdim=True).clamp(min=1)  # (…, T, S) -> (…, T, 1)
-        else:  # positions say it, without a matrix
-            n = torch.arange(S - T + 1, S + 1, device=call.q.device)[:, None]
+        else:
+            # Without a mask n is the position in the text, counted from 1, up to the window: no matrix is needed.
+            n = torch.arange(S - T + 1, S + 1, device=call.q.device)[:, None]  # (T, 1)
             if call.doc_starts is not None:
-                n = (n - call.doc_starts[:, None, :, None]).clamp(min=1)
+                n = (n - call.doc_starts[:, None, :, None]).clamp(min=1)  # (B, 1, T, 1)
             n = n.clamp(max=call.window or S)
+
+        # Scale the queries: their scores then have the factor. All queries of a head share its σ.
         factor = self.factor.repeat_interleave(H // len(self.factor))[:, None, None]
         return call._replace(q=call.q * (factor * n.log()).to(call.q.dtype))
 
@@ -173,15 +179,15 @@ class Forget(Modifier):
     """Bias F_i − F_j, with F the running sum of ln f (Lin et al. 2025, FoX).
 
     f = σ(x w + b) per head. A token fades with every later token, at a rate that those tokens choose. b starts at
-    ALiBi's slopes: at step 0 this is ALiBi. RoPE stays; theirs has none, as sdpa+forget+nope or model.position=none.
+    ALiBi's slopes: at step 0 this is ALiBi. The paper has no RoPE: sdpa+forget+nope, or model.position=none.
     """
 
     needs_doc_starts = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
-        # Without torch: on the meta device (model/size.py) tensors have no numbers.
-        bias = [-math.log(math.expm1(slope)) for slope in alibi_slopes(layer.n_head)]  # ln σ(b) = −slope
+        # Solve ln σ(b) = −slope for b. By math, not torch: on the meta device (model/size.py) tensors have no numbers.
+        bias = [-math.log(math.expm1(slope)) for slope in alibi_slopes(layer.n_head)]
         self.make_gate(config.n_embd, torch.tensor(bias))
 
     def make_gate(self, C: int, bias: Float[Tensor, " H"]) -> None:
@@ -196,8 +202,9 @@ class Forget(Modifier):
         reach = call.k.shape[-2]
         log_f = F.logsigmoid(upcast(self.logits(x)))[..., None]
         if ctx.cache is not None:
-            # (B, H, T, 1) -> (B, H, S, 1), with a window S of at least its reach
+            # The keys in reach need the gates of earlier tokens: (B, H, T, 1) -> (B, H, S, 1).
             log_f = ctx.cache.append(self.layer_idx, type(self).__name__, log_f, call.window)
+        # Sum from the first key in reach: only differences count. F_i is the sum at the query, F_j that at the key.
         total = cumulative_sum(log_f[:, :, -reach:, 0], 2)  # (B, H, reach)
         return add_bias(call, total[..., -T:], -total)
 
@@ -234,6 +241,7 @@ class Sink(Modifier):
         self.bias = nn.Parameter(torch.zeros(layer.n_head))
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
+        # The two queries of a head of diff share its sink.
         return call._replace(sink=self.bias.repeat_interleave(call.q.shape[-3] // len(self.bias)))
 
 
@@ -271,10 +279,10 @@ class Differential(Modifier):
 
 @modifier("xsa", changes="result")
 class Exclusive(Modifier):
-    """y minus tanh(α) of its projection on the token's own value.
+    """y − tanh(α) · (the projection of y on the token's own value).
 
-    α is learned per head, at first 0. The residual stream already has the token's own value. Zhai 2026 (XSA) removes
-    all of it, α = ∞; modded-nanogpt learns α.
+    α is learned per head, at first 0. The residual stream has the token's own value already. Zhai 2026 (XSA) removes
+    all of it (α = ∞); modded-nanogpt learns α.
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
@@ -282,7 +290,8 @@ class Exclusive(Modifier):
         self.strength = nn.Parameter(torch.zeros(layer.n_head))
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
-        v = F.normalize(upcast(v), dim=-1).to(y.dtype)  # in half precision small values would vanish when squared
+        # Normalise in float32: in half precision the squares of small values would vanish.
+        v = F.normalize(upcast(v), dim=-1).to(y.dtype)
         v = repeat_heads(v, y.shape[-3])
         strength = torch.tanh(self.strength)[:, None, None].to(y.dtype)  # (H, 1, 1)
         on_v = (y * v).sum(-1, keepdim=True)

@@ -1,13 +1,13 @@
 """A state in place of the cache: linear attention, retention, the gated delta rule.
 
-Softmax needs every key again for every query. Without it the sum over the past can be kept as one matrix S for each
-head, (D, Dv), which a token reads with its query and writes with its key and value:
+Softmax needs every key again for every query. Without it, one matrix S (D, Dv) for each head holds the sum over the
+past. A token reads it with its query, and writes to it with its key and value:
 
     S_t = α_t S_{t-1} + k_t u_tᵀ,    y_t = S_tᵀ q_t
 
-    linear     α = 1,  u = v           a sum of everything
-    retention  α < 1,  u = v           which fades
-    delta      α(x),   u = β (v - (α_t S_{t-1})ᵀ k)    and where only what is new at the key is written
+    linear     α = 1,  u = v                           a sum of everything
+    retention  α < 1,  u = v                           a sum that fades
+    delta      α(x),   u = β (v - (α_t S_{t-1})ᵀ k)    a sum that fades, with the value at the key replaced
     kda        the same, with an α for each row of S
 
 `token_by_token` is that definition, and decodes. `in_chunks` gives the same by products of matrices, and trains.
@@ -33,17 +33,17 @@ from model.config import POSITION_SETTINGS, AttentionConfig
 from model.layers import RMSNorm
 
 CHUNK = 32
-"""Tokens whose writes one triangular system gives: a power of two."""
+"""The tokens of a chunk, whose writes solve one triangular system; a power of two."""
 NOTHING = -1000.0
 """ln α of a token that starts a text.
 
 Its exp is 0 in every precision, and 0 times it is 0: −∞ would give NaN.
 """
-FADE = math.log(math.expm1(0.01))
+FADE = math.log(math.expm1(0.01))  # softplus(FADE) = 0.01
 LogDecay = Float[Tensor, "*#lead #H T _"]
 """ln α of each token, (…, H, T, 1), or of each channel of its key, (…, H, T, D).
 
-With a channel's own α the rows of the state fade by themselves.
+By channel, each row of the state fades at its own rate.
 """
 Beta = Float[Tensor, "*lead H T"] | None
 Begins = Bool[Tensor, "*#lead #H T"] | None
@@ -72,6 +72,7 @@ def token_by_token(
         key = k[..., t, :, None]  # (…, H, D, 1)
         written = v[..., t, None, :]  # (…, H, 1, Dv)
         if beta is not None:
+            # The delta rule: subtract the value that the state has at the key, so that the write replaces it.
             written = beta[..., t, None, None] * (written - key.mT @ state)
         state = state + key * written
         outputs.append(q[..., t, None, :] @ state)
@@ -89,42 +90,45 @@ def in_chunks(
 ) -> tuple[Output, State]:
     """Return the same as token_by_token, by matrix products in chunks of CHUNK tokens.
 
-    (Yang et al. 2024 and 2025.) A token reads the state S before its chunk and the writes U of the chunk's tokens up to
-    itself. By the delta rule these follow from each other: (I + A) U = β (V - K S), A strictly lower triangular. The
-    solution, U = fresh - erased S, has two factors that need no state, and so all chunks compute them at once. Only S
-    goes from chunk to chunk.
+    (Yang et al. 2024 and 2025.) A token reads the state S before its chunk, and the writes U of its chunk up to itself.
+    By the delta rule each write depends on those before it: (I + A) U = β (V - K S), A strictly lower triangular. The
+    solution is U = fresh - erased S. Neither factor needs the state, so all chunks compute them at once. Only S goes
+    from chunk to chunk.
     """
-    # Everything that reads no state; n is all heads of all texts.
+    # 1) For all chunks at once: everything that needs no state. n counts the heads of all texts, N the chunks.
     *lead, T, _ = q.shape
     log_decay = emptied(log_decay, begins).expand(*lead, T, -1)
     q, k, v, log_decay = (chunked(t) for t in (q, k, v, log_decay))  # (…, H, T, D) -> (n, N, C, D)
-    before = left_between(log_decay, -1)  # at t, of the state before the chunk: (n, N, C, 1 or D)
-    ends = (left_between(log_decay, CHUNK - 1) * k).mT  # (…, D, C): keys as the chunk's end finds them
-    rests = before[..., -1, :, None]  # (…, 1 or D, 1): at the chunk's end, of the state before it
-    inside, *overlaps = faded_products([q] if beta is None else [q, k], k, log_decay)  # (…, C, C)
+    # The shares of the state before the chunk that are left at each token, and at the chunk's end.
+    before = left_between(log_decay, -1)  # (n, N, C, 1 or D)
+    left_at_end = before[..., -1, :, None]  # (n, N, 1 or D, 1)
+    # The keys, faded as much as they are at the chunk's end.
+    end_keys = (left_between(log_decay, CHUNK - 1) * k).mT  # (n, N, C, D) -> (n, N, D, C)
+    inside, *overlaps = faded_products([q] if beta is None else [q, k], k, log_decay)  # (n, N, C, C)
     if beta is None:
         fresh, erased = v, None
     else:
-        scale = chunked(beta[..., None])  # (…, C, 1)
+        # Invert I + A. Of the overlaps the solver reads the part below the diagonal alone, which it takes for 1.
+        scale = chunked(beta[..., None])  # (n, N, C, 1)
         identity = torch.eye(CHUNK, dtype=q.dtype, device=q.device)
-        # The diagonal of the system is taken for 1.
         solved = torch.linalg.solve_triangular(scale * overlaps[0], identity, upper=False, unitriangular=True)
         solved = solved * scale.mT  # (…, C, C)
         fresh = solved @ v  # (…, C, C) @ (…, C, Dv) -> (…, C, Dv)
         erased = solved @ (before * k)  # (…, C, C) @ (…, C, D) -> (…, C, D)
 
-    # The state, from chunk to chunk.
+    # 2) From chunk to chunk: the state, which each chunk reads, fades and writes to.
     state = state.flatten(0, -3)  # (…, H, D, Dv) -> (n, D, Dv)
     states, writes = [], []
-    steps = (fresh, rests, ends) if erased is None else (fresh, rests, ends, erased)
-    for written, rest, end, *reads in zip(*(t.unbind(1) for t in steps), strict=True):
+    steps = (fresh, left_at_end, end_keys) if erased is None else (fresh, left_at_end, end_keys, erased)
+    for written, left, keys, *erased_keys in zip(*(t.unbind(1) for t in steps), strict=True):
         states.append(state)
-        for read in reads:
-            written = torch.baddbmm(written, read, state, alpha=-1)  # (n, C, D) @ (n, D, Dv) -> (n, C, Dv)
+        for erased_key in erased_keys:  # one, or none without the delta rule
+            written = torch.baddbmm(written, erased_key, state, alpha=-1)  # (n, C, D) @ (n, D, Dv) -> (n, C, Dv)
         writes.append(written)
-        state = torch.baddbmm(rest * state, end, written)  # (n, D, C) @ (n, C, Dv) -> (n, D, Dv)
+        state = torch.baddbmm(left * state, keys, written)  # (n, D, C) @ (n, C, Dv) -> (n, D, Dv)
 
-    # All chunks at once again: (n, N, C, D) @ (n, N, D, Dv) + (n, N, C, C) @ (n, N, C, Dv)
+    # 3) For all chunks at once: the results, from the state before the chunk and the writes inside it.
+    # (n, N, C, D) @ (n, N, D, Dv) + (n, N, C, C) @ (n, N, C, Dv)
     written = fresh if erased is None else torch.stack(writes, 1)
     y = (before * q) @ torch.stack(states, 1) + inside @ written
     y = y.view(*lead, -1, y.shape[-1])[..., :T, :]  # (n, N, C, Dv) -> (…, H, T, Dv), without the padding
@@ -139,21 +143,22 @@ def emptied(log_decay: LogDecay, begins: Begins) -> LogDecay:
 def chunked(x: Float[Tensor, "*lead T D"]) -> Chunks:
     """Cut the text into chunks, the last one padded with zeros.
 
-    Padding neither fades nor writes.
+    Padding neither fades nor writes: its ln α, keys and values are 0.
     """
     missing = -x.shape[-2] % CHUNK
     whole = F.pad(x, (0, 0, 0, missing)) if missing else x
-    return whole.flatten(0, -3).unflatten(-2, (-1, CHUNK))
+    return whole.flatten(0, -3).unflatten(-2, (-1, CHUNK))  # (…, H, T, D) -> (n, N, C, D)
 
 
 def left_between(log_decay: Fading, landmark: int | Int[Tensor, "C 1"]) -> Fading:
-    """Return Π α between token t and its landmark.
+    """Return Π α between token t and its landmark: the share left of the earlier one's state.
 
-    It is the share of the earlier's state that is left at the later. ln of it is a sum of ln α, not a difference of two
-    sums: no factor exceeds 1, and strong decays cost no precision.
+    ln of it is a sum of ln α, not a difference of two running sums. No factor exceeds 1, and strong decays cost no
+    precision.
     """
     token = torch.arange(CHUNK, device=log_decay.device)
     t = token[:, None]
+    # A row for each t, True for the tokens after the earlier of t and its landmark, up to the later.
     between = (token > t.clamp(max=landmark)) & (token <= t.clamp(min=landmark))  # (C, C)
     return (between.to(log_decay.dtype) @ log_decay).exp()
 
@@ -161,14 +166,17 @@ def left_between(log_decay: Fading, landmark: int | Int[Tensor, "C 1"]) -> Fadin
 def faded_products(queries: list[Chunks], k: Chunks, log_decay: Fading) -> list[Float[Tensor, "n N C C"]]:
     """Return the products of each of `queries` with its own and earlier keys.
 
-    Each channel is multiplied by the share of it that is left.
+    Each channel of a key is multiplied by the share of it that is left at the query.
     """
-    if log_decay.shape[-1] == 1:  # all channels fade alike: a factor of the score
+    if log_decay.shape[-1] == 1:
+        # All channels fade alike, so the share is one factor of the score.
         lower = torch.ones(CHUNK, CHUNK, dtype=k.dtype, device=k.device).tril()
         between = lower @ (log_decay * lower.tril(-1))  # (C, C) @ (…, C, C): the sum of ln α after s up to t
         left = lower * between.exp()
         return [left * (q @ k.mT) for q in queries]
-    # By halves. In a block of 2m tokens the late half meets the keys of the early half as they are in the middle.
+    # Each channel fades by itself: go by halves. In a block of 2m tokens the queries of the late half meet the keys of
+    # the early half. The share left is that from the key to the middle, times that from the middle to the query: one
+    # product serves all pairs, and no factor exceeds 1. The blocks of m tokens gave the products inside the halves.
     token = torch.arange(CHUNK, device=k.device)[:, None]
     products = [(q * k).sum(-1)[..., None, None] for q in queries]  # (…, C, 1, 1): of each token with itself
     for m in (2**i for i in range(CHUNK.bit_length() - 1)):
@@ -177,6 +185,7 @@ def faded_products(queries: list[Chunks], k: Chunks, log_decay: Fading) -> list[
         keys = (early * halves(k, m)[0]).mT  # (…, C/2m, D, m)
         for i, q in enumerate(queries):
             across = (late * halves(q, m)[1]) @ keys  # (…, m, D) @ (…, D, m) -> (…, C/2m, m, m)
+            # Two blocks of m and the products across them make a block of 2m: [[first, 0], [across, second]].
             first, second = products[i].unflatten(-3, (-1, 2)).unbind(-3)
             lower = torch.cat((across, second), -1)  # (…, C/2m, m, 2m)
             products[i] = torch.cat((F.pad(first, (0, m)), lower), -2)  # (…, C/2m, 2m, 2m)
@@ -195,15 +204,15 @@ def unit_length(x: Float[Tensor, "*lead D"]) -> Float[Tensor, "*lead D"]:
 class Recurrent(MultiHeadAttention):
     """A form that keeps a state in place of keys and values.
 
-    It has no scores to mask or drop, no window and no rotation. Order comes from the decay, from learned positions, or
-    from other layers of the pattern.
+    It has no scores to mask or drop, no window and no rotation. The order of tokens comes from the decay, from learned
+    positions, or from other layers of the pattern.
     """
 
     modifiable: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
     unused_settings = ("attention_window", "attention_dropout", *POSITION_SETTINGS, *MultiHeadAttention.unused_settings)
     has_kv_cache = False
     flops_of_state = 4.0
-    """Floating-point operations per token and number of the state, to write and to read it."""
+    """Floating-point operations for a token to read and write one number of the state."""
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         super().__init__(replace(config, position="none", attention_window=None), layer_idx, matmul)
@@ -237,8 +246,9 @@ class Recurrent(MultiHeadAttention):
         T = x.shape[1]
         log_decay, beta = self.rates(x)
         kept = ctx.layer_cache(self.layer_idx)
+        # One token, as in decoding, would fill no chunk.
         scan = token_by_token if T == 1 else self.scan
-        # Autocast knows no meta device.
+        # Rounding errors of half precision would add up in the state. Autocast knows no meta device.
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             q, k, v = (repeat_heads(upcast(t), self.n_head) for t in call[:3])
             state = kept.get("state", q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
@@ -258,12 +268,13 @@ class Recurrent(MultiHeadAttention):
 class LinearAttention(Recurrent):
     """Weights φ(q)ᵀφ(k) divided by their sum, φ = elu + 1.
 
-    (Katharopoulos et al. 2020, eqs. 4 to 12.) A value of 1 beside the others sums the weights.
+    (Katharopoulos et al. 2020, eqs. 4 to 12.)
     """
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         q = F.elu(call.q) + 1
         k = F.elu(call.k) + 1
+        # The channel of ones sums the weights, by which the others are divided.
         v = F.pad(call.v, (0, 1), value=1.0)  # (B, H, T, D) -> (B, H, T, D + 1)
         y = super().attend(Call(q, k, v), x, ctx)
         return y[..., :-1] / y[..., -1:]
@@ -273,8 +284,8 @@ class LinearAttention(Recurrent):
 class Retention(Recurrent):
     """Linear attention without φ, whose head h fades by 1 - 2^(-5-h) a token (Sun et al. 2023).
 
-    Nothing divides by the sum of the weights; each head's result is RMS-normalised instead. Their rotation and their
-    SiLU gate are left out: retention+gate_silu has the gate.
+    Nothing divides by the sum of the weights; each head's result is RMS-normalised instead. The paper's rotation and
+    SiLU gate are left out; retention+gate_silu has the gate.
     """
 
     def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
@@ -305,7 +316,7 @@ class GatedDelta(Recurrent):
         C = config.n_embd
         H = config.n_head
         self.beta = PerHead(C, H)
-        # softplus gives 0.01 at first, and e^a is from 1 to 16: α is from 0.99 to 0.85.
+        # softplus gives 0.01 at first. e^a goes from 1 in the first head to 16 in the last: α from 0.99 to 0.85.
         self.fade = PerHead(C, H, torch.full((H,), FADE))
         rates = [math.log(1 + 15 * h / max(1, H - 1)) for h in range(H)]
         self.log_rate = nn.Parameter(torch.tensor(rates))
@@ -328,8 +339,8 @@ class GatedDelta(Recurrent):
 class KimiDelta(GatedDelta):
     """The gated delta rule with a decay for each channel of the keys.
 
-    (Kimi Team 2025, Kimi Linear, eq. 1.) Rows of the state keep what they hold for different times. w_α is one matrix,
-    theirs two narrow ones; their convolution and gate are kda+conv+gate_element.
+    (Kimi Team 2025, Kimi Linear, eq. 1.) Each row of the state so keeps its content for a time of its own. w_α is one
+    matrix; the paper has two narrow ones. kda+conv+gate_element has its convolution and gate.
     """
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
