@@ -19,7 +19,7 @@ from model.attention.code import run_code
 from model.gpt import GPT
 from pages.reading import read_prompt
 from runs.checkpoint import Checkpoint, open_checkpoint
-from training.device import check_compiler, choose_device, decoding_precision, memory_errors
+from training.device import can_compile, choose_device, decoding_precision, memory_errors
 
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
 A line that ends in \\ continues in the next one.
@@ -41,8 +41,7 @@ def write_samples(config: SampleConfig) -> None:
     checkpoint = open_checkpoint(config.checkpoint, device)
     model = checkpoint.model
     model.to(decoding_precision(config.precision, device))
-    if config.compile == "on":
-        check_compiler(device)
+    if config.compile == "on" and can_compile(device, is_required=True):
         # dynamic: one graph for all lengths and numbers of texts. torch compiles another one for a single text.
         model.runtime.compiled_hidden = torch.compile(model.hidden, dynamic=True)
     if sys.stderr.isatty():

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from common.errors import CheckpointError, SettingsError, format_value, naming
 from common.files import UNFINISHED, is_locked, reading, remove, user_path
@@ -41,6 +41,13 @@ WITHOUT_WEIGHTS = [
     *("model.logit_softcap", "model.rope_theta", "model.rope_scaling", "model.rope_scaling_factor"),
     "model.rope_trained_length",
 ]
+
+
+class Saved(NamedTuple):
+    """The checkpoint from which a run resumes, with its meta.json."""
+
+    path: Path
+    meta: Meta
 
 
 def refuse_used(directory: Path) -> None:
@@ -80,9 +87,9 @@ def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = lo
         return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
 
 
-def newest_intact(run: Path) -> tuple[Path, Meta]:
-    """Return a run's latest intact checkpoint and its meta.json; warn of damaged ones."""
-    return newest(run, lambda path: (path, verify_checkpoint(path)), log.warning)
+def newest_intact(run: Path) -> Saved:
+    """Return a run's latest intact checkpoint; warn of damaged ones."""
+    return newest(run, lambda path: Saved(path, verify_checkpoint(path)), log.warning)
 
 
 def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, Any]:
@@ -137,17 +144,18 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
     log.warning("%s.", sentence)
 
 
-def remove_leftovers(run: Path, saved: Meta | None) -> None:
+def remove_leftovers(run: Path, saved: Saved | None) -> None:
     """Remove unfinished checkpoints and the logs after `saved`; rename later checkpoints."""
     for leftover in (run / "checkpoints").glob(f".*{UNFINISHED}"):
         remove(leftover)
-    if saved is None:
+    if not saved:
         return
     # Later checkpoints are damaged, or the run would resume from one.
     for checkpoint in checkpoints_by_step(run / "checkpoints"):
-        if int(checkpoint.name.removeprefix("step_")) > saved.progress.step:
+        if int(checkpoint.name.removeprefix("step_")) > saved.meta.progress.step:
             checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))
+    logs = saved.meta.logs
     for name in LOGS:
-        if (run / name).exists() and (run / name).stat().st_size > saved.logs.get(name, math.inf):
+        if (run / name).exists() and (run / name).stat().st_size > logs.get(name, math.inf):
             with open_log(run / name, "a") as file:
-                file.truncate(saved.logs[name])
+                file.truncate(logs[name])

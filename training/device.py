@@ -124,13 +124,21 @@ def fast_products(device: torch.device, dtype: torch.dtype = torch.float32) -> I
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-def check_compiler(device: torch.device) -> None:
-    """Raise SettingsError for compile=on if torch cannot compile for the device."""
+def can_compile(device: torch.device, *, is_required: bool) -> bool:
+    """Return whether torch can compile for the device, and warn if it cannot.
+
+    Raises SettingsError instead if it `is_required`, by compile=on.
+    """
     try:
         torch.compile(torch.neg)(torch.zeros(8, device=device))
     except Exception as error:  # Triton, the C compiler and torch document no types
-        remedy = "install a C compiler and Triton, or set compile=off"
-        raise SettingsError(f"compile=on: torch cannot compile here ({first_line(error)})", remedy) from None
+        problem = f"torch cannot compile here ({first_line(error)})"
+        if is_required:
+            remedy = "install a C compiler and Triton, or set compile=off"
+            raise SettingsError(f"compile=on: {problem}", remedy) from None
+        log.warning("%s: training goes on uncompiled, which is slower; install a C compiler and Triton.", problem)
+        return False
+    return True
 
 
 def run_eagerly(compiled: bool) -> AbstractContextManager[object]:

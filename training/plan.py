@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from common.errors import DataError, one_of
-from common.text import command, duration, plural, si
+from common.text import command, duration, flat, plural, si
 from data.config import TokenizerConfig
 from data.prepare import TokenDataset
 from data.tasks import Data
@@ -233,18 +233,19 @@ def here(
     speed = f"          {seconds:.3g} s a step: {si(rate)}tokens/s, {si(rate * flops)}FLOP/s, {measured}"
     lines += [time_line(config, seconds, scored), speed]
     if isinstance(data, TokenDataset):
-        lines += size_lines(config, data, rate * flops, lambda config: measure(config)[0])
+        lines += size_lines(config, data, rate * flops, measure)
     return lines
 
 
 def size_lines(
-    config: TrainConfig, data: TokenDataset, rate: float, seconds_of: Callable[[TrainConfig], float]
+    config: TrainConfig, data: TokenDataset, rate: float, measure: Callable[[TrainConfig], tuple[float, int]]
 ) -> list[str]:
     """Return the lines that name the model for max_minutes and the text, as a command to copy.
 
-    rate: the FLOP/s of the model in config. seconds_of: returns the seconds of a step.
+    rate: the FLOP/s of the model in config. measure: returns the seconds of a step first.
     """
-    if config.max_minutes is None:
+    minutes = config.max_minutes
+    if minutes is None:
         return ["size      set max_minutes=30, or another time, to learn which size the time and the text deserve"]
 
     # A sample tells how many bytes a token has, and how well the text can be compressed.
@@ -253,42 +254,39 @@ def size_lines(
     token_size = len(text) / len(sample)
     bits = 8 * len(bz2.compress(text)) / len(text)
 
+    def is_deserved(width: int) -> bool:
+        """Return whether the law allows a model of this width, at a speed of `rate`."""
+        model = without_weights(with_width(config, width).model)
+        flops = flops_per_token(model)
+        parts = count_parameters(model)
+        # The law is for tokens of a byte, so a token counts as its bytes.
+        read = token_size * min(60 * minutes * rate / flops, EPOCHS * len(data.train))
+        return parts["attention"] + parts["mlp"] + parts["norms"] <= SIZE * (flops * read) ** SIZE_POWER
+
     # Take the largest model that the law allows, at the speed of the model before it: another size has another speed.
     for _ in range(2):
-        chosen = with_width(config, 32)
-        for width in itertools.count(64, 32):
-            wider = with_width(config, width)
-            model = without_weights(wider.model)
-            flops = flops_per_token(model)
-            # The law is for tokens of a byte, so a token counts as its bytes.
-            read = token_size * min(60 * config.max_minutes * rate / flops, EPOCHS * len(data.train))
-            parts = count_parameters(model)
-            if parts["attention"] + parts["mlp"] + parts["norms"] > SIZE * (flops * read) ** SIZE_POWER:
-                break
-            chosen = wider
-        seconds = seconds_of(chosen)
+        chosen = with_width(config, max(itertools.takewhile(is_deserved, itertools.count(64, 32)), default=32))
         model = without_weights(chosen.model)
         flops = flops_per_token(model)
+        seconds, _ = measure(chosen)
         rate = flops * config.tokens_per_step / seconds
 
     # Report.
-    steps = round(60 * config.max_minutes / seconds)
+    steps = round(60 * minutes / seconds)
     epochs = steps * config.tokens_per_step / len(data.train)
     compute = flops * token_size * len(data.train) * min(epochs, EPOCHS)
     # By the root, because texts differ less to a model than to bz2: a tenth too much for Shakespeare.
     bpb = (FLOOR + (compute / UNIT) ** LOSS_POWER) * math.sqrt(bits / SOURCE_CODE)
-    shape = {f"model.{name}": getattr(chosen.model, name) for name in ("n_layer", "n_embd", "n_head", "block_size")}
-    settings = {**shape, "batch_size": config.batch_size}
-    replaced = {"dry_run", "model", *settings}
-    words = [*typed_arguments(replaced), *(f"{name}={value}" for name, value in settings.items())]
-    deserved = f"{config.max_minutes:g} minutes and this text: {count_parameters(model).total():,} parameters"
+    names = ("model.n_layer", "model.n_embd", "model.n_head", "model.block_size", "batch_size")
+    shape = [f"{name}={flat(asdict(chosen))[name]}" for name in names]
+    words = typed_arguments(("dry_run", "model", *names)) + shape
+    deserved = f"{minutes:g} minutes and this text: {count_parameters(model).total():,} parameters"
     lines = [
         f"size      for {deserved}, about {plural(steps, 'step')}, {epochs:,.1f} epochs, roughly {bpb:.1f} bits/byte",
         f"          {command('train.py')} {shlex.join(words)}",
     ]
     if epochs > EPOCHS:
-        enough = config.max_minutes * EPOCHS / epochs
-        remedy = f"add text, or set max_minutes={enough:.2g}"
+        remedy = f"add text, or set max_minutes={minutes * EPOCHS / epochs:.2g}"
         lines.append(f"          the text is seen more than {EPOCHS} times, and teaches less each time: {remedy}")
     return lines
 

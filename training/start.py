@@ -31,11 +31,11 @@ from model.cpu import keep_freed_memory
 from model.gpt import GPT
 from model.size import count_weights, memory_of, without_weights
 from model.weights import load_weights
-from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, Meta, readable
+from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
 from runs.directory import lock_run, log_to, make_run_directory
-from runs.resume import check_settings, find_run, newest_intact, refuse_used, remove_leftovers
+from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import TrainConfig
-from training.device import check_compiler, choose_device, choose_precision, memory_errors
+from training.device import can_compile, choose_device, choose_precision, memory_errors
 from training.distributed import Ranks, new_model, parallelize
 from training.optimizer import load_optimizer_state
 from training.pretrained import copy_weights, open_pretrained
@@ -52,8 +52,8 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
     """Build a new run, or resume one, after checks of the settings.
 
     The run's config also has the settings that data and pretrained weights decide, such as model.vocab_size; `config`
-    does not change. Seeds torch's generators. While the run is open its directory is locked, its log is written and
-    signals are recorded. At its end it waits for the last save.
+    stays as it is. Seeds torch's generators. While the run is open, its directory is locked, its log is written and
+    signals are recorded. Closing waits for the last save.
     """
     ranks = Ranks.of_torchrun()
     with ExitStack() as stack:
@@ -68,11 +68,11 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
         config = replace(config, code_hash=run_code(config.code, VOCABULARIES))
         check_machine(config, device, ranks)
 
-        # Build the run. Rank 0 chooses the checkpoint and the directory.
-        checkpoint, meta = ranks.broadcast(checkpoint_to_resume(config, stack) if ranks.is_first else (None, None))
-        run = build_run(config, ranks, device, checkpoint, meta)
+        # Build the run. Rank 0 chooses the checkpoint and the directory, as only it writes.
+        saved = ranks.broadcast(checkpoint_to_resume(config, stack) if ranks.is_first else None)
+        run = build_run(config, ranks, device, saved)
         if ranks.is_first:
-            prepare_directory(run, checkpoint, meta, stack)
+            prepare_directory(run, saved, stack)
         run.directory = ranks.broadcast(run.directory)
 
         stack.callback(run.checkpointer.wait)
@@ -80,23 +80,22 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
             yield run
 
 
-def build_run(
-    config: TrainConfig, ranks: Ranks, device: torch.device, checkpoint: Path | None, meta: Meta | None
-) -> Run:
+def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Saved | None) -> Run:
     """Return a new run, or the one that resumes from a checkpoint; it has no directory yet."""
-    # Complete the settings from pretrained weights and the data.
-    if meta:
-        check_settings(asdict(config), meta)
+    # Complete the settings from pretrained weights and the data. Each check comes as soon as its figures are known:
+    # that of the settings before the text is read, that of the memory again with the vocabulary.
+    if saved:
+        check_settings(asdict(config), saved.meta)
     config, copy_pretrained, encoding = load_pretrained(config)
-    if checkpoint and meta and meta.own_tokenizer:
-        encoding = read_tokenizer(checkpoint / TOKENIZER)
+    if saved and saved.meta.own_tokenizer:
+        encoding = read_tokenizer(saved.path / TOKENIZER)
     data = open_data(config, encoding, prepares=ranks.local_rank == 0)
     config = with_vocabulary(config, data.vocab_size)
-    refuse_too_large(config, device, ranks)  # once more, as the vocabulary is known now
-    if meta and meta.data != data.fingerprint:
-        check_settings(asdict(config), meta, data.fingerprint)
+    refuse_too_large(config, device, ranks)
+    if saved and saved.meta.data != data.fingerprint:
+        check_settings(asdict(config), saved.meta, data.fingerprint)
 
-    # Build the model, with its weights.
+    # Build the model, with its weights. Rank 0 reads them; parallelize() gives them to the others.
     precision = choose_precision(config.precision, device)
     torch.manual_seed(config.seed)
     lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
@@ -104,9 +103,9 @@ def build_run(
         model = new_model(config, ranks, device)
         if ranks.is_first:
             copy_pretrained(model)
-        if checkpoint and ranks.is_first:
-            with readable(checkpoint):
-                load_weights(model, load_file(checkpoint / WEIGHTS))
+        if saved and ranks.is_first:
+            with readable(saved.path):
+                load_weights(model, load_file(saved.path / WEIGHTS))
         compiled = choose_compile(config, device, steps_to_take(config, model))
         ddp_model = parallelize(model, ranks, config.distributed, device, precision, compiled)
 
@@ -114,15 +113,14 @@ def build_run(
     own_tokenizer = encoding is not None and not config.data.is_task
     signals = Signals(passed_on=ranks.launched)
     run = Run(config, device, precision, data, model, ddp_model, ranks, compiled, own_tokenizer, signals)
-    if checkpoint and meta:
-        with readable(checkpoint):
-            restore(run, checkpoint, meta)
-        refuse_past(run, meta)
+    if saved:
+        restore(run, saved)
+        refuse_past(run, saved)
     return run
 
 
 def load_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], object], Encoding | None]:
-    """Return config with init_from's settings, a function that copies its weights, a tokenizer.
+    """Return config with init_from's settings, a function that copies its weights, and its tokenizer.
 
     Without init_from config is unchanged, the function does nothing, and the tokenizer is None.
     """
@@ -137,23 +135,25 @@ def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
     return replace(config, model=replace(config.model, vocab_size=config.model.vocab_size or vocab_size))
 
 
-def restore(run: Run, checkpoint: Path, meta: Meta) -> None:
+def restore(run: Run, saved: Saved) -> None:
     """Load a checkpoint's optimizers, scaler and progress; the model has its weights already."""
-    saved = load_file(checkpoint / OPTIMIZER) if run.ranks.is_first else {}
-    load_optimizer_state(run.model, run.optimizers, saved, run.ranks)
-    if run.scaler.is_enabled() and meta.scaler:  # a scaler without fp16 has no state
-        run.scaler.load_state_dict(meta.scaler)
+    meta = saved.meta
+    with readable(saved.path):
+        state = load_file(saved.path / OPTIMIZER) if run.ranks.is_first else {}
+        load_optimizer_state(run.model, run.optimizers, state, run.ranks)
+        if run.scaler.is_enabled() and meta.scaler:  # a scaler without fp16 has no state
+            run.scaler.load_state_dict(meta.scaler)
     run.progress = replace(meta.progress, finished=False)  # max_steps may have grown
     run.skipped = torch.tensor([run.progress.skipped, run.progress.skipped_in_a_row], device=run.device)
 
 
-def refuse_past(run: Run, saved: Meta) -> None:
+def refuse_past(run: Run, saved: Saved) -> None:
     """Raise SettingsError if a resumed run is past the end that its new settings give it."""
     config = run.config
     step = run.progress.step
     minutes = run.progress.seconds / 60
-    # A run that ended by max_minutes is a little past it, so only another limit counts.
-    changed_limit = config.max_minutes if config.max_minutes != saved.config.get("max_minutes") else None
+    # A run that max_minutes has ended is a little past it, which is no mistake: only another limit counts.
+    changed_limit = config.max_minutes if config.max_minutes != saved.meta.config.get("max_minutes") else None
     if step > (run.max_steps or math.inf) or minutes > (changed_limit or math.inf):
         ends = {name: getattr(config, name) for name in ("max_steps", "max_minutes", "max_flops")}
         given = " and ".join(f"{name}={format_value(value)}" for name, value in ends.items() if value)
@@ -164,7 +164,7 @@ def refuse_past(run: Run, saved: Meta) -> None:
 def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool = True) -> Data:
     """Return the tokens of the text, or the task.
 
-    encoding: the tokenizer of pretrained weights. prepares: whether this process may make the tokens, rather than wait
+    encoding: the tokenizer of pretrained weights. prepares: whether this process may make the tokens; another waits
     for them. Raises SettingsError if the model does not fit the data.
     """
     data: Data
@@ -205,16 +205,19 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Refuse settings that cannot train on this machine, warn of unused ones, set determinism."""
     refuse_unable(config, device, ranks)
+
+    # Warn of settings of the heads that a form with one head ignores.
     model = config.model
     if "n_head" in unused_settings(model):
         given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
         idle = [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]
         if idle:
             log.warning("attention=%s has one head, of width n_embd: %s is ignored.", model.attention, ", ".join(idle))
+
+    # Set determinism, only if it changes: that imports torch's compiler, which takes longer than torch itself.
     if config.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic with this one
         torch.backends.cudnn.benchmark = False
-    # Only if it changes: setting it imports torch's compiler.
     if config.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(config.deterministic)
 
@@ -230,8 +233,8 @@ def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 
 def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Raise SettingsError if a run needs more than the memory of the device, before it is built."""
-    # Estimate the least that the run needs: 4 bytes each for the weight, the gradient and Muon's momentum of a
-    # parameter; in a sequence 8 for the id of a token, and 2 for each number of its blocks' inputs.
+    # Estimate the least that the run needs. A parameter takes 4 bytes each for weight, gradient and Muon's momentum. A
+    # token takes 8 for its id, and 2 for each number that its blocks get.
     model = config.model
     memory = memory_of(device)
     parameters = count_weights(replace(model, vocab_size=model.vocab_size or FEWEST_IDS))[1]
@@ -264,24 +267,16 @@ def choose_compile(config: TrainConfig, device: torch.device, steps: int | None)
     steps: the length of the run; None if only max_minutes ends it. Raises SettingsError for compile=on if torch cannot
     compile; auto then warns.
     """
-    # Compiling takes about a minute, which a short run does not gain back.
+    # Compiling takes about a minute: a short run does not gain it back.
     long = (config.max_minutes or math.inf) >= 10 and (steps is None or steps >= 2000)
     gains = device.type == "cuda" and sys.platform == "linux" and long
     if config.compile == "off" or (config.compile == "auto" and not gains):
         return False
-    try:
-        check_compiler(device)
-    except SettingsError as error:
-        if config.compile == "on":
-            raise
-        problem = error.problem.removeprefix("compile=on: ")
-        log.warning("%s: training goes on uncompiled, which is slower; install a C compiler and Triton.", problem)
-        return False
-    return True
+    return can_compile(device, is_required=config.compile == "on")
 
 
-def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, Meta] | tuple[None, None]:
-    """Return the checkpoint to resume from, and its meta.json; None and None for a new run.
+def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> Saved | None:
+    """Return the checkpoint to resume from, None for a new run.
 
     Raises SettingsError if another process trains the run, or if the directory of a new run has checkpoints.
     """
@@ -294,35 +289,30 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> tuple[Path, M
     if config.run_dir:
         with os_errors_named("run_dir", config.run_dir, "written", WRITABLE):
             refuse_used(user_path("run_dir", config.run_dir))
-    return None, None
+    return None
 
 
-def prepare_directory(
-    run: Run,
-    checkpoint: Path | None,
-    meta: Meta | None,
-    stack: ExitStack,
-) -> None:
+def prepare_directory(run: Run, saved: Saved | None, stack: ExitStack) -> None:
     """Give the run a new directory, or the checkpoint's without later files; write its settings.
 
     It stays locked until the stack is closed.
     """
-    directory = checkpoint.parent.parent if checkpoint else Path(run.config.run_dir or "outputs")
-    with os_errors_named("resume" if checkpoint else "run_dir", directory, "written", WRITABLE):
-        if not checkpoint:
+    directory = saved.path.parent.parent if saved else Path(run.config.run_dir or "outputs")
+    with os_errors_named("resume" if saved else "run_dir", directory, "written", WRITABLE):
+        if not saved:  # the directory of a resumed run is locked since its checkpoint was chosen
             directory = make_run_directory(run.config.run_dir)
             lock_run(directory, stack)
             refuse_used(directory)  # once more: another run may have begun and ended here meanwhile
         run.directory = directory
-        remove_leftovers(directory, meta)
-        if meta:
+        remove_leftovers(directory, saved)
+        if saved:
             run.checkpointer.link(run.progress.step, run.progress.best_step)
         written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
         replace_text(directory / "config.yaml", written)
         log_to(directory, stack)
-    if meta:
+    if saved:
         log.info("resuming at step %d of %s", run.progress.step, directory)
-        before = meta.computed_on
+        before = saved.meta.computed_on
         now = run.computed_on().items()
         changes = [f"{name} {value} (was {before.get(name)})" for name, value in now if value != before.get(name)]
         if changes:
