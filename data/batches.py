@@ -39,9 +39,9 @@ def random_stream(*key: object) -> np.random.RandomState:
 class Batches:
     """The training sequences of every step, in an order set by `seed`.
 
-    An epoch cuts the text into sequences that begin block_size tokens apart, and draws each once. It skips a random
-    number of tokens first, its offset. So every epoch cuts at other places, and tokens that one epoch misses at the
-    ends of the text appear in others. The order takes 8 bytes of memory a sequence.
+    An epoch cuts the text into sequences that begin block_size tokens apart, and draws each once. First it skips a
+    random number of tokens, its offset. So every epoch cuts at other places, and the tokens that one epoch misses at
+    the ends of the text appear in others. The order takes 8 bytes of memory a sequence.
     """
 
     def __init__(
@@ -56,9 +56,10 @@ class Batches:
         self.block_size = block_size
         self.batch_size = batch_size
         self.seed = seed
-        # One fewer than fit, which leaves block_size tokens or more for the offset; of a very short text all there are.
+        # One sequence fewer than the text has room for: the offset then has block_size tokens or more. A text with room
+        # for a single one keeps it.
         self.sequences_per_epoch = max(1, len(tokens) // block_size - 1)
-        # Two epochs stay in memory, because a batch may have the last sequences of one and the first of the next.
+        # Keep two epochs in memory: a batch may have the last sequences of one and the first of the next.
         self._epoch = lru_cache(maxsize=2)(self._order)
 
     def batch(self, step: int, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -98,7 +99,7 @@ def document_starts(tokens: np.ndarray, separator: int) -> np.ndarray:
 
     A document begins with its `separator`, <|endoftext|>; one that began before the sequence, at position 0.
     """
-    # The running maximum carries each separator's position on to the next: [7, e, 5, e, 3] gives [0, 1, 1, 3, 3].
+    # The running maximum repeats each separator's position up to the next one: [7, e, 5, e, 3] gives [0, 1, 1, 3, 3].
     places = np.where(tokens == separator, np.arange(tokens.shape[-1]), 0)
     return np.maximum.accumulate(places, axis=-1)
 
@@ -123,7 +124,7 @@ def evaluation_batches(
         rest = 0
     for first in range(0, len(first_tokens), batch_size):
         yield sequences_at(tokens, first_tokens[first : first + batch_size], block_size + 1)
-    # The rest is shorter, so no other sequence shares its batch.
+    # The rest is shorter than the others, so it is a batch by itself.
     if rest:
         yield sequences_at(tokens, np.array([targets - rest]), rest + 1)  # (1, rest + 1)
 

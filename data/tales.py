@@ -30,9 +30,9 @@ animal: duck, cat, dog, goose, squirrel, hedgehog, donkey, goat
 """
 WORDS = {kind: words.split(", ") for kind, words in re.findall("(.*): (.*)", LISTS)}
 WORDS["name"] = WORDS["girl"] + WORDS["boy"]
-# The words that follow from a name: those of girls, those of boys.
+# The words that follow from a name, for a girl and for a boy.
 PRONOUNS = {"he": ("she", "he"), "him": ("her", "him"), "his": ("her", "his"), "child": ("girl", "boy")}
-# What a slip is called, by the word in braces that is another one than before.
+# The names of slips, by the word in braces that differs from the one before.
 SLIPS = {"name": "a name", "toy": "a thing", "treasure": "a thing", "colour": "a colour"}
 SLIPS |= dict.fromkeys(PRONOUNS, "a pronoun")
 
@@ -165,7 +165,7 @@ def first_slip(tale: str) -> str | None:
     position = 0
     known: dict[str, str | bool] = {}
     while state != "end":
-        # Find the rule of the next sentences. Those of other states tell of a thing that somebody else has.
+        # Find the rule of the next sentences. If only rules of other states match, somebody else has the thing.
         matches = {}
         for rule in chain.from_iterable(GRAMMAR.values()):
             if match := rule.pattern.match(tale, position):

@@ -1,7 +1,7 @@
 """Synthetic tasks that tell mechanisms apart in minutes, scored on their answers alone.
 
-Each step has new sequences. Inputs are ids below data.task.vocab_size. A target is an answer, or -1 where there is
-none. T is model.block_size, V the vocabulary and n data.task.items.
+Each step has new sequences. Inputs are ids below data.task.vocab_size. A target is an answer; it is -1 if none is due.
+T is model.block_size, V the vocabulary and n data.task.items.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def recall(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     gaps = np.arange(1, (T - 2 * n) // 2 + 1)
     places = 2 * n + 2 * distinct(random, B, n, gaps ** (POWER - 1))
 
-    # Write the pairs and the queries over noise.
+    # Write the pairs and the queries over noise. The answers stand where the queries do.
     inputs = random.randint(0, V if task.random_non_queries else 1, (B, T))
     inputs[:, 0 : 2 * n : 2] = keys
     inputs[:, 1 : 2 * n : 2] = values
@@ -56,6 +56,7 @@ def copy(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     T/2 random ids from 1 … V - 1, then the mark 0. From the mark on the targets are the same ids. The inputs after it
     are the targets so far, as in generation.
     """
+    # The text leaves out 0, the mark. The last answer is no input: nothing follows it.
     text = random.randint(1, task.ids("copy"), (B, T // 2))
     mark = np.zeros((B, 1), dtype=np.int64)
     inputs = np.hstack((text, mark, text[:, :-1]))  # (B, T)
@@ -70,6 +71,7 @@ def induction(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     target is the id that followed the first mark.
     """
     inputs = random.randint(1, task.ids("induction"), (B, T))
+    # Before the last two, so that another id than the second mark follows the first.
     place = random.randint(0, T - 2, (B, 1))
     np.put_along_axis(inputs, place, 0, axis=1)
     inputs[:, -1] = 0
@@ -80,7 +82,7 @@ def induction(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
 
 def distinct(random: Random, B: int, count: int, weights: np.ndarray) -> np.ndarray:
     """Return numbers below N drawn without replacement by `weights` (N,): int64 (B, count)."""
-    # The order of exponential times with these rates is such a draw (Efraimidis & Spirakis 2006).
+    # Exponential times with these rates, in their order, are such a draw (Efraimidis & Spirakis 2006).
     times = random.standard_exponential((B, len(weights))) / weights  # (B, N)
     return times.argsort(axis=1)[:, :count]
 
@@ -126,8 +128,9 @@ class TaskData:
         return self.task.ids(self.name)
 
     def targets(self, block_size: int) -> int:
-        """Return the number of answers in a sequence."""
-        return self._sizes(block_size)[0]
+        """Return the number of answers in a sequence: in any, as all have the same."""
+        _, targets = self._make(1, block_size, "answers")
+        return int((targets != NOTHING).sum())
 
     def token_bytes(self) -> np.ndarray:
         """Return 0 for each id: none is text."""
@@ -140,11 +143,15 @@ class TaskData:
 
     def check(self, block_size: int) -> None:
         """Raise SettingsError if a sequence or the vocabulary is too small for the task."""
-        _, shortest, fewest_ids = self._sizes(block_size)
+        # The shortest sequence and the fewest ids; a task of code=FILE checks its own.
+        n = self.task.items
+        least = {"recall": (4 * n, 2 * n + 2), "copy": (2, 3), "induction": (3, 3)}
+        shortest, fewest_ids = least.get(self.name, (1, 1))
+        # A sequence of recall consists of pairs of places, one of copy of two halves.
         is_odd = self.name in ("recall", "copy") and block_size % 2
         if block_size < shortest or is_odd or self.vocab_size < fewest_ids:
             given = f"model.block_size={block_size} and data.task.vocab_size={self.vocab_size}"
-            problem = f"data={self.name} with data.task.items={self.task.items} cannot have {given}"
+            problem = f"data={self.name} with data.task.items={n} cannot have {given}"
             even = "an even size" if is_odd else "a size"
             raise SettingsError(problem, f"choose {even} from {shortest} on and {fewest_ids} ids or more")
 
@@ -155,7 +162,7 @@ class TaskData:
         seed: int,
     ) -> Callable[[int, int, int], Batch]:
         """Return batch(step, start, stop): sequences `start` to `stop` of a step, deterministic."""
-        # The micro-batches of a step are slices of the same sequences, which are made once.
+        # Make the sequences of a step once: its micro-batches are slices of them.
         make = lru_cache(maxsize=1)(lambda step: self._make(batch_size, block_size, seed, step))
         return lambda step, start, stop: Batch(*(ids[start:stop] for ids in make(step)))
 
@@ -167,23 +174,10 @@ class TaskData:
     ) -> Iterator[Batch]:
         """Yield the validation sequences, of at most `max_tokens` tokens, in batches."""
         count = self.validation_tokens(block_size, max_tokens) // block_size
-        # Make all, so that a smaller evaluation has the first of them.
+        # Make all of them: a smaller evaluation then scores the first of the same sequences.
         inputs, targets = (ids[:count] for ids in self._make(HELD_OUT, block_size, self.seed, "held out"))
         for first in range(0, count, batch_size):
             yield Batch(inputs[first : first + batch_size], targets[first : first + batch_size])
-
-    def _sizes(self, T: int) -> tuple[int, int, int]:
-        """Return the answers in a sequence of T tokens, the shortest sequence and the fewest ids."""
-        n = self.task.items
-        known = {
-            "recall": (n, 4 * n, 2 * n + 2),
-            "copy": (T // 2, 2, 3),
-            "induction": (1, 3, 3),
-        }
-        if self.name in known:
-            return known[self.name]
-        _, targets = self._make(1, T, "answers")
-        return int((targets != NOTHING).sum()), 1, 1
 
     def _make(self, B: int, block_size: int, *key: object) -> Sequences:
         return TASKS[self.name](random_stream(self.name, *key), B, block_size, self.task)

@@ -23,8 +23,8 @@ from training.evaluation import first_sequences
 from training.logger import Logger
 from training.run import Run
 
-FIRST = 10  # seconds to the first drawing, and at least between two
-LEAST_WORK = 100  # how many times its own duration a drawing waits for the next one, at least
+FIRST = 10  # seconds to the first drawing, and the least between two
+LEAST_WORK = 100  # the next drawing waits for at least so many times the duration of the last one
 MAP_BYTES = 50_000  # for the maps of all heads in one evaluation
 MAPPED = 64  # evaluations after which only every second one is mapped
 
@@ -58,7 +58,7 @@ class Report(Logger):
         if "val_loss" in row:
             self.evaluations += 1
             maps = {}
-            # A rank of a sharded model cannot run it without the others.
+            # A sharded model runs only on all ranks together, and rank 0 alone has loggers.
             if is_mapped(self.evaluations) and not self.run.is_sharded:
                 maps = repeated_maps(self.run)
             self.note(sample=sample, **maps)
@@ -115,7 +115,7 @@ def repeated_maps(run: Run) -> dict[str, Any]:
 
 def commit() -> str | None:
     """Return the commit of this checkout, with "-dirty" if files have changed; None outside git."""
-    # Name the folder .git: a copy without one may lie in another repository, whose commit says nothing.
+    # Name the folder .git: a copy without it may lie inside another repository, whose commit is not the code's.
     command = ["git", "--git-dir=.git", "describe", "--always", "--dirty", "--abbrev=10"]
     root = Path(__file__).parents[1]
     try:

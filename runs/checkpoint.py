@@ -75,12 +75,13 @@ class Progress:
         """The loss that the best evaluation reported; infinite if none was finite."""
         if self.best_loss is None:
             return math.inf
-        # best_loss is of the common targets. The latest evaluation may have scored more, and its figure is known.
+        # best_loss is that of the targets that all evaluations score. If the latest evaluation is the best, metrics has
+        # its own figure, perhaps of more targets.
         return self.metrics["val_loss"] if self.best_step == self.evaluated else self.best_loss
 
     def compare(self, loss: float, tokens: int) -> None:
         """Make this step the best if its loss is the lowest on this number of targets."""
-        # A run that is resumed with another eval_interval scores other targets, so the best one begins anew.
+        # With another eval_interval a resumed run scores other targets. Earlier losses cannot be compared with theirs.
         best = math.inf if self.best_loss is None or tokens != self.best_tokens else self.best_loss
         if loss < best:
             self.best_loss = loss
@@ -90,19 +91,19 @@ class Progress:
 
 @dataclass
 class Meta:
-    """The content of meta.json, without the format's version and its own checksum."""
+    """The content of meta.json, but for the version of the format and the checksum."""
 
     config: dict[str, Any]
     """The settings of the run; config["model"] is a GPTConfig's."""
     progress: Progress = field(default_factory=Progress)
     home: str = ""
-    """The directory of the run, when this was written."""
+    """The directory of the run at the time of writing."""
     data: str = ""
     """The fingerprint of the tokens."""
     own_tokenizer: bool = False
     """Whether the tokenizer came with pretrained weights."""
     computed_on: dict[str, Any] = field(default_factory=dict)
-    """The versions and the machine, on which the last bits of the result depend."""
+    """The versions and facts of the machine on which the last bits of the result depend."""
     scaler: dict[str, Any] = field(default_factory=dict)
     """The state of the gradient scaler of fp16."""
     logs: dict[str, int] = field(default_factory=dict)
@@ -143,7 +144,7 @@ def write_checkpoint(
 
     If it exists, only its meta.json is replaced.
     """
-    # A step is saved twice if it is evaluated: the tensors are the same, and meta.json gets the evaluation.
+    # An evaluated step is saved twice. The tensors are the same; meta.json gets the evaluation.
     if directory.exists():
         meta.files = read_meta(directory).files
         return replace_text(directory / "meta.json", as_json(meta))
@@ -213,10 +214,11 @@ def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
 
 @contextmanager
 def code_wanted(path: Path, meta: Meta) -> Iterator[None]:
-    """Say which file registers an unknown name; a checkpoint never lets it run."""
+    """Ask for the file that registers an unknown name; opening a checkpoint never runs one."""
     try:
         yield
-    except SettingsError as error:  # becomes no CheckpointError: it holds for all checkpoints of the run
+    except SettingsError as error:
+        # No CheckpointError, after which an earlier checkpoint of the run would be tried: they all have this name.
         file = meta.config.get("code") or "FILE"
         remedy = f"give the file that registers it, as in code={file}"
         raise SettingsError(f"checkpoint={path}: {error.problem}", remedy) from None
@@ -233,8 +235,9 @@ def refuse_unknown(opened: str, unknown: list[str], meta: Meta) -> None:
 def verify_checkpoint(path: Path, *names: str) -> Meta:
     """Return meta.json; CheckpointError unless the named files, or all, match their checksums."""
     meta = read_meta(path)
+    checked = meta.files.keys() & names if names else meta.files
     with readable(path):
-        for name in meta.files.keys() & names if names else meta.files:
+        for name in checked:
             if not (path / name).is_file() or describe_file(path / name) != meta.files[name]:
                 raise ValueError(f"{name} is missing, or does not match its checksum")
     return meta
@@ -277,7 +280,7 @@ def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Ch
 def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Callable[[str], None] = log.warning) -> T:
     """Return read(path) of the first readable checkpoint; CheckpointError if there is none.
 
-    say: logs the problem of a damaged one, and which one is tried next.
+    say: logs the problem of a damaged one, and the name of the next.
     """
     if not checkpoints:
         raise CheckpointError("there is no checkpoint", "start a new run")
