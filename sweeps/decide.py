@@ -39,8 +39,9 @@ CONFIRM_ALPHA = 0.04
 """The level of a find's second test. "Better" is one side of each test: 100 ideas · 0.025 · 0.02 = 5%."""
 OPEN = "open"
 FAILED = "undecided, because "
-LARGER = ("val_accuracy", "tokens_per_s", "decode_tokens_per_s")  # are better
-TIMED = ("seconds", "tokens_per_s", "decode_tokens_per_s")  # depend on when a run takes place
+# Metrics of which more is better, and those that depend on the time at which a run takes place.
+LARGER = ("val_accuracy", "tokens_per_s", "decode_tokens_per_s")
+TIMED = ("seconds", "tokens_per_s", "decode_tokens_per_s")
 
 
 @dataclass
@@ -51,17 +52,18 @@ class Comparison:
     verdict: str = OPEN
     pairs: int = 0
     mean: float = math.nan
-    """Of the differences: the metric, own less first."""
+    """The mean of the differences: the metric of the variant's run less that of the first's."""
     median: float = math.nan
     low: float = -math.inf
-    """The ends of the confidence sequence."""
+    """The lower end of the confidence sequence."""
     high: float = math.inf
     seeds: list[int] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
-    """The metric of the first variant's runs."""
+    """The metric in the first variant's runs."""
     own: list[float] = field(default_factory=list)
+    """The metric in the variant's runs."""
     seconds: float = 0
-    """Of the variant's own runs."""
+    """The duration of the variant's runs."""
 
     @property
     def differences(self) -> list[float]:
@@ -80,10 +82,7 @@ class Comparison:
 
 @dataclass
 class Record:
-    """The content of decide.json.
-
-    All that the test rests on is fixed at the beginning; the comparisons grow.
-    """
+    """The content of decide.json: the conditions of the test, fixed at its start, and the comparisons."""
 
     metric: str
     delta: float | None
@@ -91,15 +90,15 @@ class Record:
     first: str
     """The first variant's overrides."""
     variants: list[str]
-    """The other variants'."""
+    """The overrides of each other variant."""
     settings: list[str]
     """The overrides that all runs share, without the seed."""
     seed: int
-    """The first pair's."""
+    """The seed of the first pair."""
     alpha: float
     """The level of each comparison."""
     commit: str | None
-    """The code's, with -dirty if files have changed; None outside git."""
+    """The commit of the code, with -dirty if files have changed; None outside git."""
     text: str | None
     """The fingerprint of the text; None if this machine does not have it."""
     code: dict[str, Any] = field(default_factory=dict)
@@ -147,12 +146,12 @@ class Decide(Grid):
 
         Raises SettingsError if a failed job left a variant undecided.
         """
-        # The comparisons, by the variant's number. The first variant is number 0, with which the others are paired.
+        # Number the comparisons by variant. Number 0 is the first variant, with which the others are paired.
         self.check(arguments)
         comparisons = {number: Comparison(variant) for number, variant in enumerate(self.record.variants, 1)}
         self.record.comparisons = [*comparisons.values()]
 
-        # The pairs, seed after seed.
+        # Run the pairs, seed after seed, until all have a verdict.
         with self.keeping_folder():
             for pair in range(self.max_pairs):
                 undecided = {number: each for number, each in comparisons.items() if each.verdict == OPEN}
@@ -167,9 +166,10 @@ class Decide(Grid):
             raise SettingsError(problem, f"the reasons are above and in {self.folder / 'decide.md'}")
 
     def check(self, arguments: list[str]) -> None:
-        """Fix what the test rests on, as self.fixed; SettingsError if nothing can be compared."""
-        # The settings of the sweeper.
-        self.check_adaptive(max_pairs=2, **({} if self.give_up is None else {"give_up": 2}))
+        """Fix the conditions of the test in self.record; SettingsError if nothing can be compared."""
+        # Check the settings of the sweeper.
+        least = {"max_pairs": 2} if self.give_up is None else {"max_pairs": 2, "give_up": 2}
+        self.check_adaptive(**least)
         one_of("hydra.sweeper.metric", self.metric, NUMBERS)
         if self.delta is not None and not (is_number(self.delta) and self.delta > 0):
             raise SettingsError(f"hydra.sweeper.delta={self.delta} must be a number above 0, or null")
@@ -177,7 +177,7 @@ class Decide(Grid):
             problem = f"hydra.sweeper.metric={self.metric} depends on when a run takes place"
             raise SettingsError(problem, "leave out hydra.sweeper.baseline")
 
-        # The variants, the settings of all jobs, and the level of each comparison.
+        # Read the variants and the settings of all jobs, and find the level of each comparison.
         settings, seed = self.read_find(arguments) if self.confirm else self.read_settings(arguments)
         alpha = CONFIRM_ALPHA if self.confirm else ALPHA / (len(self.variants) - 1)
         fewest = math.ceil(1 - math.log2(alpha))  # n differences of one sign have a chance of 2^(1 - n)
@@ -186,12 +186,14 @@ class Decide(Grid):
             raise SettingsError(problem, "fewer decide nothing, and the test cannot follow more")
         code = {" ".join(each): self.check_job([*settings, f"seed={seed}", *each]) for each in self.variants}
 
-        # The first pair that can end in a verdict. "No difference" takes one-sided tests, which may be earlier.
+        # Find the first pair that can end in a verdict. With a delta that is "no difference": its one-sided tests at
+        # alpha are a two-sided one at 2 alpha.
         self.late = self.delta is not None
         two_sided = 2 * alpha if self.late else alpha
         self.earliest = 1 + sum(k < 0 for k in cuts(two_sided, self.max_pairs, self.late))
 
-        # The record, with which earlier ones must agree.
+        # Make the record. Earlier records must agree with it: of this sweep in all but the comparisons, of a baseline
+        # or a find in their code and text.
         test = (self.metric, self.delta, self.max_pairs)
         first, *others = map(" ".join, self.variants)
         self.record = Record(*test, first, others, settings, seed, alpha, *self.origin(settings), code)
@@ -236,8 +238,8 @@ class Decide(Grid):
             raise SettingsError(f"{setting} has found nothing better", "there is nothing to confirm")
         self.metric = find.metric
         self.variants = [name.split() for name in (find.first, *names)]
-        # Fresh seeds follow from the find: the command has the same ones when it is typed again. They differ from find
-        # to find, or all would share the luck of one baseline.
+        # The fresh seeds are a function of the find: the same command has the same ones. They differ from find to find,
+        # or all would share the luck of one baseline.
         last = max(chain.from_iterable(each.seeds for each in find.comparisons))
         return find.settings, last + 1 + zlib.crc32(repr(names).encode()) % 10**6
 
@@ -267,7 +269,7 @@ class Decide(Grid):
         for name in names:
             before = getattr(earlier, name)
             now = getattr(self.record, name)
-            if isinstance(before, dict):  # of each variant: some are in both records
+            if isinstance(before, dict):  # by variant: compare those that are in both records
                 before = {variant: before[variant] for variant in before if variant in now}
                 now = {variant: now[variant] for variant in before}
             if before != now:
@@ -280,10 +282,10 @@ class Decide(Grid):
         seed = record.seed + pair
         if self.baseline:
             self.copy_baseline(f"{seed}-0")
-        # A coin says which run of a pair goes first: a machine that slows down meanwhile favours neither.
+        # Run a pair in random order: a machine that slows down meanwhile then favours neither.
         numbers = [0, *undecided]
         random.Random(seed).shuffle(numbers)
-        # Folders have the names of seed and variant: a continued sweep finds them, whatever was decided before.
+        # Name the folders by seed and variant: a continued sweep finds them, whichever variants are decided by then.
         names = [f"{seed}-{number}" for number in numbers]
         jobs = [
             [*record.settings, f"seed={seed}", *self.variants[number], f"hydra.sweep.subdir={name}"]
@@ -313,7 +315,8 @@ class Decide(Grid):
             return f"job {name} failed: {sentence_of(error)}"
         summary = read_summary(self.folder / name)
         variant = " ".join(self.variants[int(name.rpartition("-")[2])])
-        if summary and summary.code_hash != self.record.code[variant]:  # of a process that began later
+        # A parallel worker may have read the file of code= after it changed.
+        if summary and summary.code_hash != self.record.code[variant]:
             return f"job {name} ran another version of its code"
         if summary and summary.status == "finished" and getattr(summary, self.metric) is not None:
             return summary
@@ -340,8 +343,8 @@ class Decide(Grid):
         comparison.median = statistics.median(differences)
         alpha = self.record.alpha
         comparison.low, comparison.high = confidence_sequence(differences, alpha, self.max_pairs, self.late)
-        larger = self.metric in LARGER
-        verdict = judge(differences, alpha, self.delta, larger, self.max_pairs, self.give_up) or OPEN
+        is_larger_better = self.metric in LARGER
+        verdict = judge(differences, alpha, self.delta, is_larger_better, self.max_pairs, self.give_up) or OPEN
         comparison.verdict = "confirmed" if self.confirm and verdict == "better" else verdict
 
     def write(self) -> str:

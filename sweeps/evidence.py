@@ -34,6 +34,7 @@ def p_value(t: float, freedom: float) -> float:
 
 def t_quantile(p: float, freedom: float) -> float:
     """Return the t below 10,000 with the two-sided p-value p, to six digits after the point."""
+    # p falls as t rises: bisect wants a rising key, so both are negated.
     millionths = bisect.bisect_left(range(10**10), -p, key=lambda millionths: -p_value(millionths / 1e6, freedom))
     return millionths / 1e6
 
@@ -90,18 +91,20 @@ def cuts(alpha: float, pairs: int, late: bool = False) -> list[int]:
     pair n or before is at most alpha · n / pairs, or alpha · (n / pairs)³ if `late` (alpha spending, Lan and DeMets
     1983).
     """
-    # Follow the law of all strings of n signs, in the order of |d|: bit r is the sign of the difference with rank r.
-    mass = np.ones(1)  # of each string that is not rejected yet
-    sums = np.zeros(1, int)  # of each string: the ranks of its positive differences
+    # Follow the probability of each string of n signs, in the order of |d|: bit r is the sign of the difference with
+    # rank r. mass is the probability of a string that is not rejected yet; sums are the ranks of its positive signs.
+    mass = np.ones(1)
+    sums = np.zeros(1, int)
     found: list[int] = []
     for n in range(1, pairs + 1):
         # A new difference: its sign is a fair coin, and its rank is uniform among n, whatever came before.
         grown = np.zeros(2**n)
         for rank in range(n):
-            higher_sign_lower = grown.reshape(-1, 2, 2**rank)  # of the new difference's rank: bits above, at and below
+            # Axes: the bits above the new difference's rank, its own bit, and the bits below.
+            higher_sign_lower = grown.reshape(-1, 2, 2**rank)
             higher_sign_lower += mass.reshape(-1, 1, 2**rank) / (2 * n)
         sums = np.concatenate([sums, sums + n])
-        # Reject as many of the most extreme strings as the level allows. What is missing in `grown` was spent before.
+        # Reject as many of the most extreme strings as the level allows. The mass that `grown` lacks was spent before.
         smaller_side = np.minimum(sums, n * (n + 1) // 2 - sums)
         spent = np.bincount(smaller_side, grown).cumsum() + 1 - grown.sum()
         allowed = alpha * (n / pairs) ** (3 if late else 1) + 1e-12  # rounding must not cost a value
@@ -144,7 +147,7 @@ def judge(
     if count >= EQUAL_PAIRS and not any(differences):
         return f"no difference: {count} pairs are equal"
     if delta is not None:
-        # Two one-sided tests at alpha each. They may reject at different pairs, so the intervals are intersected.
+        # Two one-sided tests at alpha each. They may reject after different pairs, so intersect the intervals.
         known = [confidence_sequence(differences[:n], 2 * alpha, pairs, late=True) for n in range(1, count + 1)]
         lows, highs = zip(*known, strict=True)
         if -delta <= max(lows) and min(highs) <= delta:

@@ -70,7 +70,7 @@ class Grid(Sweeper):
 
         task_function: has an attribute `check`, which takes the overrides of a job and a function that composes them.
         """
-        # The settings of hydra.launcher and hydra.sweeper.
+        # Check the settings of hydra.launcher and hydra.sweeper.
         launcher = config.hydra.runtime.choices["hydra/launcher"]
         plugins = Plugins.instance()
         installed = [f"{plugin.__module__}.{plugin.__name__}" for plugin in plugins.discover(Launcher)]
@@ -84,7 +84,7 @@ class Grid(Sweeper):
             raise SettingsError(f"hydra.sweeper.params={self.params} is no mapping", remedy)
         self.variants = [str(variant).split() for variant in self.given]
 
-        # The folder. Each parallel job composes its settings anew, and would make up another default.
+        # Fix the folder: each parallel job composes its settings anew, and its default has the time in it.
         if config.dry_run:  # it leaves nothing behind
             config.hydra.sweep.dir = "."
             config.hydra.overrides.hydra.append("hydra.sweep.subdir=.")
@@ -95,7 +95,8 @@ class Grid(Sweeper):
         config.hydra.sweep.dir = literal(str(self.folder))
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(self.folder)}")
 
-        # The launcher. Windows has no masks, by which a signal waits for a worker's first job.
+        # Make the launcher. Sweeps by joblib are stopped gently, but not on Windows: it has no masks of signals, by
+        # which a signal waits for a worker's first job.
         self.is_stoppable = launcher == "joblib" and hasattr(signal, "pthread_sigmask")
         job = partial(run_stoppable, task_function) if self.is_stoppable else task_function
         self.task_function: Any = task_function
@@ -118,12 +119,11 @@ class Grid(Sweeper):
             raise SettingsError(f"{failed} of {len(jobs)} jobs failed", "the reasons are above")
 
     def read(self, arguments: list[str]) -> dict[str, Override]:
-        """Return the overrides by name: an experiment's, and the typed ones, which take their place."""
+        """Return the overrides by name: those of an experiment, replaced by the typed ones."""
         typed = self.parse(arguments)
         both = typed.keys() & self.parse(self.variants[0])
         if both:
-            problem = f"{min(both)} is what hydra.sweeper.variants compares"
-            raise SettingsError(problem, f"leave it out, or {VARIANTS}")
+            raise SettingsError(f"{min(both)} is what hydra.sweeper.variants compares", f"leave it out, or {VARIANTS}")
         given = self.parse([f"{name}={value}" for name, value in self.params.items()]) | typed
         for override in given.values():
             if override.is_sweep_override():
@@ -140,17 +140,17 @@ class Grid(Sweeper):
         Raises the mistake of a value that works in no job.
         """
         working = set[str]()
-        mistakes = {}
-        for number, job in enumerate(jobs):
+        mistakes = []
+        for job in jobs:
             try:
                 self.check_job(job)
                 working.update(job)
             except SettingsError as error:
-                mistakes[number] = error
-        for number, mistake in mistakes.items():
-            if not working.issuperset(jobs[number]):
+                mistakes.append((job, error))
+        for job, mistake in mistakes:
+            if not working.issuperset(job):
                 raise mistake
-        for reason, count in Counter(map(str, mistakes.values())).items():
+        for reason, count in Counter(str(mistake) for _, mistake in mistakes).items():
             print(visible(f"{count} of {len(jobs)} jobs cannot run: {reason}"), flush=True)
 
     def check_job(self, job: Sequence[str]) -> str | None:
@@ -213,6 +213,7 @@ class Grid(Sweeper):
             except (OSError, SettingsError) as error:
                 problem = f"hydra.sweep.dir={self.folder} cannot be used ({os_error_reason(error)})"
                 raise SettingsError(problem, "name another folder") from error
+            # Let a signal raise SystemExit, as Ctrl-C raises KeyboardInterrupt; the stack restores its handler.
             for kind in set(ending_signals()) - {signal.SIGINT}:
                 stack.callback(signal.signal, kind, signal.signal(kind, lambda number, _: sys.exit(128 + number)))
             end = ""
@@ -224,7 +225,7 @@ class Grid(Sweeper):
                 raise
             finally:
                 stack.close()
-                with suppress(OSError):  # nobody reads it
+                with suppress(OSError):  # of a pipe that nobody reads
                     print(visible(f"\n{self.report()}{end}"), flush=True)
 
 
@@ -232,7 +233,7 @@ def check_values(override: Override) -> None:
     """Raise SettingsError for a range without values, finite numbers or a step."""
     values = vars(override.value())  # start, stop or end, and step
     is_finite = all(math.isfinite(value) for value in values.values() if isinstance(value, int | float))
-    if not is_finite or values.get("step") == 0:
+    if not is_finite or values.get("step") == 0:  # which would never end
         problem = f"{override.input_line} must have finite numbers, and no step of 0"
         raise SettingsError(problem, "write it as interval(0.005,0.05) or range(1,5)")
     if override.is_discrete_sweep() and next(override.sweep_string_iterator(), None) is None:
@@ -243,13 +244,14 @@ def combinations(overrides: Iterable[Override]) -> list[list[str]]:
     """Return the jobs of a grid, each as its overrides: every combination of the values given."""
     choices = []
     for override in overrides:
-        is_choice = override.is_sweep_override()
-        values = override.sweep_string_iterator() if is_choice else [override.get_value_element_as_str()]
+        values: Iterable[str] = [override.get_value_element_as_str()]
+        if override.is_sweep_override():
+            values = override.sweep_string_iterator()
         choices.append([f"{override.get_key_element()}={value}" for value in values])
-    return [list(job) for job in product(*choices)]
+    return [*map(list, product(*choices))]
 
 
 def error_of(result: JobReturn) -> BaseException | None:
     """Return the exception that ended a job, None if none did."""
-    # The public property, return_value, raises it and prints the job's overrides as well (Hydra 1.3.8).
+    # The public property, return_value, would raise it, and print the job's overrides as well (Hydra 1.3.8).
     return result._return_value if result.status == JobStatus.FAILED else None

@@ -12,12 +12,14 @@ FAILED = 1e9  # the loss of a run that failed: more than any that did not
 
 
 def at_best_rate(rates: Sequence[float], table: Sequence[Sequence[float]], seed: int) -> tuple[float, float, bool]:
-    """Return a seed's loss at the others' best rate, the rate, and if rates bracket it.
+    """Return a seed's loss at the best rate for the other seeds, that rate, and whether rates bracket it.
 
-    table: losses by rate and seed. Between two others the best rate is the bottom of the parabola in ln(rate) through
-    the means at all three, and the loss that of the seed's own parabola there.
+    table: losses by rate and seed. If rates bracket the best one, a parabola in ln(rate) goes through the mean losses
+    at it and its neighbours. The rate is the bottom of the parabola, and the loss that of the seed's own parabola
+    there.
     """
     losses = np.array(table)
+    # The seed itself has no say in the rate, or luck would choose it.
     others = np.delete(losses, seed, 1) if losses.shape[1] > 1 else losses
     means = others.mean(1)
     best = int(means.argmin())
@@ -48,13 +50,13 @@ class Law:
     times: tuple[float, ...] = ()
     residuals: tuple[float, ...] = ()
     covariance: np.ndarray = field(default_factory=lambda: np.zeros((3, 3)))
-    """Of floor, scale and power, from the residuals."""
+    """The covariance of floor, scale and power, from the residuals."""
 
     @classmethod
     def fit(cls, times: Sequence[float], losses: Sequence[float]) -> "Law":
         """Fit by least squares, over a grid of powers.
 
-        Scale and floor, which is not below 0, are linear for each power.
+        For each power the fit of scale and floor is linear. The floor is not below 0.
         """
         x = np.array(times)
         y = np.array(losses)
@@ -68,7 +70,7 @@ class Law:
             fits.append((float(residuals @ residuals), floor, scale, power, residuals))
         squares, floor, scale, power, residuals = min(fits, key=lambda fit: fit[0])
 
-        # The errors of the three, from the slopes of the loss by each.
+        # The covariance of the three, from the derivatives of the loss by each.
         slopes = np.stack([np.ones_like(x), x**-power, -scale * np.log(x) * x**-power], 1)
         covariance = np.linalg.pinv(slopes.T @ slopes) * squares / (len(x) - 3)
         return cls(floor, scale, power, tuple(times), tuple(residuals.tolist()), covariance)
@@ -81,10 +83,7 @@ class Law:
         return self.floor + self.scale * times**-self.power
 
     def times_to(self, loss: float) -> float:
-        """Return how many times as long the baseline trains to this loss.
-
-        It is infinite at the floor and below.
-        """
+        """Return the length of training to this loss, in multiples of the baseline's; infinite at the floor."""
         return ((loss - self.floor) / self.scale) ** (-1 / self.power) if loss > self.floor else math.inf
 
     def error(self, figure: Callable[["Law"], float]) -> float:
@@ -98,17 +97,16 @@ class Law:
     def at_equal_cost(self, plain: Estimate, times: float, *errors: tuple[float, float]) -> Estimate:
         """Return a variant's difference from the baseline trained `times` as long.
 
-        plain: the difference at equal tokens.
-
-        The law's error is added to its own, and so are further ones, each with its degrees of freedom.
+        plain: the difference at equal tokens. errors: further independent ones, each with its degrees of freedom; the
+        law's error is added too.
         """
         shift = self.error(lambda law: law.loss(times) - law.loss(1))
         return plain.less(self.loss(times) - self.loss(1), (shift, self.freedom), *errors)
 
     def effective_compute(self, plain: Estimate, flops: float) -> tuple[float, float, float]:
-        """Return the baseline's FLOPs for a variant's loss, and the errors of seeds and law.
+        """Return the baseline's FLOPs for a variant's loss, and its errors by seeds and by the law.
 
-        They are in multiples of the variant's.
+        All are in multiples of the variant's FLOPs. flops: the variant's, in multiples of the baseline's.
         """
 
         def compute(law: Law, difference: float) -> float:

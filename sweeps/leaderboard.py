@@ -27,7 +27,8 @@ from runs.summary import NAME as SUMMARY
 log = logging.getLogger("tinygpt")
 PAGE = "report.html"
 
-MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {  # columns: the name in summary.json, how it is shown
+# The columns of the table, with their names in summary.json and the formats of their figures.
+MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {
     "parameters": ("parameters", lambda number: si(number, 3, "")),
     "tokens": ("tokens", lambda number: si(number, 3, "")),
     "tokens/s": ("tokens_per_s", "{:,.0f}".format),
@@ -38,20 +39,19 @@ MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {  # columns: the name
     "± documents": ("val_bpb_stderr", "{:.4f}".format),  # the standard error of the result
     "scored": ("val_tokens", "{:,.0f}".format),  # targets or answers that the result rests on
 }
-# What may make a link, an image, HTML or another font of a text in Markdown.
+# Signs by which Markdown may turn a text into a link, an image, HTML or another font.
 ACTIVE = re.compile(r"[^\w\s.,;:+/=%()±–×'\"<-]|<[A-Za-z/!?]|://|www\.|\b_|_\b")
 
 
 @dataclass
 class Job:
-    """One job of a sweep.
-
-    It has its folder, the folder's name below the sweep's, its overrides by name, and its summary.
-    """
+    """One job of a sweep."""
 
     directory: Path
     name: str
+    """The path of its folder below the sweep's."""
     settings: dict[str, str]
+    """Its overrides by name."""
     summary: Summary
 
     @property
@@ -60,7 +60,7 @@ class Job:
 
 
 Group = list[Job]
-"""Jobs that differ in nothing but their seed, or a single one: a row of the leaderboard."""
+"""The jobs of a row of the leaderboard, which differ in nothing but their seed."""
 
 
 def read_jobs(sweep: Path) -> list[Job]:
@@ -68,15 +68,16 @@ def read_jobs(sweep: Path) -> list[Job]:
 
     Without runs too, the jobs are those of leaderboard.csv, which may be all that is kept of a sweep.
     """
-    # The records of the jobs, by folder.
+    # Read the records of the jobs, by folder.
     found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
-    for path in () if found else sorted(sweep.glob(f"*/**/{SUMMARY}")):
-        own = settings_of(path.parent)
-        found[path.parent] = JobRecord(0, own) if own else unreadable(path.with_name("config.yaml"))
+    if not found:
+        for path in sorted(sweep.glob(f"*/**/{SUMMARY}")):
+            own = settings_of(path.parent)
+            found[path.parent] = JobRecord(0, own) if own else unreadable(path.with_name("config.yaml"))
     if not found:
         return recorded_jobs(sweep / "leaderboard.csv")
 
-    # The jobs.
+    # Add their settings and summaries.
     is_going_on = is_locked(sweep / ".lock")
     jobs = []
     for folder, record in sorted(found.items(), key=lambda pair: (pair[1].number, pair[0])):
@@ -92,7 +93,7 @@ def unreadable(file: Path) -> JobRecord:
 
 
 def recorded_jobs(table: Path) -> list[Job]:
-    """Return the jobs of a leaderboard.csv; none where there is none that can be read."""
+    """Return the jobs of a leaderboard.csv; none if it is missing or unreadable."""
     jobs = []
     with suppress(OSError, LookupError, ValueError, csv.Error), table.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -115,29 +116,31 @@ def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
     if found is None and os.path.lexists(folder / SUMMARY):
         return Summary("failed", reason or f"{SUMMARY} cannot be read")
     summary = found or Summary()
-    if summary.device == "cpu":  # there jobs share a process, which keeps in pieces what those before it took
+    # On a CPU the jobs share a process, whose allocator keeps the memory of earlier jobs.
+    if summary.device == "cpu":
         summary = replace(summary, peak_memory_mb=None)
     if reason:
         return replace(summary, status="failed", reason=reason)
-    if summary.status != "running" or (summary.step is None and is_going_on):  # it prepares
+    # A job without a step still prepares its text, if the sweep goes on.
+    if summary.status != "running" or (summary.step is None and is_going_on):
         return summary
-    rows = read_metrics(folder / "metrics.jsonl")
-    if rows:  # which may be later than summary.json
+    # The last row of metrics.jsonl may be later than summary.json.
+    for row in read_metrics(folder / "metrics.jsonl")[-1:]:
         known = ("step", "tokens", "seconds")
-        summary = replace(summary, **{name: rows[-1][name] for name in known if is_number(rows[-1].get(name))})
+        summary = replace(summary, **{name: row[name] for name in known if is_number(row.get(name))})
     if is_locked(folder / ".lock"):
         return summary
     return replace(summary, status="stopped", reason=f"ended without a word after step {summary.step or 0}")
 
 
 def settings_of(run: Path) -> list[str]:
-    """Return a run's settings as NAME=VALUE, without those of its place and its loggers."""
+    """Return a run's settings as NAME=VALUE, but for its folders and its loggers."""
     own = tuple(f"{group}." for group in (*OF_THIS_INVOCATION, "wandb", "data.cache_dir"))
     return [f"{name}={value}" for name, value in written_settings(run).items() if not f"{name}.".startswith(own)]
 
 
 def shortened(value: str) -> str:
-    """Return a value of 1e10 as 1e+10: a sweep's overrides have it as 10000000000.0."""
+    """Return 10000000000.0, as Hydra writes a value of 1e10, as 1e+10."""
     return f"{float(value):g}" if re.fullmatch(r"[0-9]{1,3}0{6,30}\.0", value) else value
 
 
@@ -186,7 +189,7 @@ def deviation(group: Group, name: str) -> float | None:
 
 
 def cost(group: Group, result: str) -> float:
-    """Return a group's mean result, the less the better, infinite for none."""
+    """Return a group's mean result, negated if more is better; infinite without a result."""
     reached = mean(group, result)
     if reached is None:
         return math.inf
@@ -216,7 +219,7 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
     groups = rank(jobs)
     result = result_of(jobs)
 
-    # The runs, with their curves.
+    # Describe the runs, with their curves.
     runs = []
     for job in chain.from_iterable(groups):
         rows = read_metrics(job.directory / "metrics.jsonl")
@@ -224,7 +227,7 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
         has_page = (job.directory / PAGE).is_file()
         runs.append(run | {"page": f"{job.name}/{PAGE}" if has_page else None})
 
-    # The lines of the table: a run, or the means over seeds.
+    # Fill the lines of the table: each is a run, or the means over seeds.
     shown = [group for group in groups if group[0].status != "failed"]
     lines: list[dict[str, Any]] = []
     for group in shown:
@@ -253,7 +256,7 @@ def markdown(jobs: list[Job]) -> str:
         table.append([*cells, outcome(group, result)])
     lines = markdown_lines(table)
 
-    # A warning if the results are of different texts.
+    # Warn if the results are of different texts.
     texts = [name for name in swept if name.startswith("data") and name != "data.cache_dir"]
     if texts:
         names = ", ".join(map(literal_markdown, texts))
@@ -290,7 +293,7 @@ def literal_markdown(text: str) -> str:
 def markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table in Markdown, its head first."""
     table = [[literal_markdown(cell) for cell in line] for line in table]
-    # A failed job's reason is long: it does not set the width of its column.
+    # The reason of a failed job is long, so it does not set the width of its column.
     widths = [max(len(c) for c in column if not re.match("`* ?failed: ", c)) for column in zip(*table, strict=True)]
     lines = [f"| {' | '.join(map(str.ljust, cells, widths))} |" for cells in table]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]

@@ -1,4 +1,4 @@
-"""Search with Optuna: each job's settings depend on what the jobs before found.
+"""Search with Optuna: each job's settings follow from the results of the jobs before.
 
 python train.py -m hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(0.005,0.05))' model.n_head=2,4,8
 
@@ -21,13 +21,13 @@ from common.text import visible
 from runs.summary import Summary, read_job, read_summary
 from sweeps.grid import Grid, combinations, error_of
 
-TRIED = 200  # combinations with a value, before it counts as one that never works
+TRIED = 200  # combinations in which a value is tried before it counts as one that never works
 
 
 class Search(Grid):
     """Runs n_trials trials, n_jobs at a time, to find the settings with the lowest loss.
 
-    Optuna's trials follow from the seed and the results before, so that the jobs' folders are all the state of a
+    A trial is a function of the seed and the results before it. So the folders of the jobs are all the state of a
     search: one that was stopped asks for the same trials again, and finds their results.
     """
 
@@ -39,7 +39,7 @@ class Search(Grid):
 
     def sweep(self, arguments: list[str]) -> None:
         """Check the values to search, run the trials that are left, and print the best settings."""
-        # The settings of the search, and the space.
+        # Check the settings of the search, and read its space.
         self.check_adaptive(n_trials=1, n_jobs=1, seed=0)
         if self.variants != [[]]:
             remedy = "leave out hydra/sweeper=optuna, or name what may be chosen as attention=sdpa,mla"
@@ -51,7 +51,7 @@ class Search(Grid):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         space, fixed = self.read_space(arguments)
         study = optuna.create_study()
-        # Trials, n_jobs at a time: ask, run, tell.
+        # Run the trials, n_jobs at a time: ask, run, tell. A new sampler for each batch keeps no state between them.
         with self.keeping_folder():
             while len(study.trials) < self.n_trials:
                 asked = len(study.trials)
@@ -85,7 +85,7 @@ class Search(Grid):
             values.append([settings_of({name: value})[0] for value in ends])
         chance = random.Random(0)
         for value in chain.from_iterable(values):
-            # The others are drawn, as the search draws them: that tries a small space whole, of a large one enough.
+            # Draw the values of the others, as the search does: that covers a small space, and enough of a large one.
             drawn = [tuple(value if value in each else chance.choice(each) for each in values) for _ in range(TRIED)]
             for job in dict.fromkeys(drawn):
                 try:
@@ -97,10 +97,7 @@ class Search(Grid):
                 raise mistake
 
     def distribution(self, override: Override) -> Any:
-        """Return Optuna's distribution of a setting.
-
-        That of an interval has whole numbers if the setting is one.
-        """
+        """Return Optuna's distribution of a setting; an interval of an int setting has whole numbers."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         with naming(str(override.input_line)):
@@ -112,7 +109,7 @@ class Search(Grid):
             return FloatDistribution(sweep.start, sweep.end, log="log" in sweep.tags)
 
     def run_trials(self, jobs: dict[int, list[str]]) -> dict[int, float]:
-        """Run trials side by side, but for those that have failed before; return the loss of each."""
+        """Run trials side by side, without those that failed before; return the loss of each."""
         left = {number: job for number, job in jobs.items() if not self.has_failed(number, job)}
         named = [[*job, f"hydra.sweep.subdir={number}"] for number, job in left.items()]
         for (number, job), result in zip(left.items(), self.launch(named, min(jobs)), strict=True):

@@ -1,7 +1,8 @@
 """The end of a sweep in joblib's processes: a signal ends each job like a single run.
 
-joblib kills its processes if an exception reaches it, in one of them or in this process, even while they save. So none
-does: this process sends SIGTERM to the workers and waits for them, and a worker returns from a job that a signal ends.
+joblib kills its processes, even while they save, if an exception reaches it in one of them or in this process. So no
+exception may: this process sends SIGTERM to the workers and waits for them, and a worker returns from a job that a
+signal ends.
 """
 
 import multiprocessing
@@ -15,15 +16,14 @@ from typing import Any
 from common.console import Signals, ending_signals
 
 STOPS: list[Any] = []
-"""The signals that have ended a job of this worker, or came after one: it begins no other job."""
+"""The signals that this worker has received: after one it begins no other job."""
 
 
 def launch_stoppable(launch: Callable[..., Any], jobs: Sequence[Sequence[str]], number: int) -> Any:
     """Return the results of jobs in joblib's workers.
 
-    A signal ends the jobs first, then raises SystemExit.
-
-    launch: that of joblib's launcher. number: that of the first job.
+    A signal ends the jobs first, then raises SystemExit. launch: the method of joblib's launcher. number: the number of
+    the first job.
     """
     # joblib has no public call that starts its tracker before its workers (tried with 1.6.0).
     from joblib.externals.loky.backend import resource_tracker as joblibs  # type: ignore[import-untyped]
