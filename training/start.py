@@ -120,7 +120,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
 
 
 def load_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], object], Encoding | None]:
-    """Return config with init_from's settings, a function that copies its weights, and its tokenizer.
+    """Return config with init_from's settings, a function that copies its weights, a tokenizer.
 
     Without init_from config is unchanged, the function does nothing, and the tokenizer is None.
     """
