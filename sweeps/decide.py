@@ -36,7 +36,10 @@ RECORD = "decide.json"
 ALPHA = 0.05
 """The chance of any false better or worse, divided among the variants."""
 CONFIRM_ALPHA = 0.04
-"""The level of a find's second test. "Better" is one side of each test: 100 ideas · 0.025 · 0.02 = 5%."""
+"""The level of a find's second test.
+
+"Better" is one side of each test: 100 ideas · 0.025 · 0.02 = 5%.
+"""
 OPEN = "open"
 FAILED = "undecided, because "
 # Metrics of which more is better, and those that depend on the time at which a run takes place.
@@ -82,7 +85,7 @@ class Comparison:
 
 @dataclass
 class Record:
-    """The content of decide.json: the conditions of the test, fixed at its start, and the comparisons."""
+    """The content of decide.json: the test's conditions, which stay as they are, and its results."""
 
     metric: str
     delta: float | None

@@ -12,7 +12,7 @@ FAILED = 1e9  # the loss of a run that failed: more than any that did not
 
 
 def at_best_rate(rates: Sequence[float], table: Sequence[Sequence[float]], seed: int) -> tuple[float, float, bool]:
-    """Return a seed's loss at the best rate for the other seeds, that rate, and whether rates bracket it.
+    """Return a seed's loss at the others' best rate, that rate, and whether rates bracket it.
 
     table: losses by rate and seed. If rates bracket the best one, a parabola in ln(rate) goes through the mean losses
     at it and its neighbours. The rate is the bottom of the parabola, and the loss that of the seed's own parabola
@@ -83,7 +83,7 @@ class Law:
         return self.floor + self.scale * times**-self.power
 
     def times_to(self, loss: float) -> float:
-        """Return the length of training to this loss, in multiples of the baseline's; infinite at the floor."""
+        """Return the training to this loss in multiples of the baseline's, infinite at the floor."""
         return ((loss - self.floor) / self.scale) ** (-1 / self.power) if loss > self.floor else math.inf
 
     def error(self, figure: Callable[["Law"], float]) -> float:

@@ -97,7 +97,7 @@ class Search(Grid):
                 raise mistake
 
     def distribution(self, override: Override) -> Any:
-        """Return Optuna's distribution of a setting; an interval of an int setting has whole numbers."""
+        """Return Optuna's distribution of a setting; of whole numbers if the setting is one."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         with naming(str(override.input_line)):

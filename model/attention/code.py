@@ -17,7 +17,7 @@ from common.errors import SettingsError, os_error_reason
 from model.attention.registry import FORMS, MODIFIERS
 
 RAN: dict[Path, tuple[list[Path], str]] = {}
-"""The files that have run in this process, each with itself and its neighbours, and their hash."""
+"""The files that have run here: each with itself, its neighbours, and their hash."""
 
 
 def run_code(name: str | None, *registries: dict[str, Any]) -> str | None:

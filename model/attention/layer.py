@@ -49,7 +49,7 @@ class MultiHeadAttention(nn.Module):
     unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
     """Settings without effect in this form; `position` is one only if ALiBi has none."""
     longest_dense: int = SHORT**2
-    """The largest T · S for which a matrix of scores is faster than chunks of queries, on a CPU thread."""
+    """The largest T · S for which a matrix of scores is faster than chunks, on a CPU thread."""
     on_gpu: bool = False
     """Whether to attend as on a GPU on any device; dry_run sets it to predict a GPU's memory."""
     has_kv_cache: ClassVar[bool] = True

@@ -35,7 +35,7 @@ class Modifier(nn.Module):
     queries_per_head: ClassVar[int] = 1
     replaces_qk_norm: ClassVar[bool] = False
     needs_doc_starts: ClassVar[bool] = False
-    """Whether it sums up or shifts the past: that needs the start of the text, which no mask tells."""
+    """Whether it sums up or shifts the past: it then needs the text's start, not a mask."""
     on_weights: ClassVar[bool] = False
     """Whether finish() combines weights too, for a head that has several."""
 
