@@ -40,8 +40,9 @@ WARM_UP = 3
 def main(folder: Path, recall: Path | None) -> None:
     comparison, rows, rounds = Comparison(folder), [], []
     answered = {} if recall is None else accuracies(recall)
-    for size, by_variant in comparison.picks.items():
-        one_each = {variant: next(iter(picks.values())).job for variant, picks in by_variant.items() if picks}
+    for size in comparison.sizes:
+        by_variant = {variant: picks for (at, variant), picks in comparison.picks.items() if at == size and picks}
+        one_each = {variant: next(iter(picks.values())).job for variant, picks in by_variant.items()}
         checkpoints = {variant: open_checkpoint(str(job.directory)) for variant, job in one_each.items()}
         seconds = times(checkpoints)
         for variant, checkpoint in checkpoints.items():

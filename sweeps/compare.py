@@ -1,7 +1,8 @@
 """Compare a sweep's variants with the first, by seed:  python -m sweeps.compare FOLDER
 
-FOLDER is what  python train.py -m +experiment=attention  makes, finished or not, or one that has its leaderboard.csv.
-Prints the table, and writes it there as comparison.md and comparison.csv. docs/which_attention.md says how to read it.
+python train.py -m +experiment=attention  makes such a FOLDER, which may be unfinished, or have its leaderboard.csv
+alone. This prints the table, and writes comparison.md and comparison.csv there. docs/which_attention.md explains the
+columns.
 """
 
 import csv
@@ -27,10 +28,10 @@ RATE = "optimizer.lr"
 SPEED = "× tokens/s"
 SPEED_ERROR = "± × tokens/s"
 MATCHINGS = ("tokens", "FLOPs", "seconds")
-DECIDED = 0.05  # a difference counts whose p, by Holm over its column, is below
-LENGTHS = 5  # of the baseline, for its law: three for the parameters, the others for their error
-ROUNDS = 25  # of docs/measured.py, behind a speed and its error
-SHOWN = ("decode tokens/s", "cache B/token")  # of the leaderboard's columns
+DECIDED = 0.05  # a difference counts if its p, by Holm over its column, is below
+LENGTHS = 5  # lengths of the baseline that its law needs: three parameters, and two more for their error
+ROUNDS = 25  # rounds of docs/measured.py, behind a speed and its error
+SHOWN = ("decode tokens/s", "cache B/token")  # columns that the leaderboard has too
 
 
 @dataclass(frozen=True)
@@ -38,21 +39,21 @@ class Pick:
     """A seed's result at the learning rate that was best for the other seeds."""
 
     job: Job
-    """One of the seed's: what does not depend on the rate is of it."""
+    """A finished job of the seed, for the figures that do not depend on the rate."""
     bpb: float
     rate: float
     at_end: bool
-    """Whether several rates were tried and end there."""
+    """Whether the best of several rates was the lowest or highest one tried."""
 
 
 Picks = dict[str, Pick]
-"""By seed."""
+"""Picks by seed."""
 
 
 def chosen(runs: dict[str, dict[str, Job]]) -> Picks:
-    """Return a result a seed from jobs by rate and seed: no seed chooses its own rate.
+    """Return a result for each seed from jobs by rate and seed: no seed chooses its own rate.
 
-    Seeds count that are there for every rate. A run that failed is worse than any that did not, and is not returned.
+    A seed counts if it has a job at every rate. A failed run is worse than any other, and is never the result.
     """
     rates = sorted(runs, key=number_of)
     seeds = sorted(set.intersection(*map(set, runs.values())))
@@ -73,7 +74,7 @@ def loss_of(job: Job) -> float:
 def figure_of(picks: Picks, name: str) -> float:
     """Return a figure that all jobs of these picks share.
 
-    Raises SettingsError if the summary of the first one lacks it.
+    Raises SettingsError if the first job's summary lacks it.
     """
     job = next(iter(picks.values())).job
     figure = getattr(job.summary, name)
@@ -101,11 +102,11 @@ class VariantResult:
     variant: str
     size: str
     differences: dict[str, Estimate]
-    """Bits per byte more than the baseline's, by what both had the same of."""
+    """The variant's bits per byte less the baseline's, by MATCHINGS: at equal tokens, …"""
     cells: dict[str, str]
-    """The table's other cells, by column."""
+    """The other cells of the table, by column."""
     holm: dict[str, float] = field(default_factory=dict)
-    """The differences' p, by Holm over all rows."""
+    """The p of the differences, by Holm over all rows."""
 
 
 class Comparison:
@@ -120,19 +121,20 @@ class Comparison:
             problem = f"{folder} holds no sweep (no job.json in its folders)"
             raise SettingsError(problem, "give the folder that -m made")
         names = variants(jobs)
-        # The baseline is the first job's, but hydra/sweeper=decide draws the order: there it is SEED-0's.
+        # The baseline is the variant of the first job. hydra/sweeper=decide runs its jobs in random order, and calls
+        # those of the baseline SEED-0.
         firsts = (name for name, job in zip(names, jobs, strict=True) if re.fullmatch("[0-9]+-0", job.name))
         self.baseline = next(firsts, names[0])
         steps = jobs[0].settings.get("max_steps", "")
 
-        # The jobs, by size, variant and length, then by rate and seed.
+        # Sort the jobs by size, variant and length, then by rate and seed.
         runs: Any = defaultdict(lambda: defaultdict(dict))
         for name, job in zip(names, jobs, strict=True):
             if job.status == "failed" or (job.status == "finished" and job.summary.val_bpb):
                 size, length, rate, seed = (job.settings.get(each, "") for each in (SIZE, "max_steps", RATE, "seed"))
                 runs[size, name, length][rate][seed] = job
 
-        # Of each seed the result at the best rate; of the baseline that of every length.
+        # Pick each seed's result at the best rate, for the baseline at every length.
         self.sizes = sorted({size for size, *_ in runs}, key=number_of)
         self.picks: dict[tuple[str, str], Picks] = defaultdict(dict)
         self.lengths: dict[str, list[Picks]] = defaultdict(list)
@@ -156,6 +158,7 @@ class Comparison:
 
         It is fitted to the means over the seeds that have all lengths.
         """
+        # The points of the curve: tokens, and the mean bits per byte.
         lengths = self.lengths[size]
         seeds = set.intersection(*map(set, lengths))
         points = {figure_of(p, "tokens"): statistics.fmean(p[seed].bpb for seed in seeds) for p in lengths if seeds}
@@ -163,6 +166,8 @@ class Comparison:
             problem = f"The baseline{at(size)} is finished at {len(points)} lengths with the same seeds"
             self.notes.append(f"{problem}; its law, for equal FLOPs and seconds, needs {LENGTHS}.")
             return None
+
+        # Fit it in multiples of the length of the comparison, and describe it in a note.
         own = figure_of(self.picks[size, self.baseline], "tokens")
         law = Law.fit([length / own for length in points], [*points.values()])
         half = t_quantile(DECIDED, law.freedom) * law.error(lambda law: law.power)
@@ -172,8 +177,9 @@ class Comparison:
         return law
 
     def rows(self) -> list[VariantResult]:
-        """Return the variants at every size, those that are most ahead at the largest first."""
+        """Return the variants at every size, sorted by their lead at the largest."""
         known = [row for each in self.picks if (row := self.row(*each))]
+        # Adjust each column's p for the number of variants and sizes.
         for name in MATCHINGS:
             tested = [row for row in known if name in row.differences and row.variant != self.baseline]
             adjusted = holm([row.differences[name].p for row in tested])
@@ -193,14 +199,14 @@ class Comparison:
         if len(seeds) < 2:
             return None
 
-        # The difference at equal tokens, and what follows from it.
+        # Add the difference at equal tokens, and the figures that follow from it.
         used = [picks[seed] for seed in seeds]
         plain = Estimate.of([picks[seed].bpb - base[seed].bpb for seed in seeds])
         mean = statistics.fmean(pick.bpb for pick in used)
         row = VariantResult(variant, size, {"tokens": plain}, {"val bpb": f"{mean:.4f}"})
         self.add_costs(row, plain, flops_per_token(picks) / flops_per_token(base))
 
-        # Learning rates, unless all runs have the one of their settings, and measured figures.
+        # Add the learning rates, if they are swept, and measured figures.
         rates = sorted(pick.rate for pick in used)
         if rates[-1]:
             ends = " (end)" if any(pick.at_end for pick in used) else ""
@@ -218,6 +224,7 @@ class Comparison:
 
         times: the variant's FLOPs a token, divided by the baseline's.
         """
+        # A copy, because the columns with a meaning are taken out; the others are shown as they are.
         law = self.laws[row.size]
         measured = dict(self.measured.get((row.variant, row.size), {}))
         speed, error = (number_of(measured.pop(name, "")) for name in (SPEED, SPEED_ERROR))
@@ -229,7 +236,8 @@ class Comparison:
         if speed:
             row.cells[SPEED] = f"{speed:.2f} ± {error:.2f}"
         if law and speed:
-            slope = law.scale * law.power * speed ** (law.power - 1)  # of law.loss(1 / speed) by speed
+            # In equal time the baseline trains 1 / speed as long. slope is the derivative of its loss by the speed.
+            slope = law.scale * law.power * speed ** (law.power - 1)
             row.differences["seconds"] = law.at_equal_cost(plain, 1 / speed, (slope * error, ROUNDS - 1))
             row.cells["effective time"] = f"{compute * times * speed:.2f}"
         row.cells |= {name: text for name, text in measured.items() if name and text}
@@ -247,7 +255,7 @@ class Comparison:
             same = [other for other in rows if other.variant == row.variant]
             last = "the baseline" if row.variant == self.baseline else verdict(same, len(self.sizes))
             lines.append(line | row.cells | {"at all sizes": last})
-        # The order of the longest, which has all columns but those that measured.csv has for some variants only.
+        # Order the columns as in the longest line: it lacks only those that measured.csv has for some variants.
         names = dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line)
         return [[*names], *([line.get(name, "–") for name in names] for line in lines)]
 
@@ -264,10 +272,7 @@ def variants(jobs: list[Job]) -> list[str]:
 
 
 def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """Return the further columns of a CSV file by variant and model.n_embd.
-
-    There are none without the file.
-    """
+    """Return further columns from a CSV file, if it exists, by variant and model.n_embd."""
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
@@ -278,12 +283,12 @@ def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
         if SPEED in row:
             whose = f"{path}: {row['variant']}'s"
             positive(f"{whose} {SPEED}", number_of(row[SPEED]))
-            at_least(f"{whose} {SPEED_ERROR}", number_of(row.get(SPEED_ERROR, "nan")), 0)  # the baseline's is 0
+            at_least(f"{whose} {SPEED_ERROR}", number_of(row.get(SPEED_ERROR, "nan")), 0)
     return {(row.pop("variant"), row.pop(SIZE)): row for row in rows}
 
 
 def verdict(rows: Sequence[VariantResult], sizes: int) -> str:
-    """Return at which matchings a variant is ahead, or behind, of the baseline at every size."""
+    """Return the matchings at which a variant wins or loses against the baseline at every size."""
 
     def holds(name: str, sign: int) -> bool:
         known = [(row.holm[name], row.differences[name].mean * sign) for row in rows if name in row.holm]
@@ -294,7 +299,7 @@ def verdict(rows: Sequence[VariantResult], sizes: int) -> str:
 
 
 def compare(folder: Path) -> str:
-    """Write comparison.md and comparison.csv into a sweep's folder; return what to print."""
+    """Write comparison.md and comparison.csv into a sweep's folder; return the text to print."""
     comparison = Comparison(folder)
     table = comparison.table()
     notes = [*comparison.notes, "(end): the rates tried end there, and the best may lie beyond."]

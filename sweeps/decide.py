@@ -85,7 +85,7 @@ class Comparison:
 
 @dataclass
 class Record:
-    """The content of decide.json: the test's conditions, which stay as they are, and its results."""
+    """The content of decide.json: the fixed conditions of the test, and its results so far."""
 
     metric: str
     delta: float | None
@@ -123,26 +123,20 @@ def name_of(variant: str) -> str:
     return variant or "no change"
 
 
+@dataclass(eq=False, kw_only=True)
 class Decide(Grid):
     """Runs the first variant and each undecided one, with up to max_pairs seeds."""
 
-    def __init__(
-        self,
-        metric: str,
-        delta: float | None,
-        max_pairs: int,
-        give_up: int | None,
-        baseline: str | None,
-        confirm: str | None,
-        **others: Any,
-    ) -> None:
-        super().__init__(**others)
-        self.metric = metric
-        self.delta = delta
-        self.max_pairs = max_pairs
-        self.give_up = give_up
-        self.baseline = baseline
-        self.confirm = confirm
+    metric: str
+    delta: float | None
+    """The smallest difference that matters."""
+    max_pairs: int
+    give_up: int | None
+    """The pair from which on a variant that is not ahead is dropped."""
+    baseline: str | None
+    """The folder of an earlier comparison, for the runs of the first variant."""
+    confirm: str | None
+    """The folder of an earlier comparison, for its better variants."""
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the pairs that are not finished.
@@ -182,12 +176,12 @@ class Decide(Grid):
 
         # Read the variants and the settings of all jobs, and find the level of each comparison.
         settings, seed = self.read_find(arguments) if self.confirm else self.read_settings(arguments)
-        alpha = CONFIRM_ALPHA if self.confirm else ALPHA / (len(self.variants) - 1)
+        alpha = CONFIRM_ALPHA if self.confirm else ALPHA / (len(self.groups) - 1)
         fewest = math.ceil(1 - math.log2(alpha))  # n differences of one sign have a chance of 2^(1 - n)
         if not fewest <= self.max_pairs <= MOST_PAIRS:
             problem = f"hydra.sweeper.max_pairs={self.max_pairs} must be from {fewest} to {MOST_PAIRS}"
             raise SettingsError(problem, "fewer decide nothing, and the test cannot follow more")
-        code = {" ".join(each): self.check_job([*settings, f"seed={seed}", *each]) for each in self.variants}
+        code = {" ".join(each): self.check_job([*settings, f"seed={seed}", *each]) for each in self.groups}
 
         # Find the first pair that can end in a verdict. With a delta that is "no difference": its one-sided tests at
         # alpha are a two-sided one at 2 alpha.
@@ -198,7 +192,7 @@ class Decide(Grid):
         # Make the record. Earlier records must agree with it: of this sweep in all but the comparisons, of a baseline
         # or a find in their code and text.
         test = (self.metric, self.delta, self.max_pairs)
-        first, *others = map(" ".join, self.variants)
+        first, *others = map(" ".join, self.groups)
         self.record = Record(*test, first, others, settings, seed, alpha, *self.origin(settings), code)
         if (self.folder / RECORD).exists():
             fixed = [each.name for each in fields(Record)][:-1]
@@ -212,10 +206,10 @@ class Decide(Grid):
 
     def read_settings(self, arguments: list[str]) -> tuple[list[str], int]:
         """Return the overrides that all jobs share, and the seed of the first pair."""
-        if len({*map(tuple, self.variants)}) < max(2, len(self.variants)):
+        if len({*map(tuple, self.groups)}) < max(2, len(self.groups)):
             raise SettingsError("hydra/sweeper=decide compares two or more variants that differ", VARIANTS)
         given = self.read(arguments)
-        if any("seed" in self.parse(variant) for variant in self.variants):
+        if any("seed" in self.parse(variant) for variant in self.groups):
             raise SettingsError("hydra.sweeper.variants give a seed, which a pair has in common", "leave it out")
         several = [override for override in given.values() if override.is_sweep_override()]
         if several:
@@ -232,7 +226,7 @@ class Decide(Grid):
         Its better variants become the variants of this one.
         """
         setting = f"hydra.sweeper.confirm={self.confirm}"
-        if arguments or self.params or self.variants != [[]] or self.baseline:
+        if arguments or self.params or self.groups != [[]] or self.baseline:
             problem = f"{setting} brings its variants and settings, and runs its own baseline"
             raise SettingsError(problem, "leave out all others")
         find = read_record("hydra.sweeper.confirm", self.confirm)
@@ -240,7 +234,7 @@ class Decide(Grid):
         if not names:
             raise SettingsError(f"{setting} has found nothing better", "there is nothing to confirm")
         self.metric = find.metric
-        self.variants = [name.split() for name in (find.first, *names)]
+        self.groups = [name.split() for name in (find.first, *names)]
         # The fresh seeds are a function of the find: the same command has the same ones. They differ from find to find,
         # or all would share the luck of one baseline.
         last = max(chain.from_iterable(each.seeds for each in find.comparisons))
@@ -250,7 +244,7 @@ class Decide(Grid):
         """Return the commit of the code, and the fingerprint of the text; None for an unknown one."""
         from pages.report import commit  # imports torch: the settings are checked before
 
-        job = self.hydra_context.config_loader.load_sweep_config(self.config, [*settings, *self.variants[0]])
+        job = self.hydra_context.config_loader.load_sweep_config(self.config, [*settings, *self.groups[0]])
         data = build(DataConfig, flat(OmegaConf.to_container(job.data, resolve=True)))  # type: ignore[arg-type]
         text = None
         with suppress(SettingsError):  # on a cluster the text may be on other machines
@@ -291,10 +285,10 @@ class Decide(Grid):
         # Name the folders by seed and variant: a continued sweep finds them, whichever variants are decided by then.
         names = [f"{seed}-{number}" for number in numbers]
         jobs = [
-            [*record.settings, f"seed={seed}", *self.variants[number], f"hydra.sweep.subdir={name}"]
+            [*record.settings, f"seed={seed}", *self.groups[number], f"hydra.sweep.subdir={name}"]
             for number, name in zip(numbers, names, strict=True)
         ]
-        results = self.launch(jobs, pair * len(self.variants))
+        results = self.launch(jobs, pair * len(self.groups))
         outcomes = dict(zip(numbers, map(self.outcome, names, results), strict=True))
         for number, comparison in undecided.items():
             self.add_pair(comparison, seed, outcomes[0], outcomes[number])
@@ -317,7 +311,7 @@ class Decide(Grid):
         if error:
             return f"job {name} failed: {sentence_of(error)}"
         summary = read_summary(self.folder / name)
-        variant = " ".join(self.variants[int(name.rpartition("-")[2])])
+        variant = " ".join(self.groups[int(name.rpartition("-")[2])])
         # A parallel worker may have read the file of code= after it changed.
         if summary and summary.code_hash != self.record.code[variant]:
             return f"job {name} ran another version of its code"

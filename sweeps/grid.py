@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -44,20 +45,17 @@ def jobs_at_once() -> int:
 OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, replace=True)
 
 
+@dataclass(eq=False)
 class Grid(Sweeper):
     """Runs every combination of the values given, with every variant.
 
     A job that fails does not end the others.
     """
 
-    config: DictConfig
-    hydra_context: HydraContext
-    launcher: Launcher
-
-    def __init__(self, params: dict[str, str] | None = None, variants: Sequence[str] | None = None) -> None:
-        super().__init__()
-        self.params = params or {}
-        self.given = [""] if variants is None else variants
+    params: Any = None
+    """The ranges of an experiment: their texts by name."""
+    variants: Any = None
+    """A list of groups of overrides, each as one text."""
 
     def setup(
         self,
@@ -77,12 +75,13 @@ class Grid(Sweeper):
         if launcher in EXTRAS and config.hydra.launcher._target_ not in installed:
             remedy = f'pip install -e ".[{EXTRAS[launcher]}]"'
             raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
-        if isinstance(self.given, str) or not isinstance(self.given, Sequence) or not self.given:
-            raise SettingsError(f"hydra.sweeper.variants={self.given} is no list of overrides", VARIANTS)
-        if not isinstance(self.params, Mapping):
+        given = [""] if self.variants is None else self.variants
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise SettingsError(f"hydra.sweeper.variants={given} is no list of overrides", VARIANTS)
+        if not isinstance(self.params or {}, Mapping):
             remedy = "leave it out, or write an experiment's ranges as {seed: '1,2,3'}"
             raise SettingsError(f"hydra.sweeper.params={self.params} is no mapping", remedy)
-        self.variants = [str(variant).split() for variant in self.given]
+        self.groups = [str(variant).split() for variant in given]
 
         # Fix the folder: each parallel job composes its settings anew, and its default has the time in it.
         if config.dry_run:  # it leaves nothing behind
@@ -100,9 +99,9 @@ class Grid(Sweeper):
         self.is_stoppable = launcher == "joblib" and hasattr(signal, "pthread_sigmask")
         job = partial(run_stoppable, task_function) if self.is_stoppable else task_function
         self.task_function: Any = task_function
-        self.config = config
-        self.hydra_context = hydra_context
-        self.launcher = plugins.instantiate_launcher(hydra_context, job, config)
+        self.config: DictConfig = config
+        self.hydra_context: HydraContext = hydra_context
+        self.launcher: Launcher = plugins.instantiate_launcher(hydra_context, job, config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
@@ -110,7 +109,7 @@ class Grid(Sweeper):
         for override in given.values():
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 raise SettingsError(f"{override.input_line} needs hydra/sweeper=optuna", "or list values, as in 1,2,3")
-        jobs = [[*job, *variant] for job in combinations(given.values()) for variant in self.variants]
+        jobs = [[*job, *variant] for job in combinations(given.values()) for variant in self.groups]
         self.check_jobs(jobs)
         with self.keeping_folder():
             results = self.launch(jobs, 0)
@@ -121,10 +120,10 @@ class Grid(Sweeper):
     def read(self, arguments: list[str]) -> dict[str, Override]:
         """Return the overrides by name: those of an experiment, replaced by the typed ones."""
         typed = self.parse(arguments)
-        both = typed.keys() & self.parse(self.variants[0])
+        both = typed.keys() & self.parse(self.groups[0])
         if both:
             raise SettingsError(f"{min(both)} is what hydra.sweeper.variants compares", f"leave it out, or {VARIANTS}")
-        given = self.parse([f"{name}={value}" for name, value in self.params.items()]) | typed
+        given = self.parse([f"{name}={value}" for name, value in (self.params or {}).items()]) | typed
         for override in given.values():
             if override.is_sweep_override():
                 check_values(override)

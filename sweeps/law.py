@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -88,9 +88,9 @@ class Law:
 
     def error(self, figure: Callable[["Law"], float]) -> float:
         """Return the standard error of a figure that is read from the law (delta method)."""
-        a, b, c = self.floor, self.scale, self.power
         step = 1e-6
-        moved = figure(Law(a + step, b, c)), figure(Law(a, b + step, c)), figure(Law(a, b, c + step))
+        names = ("floor", "scale", "power")
+        moved = [figure(replace(self, **{name: getattr(self, name) + step})) for name in names]
         slopes = (np.array(moved) - figure(self)) / step
         return math.sqrt(max(0.0, float(slopes @ self.covariance @ slopes)))
 

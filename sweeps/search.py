@@ -8,6 +8,7 @@ The official hydra-optuna-sweeper (1.3.0) wants an Optuna below 3, of 2022, and 
 import math
 import random
 import shlex
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sweeps.grid import Grid, combinations, error_of
 TRIED = 200  # combinations in which a value is tried before it counts as one that never works
 
 
+@dataclass(eq=False, kw_only=True)
 class Search(Grid):
     """Runs n_trials trials, n_jobs at a time, to find the settings with the lowest loss.
 
@@ -31,17 +33,15 @@ class Search(Grid):
     search: one that was stopped asks for the same trials again, and finds their results.
     """
 
-    def __init__(self, n_trials: int, n_jobs: int, seed: int, **others: Any) -> None:
-        super().__init__(**others)
-        self.n_trials = n_trials
-        self.n_jobs = n_jobs
-        self.seed = seed
+    n_trials: int
+    n_jobs: int
+    seed: int
 
     def sweep(self, arguments: list[str]) -> None:
         """Check the values to search, run the trials that are left, and print the best settings."""
         # Check the settings of the search, and read its space.
         self.check_adaptive(n_trials=1, n_jobs=1, seed=0)
-        if self.variants != [[]]:
+        if self.groups != [[]]:
             remedy = "leave out hydra/sweeper=optuna, or name what may be chosen as attention=sdpa,mla"
             raise SettingsError("hydra.sweeper.variants are compared, all of them, not searched", remedy)
         try:

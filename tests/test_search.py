@@ -21,7 +21,7 @@ SPACE = [LR, "model.n_head=2,3,4", "max_steps=5"]
 
 
 def search(n_trials: int = 12, n_jobs: int = 1, seed: int = 1) -> Search:
-    return Search(n_trials, n_jobs, seed)
+    return Search(n_trials=n_trials, n_jobs=n_jobs, seed=seed)
 
 
 def bowl(settings: dict[str, str]) -> float:
