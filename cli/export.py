@@ -64,7 +64,7 @@ def import_model(source: str, folder: Path) -> None:
 def export_checkpoint(where: str | None, unfinished: Path, folder: Path) -> list[str]:
     """Write a checkpoint in Hugging Face's format; return lines for the terminal.
 
-    unfinished: where to write; `folder` is its final name, for the lines.
+    unfinished: the folder to write; folder: its final name, for the lines.
     """
     checkpoint = open_checkpoint(where)
     model = checkpoint.model

@@ -59,8 +59,8 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
 
     A text with too few pairs to merge gives a smaller vocabulary.
     """
-    # In this thread, though Ctrl-C waits for it: 0.3 s for 2,048 tokens of 4 MB, 2.7 s for 32,000 of 62 MB. Another
-    # thread would keep the process from ending, and another process would survive a kill.
+    # Train in this thread, although Ctrl-C then waits: 0.3 s for 2,048 tokens of 4 MB, 2.7 s for 32,000 of 62 MB.
+    # Another thread would keep this process from ending; another process would survive a kill.
     trainer = rustbpe.Tokenizer()
     logging.getLogger("rustbpe").setLevel(logging.WARNING)  # at INFO it logs each percent
     try:

@@ -97,8 +97,8 @@ class Loggers:
         self.loggers: list[Logger] = []
         if run.ranks.is_first:
             self.loggers = [MetricsFile(run), SummaryFile(run, self.rows), *(logger(run, self.rows) for logger in more)]
-            # At the end wandb uploads the page, so it comes after it. The terminal comes last, so that the messages of
-            # the others stand above its bar.
+            # wandb comes after the page, which it uploads at the end. The terminal comes last: messages of the others
+            # then stand above its bar.
             if run.config.wandb.active_mode != "disabled":
                 self._add(Wandb)
             if run.config.tensorboard:
@@ -142,11 +142,12 @@ class Loggers:
             return
         run = self.run
         figures = dict[str, Any]()
-        if not run.is_sharded:  # a process needs the whole model for them
+        # The statistics run the model on this rank alone, which a sharded model cannot.
+        if not run.is_sharded:
             heads = head_statistics(run.model, *first_sequences(run.model, run.data))
             figures = {"attention_entropy": heads.entropy, "attention_relative_entropy": heads.relative_entropy}
             figures |= {"attention_distance": heads.distance, "head_similarity": heads.similarity}
-            # Round the numbers in nested lists.
+            # Round the numbers in nested lists, by way of JSON.
             figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
         self._call("on_row", self._row(**result.figures, **figures), sample)
         # The time of the evaluation does not count for the speed of training.

@@ -33,8 +33,8 @@ def check_key() -> None:
 class Wandb(Logger):
     """Sends a run to wandb; a resumed run continues the same one there.
 
-    Every row has our step. wandb ignores steps that do not increase, so steps that a killed run trains again are not
-    logged twice.
+    Rows are logged under the run's own step. wandb ignores a step that is not above the last one: so it has no step
+    twice after a kill, although the run trains some again.
     """
 
     def __init__(self, run: Run) -> None:
@@ -42,7 +42,7 @@ class Wandb(Logger):
 
         self.run = run
         settings = run.config.wandb
-        # A wandb sweep sets the project. Entity and tags wandb reads from the environment.
+        # Leave the project to a wandb sweep, which sets it. wandb itself reads entity and tags from the environment.
         project = settings.project or os.environ.get("WANDB_PROJECT") or (None if IN_WANDB_SWEEP else "tinygpt")
         name = settings.name or os.environ.get("WANDB_NAME") or run.directory.name
         self.session = wandb.init(
@@ -78,7 +78,8 @@ class Wandb(Logger):
             if page.is_file():
                 self.session.log({"report": wandb.Html(str(page), inject=False)}, step=self.run.progress.step)
         finally:
-            # wandb's process would stay without this.
+            # Without finish() wandb's process would stay. It gets the code with which this process ends: that of
+            # SystemExit, 1 for another error, 0 for none.
             code = error.code if isinstance(error, SystemExit) else error is not None
             self.session.finish(exit_code=int(code) if isinstance(code, int) else 1)
         offline = f"wandb sync {shlex.quote(str(self.run.directory / 'wandb'))}/offline-run-*-{self.session.id}*"

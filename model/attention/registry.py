@@ -46,7 +46,8 @@ def modifier(name: str, *, changes: str, last: bool = False) -> Callable[[Subjec
     """
 
     def register(subject: Any) -> Any:
-        subject.changes, subject.last = changes, last
+        subject.changes = changes
+        subject.last = last
         return _register(MODIFIERS, name, subject)
 
     return register
