@@ -79,6 +79,7 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         self.attention = "".join(self.attention.split())
+        # Check each setting by itself.
         one_of("model.position", self.position, POSITIONS)
         one_of("model.rope_scaling", self.rope_scaling, ROPE_SCALINGS)
         for name in ("n_embd", "n_head", "head_size", "n_kv_head", "attention_window", "latent_size", "block_size",
@@ -89,6 +90,7 @@ class AttentionConfig:
         positive("model.rope_theta", self.rope_theta)
         positive("model.score_softcap", self.score_softcap)
         at_least("model.rope_scaling_factor", self.rope_scaling_factor, 1.0)
+        # Check them together.
         given = self.attention.replace("/", "+").split("+")
         if "window" in given and self.attention_window is None:
             raise SettingsError(f"attention={self.attention} needs a window", "set model.attention_window=POSITIONS")
@@ -192,6 +194,7 @@ class GPTConfig(AttentionConfig):
 
         They have its part of the pattern, and its window.
         """
+        # If some layers have +window, the window is theirs alone; else it is that of all layers.
         parts = self.attention.split("/")
         own = parts[layer % len(parts)]
         some_have_it = "window" in self.attention.replace("/", "+").split("+")
@@ -203,6 +206,7 @@ class GPTConfig(AttentionConfig):
         """Hidden width of the MLP, with the default resolved."""
         if self.n_inner is not None:
             return self.n_inner
+        # swiglu has three matrices for the others' two: 8/3 of the width, in multiples of 64, costs as much as 4.
         return 64 * -(-8 * self.n_embd // 192) if self.mlp == "swiglu" else 4 * self.n_embd
 
 

@@ -76,6 +76,7 @@ def head_statistics(
     doc_starts: DocStarts = None,
 ) -> HeadStatistics:
     """Measure every head of a model on some texts; `doc_starts` keeps documents apart."""
+    # The distances and the numbers of visible keys, which all layers share but for their windows.
     position = torch.arange(tokens.size(1), device=tokens.device)
     back = position[:, None] - position  # (T, T): the distance of key s from query t
     in_sight = position + 1 - (0 if doc_starts is None else doc_starts)  # (T,) or (B, T): keys of each query

@@ -71,7 +71,8 @@ class Rope(NamedTuple):
         # A compiled or traced length is no number, and a fake tensor's table must not be cached.
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not Tensor:
             return self.cos_sin(torch.arange(past, end, device=x.device))
-        size = max(1024, 1 << (end - 1).bit_length())  # grows by doubling
+        # Tables grow by doubling: decoding does not make one for each length.
+        size = max(1024, 1 << (end - 1).bit_length())
         return _table(size, self, x.device)[past:end]
 
     def cos_sin(self, positions: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead half 2"]:
@@ -87,14 +88,15 @@ class Rope(NamedTuple):
         """Return every plane's angle at position 1, and the length of its (cos, sin)."""
         plane = torch.arange(0, self.channels, 2, dtype=torch.float32, device=device)  # 2i
         frequency = self.theta ** (-plane / self.channels)
+        # Mix each frequency with the slowed one; `slow` is the share of the latter.
         temperature = 1.0
-        slow: Tensor | float = 1.0  # the share of the slowed frequency
+        slow: Tensor | float = 1.0
         if self.scaling == "llama3":
             fast, once = LLAMA3_TURNS
             turns = self.trained * frequency / (2 * math.pi)
             slow = ((fast - turns) / (fast - once)).clamp(0, 1)
         if self.scaling == "yarn":
-            # The indices of the planes with so many turns in the trained length, at first not rounded.
+            # Find the planes with so many turns in the trained length; the rounded indices bound the mixture.
             scale = self.channels / (2 * math.log(self.theta))
             first, last = (scale * math.log(self.trained / (turns * 2 * math.pi)) for turns in YARN_TURNS)
             low = max(math.floor(first), 0)
@@ -109,16 +111,19 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
 
     The products are in float32 or wider.
     """
+    # The channels after them stay as they are.
     channels = 2 * rotation.shape[-2]
     if channels < x.shape[-1]:
         return torch.cat((rotate(x[..., :channels], rotation), x[..., channels:]), -1)
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     pairs = wide.unflatten(-1, (-1, 2))  # (…, H, T, D) -> (…, H, T, D/2, 2)
-    if torch.compiler.is_compiling():  # inductor fuses real arithmetic, but has no complex numbers
+    if torch.compiler.is_compiling():
+        # torch's compiler fuses real arithmetic, but has no complex numbers.
         a, b = pairs.unbind(-1)
         cos, sin = rotation.unbind(-1)
         turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
-    else:  # a + ib times cos + i·sin: the same four products in one pass, 5 to 8 times faster in eager mode
+    else:
+        # a + ib times cos + i·sin: the same four products in one pass, 5 to 8 times faster in eager mode.
         # A view as complex numbers needs pairs that are adjacent, at even addresses.
         starts = (pairs.storage_offset(), *pairs.stride()[:-1])
         is_viewable = pairs.stride(-1) == 1 and all(start % 2 == 0 for start in starts)

@@ -47,9 +47,9 @@ def count_weights(config: GPTConfig) -> tuple[int, int]:
     except (RuntimeError, OverflowError, TypeError):  # torch cannot count them
         widths = [f"model.{name}={getattr(config, name)}" for name in ("n_embd", "vocab_size", "block_size")]
         raise SettingsError("a weight would have more than 2^63 numbers", f"lower {' or '.join(widths)}") from None
+    # Multiply the tensors of a block: block i stands for blocks i, i + kinds, …, below n_layer.
     tensors = numbers = 0
     for name, tensor in weights.items():
-        # Block i stands for blocks i, i + kinds, …, below n_layer.
         times = 1
         if name.startswith("blocks."):
             block = int(name.split(".")[1])
@@ -75,7 +75,8 @@ def count_parameters(model: GPT) -> Counter[str]:
     parts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         path = name.split(".")
-        part = path[2] if path[0] == "blocks" else path[0]  # blocks.3.mlp.up_proj.weight is in mlp
+        # In a block the third word is the part, as in blocks.3.mlp.up_proj.weight.
+        part = path[2] if path[0] == "blocks" else path[0]
         if part.endswith("norm"):
             part = "norms"
         elif path[-2].endswith("embedding"):
@@ -99,8 +100,8 @@ def parameters_read(model: GPT) -> int:
 def flops_per_token(model: GPT) -> float:
     """Return the floating-point operations per token of a forward and a backward pass.
 
-    6 for each weight that multiplies the token (Kaplan et al. 2020), and 3 times MultiHeadAttention.flops() for each
-    layer, in texts of block_size tokens.
+    They are 6 for each weight that multiplies the token (Kaplan et al. 2020), and 3 times MultiHeadAttention.flops()
+    for each layer, in texts of block_size tokens.
     """
     parts = count_parameters(model)
     multiplied = parts["attention"] + parts["mlp"] + model.lm_head.weight.numel()
@@ -113,7 +114,7 @@ def flops_per_token(model: GPT) -> float:
 def cache_bytes_per_token(model: GPT) -> float:
     """Return the cache's bytes per token of a text of block_size tokens.
 
-    One token is read to measure it: the first one allocates the rows of all.
+    It is measured by reading one token: the first one allocates the rows of all.
     """
     cache = KVCache(model.config.block_size)
     token = torch.zeros(1, 1, dtype=torch.long, device=model.token_embedding.weight.device)

@@ -29,7 +29,7 @@ def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
     given = {(name, tensor.shape) for name, tensor in weights.items()}
     if wanted != given:
         wrong = min(name for name, shape in wanted ^ given)
-        raise ValueError(f"the weight {wrong} is missing, or not what the settings ask for")
+        raise ValueError(f"the weight {wrong} is missing, or does not fit the settings")
     model.load_state_dict(weights)
 
 
@@ -42,11 +42,13 @@ def save_file(weights: dict[str, Tensor], file: Path) -> None:
     mode = file.stat().st_mode
     try:
         safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
-    except safetensors.SafetensorError as error:  # no OSError, even if the disk is full
+    except safetensors.SafetensorError as error:
+        # The library raises no OSError, even if the disk is full: read the system's number in its message.
         system = re.search(r"\(os error (\d+)\)", str(error))
         if not system:
             raise
         number = int(system[1])
         raise OSError(number, os.strerror(number), str(file)) from error
-    if file.stat().st_mode != mode:  # some file systems have one mode for all, and refuse to change it
+    # Only if they differ: a file system with one mode for all files refuses any change.
+    if file.stat().st_mode != mode:
         file.chmod(mode)

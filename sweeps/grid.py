@@ -243,9 +243,8 @@ def combinations(overrides: Iterable[Override]) -> list[list[str]]:
     """Return the jobs of a grid, each as its overrides: every combination of the values given."""
     choices = []
     for override in overrides:
-        values: Iterable[str] = [override.get_value_element_as_str()]
-        if override.is_sweep_override():
-            values = override.sweep_string_iterator()
+        is_choice = override.is_sweep_override()
+        values = override.sweep_string_iterator() if is_choice else [override.get_value_element_as_str()]
         choices.append([f"{override.get_key_element()}={value}" for value in values])
     return [*map(list, product(*choices))]
 

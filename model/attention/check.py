@@ -112,7 +112,7 @@ def document_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
 
 
 def cached(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Give in two chunks of prefill and one-token steps what one pass over the whole text gives."""
+    """Compute the same in two chunks of prefill and one-token steps as in one pass over the text."""
     cache = KVCache(T)
     pieces = []
     for piece in x.split((9, 7, *[1] * 8), dim=1):
@@ -144,6 +144,7 @@ def make_layer(attention: str) -> MultiHeadAttention:
     )
     layer = make_attention(config).eval()
     layer.register_forward_pre_hook(give_tokens)
+    # At their initial values most modifiers are the identity, which would hide a mistake.
     for parameter in layer.modifiers.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     return layer
@@ -162,14 +163,16 @@ def run(
     device: torch.device,
     dtype: torch.dtype,
 ) -> str:
-    """Run one cell of the table: its number is the largest error as a share of what is allowed."""
+    """Run one cell of the table: its number is the largest error as a share of the allowed one."""
     torch.manual_seed(0)
     layer = make_layer(attention).to(device, dtype)
-    rounds = dtype == torch.bfloat16 and layer.is_sparse  # and a rounding may choose other keys
+    # Leave out a check that cannot hold: rounding to bfloat16 may choose other keys, and some forms take no mask.
+    rounds = dtype == torch.bfloat16 and layer.is_sparse
     if (check == "value+grad" and rounds) or (check == "padding" and not layer.accepts_mask):
         return "n/a"
     with torch.no_grad():
         pairs = CHECKS[check](layer, torch.randn(B, T, C, device=device, dtype=dtype))
+    # Divide each error by the one that is allowed there.
     absolute, relative = TOLERANCE[dtype]
     shares = []
     for found, wanted in pairs:
@@ -198,6 +201,7 @@ def main(arguments: list[str]) -> int:
 
     arguments: the attentions, and code=FILE for a file that registers them.
     """
+    # Run the files first: they register names. Make every layer once, before the long work, to find a mistake.
     try:
         for argument in arguments:
             if argument.startswith("code="):
@@ -207,6 +211,8 @@ def main(arguments: list[str]) -> int:
             make_layer(attention)
     except SettingsError as error:
         sys.exit(f"error: {error}")
+
+    # Print a table for each dtype, and by default one of all combinations.
     tables: list[tuple[torch.dtype, Iterable[str]]] = [(dtype, attentions or FORMS) for dtype in TOLERANCE]
     if not attentions:
         tables.append((torch.float32, combinations()))

@@ -42,10 +42,9 @@ Allowed = Bool[Overlay, ""] | None
 def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
     """Make an attention function of its mathematics.
 
-    The mathematics is `compute(q, k, v, allowed, bias, scale, dropout_p)`.
-
-    compute gets k and v with all H heads; `allowed` as None if every pair is allowed, else bool with at least one key
-    for every query; `scale` as a number. Queries that may attend nowhere get zeros afterwards.
+    compute(q, k, v, allowed, bias, scale, dropout_p) gets k and v with all H heads, and `scale` as a number. `allowed`
+    is None if every pair is allowed, else bool with at least one key for every query. Queries that may attend nowhere
+    get zeros afterwards.
     """
 
     def attend(
@@ -61,7 +60,8 @@ def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
     ) -> Output:
         check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
         allowed, has_keys = allowed_keys(q, k, mask, is_causal)
-        H, scale = q.shape[-3], q.shape[-1] ** -0.5 if scale is None else scale
+        H = q.shape[-3]
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
         y = compute(q, repeat_heads(k, H), repeat_heads(v, H), allowed, bias, scale, dropout_p)
         return y if has_keys is None else y.masked_fill(~has_keys, 0)
 
@@ -69,11 +69,9 @@ def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
 
 
 def from_weights(weights: Callable[[Scores], Scores], cap: float | None = None) -> AttentionFunction:
-    """Make an attention function of its weights, `weights(scores)`.
+    """Make an attention function of its weights, weights(scores).
 
-    The scores are −∞ for keys that are not allowed.
-
-    cap: squash the scaled products into ±cap before mask and bias.
+    The scores are −∞ for keys that are not allowed. cap: squash the scaled products into ±cap before mask and bias.
     """
 
     def compute(
@@ -85,6 +83,7 @@ def from_weights(weights: Callable[[Scores], Scores], cap: float | None = None) 
         scale: float,
         dropout_p: float,
     ) -> Output:
+        # Weights need float32: half precision would lose the small ones.
         scores = upcast(q * scale @ k.mT)  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)
@@ -107,7 +106,8 @@ def masked(scores: Float[Tensor, "..."], allowed: Allowed, bias: Bias = None) ->
 
 
 def _named_as(source: Callable, function: Any) -> Any:
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # the signature stays the function's own
+    # All but the signature, which stays the function's own.
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(function, name, getattr(source, name))
     return function
 
@@ -124,12 +124,15 @@ def allowed_keys(
     survives multiplication by zero, forwards and backwards. So `allowed` opens such a row to every key, and the caller
     fills the row of the result with zeros, which cuts it out of the gradient too.
     """
-    T, S = q.shape[-2], k.shape[-2]
+    T = q.shape[-2]
+    S = k.shape[-2]
     if mask is None:
+        # A single query is the last, from which causality hides no key.
         if not is_causal or T == 1:
             return None, None
         allowed = causal_mask(T, S, q.device)
-        if T <= S:  # each query sees at least its own key
+        # With a key for every query each sees at least its own.
+        if T <= S:
             return allowed, None
     else:
         allowed = as_bool(mask)

@@ -87,15 +87,16 @@ def alibi_sum(
 def best_blocks(scores: Scores, block: int, best: int) -> Blocks:
     """Return the blocks of keys that each query attends to: its own and the `best` before it.
 
-    The best have the largest mean of the scores.     A score of −∞ hides a key. Blocks are counted from the first key
-    that a query sees; its own is that of the last.
+    The best have the largest mean of the scores. A score of −∞ hides a key. Blocks are counted from the first key that
+    a query sees; its own block is that of the last.
     """
+    # The first and the last key that each query sees.
     S = scores.shape[-1]
     key = torch.arange(S, device=scores.device)
     first = first_seen(scores)
     last = torch.where(scores > -torch.inf, key, -1).amax(-1, keepdim=True)
 
-    # The scores in the order of the blocks, and no keys after the last.
+    # Order the scores by block, each query's from its first key. Padding of −∞ fills its last block.
     count = -(-S // block)
     place = first + torch.arange(count * block, device=scores.device)
     inside = F.pad(scores, (0, count * block), value=-torch.inf).gather(-1, place)
@@ -106,7 +107,8 @@ def best_blocks(scores: Scores, block: int, best: int) -> Blocks:
 
 
 def choose_blocks(mean: Float[Tensor, "*lead T blocks"], own: Int[Tensor, "*#lead T 1"], best: int) -> Blocks:
-    """Return each query's own block, and of those before it the `best` ones."""
+    """Return each query's own block, and the `best` ones before it."""
+    # Fewer than `best` blocks may come before a query's own: topk() then also returns hidden ones, of −∞.
     number = torch.arange(mean.shape[-1], device=mean.device)
     top = mean.masked_fill(number >= own, -torch.inf).topk(min(best, len(number)), -1)
     before = torch.zeros_like(mean, dtype=torch.bool).scatter(-1, top.indices, top.values > -torch.inf)

@@ -42,7 +42,7 @@ class JointNorm(Modifier):
 
     def normalize(self, heads: Query, norm: RMSNorm) -> Query:
         rows = heads.transpose(1, 2)  # (B, n, T, D) -> (B, T, n, D)
-        return norm(rows.flatten(2)).view(rows.shape).transpose(1, 2)  # normalised as (B, T, n·D)
+        return norm(rows.flatten(2)).view(rows.shape).transpose(1, 2)  # the norm is over n·D
 
 
 @modifier("conv", changes="keys")
@@ -72,6 +72,8 @@ class Conv(Modifier):
         x: Stream,
         ctx: AttentionContext,
     ) -> tuple[Query, Key, Value]:
+        # One convolution for all n = H + 2 Hkv heads. The last tap is the token's own, the one before it the previous
+        # token's, and so on.
         new = torch.cat((q, k, v), 1)
         *others, own = self.weight.to(q.dtype).view(-1, 1, q.shape[-1], self.width).unbind(-1)  # (n, 1, D) each
         mixed = own * new
@@ -85,9 +87,9 @@ class Conv(Modifier):
 class ValueEmbedding(Modifier):
     """v ← v + 2σ(x w) e per head, with e the token's embedding (modded-nanogpt, 2024).
 
-    The layer has its own table of embeddings. It brings back the token's identity, however much the stream has mixed
-    it. w starts at 0; nanochat computes it from the first few channels of x. The table has V rows as wide as a token's
-    values; a token reads one.
+    The layer has its own table of embeddings, which brings back the token's identity however much the stream has mixed
+    it. The table has V rows as wide as a token's values; a token reads one. w starts at 0; nanochat computes the gate
+    from the first few channels of x.
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
