@@ -221,6 +221,7 @@ class Split:
 
 def _beginning(documents: Iterable[Iterable[str]]) -> tuple[list[list[str]], int]:
     """Return the pieces of the first documents, up to HEAD characters, and their length."""
+    # Read no piece beyond: the text may be larger than the memory.
     head: list[list[str]] = []
     size = 0
     for document in documents:

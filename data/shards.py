@@ -30,6 +30,7 @@ class Shards:
 
     def __getitem__(self, where: slice) -> np.ndarray:
         """Return a copy of the tokens from `where.start` to `where.stop`, uint16 (N,)."""
+        # Take from each shard, from the one that holds `start` on. The empty part serves an empty slice.
         start, stop, _ = where.indices(len(self))
         parts = [np.empty(0, self.shards[0].dtype)]
         number = bisect_right(self.ends, start)

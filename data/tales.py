@@ -120,6 +120,7 @@ class Rule(NamedTuple):
 def read_rules() -> Iterator[Rule]:
     """Yield the rules of the grammar."""
     vocabulary = WORDS | PRONOUNS
+    # A pattern is the sentences with each slot replaced by a group of all its words.
     for line in filter(None, RULES.splitlines()):
         states, sentences = line.split(" | ")
         slots = re.findall(r"{(\w+)}", sentences)

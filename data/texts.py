@@ -210,10 +210,12 @@ def json_records(lines: Iterable[str], source: str) -> Iterator[tuple[str, dict[
 
 def _dataset_records(config: DataConfig, files: Files) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the records of a dataset, or of data.path's Parquet files, with their places."""
-    try:  # optional, and slow to import
+    # Imported here because it is optional, and slow.
+    try:
         import datasets  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise DataError("data=hf needs the datasets library", 'pip install -e ".[hf]"') from error
+    # Stream the records: a dataset may be larger than the disk.
     if config.path:
         settings = f"data.path={config.path}"
         asked: dict[str, Any] = {"path": "parquet", "data_files": list(files), "split": "train"}
@@ -284,8 +286,9 @@ def download_shakespeare(cache_dir: str) -> Path:
     path = user_path("data.cache_dir", cache_dir) / "tinyshakespeare.txt"
     if path.is_file():
         return path
+    # Verify the content before it takes its name: the cache has the whole file or none.
     try:
-        with urlopen(SHAKESPEARE_URL, timeout=20) as response:  # seconds without an answer
+        with urlopen(SHAKESPEARE_URL, timeout=20) as response:  # fails after 20 s without an answer
             content = response.read()
         if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
             raise ValueError("the downloaded file has another sha256 than the known one")

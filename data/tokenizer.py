@@ -95,6 +95,7 @@ def pieces(blocks: Iterable[str]) -> Iterator[str]:
     A piece ends before a space that follows a non-space. There all patterns in use end a token, so the cut changes no
     token.
     """
+    # Add a block in steps of LONGEST: `pending` so never holds more than two pieces.
     pending = ""
     for block in blocks:
         for start in range(0, len(block), LONGEST):

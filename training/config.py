@@ -217,12 +217,14 @@ class TrainConfig:
     """Also write figures and samples for TensorBoard, into tensorboard/ of the run's directory."""
 
     def __post_init__(self) -> None:
+        # attention= is a short name of model.attention: the model's settings keep the value.
         if self.attention is not None:
             if self.model.attention not in (GPTConfig.attention, self.attention):
                 given = f"attention={self.attention} and model.attention={self.model.attention}"
                 raise SettingsError(f"{given} are both given", "choose one")
             self.model = replace(self.model, attention=self.attention)
             self.attention = None
+        # Check each setting by itself, then those that exclude each other.
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("auto", "on", "off"))
         one_of("distributed", self.distributed, ("ddp", "fsdp", "hsdp"))
@@ -252,6 +254,7 @@ class TrainConfig:
             ("data.task.vocab_size", f"data.source={' '.join(tasks)}"),
             ("data.task.items", f"data.source={' '.join(tasks - {'copy', 'induction'})}"),
         )
+        # A group of settings is idle unless the setting that it needs has one of some values.
         for names, needed in needs:
             setting, _, values = needed.partition("=")
             value = format_value(attrgetter(setting)(self))

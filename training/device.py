@@ -154,8 +154,8 @@ def to_device(array: np.ndarray | None, device: torch.device) -> Tensor | None:
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
-    # Asynchronously, so that the CPU prepares the next batch while the GPU computes. That needs pinned memory, and only
-    # a contiguous tensor can be pinned.
+    # Copy asynchronously: the CPU prepares the next batch while the GPU computes. That needs pinned memory, and only a
+    # contiguous tensor can be pinned.
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
@@ -181,9 +181,10 @@ def memory_shortage(error: BaseException) -> str | None:
         return None
     if isinstance(error, MemoryError) or "CPU" in text or not torch.cuda.is_initialized():
         return text
+    # Replace the figures at the end of torch's message by two that say enough.
     free, total = torch.cuda.mem_get_info()
     held = f"{si(free)}B of {si(total)}B are free, this process holds {si(torch.cuda.memory_reserved())}B"
-    said = text.partition(". GPU")[0]  # without torch's own figures
+    said = text.partition(". GPU")[0]
     return f"{said}; {held}"
 
 

@@ -39,6 +39,7 @@ class Ranks:
 
     @classmethod
     def of_torchrun(cls) -> "Ranks":
+        """Return the rank that torchrun gave this process; rank 0 of 1 without torchrun."""
         if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
             return cls()
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -130,7 +131,7 @@ def parallelize(
     if not ranks.launched:
         return model
 
-    # DDP.
+    # DDP: each rank holds the whole model.
     if distributed == "ddp":
         if compiled:
             # DDP would split each block's graph at the 25 MB of its buckets. Blocks are small enough.
@@ -166,7 +167,8 @@ def sync_gradients(model: nn.Module, *, last: bool) -> AbstractContextManager[No
 def gradient_norm(model: nn.Module) -> Tensor:
     """Return the norm of all gradients of a model together, on every rank."""
     norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP's has a part on each rank
+    # Under FSDP each rank has a part of the norm.
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def local(tensor: Tensor) -> Tensor:

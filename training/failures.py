@@ -37,8 +37,9 @@ def explain_out_of_memory_between_steps(run: Run, activity: str, setting: str = 
     try:
         yield
     except (MemoryError, RuntimeError):
+        # The step was saved before, unless the copy or the write has failed.
         step = run.progress.step
-        is_saved = run.checkpointer.has(step)  # a copy or a write may have failed
+        is_saved = run.checkpointer.has(step)
         saved = f"step {step} is saved" if is_saved else f"the checkpoints are in {run.checkpointer.checkpoints}"
         again = f"{command('train.py')} {hydra_quoted('resume', run.directory)} {setting}".rstrip()
         problem = f"{activity} after step {step} needs more memory than there is"

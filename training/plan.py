@@ -106,8 +106,8 @@ def predict_memory(
 ) -> Memory:
     """Return the memory that a run of `config`, whose model.vocab_size is set, will need.
 
-    Its tensors have shapes but no data, so the largest model takes seconds on the smallest machine. They are a CPU's,
-    but with on_gpu the loss and sdpa have a GPU's.
+    It takes a step with tensors of shapes but no data, so the largest model takes seconds on the smallest machine. They
+    are a CPU's tensors; with on_gpu the loss and sdpa choose as on a GPU.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes half a second, and most runs do not need it
 
@@ -186,6 +186,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
 
 def planned_data(config: TrainConfig) -> tuple[TrainConfig, Data | None]:
     """Return config with a vocabulary, and the data or None if their tokenizer is unreachable."""
+    # A published tokenizer may be out of reach; its number of ids is known without it.
     config, _, encoding = load_pretrained(config)
     ids = PUBLISHED.get(config.tokenizer.name)
     if encoding is None and not config.data.is_task and ids:

@@ -36,6 +36,7 @@ def open_pretrained(config: TrainConfig) -> tuple[GPTConfig, Read, tiktoken.Enco
     cannot be read or config.model would need other weights.
     """
     assert config.init_from
+    # Open a model of Hugging Face's, or a checkpoint of ours, and change its settings to those asked for.
     encoding: tiktoken.Encoding | None
     with naming(f"init_from={config.init_from}"):
         name = name_of_theirs(config.init_from)
@@ -47,6 +48,8 @@ def open_pretrained(config: TrainConfig) -> tuple[GPTConfig, Read, tiktoken.Enco
             found, encoding = checkpoint.model.config, checkpoint.encoding
             read = plain_weights(checkpoint.model).__getitem__
         model = inherit(found, config.model)
+
+    # Tell what comes from it.
     asked = [f"{name}={format_value(now)}" for name, now in asdict(model).items() if now != getattr(found, name)]
     but = f", but for {', '.join(asked)}" if asked else ""
     kept = "weights, tokenizer and settings" if encoding else "weights and settings"
@@ -71,11 +74,12 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
     settings = asdict(found)
     differing = []
     for name, value in asdict(asked).items():
+        # A setting is free if no weight depends on it; of attention= that depends on the forms.
         free = f"model.{name}" in MAY_CHANGE_ON_INIT
         free |= name == "attention" and weights_of(found, value) == weights_of(found, found.attention)
         if not free and value not in (None, settings[name]):
             differing.append(f"model.{name}={format_value(value)} (it has {format_value(settings[name])})")
-        elif free and (name != "vocab_size" or value is not None):
+        elif free and (name != "vocab_size" or value is not None):  # null keeps the pretrained vocabulary
             settings[name] = value
     if differing:
         remedy = "leave these settings out to continue with its weights, or leave out init_from"
@@ -100,6 +104,7 @@ def copy_weights(read: Read, model: GPT) -> None:
     """
 
     def resized(name: str, fresh: Tensor) -> Tensor:
+        # Cut surplus rows, or add the missing ones.
         known = read(name)
         missing = len(fresh) - len(known)
         if missing <= 0:
@@ -113,7 +118,7 @@ def copy_weights(read: Read, model: GPT) -> None:
 
 
 def name_of_theirs(where: str) -> str | None:
-    """Return X of hf:X; None for a run or checkpoint, which must exist."""
+    """Return NAME of hf:NAME; None for a run or checkpoint, which must exist."""
     if where == "hf:" or (not where.startswith("hf:") and not user_path("init_from", where).exists()):
         problem = "it names nothing" if where == "hf:" else "it does not exist"
         raise SettingsError(problem, "give a run directory, a checkpoint, or hf:NAME_OR_FOLDER")

@@ -108,7 +108,7 @@ class Run:
         Compiling takes about a minute, which does not count for max_minutes and the schedule.
         """
         if self.has_to_compile:
-            self.skipped.tolist()  # waits for the device
+            self.skipped.tolist()  # waits for the device, which may still compute the step
             self.started = time.perf_counter()
             self.has_to_compile = False
 
@@ -136,7 +136,7 @@ class Run:
 
     def seed_dropout(self, step: int, first: int) -> None:
         """Seed the dropout of the micro-batch of `step` that begins with sequence `first`."""
-        # By nothing else, so that a resumed run, or one with other processes, draws the same.
+        # Step and sequence alone decide: a resumed run, or one with other processes, draws the same.
         digest = hashlib.sha256(f"dropout {self.config.seed} {step} {first}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "little"))
 
@@ -256,7 +256,9 @@ class Run:
 
 def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
     """Return max_steps, or fewer for max_flops; None if only max_minutes ends the run."""
+    # max_minutes alone ends a run by time; without any limit it takes DEFAULT_STEPS.
     steps = config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
+    # max_flops takes the place of the default, but not of a max_steps that comes first.
     if config.max_flops is not None:
         most = max(1, round(config.max_flops / (flops_per_token(model) * config.tokens_per_step)))
         steps = min(most, config.max_steps or most)

@@ -27,7 +27,7 @@ def shard(
     gradients are summed in float32. Autocast computes in the same types as in a single process, but the weights of
     norms and of the embedding are rounded too.
     """
-    # Make the mesh.
+    # Make the mesh. The other ranks have shapes alone.
     weights = {name: tensor.detach() for name, tensor in model.named_parameters() if not tensor.is_meta}
     names = ("copy", "shard")[-len(mesh_shape) :]
     # Two dimensions need new NCCL groups. torch would split the one that is connected, which gloo may not support.
@@ -54,6 +54,7 @@ def shard(
 def scatter(whole: dict[str, Tensor], into: dict[str, Tensor]) -> None:
     """Copy rank 0's whole tensors into every rank's rows of them, one at a time."""
     for name, tensor in into.items():
+        # The whole tensor on each device, sent from rank 0; then this rank keeps its rows.
         full = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         if dist.get_rank() == 0:
             full.copy_(whole[name])
@@ -80,10 +81,12 @@ def on_whole_matrices(function: Callable[[Tensor], Tensor], rows: Tensor, like: 
     The matrices are sharded as `like`. Each rank receives a part of the N whole, and sends their rows back. Each copy
     of the model computes all.
     """
+    # Describe the stack of matrices (N, m, n): cut by rows, or by matrix.
     mesh = like.device_mesh
     shape = torch.Size((len(rows), *like.shape))  # (N, m, n)
     stride = (like.numel(), like.size(1), 1)
     by_rows, by_matrix = ([*like.placements[:-1], Shard(dim)] for dim in (1, 0))
+    # Exchange rows for whole matrices, compute, and exchange back.
     cut = DTensor.from_local(rows, mesh, by_rows, shape=shape, stride=stride)
     whole = cut.redistribute(placements=by_matrix).to_local()  # (N / ranks, m, n)
     matrices = function(whole).to(rows.dtype).contiguous()

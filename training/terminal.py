@@ -41,7 +41,7 @@ class Terminal(Logger):
             about = "\n".join(describe(replace(run.config, max_steps=run.max_steps), run.data, run.model))
             log.info("%s, on %s%s in %s\noutput    %s", about, run.device, processes, run.precision, run.directory)
         bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-        # With {bar}, if only spaces, tqdm cuts the line at the terminal's width.
+        # {bar} makes tqdm cut the line at the terminal's width, even if the bar is only spaces.
         bar_format = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]{bar}"
         self.display = ExitStack()
         self.bar = progress_bar(total=run.max_steps, initial=progress.step, unit="step", bar_format=bar_format)
@@ -55,7 +55,7 @@ class Terminal(Logger):
         self.last_line = time.monotonic()
         self.figures = ""
         peak = peak_flops(run.device)
-        # The share of the arithmetic that the devices could do, for each token a second.
+        # MFU for each token a second: its arithmetic, as a share of the devices' peak.
         self.utilization = flops_per_token(run.model) / (peak * run.ranks.size) if peak else None
 
     def on_row(self, row: Row, sample: str) -> None:
@@ -109,6 +109,7 @@ class Terminal(Logger):
             log.info("stopped after step %d; to continue:  %s", run.progress.step, again)
 
     def log_result(self) -> None:
+        # A uniform guess scores ln V: a run that ends there has learned nothing.
         progress = self.run.progress
         data = self.run.data
         best = progress.result
