@@ -49,7 +49,7 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> N
         arguments = sys.argv[1:]
         if asks_help(arguments):
             print(help_text(schema, Path(inspect.getfile(function)), arguments, {}), flush=True)
-        elif arguments[:1] == ["-sc"]:  # what train.py's tab completion asks of every command
+        elif arguments[:1] == ["-sc"]:  # asked by tab completion, as of train.py
             print(*(f"{name}=" for name in setting_hints(schema)))
         else:
             function(from_arguments(schema, arguments))
@@ -106,7 +106,7 @@ def help_width() -> int:
 
 
 def help_entry(typed: str, meaning: str) -> str:
-    """Return a setting with its meaning beside it, or below it for want of room."""
+    """Return a setting with its meaning at its right, or below it if there is no room."""
     indent = " " * (COLUMN if help_width() >= 80 else 4)
     filled = textwrap.fill(meaning, help_width(), initial_indent=indent, subsequent_indent=indent)
     is_beside = len(typed) + 2 < len(indent)

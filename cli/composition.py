@@ -92,7 +92,7 @@ def run_single(typed: dict[str, str]) -> None:
 def compose_settings(typed: dict[str, str]) -> TrainConfig:
     """Return the settings of a single run.
 
-    Typed values are literal, whatever characters they have.
+    Typed values are literal: no character has a meaning for Hydra.
     """
     with initialize_config_dir(str(CONF), version_base="1.3"):
         overrides = [f"{name}={quote(value)}" for name, value in typed.items()]
@@ -147,7 +147,7 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
         with_torch().run_code(values["code"], VOCABULARIES)
     config = build(TrainConfig, values)
 
-    # A typed setting that is idle is a mistake, unless it is the default, which claims nothing.
+    # A typed setting without effect is a mistake; its default claims nothing, and is none.
     asked = set(typed)
     idle = config.idle()
     if any(name.startswith("model.") for name in asked):

@@ -13,7 +13,7 @@ NUMBERS = (int, int | None, float, float | None, bool)
 
 
 def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
-    """Raise SettingsError for arguments that Hydra would refuse in words of its own, or misread."""
+    """Raise SettingsError for arguments that Hydra would misread, or refuse less clearly."""
     hints = setting_hints(TrainConfig)
     for name, value in typed.items():
         is_hydras = name.startswith("hydra")

@@ -67,7 +67,7 @@ def idle_model_settings(model: GPTConfig) -> dict[str, str]:
 
 def check_job_start(config: TrainConfig, launcher: str) -> None:
     """Raise SettingsError if a job of a sweep cannot run, before its text is read."""
-    # A cluster's machines have other devices and files, and a plan itself names what this machine lacks.
+    # A cluster's machines have other devices and files. A plan itself refuses a device that is missing here.
     check_start(config, is_here=launcher != "submitit_slurm" and not config.dry_run)
 
 

@@ -79,7 +79,7 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         self.attention = "".join(self.attention.split())
-        # Check each setting by itself.
+        # Check each setting alone.
         one_of("model.position", self.position, POSITIONS)
         one_of("model.rope_scaling", self.rope_scaling, ROPE_SCALINGS)
         for name in ("n_embd", "n_head", "head_size", "n_kv_head", "attention_window", "latent_size", "block_size",
@@ -164,7 +164,7 @@ class GPTConfig(AttentionConfig):
     swiglu's width is rounded up to a multiple of 64; its three matrices then hold about as many weights."""
     dropout: float = 0.0
     """Probability of dropping a channel of an embedding or of a layer's output, in training.
-    The output is what a layer adds to the residual stream."""
+    A layer adds its output to the residual stream."""
     tie_embeddings: bool = False
     """Use the token embedding as lm_head too."""
     logit_softcap: float | None = None
@@ -194,7 +194,7 @@ class GPTConfig(AttentionConfig):
 
         They have its part of the pattern, and its window.
         """
-        # If some layers have +window, the window is theirs alone; else it is that of all layers.
+        # If some layers have +window, the window is theirs alone; else all layers have it.
         parts = self.attention.split("/")
         own = parts[layer % len(parts)]
         some_have_it = "window" in self.attention.replace("/", "+").split("+")

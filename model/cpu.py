@@ -84,7 +84,7 @@ def product_dtype(x: Float[Tensor, "..."]) -> torch.dtype:
 def multiplies_bf16() -> bool:
     """Return whether bf16 products are faster than float32 ones on this processor."""
     capabilities = torch.cpu.get_capabilities()
-    # Intel's processors without AMX have instructions for bf16 that take twice as long as those for float32.
+    # Without AMX, Intel's instructions for bf16 take twice as long as those for float32.
     is_intel = "Intel" in capabilities.get("cpu_name", "")
     return capabilities.get("amx_bf16", False) or (capabilities.get("avx512_bf16", False) and not is_intel)
 

@@ -2,8 +2,9 @@
 
 Channels (2i, 2i+1) of a head are the two coordinates of a point in a plane. At position m the point is
 rotated by m·θᵢ, with θᵢ = base^(-2i/D): the first planes spin fast and tell neighbours apart, the last
-ones hardly move and tell far from near. Rotating two vectors by the same angle changes no product, so
-that of a query at m and a key at n depends on m - n alone (Su et al. 2021, RoFormer, eq. 34).
+ones hardly move and tell far from near. Rotating two vectors by the same angle does not change their
+product: the product of a query at m and a key at n depends on m - n alone (Su et al. 2021, RoFormer,
+eq. 34).
 """
 
 import math
@@ -29,11 +30,11 @@ class Rope(NamedTuple):
     Three ways to read texts `stretch` times longer than `trained`, all by turning more slowly:
 
     linear  divides the positions (Chen et al. 2023, eq. 4)
-    yarn    divides the frequency of planes that turn less than once in the trained length, leaves those that turn 32
-            times or more, and mixes between by their number; it lengthens queries and keys by 0.1 ln stretch + 1,
-            because a softmax over more keys is flatter (Peng et al. 2023, eqs. 19 to 25; its bounds are rounded
-            outwards as theirs are, gpt-oss's are not)
-    llama3  mixes between 1 and 4 turns, by the turns, and lengthens nothing (Llama 3.1, 2024)
+    yarn    divides the frequency of planes that turn less than once in the trained length, leaves planes of 32 turns or
+            more, and mixes between. It lengthens queries and keys by 0.1 ln stretch + 1, because a softmax over more
+            keys is flatter (Peng et al. 2023, eqs. 19 to 25). As in the paper, bounds are rounded outwards; gpt-oss
+            does not.
+    llama3  mixes between 1 and 4 turns, and lengthens nothing (Llama 3.1, 2024)
 
     Angles, sines and cosines are float32 in a model of any type: bfloat16 cannot count past 256.
     """

@@ -224,7 +224,7 @@ class TrainConfig:
                 raise SettingsError(f"{given} are both given", "choose one")
             self.model = replace(self.model, attention=self.attention)
             self.attention = None
-        # Check each setting by itself, then those that exclude each other.
+        # Check each setting alone, then pairs that exclude each other.
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("auto", "on", "off"))
         one_of("distributed", self.distributed, ("ddp", "fsdp", "hsdp"))

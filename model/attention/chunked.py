@@ -1,12 +1,12 @@
 """Attention by chunks of queries, at about the price of torch's fused kernel.
 
-It is exact, and needs no (T, S) matrix. functions.py says what each form is; this says the same for texts that are
-long. A chunk of queries meets the keys in its reach, and the chunks' results are those of the whole. One skeleton,
-`forward_pass` and `backward_pass`, serves all forms. A weighting puts three things into it: weights from scores, what
-it keeps of a row, and the gradient of scores from the gradient of weights. The second pass computes the scores again
-instead of remembering them.
+It is exact, and needs no (T, S) matrix. functions.py defines each form; this computes the same for long texts. A chunk
+of queries meets the keys in its reach, and the results of all chunks side by side are the whole. One skeleton,
+`forward_pass` and `backward_pass`, serves all forms. A weighting adds three things to it: weights from scores, a
+statistic of each row, and the gradient of scores from the gradient of weights. The second pass computes the scores
+again instead of remembering them.
 
-What makes that cheap on a CPU, where a product of 64 channels costs 1.6 ns for a pair of tokens and all else counts:
+On a CPU a product of 64 channels costs 1.6 ns for a pair of tokens, so every other step counts. These make it cheap:
 
 workspaces  scores and their gradients lie in buffers that every chunk overwrites: a step in place costs 0.1 ns.
 statistics  the first pass keeps a number for each row, such as minus its logsumexp. The second pass adds it to the
@@ -34,14 +34,20 @@ from model.attention.masks import best_blocks, block_mask, choose_blocks
 from model.cpu import product_dtype
 
 ROWS_ON_CPU = 128
-"""Queries of a chunk: at 2,048 tokens 64, 192 and 256 cost up to a fifth more (AVX2, one thread and two)."""
+"""Queries of a chunk.
+
+At 2,048 tokens 64, 192 and 256 cost up to a fifth more (AVX2, one thread and two).
+"""
 ROWS_OF_SHORT_TEXTS = 64
-"""Below 1,024 tokens: fewer pairs of a query and a later key, which are computed for nothing."""
+"""Queries of a chunk below 1,024 tokens.
+
+Fewer pairs of a query and a later key are then computed for nothing.
+"""
 ROWS_ELSEWHERE = 512
 LOG2E = math.log2(math.e)
 NEVER = -(2.0**14)
 """A score that gets no weight, and that is finite."""
-# Steps that torch's own backward passes consist of, which write where they are told to.
+# Steps of torch's own backward passes, in the variant that writes into a given tensor.
 sigmoid_gradient = torch.ops.aten.sigmoid_backward.grad_input
 where_positive = torch.ops.aten.threshold_backward.grad_input
 
@@ -67,7 +73,7 @@ class Inputs(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """The rest of what the operators take."""
+    """The arguments of the operators that are no tensors."""
 
     form: str
     cap: float
@@ -87,9 +93,9 @@ class Softmax:
     """exp(score) / Σ exp(score), whose gradient is w (d - Σ w d), d the gradient of the weights."""
 
     factor = LOG2E
-    """Times which the products arrive."""
+    """The factor by which the products arrive multiplied."""
     bias_factor = LOG2E
-    """Times which bias and sink do."""
+    """The factor of bias and sink."""
     hidden = -torch.inf
     """The score of a key that a query does not see."""
     reverse = False
@@ -104,7 +110,7 @@ class Softmax:
     centred = True
     """Whether gradient() gets d - Σ w d in place of d."""
     slope = 1.0
-    """Of the gradient of natural scores in what inner_gradient() returns."""
+    """The result of inner_gradient() as a multiple of the gradient of natural scores."""
 
     def shift(self, chunk: "Chunk") -> Tensor:
         """Return a number of each row (N, G · n, 1), or one of all, that is added to their scores."""
@@ -115,7 +121,7 @@ class Softmax:
         scores: Tensor,
         chunk: "Chunk",
     ) -> Weighed:
-        """Return what a row's scores come to; may overwrite them."""
+        """Return the weights of scores, with their factor and statistic; may overwrite the scores."""
         # Less the largest score, so that no exponential overflows.
         top = scores.amax(-1, keepdim=True)
         top = torch.maximum(top, chunk.sink)
@@ -138,11 +144,11 @@ class Softmax:
         scores: Tensor,
         chunk: "Chunk",
     ) -> Tensor:
-        """Return the gradient of the biased scores, in place of d, that of the weights."""
+        """Overwrite d, the gradient of the weights, by that of the biased scores; return it."""
         return d.mul_(weights)
 
     def inner_gradient(self, d: Tensor, scores: Tensor) -> Tensor:
-        """Return the gradient of the products, in place of d, that of the biased scores."""
+        """Overwrite d, the gradient of the biased scores, by that of the products; return it."""
         return d
 
 
@@ -219,8 +225,8 @@ class Sparsemax(Softmax):
     """max(0, s - τ), where τ makes the weights sum to 1.
 
     The sum falls with τ and is convex, so Newton's steps from a τ that is too low never pass it, and no sort is needed.
-    The largest score less 1 is such a τ, and so is that of some of the keys. The first steps look at the largest of
-    every 64th key alone, which is nearly all that matter.
+    The largest score less 1 is such a τ, and so is the τ of a subset of the keys. The first steps look at the largest
+    of every 64th key alone: these are nearly all that matter.
     """
 
     factor = bias_factor = 1.0
@@ -296,10 +302,10 @@ class Sparsemax(Softmax):
 
 
 class Stick(Softmax):
-    """Stick-breaking: each key, from the nearest on, takes a share of what is left.
+    """Stick-breaking: each key, from the nearest on, takes a share of the rest.
 
-    The product of 1 - σ(s) is left after a key, and its weight is the difference that it makes. With u = 1 - σ(s) and
-    C_j the sum of d w up to key j, less that of all, the gradient of s_j is C_j - u_j C_{j-1}.
+    After a key the product of 1 - σ(s) is left, and the key's weight is the difference that it makes. Let u be
+    1 - σ(s), and C_j the sum of d w up to key j, less the sum over all. The gradient of s_j is C_j - u_j C_{j-1}.
     """
 
     factor = bias_factor = -1.0  # so that a sigmoid gives u
@@ -355,7 +361,7 @@ def make_weighting(settings: Settings) -> Softmax:
 class Operands:
     """Queries, keys and values as products want them, and buffers for a chunk's scores.
 
-    Heads come as N = B Hkv key heads, each with the G = H / Hkv query heads that share it, so that no key is copied.
+    No key is copied: there are N = B Hkv key heads, each with the G = H / Hkv query heads that share it.
     """
 
     def __init__(self, inputs: Inputs, settings: Settings) -> None:
@@ -407,12 +413,12 @@ class Operands:
         return x.reshape(self.N, self.G, *x.shape[2:])
 
     def generator(self) -> torch.Generator:
-        """Return what draws the weights that dropout drops, the same in both passes."""
+        """Return the generator of dropout, at the same state in both passes."""
         seed = 0 if self.inputs.seed is None else int(self.inputs.seed)
         return torch.Generator(self.device).manual_seed(seed)
 
     def ordered(self, x: Tensor, axis: int) -> Tensor:
-        """Return keys, or what belongs to them, in the order of the form, or from it."""
+        """Turn an axis of keys to the form's order, or back to that of the text."""
         return x.flip(axis) if self.form.reverse else x
 
     def multiply(
@@ -482,7 +488,7 @@ class Chunk:
         else:
             self.unseen = [(0, self.read_mask(operands.mask))]
 
-        # What the first pass keeps of each row, sink and bias: rows (N, G · n, 1), columns (N, G, 1, keys).
+        # The statistic of each row, sink and bias: rows (N, G · n, 1), columns (N, G, 1, keys).
         self.statistic = operands.zero
         self.sink = operands.sink.expand(N, G, self.n).reshape(N, -1, 1)
         self.row = operands.zero
@@ -575,7 +581,7 @@ class Chunk:
         """Return the scores in a workspace."""
         operands = self.operands
         form = operands.form
-        # The product adds itself to what the rows and the bias give.
+        # Write statistics and bias first: the product then adds itself to them in one pass.
         space = self.space(0)
         added = form.shift(self)
         if form.biased:
@@ -610,7 +616,7 @@ class Chunk:
         words.random_(-(2**63), None, generator=generator)
         bits = words.view(torch.int16)[:count].view(shape)
 
-        # A number from -2^15 to 2^15 - 1 below the share of those that are dropped.
+        # A number from -2^15 to 2^15 - 1 is dropped if it is below the share p of them.
         dropped = round(p * 2**16)
         kept = bits >= dropped - 2**15
         return kept.to(self.operands.dtype).mul_(2**16 / (2**16 - dropped))
@@ -678,9 +684,9 @@ class BlockChoice:
 class IndexChoice:
     """Hides the keys that an index has not chosen; the first pass chooses them, and learns.
 
-    The index of a key is Σ_j w_tj ReLU(q_tj · k_s). Its loss, KL(p ‖ softmax of the index over the chosen keys), p the
-    mean of the heads' weights, adds up where the weights are at hand, and so does the gradient, softmax - p: the loss
-    alone moves the index.
+    The index of a key is Σ_j w_tj ReLU(q_tj · k_s). Its loss is KL(p ‖ softmax of the index over the chosen keys), with
+    p the mean of the heads' weights. Loss and gradient, softmax - p, add up in the first pass, where the weights are at
+    hand. Nothing but this loss moves the index.
     """
 
     def __init__(self, operands: Operands, outputs: "Outputs") -> None:
@@ -715,13 +721,13 @@ class IndexChoice:
 
     def hide(self, scores: Tensor, chunk: Chunk) -> None:
         """Add NEVER to the scores of other keys."""
-        # What the eight keys of each of 256 bytes get.
+        # Make a table: the numbers to add for the eight keys of each of 256 bytes.
         byte = torch.arange(256, device=scores.device)
         place = torch.arange(8, device=scores.device)
         chosen = byte[:, None] >> place & 1  # (256, 8)
         hidden = (1 - chosen).to(scores.dtype) * NEVER
 
-        # What the keys in reach get.
+        # Look up the numbers for the keys in reach.
         bits = self.bits[:, chunk.now, : -(-chunk.length // 8)]
         by_byte = F.embedding(bits.int(), hidden)  # (B, n, bytes, 8)
         self.hidden = by_byte.flatten(2)[..., : chunk.length]  # (B, n, keys)
@@ -825,10 +831,10 @@ class Outputs(NamedTuple):
     """The tensors that the first pass writes."""
 
     y: Tensor  # (B, H, T, Dv)
-    statistic: Tensor  # (N, G, T, 1): what a weighting keeps of each row
-    lengths: Tensor  # (chunks,), on the CPU: how many keys each chunk looked at
-    chosen: Tensor  # what a choice keeps
-    loss: Tensor  # (): of an index
+    statistic: Tensor  # (N, G, T, 1): the weighting's number for each row
+    lengths: Tensor  # (chunks,), on the CPU: the number of keys that each chunk looked at
+    chosen: Tensor  # the choice of keys or blocks
+    loss: Tensor  # (): the loss of an index
     d_index_q: Tensor  # the gradients of the loss
     d_index_k: Tensor
     d_index_w: Tensor
@@ -864,7 +870,7 @@ def make_choice(
     operands: Operands,
     outputs: Outputs,
 ) -> BlockChoice | IndexChoice | None:
-    """Return what hides the keys that queries do not choose; None if they attend to all."""
+    """Return the choice that hides other keys from each query; None if queries attend to all."""
     if operands.settings.block:
         return BlockChoice(operands, outputs.chosen)
     return None if operands.inputs.index_q is None else IndexChoice(operands, outputs)
@@ -879,7 +885,7 @@ def forward_pass(operands: Operands, outputs: Outputs) -> None:
     y = operands.by_group(outputs.y)
     likely = operands.S
     for number, start in enumerate(range(0, operands.T, operands.rows)):
-        # A stick may be spent before the last key: try what the chunk before looked at and some more, then all.
+        # A stick may be spent before the last key: try a few keys more than the last chunk looked at, then all.
         for most in (likely, operands.S):
             chunk = Chunk(operands, start, most)
             scores = chunk.scores()
@@ -894,7 +900,7 @@ def forward_pass(operands: Operands, outputs: Outputs) -> None:
         if isinstance(choice, IndexChoice) and factor is not None and operands.settings.learns:
             choice.learn(weights, factor, chunk, outputs)
 
-        # The results: weights, those that are not dropped, times values.
+        # The results: weights times values, after dropout.
         if p:
             weights.mul_(chunk.dropout(p, generator))
         values = operands.values[:, chunk.reach]
@@ -919,7 +925,7 @@ class Gradients(NamedTuple):
 def make_gradients(inputs: Inputs) -> Gradients:
     q, k, v = inputs[:3]
     wide = q.new_zeros(0, dtype=wide_dtype(q))
-    # Those of keys and values are transposed in memory.
+    # The gradients of keys and values are transposed in memory.
     return Gradients(
         wide.new_empty(q.shape),
         wide.new_zeros(k.mT.shape).mT,
@@ -958,7 +964,7 @@ def backward_pass(
             choice.hide(scores, chunk)
         weights = form.again(scores, chunk)
 
-        # Their gradient, less Σ d w; what is dropped has none.
+        # The gradient of the weights, less Σ d w; that of a dropped one is 0.
         arrived = chunk.without_empty(chunk.read(dy)).to(operands.narrow)  # (N, G · n, Dv)
         values = operands.values[:, reach]
         less = chunk.read(delta) if form.centred else operands.zero
@@ -970,7 +976,7 @@ def backward_pass(
             kept.mul_(weights)
         operands.multiply(dv[..., reach], arrived.mT, kept.to(operands.narrow), dv[..., reach])
 
-        # The gradient of the scores, and what it comes to for bias, queries and keys.
+        # The gradient of the scores, and from it those of bias, queries and keys.
         d = form.gradient(d, weights, scores, chunk)
         if bias_learns:
             d_row[..., chunk.now] = chunk.by_group(d).sum(-1)
@@ -1061,9 +1067,9 @@ def differentiate(
     d_loss = arrived[4]
     gradients = Gradients(*backward_operator([*ctx.saved_tensors, dy], *ctx.settings))
 
-    # If all scores of a row rise alike nothing changes, so a sink's gradient is minus those of the others.
+    # If all scores of a row rise alike, nothing changes: the gradients of a row and its sink sum to 0.
     d_sink = -gradients.row.sum((0, 2))
-    # The first pass has the gradients of the index, of its loss.
+    # The first pass has computed the gradients of the index.
     d_index = [d_loss * x for x in outputs[5:]] if settings.learns else [None] * 3
 
     # In the order of the inputs, then of the settings; documents, mask and seed have none.
@@ -1109,16 +1115,17 @@ def chunked(
 ) -> tuple[Tensor, Tensor]:
     """Return causal attention (B, H, T, Dv), and the loss of an index, 0 without one.
 
-    form: softmax, softcap, sigmoid, sparsemax or stick, of `cap` if it has one, over the keys of a call, and one_more
-    that scores 0 and gives nothing. A query that sees nothing gets zeros.
-    index: its queries (B, J, T, Di), keys (B, S, Di) and weights (B, T, J), which choose `best` keys for each query and
-    learn to choose; or block: the length of the blocks of keys of which a query chooses `best`: see sparse.py.
+    form: softmax, softcap (with `cap`), sigmoid, sparsemax or stick, over the keys of a call. one_more adds a key that
+        scores 0 and has the value zero. A query that sees nothing gets zeros.
+    index: the queries (B, J, T, Di), keys (B, S, Di) and weights (B, T, J) of an index, which chooses `best` keys for
+        each query; learns: whether it learns to.
+    block: the length of the blocks of keys, of which a query chooses `best`: see sparse.py.
     """
     q = call.q
     B, H, T, D = q.shape
     S = call.k.shape[2]
 
-    # What lies over the scores, in full rank.
+    # Give bias and mask all four axes.
     row = column = None
     if call.bias is not None:
         row = call.bias[0].expand(B, H, T)
@@ -1127,7 +1134,7 @@ def chunked(
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]
 
-    # A query before its document is let see itself, for its result is zeros afterwards.
+    # Let a query before its document see itself: its result is set to zeros afterwards.
     doc_starts = call.doc_starts
     if doc_starts is not None:
         position = torch.arange(S - T, S, device=q.device)

@@ -99,9 +99,9 @@ class AttentionContext:
 class Call(NamedTuple):
     """The arguments of an attention function before a (T, S) matrix is made of them.
 
-    Modifiers may change them. S is here the number of keys in reach, those of the cache among them; the T queries are
-    at the last T of their positions. A query sees itself and the keys before it; the fields below hide some of these or
-    change their scores.
+    Modifiers may change them. Here S counts the keys in reach, including the cache's. The T queries are at the last T
+    of these positions. A query sees itself and the keys before it; the fields below hide some of these or change their
+    scores.
     """
 
     q: Query
@@ -117,7 +117,7 @@ class Call(NamedTuple):
     window: int | None = None
     """The number of keys that a query sees, itself included; None for all."""
     bias: tuple[Float[Tensor, "*#B H T"], Float[Tensor, "*#B H S"]] | None = None
-    """Rows and columns, of which the bias is the sum: row_t + column_s."""
+    """Rows and columns that sum to the bias: row_t + column_s."""
     sink: Float[Tensor, " H"] | None = None
     """The score of one more key, whose value is zero."""
     scale: float | None = None
@@ -163,9 +163,9 @@ def is_plain(call: Call) -> bool:
 
 
 def arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments of an attention function, with mask and bias as matrices.
+    """Return the arguments of an attention function, as contract.py defines them.
 
-    contract.py says what each is.
+    Mask and bias are matrices.
     """
     k = call.k
     v = call.v

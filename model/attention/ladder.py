@@ -74,7 +74,7 @@ class Simple(OneHead):
 
 @form("single_head")
 class SingleHead(OneHead):
-    """One head as wide as the model, which learns what to ask, what to answer and what to say."""
+    """One head as wide as the model, with learned queries, keys and values."""
 
 
 @form("stacked")
@@ -107,7 +107,7 @@ def head_by_head(
     scale: float,
     dropout_p: float,
 ) -> Output:
-    """The attention of each head by itself, the results stacked."""
+    """The attention of each head separately, with the results stacked."""
     pairs = (*q.shape[:-1], k.shape[-2])  # (…, H, T, S)
     allowed, bias = (None if t is None else t.expand(pairs) for t in (allowed, bias))
     heads = []

@@ -63,7 +63,7 @@ class MultiHeadAttention(nn.Module):
         layer_idx: int = 0,
         function: AttentionFunction | None = None,
     ) -> None:
-        """function: the attention function, by default that of config.attention."""
+        """function: the attention function; by default the one that config.attention names."""
         super().__init__()
         self.layer_idx = layer_idx
         self.n_head = self.query_heads = config.n_head
@@ -108,7 +108,7 @@ class MultiHeadAttention(nn.Module):
         self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
 
     def forward(self, x: Stream, ctx: AttentionContext | None = None) -> Stream | Weights:
-        """Return what each token gathers from itself and the tokens before it.
+        """Return the change to each token, gathered from itself and the tokens before it.
 
         With ctx.weights_only, return the attention weights. Leading dimensions are flattened into B. Raises ValueError
         with the shapes if mask, doc_starts or cache do not fit x.
@@ -118,10 +118,10 @@ class MultiHeadAttention(nn.Module):
             return self(x.reshape(-1, *x.shape[-2:]), ctx).view(x.shape)
         self.check(x, ctx)
 
-        # Project each token: its query asks, its key answers, its value is what others gather from it.
+        # Project each token: its query asks, its key answers, and others gather its value.
         q, k, v = self.project(x)  # (B, T, C) -> (B, H, T, D), (B, Hkv, T, D), (B, Hkv, T, D)
 
-        # Mix: modifiers change queries, keys and values, for example with those of earlier tokens.
+        # Mix: modifiers change queries, keys and values, for example by a convolution with earlier tokens.
         for modifier in self.modifiers.values():
             q, k, v = modifier.mix(q, k, v, x, ctx)
 

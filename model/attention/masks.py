@@ -1,4 +1,4 @@
-"""Masks say which keys a query may see; ALiBi says at what penalty.
+"""Masks say which keys a query may see; ALiBi adds a penalty for their distance.
 
 A mask is True where a query may attend. Queries are the last T of S positions, so query t stands at
 position S - T + t: with T = S that is the usual lower triangle, with T = 1 (one new token, S cached)
@@ -88,7 +88,7 @@ def best_blocks(scores: Scores, block: int, best: int) -> Blocks:
     """Return the blocks of keys that each query attends to: its own and the `best` before it.
 
     The best have the largest mean of the scores. A score of −∞ hides a key. Blocks are counted from the first key that
-    a query sees; its own block is that of the last.
+    a query sees; its own block holds the last.
     """
     # The first and the last key that each query sees.
     S = scores.shape[-1]

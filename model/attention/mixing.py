@@ -1,6 +1,6 @@
 """More modifiers of queries, keys and values: +joint_norm, +conv, +value_embedding.
 
-They act after those of modifiers.py.
+They act after the modifiers of modifiers.py.
 """
 
 import torch

@@ -137,7 +137,7 @@ class KeyOffset(Modifier):
         ctx: AttentionContext,
     ) -> tuple[Query, Key, Value]:
         half = k.shape[-1] // 2
-        # The key of each row's previous token; that of the first row may come from the cache.
+        # The key of each row's previous token, for the first row from the cache.
         (before,) = ctx.previous(self.layer_idx, "last_key", k, 1)
         return q, torch.cat((k[..., :half], before[..., half:]), -1), v
 
@@ -229,7 +229,7 @@ class Sink(Modifier):
 
     means_nothing: ClassVar[dict[str, str]] = {
         "sigmoid": "no key takes weight from others",
-        "stick": "what no key takes goes nowhere already",
+        "stick": "a share that no key takes goes nowhere already",
         "moba": "one more key would shift the blocks",
     }
 

@@ -174,9 +174,10 @@ def faded_products(queries: list[Chunks], k: Chunks, log_decay: Fading) -> list[
         between = lower @ (log_decay * lower.tril(-1))  # (C, C) @ (…, C, C): the sum of ln α after s up to t
         left = lower * between.exp()
         return [left * (q @ k.mT) for q in queries]
-    # Each channel fades by itself: go by halves. In a block of 2m tokens the queries of the late half meet the keys of
-    # the early half. The share left is that from the key to the middle, times that from the middle to the query: one
-    # product serves all pairs, and no factor exceeds 1. The blocks of m tokens gave the products inside the halves.
+    # The channels fade at different rates: go by halves. In a block of 2m tokens the queries of the late half meet the
+    # keys of the early half. The share left is that from the key to the middle, times that from the middle to the
+    # query: one product serves all pairs, and no factor exceeds 1. The blocks of m tokens gave the products inside the
+    # halves.
     token = torch.arange(CHUNK, device=k.device)[:, None]
     products = [(q * k).sum(-1)[..., None, None] for q in queries]  # (…, C, 1, 1): of each token with itself
     for m in (2**i for i in range(CHUNK.bit_length() - 1)):
@@ -242,7 +243,7 @@ class Recurrent(MultiHeadAttention):
         return Call(q, k, v)
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
-        """Read and write the state, in float32 at least, whatever autocast says."""
+        """Read and write the state, in float32 at least, without autocast."""
         T = x.shape[1]
         log_decay, beta = self.rates(x)
         kept = ctx.layer_cache(self.layer_idx)
@@ -339,8 +340,8 @@ class GatedDelta(Recurrent):
 class KimiDelta(GatedDelta):
     """The gated delta rule with a decay for each channel of the keys.
 
-    (Kimi Team 2025, Kimi Linear, eq. 1.) Each row of the state so keeps its content for a time of its own. w_α is one
-    matrix; the paper has two narrow ones. kda+conv+gate_element has its convolution and gate.
+    (Kimi Team 2025, Kimi Linear, eq. 1.) Each row of the state so fades at its own rate. w_α is one matrix; the paper
+    has two narrow ones. kda+conv+gate_element has its convolution and gate.
     """
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:

@@ -42,7 +42,7 @@ def modifier(name: str, *, changes: str, last: bool = False) -> Callable[[Subjec
     """Register a Modifier under attention=FORM+NAME.
 
     changes: the part of a layer: queries, keys, values, scores or result. Forms without that part refuse the modifier.
-    last: act after all others, in whatever order they are registered or typed, as a modifier that adds a key must.
+    last: act after all others, in any order of registration or typing; a modifier that adds a key must.
     """
 
     def register(subject: Any) -> Any:
