@@ -112,7 +112,7 @@ def document_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
 
 
 def cached(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Compute the same in two chunks of prefill and one-token steps as in one pass over the text."""
+    """Compute the same in two chunks of prefill and one-token steps as in one pass."""
     cache = KVCache(T)
     pieces = []
     for piece in x.split((9, 7, *[1] * 8), dim=1):
