@@ -85,7 +85,7 @@ class AsyncCheckpointer:
         if self.failure:
             last = self.last()
             again = hydra_quoted("resume", self.checkpoints.parent)
-            remedy = f"continue from {last} with {again}" if last else "start a new run, for this one has no other"
+            remedy = f"continue from {last} with {again}" if last else "start a new run, as this one has no checkpoint"
             raise CheckpointError(self.failure, f"make room, then {remedy}")
 
     def last(self) -> Path | None:

@@ -59,6 +59,7 @@ class JobRecord:
     """The reason why the latest attempt failed, in one line."""
 
 
+TEXTS = ("reason", "device", "code_hash")
 NUMBERS = [field.name for field in fields(Summary)][4:]
 
 
@@ -76,7 +77,7 @@ def read_summary(directory: Path) -> Summary | None:
     numbers = {name: found.get(name) for name in NUMBERS}
     if found.get("status") not in STATUSES or not all(x is None or is_number(x) for x in numbers.values()):
         return None
-    texts = {name: found[name] for name in ("reason", "device", "code_hash") if isinstance(found.get(name), str)}
+    texts = {name: found[name] for name in TEXTS if isinstance(found.get(name), str)}
     return Summary(found["status"], **texts, **numbers)
 
 

@@ -55,12 +55,14 @@ def chosen(runs: dict[str, dict[str, Job]]) -> Picks:
 
     A seed counts if it has a job at every rate. A failed run is worse than any other, and is never the result.
     """
+    # The losses by rate and seed.
     rates = sorted(runs, key=number_of)
     seeds = sorted(set.intersection(*map(set, runs.values())))
     table = [[loss_of(runs[rate][seed]) for seed in seeds] for rate in rates]
     picks = {}
     for place, seed in enumerate(seeds):
         bpb, rate, is_inside = at_best_rate([*map(number_of, rates)], table, place)
+        # Figures such as tokens do not depend on the rate, so any finished job of the seed has them.
         if bpb < FAILED:
             job = next(runs[each][seed] for each in rates if runs[each][seed].status == "finished")
             picks[seed] = Pick(job, bpb, rate, not is_inside and len(rates) > 1)

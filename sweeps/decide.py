@@ -206,6 +206,7 @@ class Decide(Grid):
 
     def read_settings(self, arguments: list[str]) -> tuple[list[str], int]:
         """Return the overrides that all jobs share, and the seed of the first pair."""
+        # Two different variants or more, and one value for each other setting: the seeds are those of the pairs.
         if len({*map(tuple, self.groups)}) < max(2, len(self.groups)):
             raise SettingsError("hydra/sweeper=decide compares two or more variants that differ", VARIANTS)
         given = self.read(arguments)
@@ -259,6 +260,7 @@ class Decide(Grid):
         remedy: str,
     ) -> None:
         """Raise SettingsError unless an earlier record has the same values as this one."""
+        # Runs of another sweep are as good as its commit: with changed files nobody knows which code ran.
         earlier = read_record(setting, folder)
         if setting != "hydra.sweep.dir" and (earlier.commit or "-dirty").endswith("-dirty"):
             problem = f"{setting}={folder} is of commit={earlier.commit}, which does not say what code ran"
@@ -283,13 +285,12 @@ class Decide(Grid):
         numbers = [0, *undecided]
         random.Random(seed).shuffle(numbers)
         # Name the folders by seed and variant: a continued sweep finds them, whichever variants are decided by then.
-        names = [f"{seed}-{number}" for number in numbers]
-        jobs = [
-            [*record.settings, f"seed={seed}", *self.groups[number], f"hydra.sweep.subdir={name}"]
-            for number, name in zip(numbers, names, strict=True)
-        ]
-        results = self.launch(jobs, pair * len(self.groups))
-        outcomes = dict(zip(numbers, map(self.outcome, names, results), strict=True))
+        jobs = {}
+        for number in numbers:
+            name = f"{seed}-{number}"
+            jobs[name] = [*record.settings, f"seed={seed}", *self.groups[number], f"hydra.sweep.subdir={name}"]
+        results = self.launch([*jobs.values()], pair * len(self.groups))
+        outcomes = dict(zip(numbers, map(self.outcome, jobs, results), strict=True))
         for number, comparison in undecided.items():
             self.add_pair(comparison, seed, outcomes[0], outcomes[number])
             name, verdict, count, mean, median, between = comparison.row(self.earliest)
@@ -327,9 +328,12 @@ class Decide(Grid):
         own: Summary | str,
     ) -> None:
         """Add the outcomes of two runs to a comparison, and judge it."""
+        # A text in place of a summary is the reason of a failure.
         if isinstance(first, str) or isinstance(own, str):
             comparison.verdict = f"{FAILED}{first if isinstance(first, str) else own}"
             return
+
+        # Add the pair, then judge all of them.
         comparison.pairs += 1
         comparison.seeds.append(seed)
         comparison.first.append(getattr(first, self.metric))
@@ -346,6 +350,7 @@ class Decide(Grid):
 
     def write(self) -> str:
         """Write decide.json, decide.csv and decide.md, each atomically; return the latter."""
+        # The table of verdicts, with a note on how to read it.
         record = self.record
         head = ["variant", "verdict", "pairs", f"{record.metric}, mean difference", "median", "between"]
         rows = [each.row(self.earliest) for each in record.comparisons]
@@ -354,6 +359,8 @@ class Decide(Grid):
         first = literal_markdown(name_of(record.first))
         note = f"The differences are from the first, {first}; {better} is better; {chance}."
         text = "\n".join([*markdown_lines([head, *rows]), "", note, ""])
+
+        # The results of every pair.
         lines = [["variant", "seed", f"{record.metric}_of_first", record.metric]]
         for each in record.comparisons:
             pairs = zip(each.seeds, each.first, each.own, strict=True)

@@ -106,6 +106,7 @@ class Grid(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
         given = self.read(arguments)
+        # A grid takes values one by one, which an interval does not have.
         for override in given.values():
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 raise SettingsError(f"{override.input_line} needs hydra/sweeper=optuna", "or list values, as in 1,2,3")
@@ -138,6 +139,7 @@ class Grid(Sweeper):
 
         Raises the mistake of a value that works in no job.
         """
+        # Check all jobs, and note the overrides that work in some job.
         working = set[str]()
         mistakes = []
         for job in jobs:
@@ -146,6 +148,7 @@ class Grid(Sweeper):
                 working.update(job)
             except SettingsError as error:
                 mistakes.append((job, error))
+        # An override that works nowhere is a mistake; others only fail together.
         for job, mistake in mistakes:
             if not working.issuperset(job):
                 raise mistake
@@ -172,6 +175,7 @@ class Grid(Sweeper):
                 return launch_stoppable(self.launcher.launch, jobs, number)
             return self.launcher.launch(jobs, initial_job_idx=number)
         except Exception as error:
+            # The basic launcher runs jobs in this process: an error from it is a bug of ours.
             if launcher == "basic":
                 raise
             remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"

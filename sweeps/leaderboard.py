@@ -21,7 +21,7 @@ from common.text import duration, si, visible
 from pages.runs import describe_run, runs_page
 from runs.directory import OF_THIS_INVOCATION, written_settings
 from runs.metrics import is_number, read_metrics
-from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
+from runs.summary import JOB, NUMBERS, TEXTS, JobRecord, Summary, read_job, read_summary
 from runs.summary import NAME as SUMMARY
 
 log = logging.getLogger("tinygpt")
@@ -94,6 +94,7 @@ def unreadable(file: Path) -> JobRecord:
 
 def recorded_jobs(table: Path) -> list[Job]:
     """Return the jobs of a leaderboard.csv; none if it is missing or unreadable."""
+    # The columns are the job, the swept settings and the fields of Summary; an empty cell has no value.
     jobs = []
     with suppress(OSError, LookupError, ValueError, csv.Error), table.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -101,7 +102,7 @@ def recorded_jobs(table: Path) -> list[Job]:
             name = known.pop("job")
             status = known.pop("status")
             figures = {each: float(known.pop(each)) for each in NUMBERS if each in known and each != "seed"}
-            texts: Any = {each: known.pop(each, None) for each in ("reason", "device", "code_hash")}
+            texts: Any = {each: known.pop(each, None) for each in TEXTS}
             summary = Summary(status, **(texts | figures))
             jobs.append(Job(table.parent / name, name, known, summary))
     return sorted(jobs, key=lambda job: (len(job.name), job.name))
@@ -155,16 +156,14 @@ def rank(jobs: list[Job]) -> list[Group]:
 
     Finished ones come by their mean result over seeds, then those under way, then failed ones.
     """
+    # Only finished jobs are grouped; another one is a group of its own.
     groups: dict[Any, Group] = {}
     for job in jobs:
         but_seed = tuple(sorted((name, value) for name, value in job.settings.items() if name != "seed"))
         groups.setdefault((but_seed, job.status == "finished" or job.name), []).append(job)
     result = result_of(jobs)
-
-    def place(group: Group) -> tuple[bool, bool, float]:
-        return group[0].status == "failed", group[0].status != "finished", cost(group, result)
-
-    return sorted(groups.values(), key=place)
+    places = {"finished": 0, "failed": 2}
+    return sorted(groups.values(), key=lambda group: (places.get(group[0].status, 1), cost(group, result)))
 
 
 def result_of(jobs: list[Job]) -> str:

@@ -105,31 +105,31 @@ def in_chunks(
     # The keys, faded as much as they are at the chunk's end.
     end_keys = (left_between(log_decay, CHUNK - 1) * k).mT  # (n, N, C, D) -> (n, N, D, C)
     inside, *overlaps = faded_products([q] if beta is None else [q, k], k, log_decay)  # (n, N, C, C)
-    if beta is None:
-        fresh, erased = v, None
-    else:
+    fresh = v
+    erased = []
+    if beta is not None:
         # Invert I + A. Of the overlaps the solver reads the part below the diagonal alone, which it takes for 1.
         scale = chunked(beta[..., None])  # (n, N, C, 1)
         identity = torch.eye(CHUNK, dtype=q.dtype, device=q.device)
         solved = torch.linalg.solve_triangular(scale * overlaps[0], identity, upper=False, unitriangular=True)
         solved = solved * scale.mT  # (…, C, C)
         fresh = solved @ v  # (…, C, C) @ (…, C, Dv) -> (…, C, Dv)
-        erased = solved @ (before * k)  # (…, C, C) @ (…, C, D) -> (…, C, D)
+        erased = [solved @ (before * k)]  # (…, C, C) @ (…, C, D) -> (…, C, D)
 
     # 2) From chunk to chunk: the state, which each chunk reads, fades and writes to.
     state = state.flatten(0, -3)  # (…, H, D, Dv) -> (n, D, Dv)
     states, writes = [], []
-    steps = (fresh, left_at_end, end_keys) if erased is None else (fresh, left_at_end, end_keys, erased)
-    for written, left, keys, *erased_keys in zip(*(t.unbind(1) for t in steps), strict=True):
+    by_chunk = (t.unbind(1) for t in (fresh, left_at_end, end_keys, *erased))
+    for written, left, keys, *readers in zip(*by_chunk, strict=True):
         states.append(state)
-        for erased_key in erased_keys:  # one, or none without the delta rule
-            written = torch.baddbmm(written, erased_key, state, alpha=-1)  # (n, C, D) @ (n, D, Dv) -> (n, C, Dv)
+        for reader in readers:  # one by the delta rule, else none
+            written = torch.baddbmm(written, reader, state, alpha=-1)  # (n, C, D) @ (n, D, Dv) -> (n, C, Dv)
         writes.append(written)
         state = torch.baddbmm(left * state, keys, written)  # (n, D, C) @ (n, C, Dv) -> (n, D, Dv)
 
     # 3) For all chunks at once: the results, from the state before the chunk and the writes inside it.
     # (n, N, C, D) @ (n, N, D, Dv) + (n, N, C, C) @ (n, N, C, Dv)
-    written = fresh if erased is None else torch.stack(writes, 1)
+    written = torch.stack(writes, 1) if erased else fresh
     y = (before * q) @ torch.stack(states, 1) + inside @ written
     y = y.view(*lead, -1, y.shape[-1])[..., :T, :]  # (n, N, C, Dv) -> (…, H, T, Dv), without the padding
     return y, state.view(*lead, *state.shape[-2:])
