@@ -175,7 +175,7 @@ class Grid(Sweeper):
                 return launch_stoppable(self.launcher.launch, jobs, number)
             return self.launcher.launch(jobs, initial_job_idx=number)
         except Exception as error:
-            # The basic launcher runs jobs in this process: an error from it is a bug of ours.
+            # The basic launcher has no settings that could be wrong: show its exception as it is.
             if launcher == "basic":
                 raise
             remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"
