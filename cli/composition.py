@@ -143,8 +143,8 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     """
     ours = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
     values = flat(OmegaConf.to_container(ours, resolve=True))  # type: ignore[arg-type]
-    if values["code"]:  # before names are read
-        with_torch().run_code(values["code"], VOCABULARIES)
+    if values["code"]:  # before the names that it registers are read
+        values["code_hash"] = with_torch().run_code(values["code"], VOCABULARIES)
     config = build(TrainConfig, values)
 
     # A typed setting without effect is a mistake; its default claims nothing, and is none.
@@ -177,7 +177,7 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> st
     except InterpolationResolutionError:  # a value that only the job knows, such as ${hydra:job.num}
         return None
     with_torch().check_job_start(config, cfg.hydra.runtime.choices["hydra/launcher"])
-    return with_torch().run_code(config.code, VOCABULARIES)
+    return config.code_hash
 
 
 def run_job(cfg: DictConfig) -> Any:
