@@ -25,8 +25,8 @@ log = logging.getLogger("tinygpt")
 def fit(text: str) -> str:
     """Return text with its lines wrapped to the terminal's width.
 
-    Without a terminal it stays as it is. A line after a label continues below its beginning, and a sample's keeps its
-    bar. Words longer than a line stay whole, such as paths. So do commands: they can be copied only from one line.
+    Without a terminal it stays as it is. A labelled line continues below its text, and a line of a sample keeps its
+    bar. Words longer than a line, such as paths, stay whole. So do commands: they can be copied only from one line.
     """
     if not sys.stdout.isatty():
         return text
@@ -45,7 +45,7 @@ def fit(text: str) -> str:
 
 
 class ConsoleFormatter(LogFormatter):
-    """Makes visible what is logged, in lines that fit the terminal."""
+    """Makes log messages visible, in lines that fit the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return fit(super().format(record))

@@ -11,7 +11,7 @@ VAL_FRACTIONS = {"stdlib": 0.04, "tales": 0.04, "shakespeare": 0.1, "text": 0.1,
 # The synthetic tasks, with the default of data.task.vocab_size.
 VOCABULARIES = {"recall": 1024, "copy": 32, "induction": 16}
 SOURCES = (*VAL_FRACTIONS, "nanogpt", "llmc", *VOCABULARIES)
-"""All of ours; VOCABULARIES may get more from code=FILE."""
+"""The built-in sources; VOCABULARIES may get more from code=FILE."""
 DIVISIBLE = ("text", "jsonl", "hf")
 """The sources that data.separator divides into documents."""
 

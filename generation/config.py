@@ -46,7 +46,7 @@ class SampleConfig(SamplingParams):
     checkpoint: str | None = None
     """Directory of a run, for its best checkpoint, or of a checkpoint; the newest run if null."""
     code: str | None = None
-    """Your own Python file, run first, which registers the forms and modifiers of the checkpoint."""
+    """Your own Python file, run first: it registers forms and modifiers of the checkpoint."""
     prompt: str = ""
     """Text to continue; the start of a document if empty."""
     prompt_file: str | None = None
@@ -120,7 +120,7 @@ class EvalConfig:
     against: str | None = None
     """Second checkpoint, to compare on the same text."""
     code: str | None = None
-    """Your own Python file, run first, which registers the forms and modifiers of the checkpoint."""
+    """Your own Python file, run first: it registers forms and modifiers of the checkpoint."""
     data: TextConfig = field(default_factory=TextConfig)
     stride: int | None = None
     """Distance between the scored sequences; an eighth of block_size if null. Every token after
@@ -133,7 +133,7 @@ class EvalConfig:
     """Instead of scoring, probe the model: induction, loss by position up to 16 × block_size,
     sinks, gates. Figures go to step_N.probes.json beside the checkpoint."""
     tales: bool = False
-    """Let a model of data=tales write 64 tales and print the share that are right, without scoring.
+    """Instead of scoring, let a model of data=tales write 64 tales; print the right share.
     A tale is right if it keeps names, pronouns, things and who has them to its end."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""

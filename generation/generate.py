@@ -157,7 +157,7 @@ def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
 
 def copy_to(device: torch.device, tensor: Tensor) -> Tensor:
     """Copy a small tensor to a device without waiting for it."""
-    # CUDA copies pageable memory to a buffer of its own first, so that the caller may drop the tensor at once.
+    # The caller may drop the tensor at once: CUDA first copies pageable memory to an internal buffer.
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
@@ -213,7 +213,7 @@ def generate(
                 raise FloatingPointError("its logits are not finite")
             nats = []
             if logprobs:
-                # Of all tokens that have a text, before the filters.
+                # The log-probability among all tokens that have a text, before the filters.
                 nats = logits.log_softmax(-1).gather(-1, sampled[:, None])[:, 0].tolist()
 
             # 4) Yield the text that no later token can change.
@@ -309,7 +309,7 @@ class Detokenizer:
             finish = "end"
         else:
             content = self.tokenizer.decode_single_token_bytes(token)
-        self.pending += self.utf8_decoder.decode(content, final=finish is not None)  # it keeps part of a character
+        self.pending += self.utf8_decoder.decode(content, final=finish is not None)  # keeps incomplete characters
         # Cut before the first stop string.
         found = [self.pending.find(word) for word in self.stop if word in self.pending]
         if found:

@@ -12,7 +12,7 @@ class ExportConfig:
     checkpoint: str | None = None
     """Directory of a run, for its best checkpoint, or of a checkpoint; the newest run when null."""
     code: str | None = None
-    """Your own Python file, run first, which registers the forms and modifiers of the checkpoint."""
+    """Your own Python file, run first: it registers forms and modifiers of the checkpoint."""
     import_from: str | None = None
     """Folder or hub name of a Hugging Face GPT-2, Llama or Qwen3, to import as a checkpoint.
     sample.py, eval.py and train.py's init_from read it."""

@@ -82,7 +82,7 @@ def read(
     name: str,
     models: int = 1,
 ) -> Reading:
-    """Return a model's reading of a text, in overlapping sequences as those of score().
+    """Return a model's reading of a text, in overlapping sequences as score() cuts them.
 
     Of each token's attention weights it keeps the largest: as many as fit into the page, and at most MOST_KEYS.
 

@@ -36,8 +36,8 @@ def runs_page(
     """Return the page of a folder's runs.
 
     swept: the settings that vary. runs: the results of describe_run(), the best first, each with "page", the relative
-    path of its own page or None. rows: the table's, each with the names of the runs that differ only in their
-    seed, the deviation of their result and, if there are several, their mean figures. best: the best row's index.
+    path of its page or None. rows: the rows of the table, each with the names of runs that differ only in their seed,
+    the deviation of their result and, if there are several, their mean figures. best: the index of the best row.
     """
     first = folder / runs[0]["name"]
     shown = {}

@@ -182,9 +182,9 @@ class Grid(Sweeper):
             raise SettingsError(f"hydra/launcher={launcher} gave up ({first_line(error)})", remedy) from error
 
     def check_adaptive(self, **least: int) -> None:
-        """Raise SettingsError if jobs cannot follow from the results of others.
+        """Raise SettingsError if a sweep whose jobs follow from earlier results cannot run.
 
-        least: for settings of the sweeper, the lowest values that are allowed.
+        least: the lowest allowed values of some of the sweeper's settings.
         """
         sweeper = self.config.hydra.runtime.choices["hydra/sweeper"]
         for name, bound in least.items():

@@ -156,7 +156,7 @@ def needs_varlen(call: Call) -> bool:
 def has_varlen(device: torch.device) -> bool:
     """Return whether varlen_attn serves windows: on NVIDIA's GPUs from Ampere on.
 
-    On other devices only a plan asks, for such a GPU.
+    On another device a plan of a run asks, for such a GPU.
     """
     if torch.version.hip or not KNOWS_WINDOWS:
         return False
