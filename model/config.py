@@ -136,10 +136,7 @@ class AttentionConfig:
 
 @dataclass(kw_only=True)
 class GPTConfig(AttentionConfig):
-    """The settings of a GPT: its attention layers', and all others.
-
-    The attention layers read this same object.
-    """
+    """The settings of a GPT and of its attention layers, which read this same object."""
 
     n_layer: int = 4
     """Number of blocks."""

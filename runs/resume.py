@@ -63,8 +63,10 @@ def refuse_used(directory: Path) -> None:
 def find_run(where: str, run_dir: str | None) -> Path | None:
     """Return the directory of resume=`where`; for auto the newest unfinished run, or None."""
     if where == "auto":
-        for run in runs_by_age([user_path("run_dir", run_dir)]) if run_dir else runs_by_age():
-            with suppress(CheckpointError):  # none of its checkpoints is readable
+        runs = runs_by_age([user_path("run_dir", run_dir)]) if run_dir else runs_by_age()
+        for run in runs:
+            # Pass over a run without a readable checkpoint.
+            with suppress(CheckpointError):
                 if not is_locked(run / ".lock") and not newest(run, read_meta).progress.finished:
                     return run
         return None
@@ -102,7 +104,8 @@ def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] 
     refuse_unknown(f"resume={run}", [name for name in flat(meta.config) if name not in known], meta)
     # A checkpoint names a file of code, which nobody may have read: it runs only if it is typed.
     settings = {name: value for name, value in meta.config.items() if name not in ("code", *OF_THIS_INVOCATION)}
-    if meta.home != str(run.resolve()):  # moved, perhaps by another person from another machine
+    # A moved run may come from another person or machine: its paths and its wandb settings stay behind.
+    if meta.home != str(run.resolve()):
         with readable(run):
             path = settings["data"].get("path")
             data = settings["data"].items()
@@ -119,10 +122,11 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
 
     data: the fingerprint of the tokens, compared with the saved one.
     """
-    # The changes that matter.
+    # Find the changes that matter.
     now = flat(settings)
     before = flat(saved.config)
-    if now.get("model.vocab_size") is None:  # the tokenizer sets it, which is compared instead
+    # The tokenizer sets the vocabulary if nobody else does; it is compared with the text.
+    if now.get("model.vocab_size") is None:
         before.pop("model.vocab_size", None)
     differing = [name for name in sorted(before) if name in now and now[name] != before[name]]
     free = tuple(f"{name}." for name in MAY_CHANGE_ON_RESUME)
@@ -132,11 +136,11 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
     if not changed:
         return
 
-    # Refuse them, or warn.
+    # Refuse them, or warn. Weights or optimizer would not fit some of them, so nothing allows these.
     sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
     shaping = ("model.", "tokenizer.", "optimizer.name")
     shaped = [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]
-    if shaped:  # the weights or the optimizer's state would not fit
+    if shaped:
         remedy = f"leave these out, or begin a new run with {hydra_quoted('init_from', settings['resume'])}"
         raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", remedy)
     if not settings["allow_changes"]:

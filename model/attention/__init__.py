@@ -4,12 +4,12 @@ ladder.py      from averaging the past to stacked heads, one step at a time
 functions.py   scaled dot-product attention: `matmul`, explained line by line, its equals, and other weights
 fused.py       the same by torch's kernels, on a GPU with biases, sinks, windows and documents
 chunked.py     the same in long texts on a CPU, by chunks of queries
-contract.py    what they all agree on: shapes, masks, empty rows
-masks.py       which keys a query may see, and at what penalty
+contract.py    their common contract: shapes, masks, empty rows
+masks.py       the keys that a query may see, and ALiBi's penalty
 layer.py       the layer: project, mix, rotate, remember, see, attend, finish, merge
 context.py     the state that layers share, and the arguments of an attention function
-modifiers.py   small changes to a layer: gates, sinks, what keys and values are
-mixing.py      more of them: what queries, keys and values are made of
+modifiers.py   small changes to a layer: gates, sinks, biases, other keys and values
+mixing.py      more of them: norms and convolutions of queries, keys and values
 latent.py      keys and values remembered as one small vector
 recurrent.py   a state in place of the cache
 sparse.py      a few chosen keys

@@ -108,6 +108,7 @@ def head_by_head(
     dropout_p: float,
 ) -> Output:
     """The attention of each head separately, with the results stacked."""
+    # Give mask and bias all heads, so that each head finds its own.
     pairs = (*q.shape[:-1], k.shape[-2])  # (…, H, T, S)
     allowed, bias = (None if t is None else t.expand(pairs) for t in (allowed, bias))
     heads = []
