@@ -125,7 +125,7 @@ def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = Non
     # Find the changes that matter.
     now = flat(settings)
     before = flat(saved.config)
-    # The tokenizer sets the vocabulary if nobody else does; it is compared with the text.
+    # Unless it is given, the tokenizer sets the vocabulary, and is compared itself.
     if now.get("model.vocab_size") is None:
         before.pop("model.vocab_size", None)
     differing = [name for name in sorted(before) if name in now and now[name] != before[name]]
