@@ -63,12 +63,11 @@ def prepare(
     Encoding takes all cores and bounded memory. If two runs start at once, one encodes and the other waits. Raises
     DataError if the text, the tokenizer or the cache folder cannot be used, or if the text changes meanwhile.
     """
-    if data.source == "nanogpt":
+    # Others have made the tokens of these sources.
+    made = {"nanogpt": open_nanogpt, "llmc": open_llmc}
+    if data.source in made:
         with reading("data.path", str(data.path)):
-            return open_nanogpt(data, tokenizer, encoding)
-    if data.source == "llmc":
-        with reading("data.path", str(data.path)):
-            return open_llmc(data, tokenizer, encoding)
+            return made[data.source](data, tokenizer, encoding)
     # Name the folder by a hash of everything that the tokens depend on.
     root = user_path("data.cache_dir", data.cache_dir) / "tokens"
     source = Source(data)
@@ -274,7 +273,7 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> No
                 for (name, _, text), ids in zip(job, encoded, strict=True):
                     files[name].write(ids.astype(dtype).tobytes())
                     bar.update(len(text))
-            # Log a line every 30 seconds where no terminal shows the bar.
+            # Log a line every 30 seconds if no terminal shows the bar.
             if bar.disable and time.monotonic() > logged + 30:
                 log(f"{files['train'].tell():,} bytes of tokens are written.")
                 logged = time.monotonic()
@@ -288,7 +287,7 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     """
     folder = user_path("data.path", str(data.path))
     remedy = "give a folder with train.bin and val.bin, as nanoGPT's prepare.py writes, and tokenizer=, which made it"
-    # nanoGPT's prepare.py for characters writes it.
+    # nanoGPT's prepare.py for characters writes meta.pkl.
     if (folder / "meta.pkl").exists():
         problem = f"data.path={data.path} has ids that only its meta.pkl explains, and a pickle can run code"
         raise DataError(problem, f"give the text instead, as in data=text data.path={folder / 'input.txt'}")

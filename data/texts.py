@@ -46,6 +46,7 @@ class Source:
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
+
         # Find the files, and name the text.
         self.files = Files()
         name = config.path
@@ -60,16 +61,18 @@ class Source:
         elif config.path:
             self.files = find_files(config.path, ENDINGS.get(config.source, ("",)))
         else:
-            # A new revision on the hub is not noticed: each start would need the network.
+            # Do not look for a new revision on the hub: each start would need the network.
             name = f"dataset {config.name}, split {config.split}"
             local = user_path("data.name", str(config.name))
             self.files = find_files(str(local), setting="data.name") if local.is_dir() else {}
+
         # Describe it.
         count = len(self.files)
         size = sum(size for size, _ in self.files.values())
         amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
         self.description = f"{name}: {count:,} file{'s' * (count > 1)}, {amount}" if self.files else f"{name}"
         """The text in words: "stdlib of CPython 3.11: 532 files, 10.4 MB"."""
+
         # Hash all that may change its content. Shakespeare is the same in every folder.
         files = {} if config.source == "shakespeare" else self.files
         asked = (config.source, config.text_field, config.name, config.subset, config.split)
