@@ -188,12 +188,16 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 
     is_here: whether the run is for this machine, with its devices and files.
     """
+    # Check the model against this machine. Of another one nothing is known, but torch must be able to count the
+    # weights.
     sized = replace(config.model, vocab_size=config.model.vocab_size or FEWEST_IDS)
     if is_here:
         ranks = Ranks.of_torchrun()
         refuse_unable(config, choose_device(config.device, ranks.local_rank, ranks.local_size), ranks)
     else:
         count_weights(sized)
+
+    # Check the length of the run, and the data as far as that is quick.
     if config.schedule.warmup_steps:
         steps_to_take(config, without_weights(sized))
     if config.data.is_task:
@@ -248,17 +252,17 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
         return
 
     # Name the settings to lower.
-    names = ("n_layer", "n_embd", "vocab_size", *(["ngram_rows"] if model.ngrams else []))
+    names = ["n_layer", "n_embd", "vocab_size"]
+    if model.ngrams:
+        names.append("ngram_rows")
     sizes = {name: getattr(model, name) for name in names}
     remedy = f"lower {' or '.join(f'model.{name}={value}' for name, value in sizes.items() if value)}"
     if state <= memory:
         fit = (memory - state) // sequence
         remedy = f"set micro_batch_size={fit} or less" if fit else f"lower model.block_size={model.block_size}"
     asked = f"{parameters:,} parameters and {micro:,} sequences of {model.block_size:,} tokens at a time"
-    problem = (
-        f"{asked} need at least {needed / 1e9:,.1f} GB to be trained, and {device.type} has {memory / 1e9:,.1f} GB"
-    )
-    raise SettingsError(problem, remedy)
+    lack = f"need at least {needed / 1e9:,.1f} GB to be trained, and {device.type} has {memory / 1e9:,.1f} GB"
+    raise SettingsError(f"{asked} {lack}", remedy)
 
 
 def choose_compile(config: TrainConfig, device: torch.device, steps: int | None) -> bool:
@@ -299,17 +303,25 @@ def prepare_directory(run: Run, saved: Saved | None, stack: ExitStack) -> None:
     """
     directory = saved.path.parent.parent if saved else Path(run.config.run_dir or "outputs")
     with os_errors_named("resume" if saved else "run_dir", directory, "written", WRITABLE):
-        if not saved:  # the directory of a resumed run is locked since its checkpoint was chosen
+        # Lock a new directory; that of a resumed run is locked already. Ask again if it is used: another run may have
+        # begun and ended here meanwhile.
+        if not saved:
             directory = make_run_directory(run.config.run_dir)
             lock_run(directory, stack)
-            refuse_used(directory)  # once more: another run may have begun and ended here meanwhile
+            refuse_used(directory)
+
+        # Go back to the checkpoint: later files go, and the links are its own again.
         run.directory = directory
         remove_leftovers(directory, saved)
         if saved:
             run.checkpointer.link(run.progress.step, run.progress.best_step)
+
+        # Write the settings, and begin to log.
         written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
         replace_text(directory / "config.yaml", written)
         log_to(directory, stack)
+
+    # Tell where a resumed run goes on, and whether its last bits may differ.
     if saved:
         log.info("resuming at step %d of %s", run.progress.step, directory)
         before = saved.meta.computed_on
