@@ -63,10 +63,13 @@ def nats_of_each(
     size = chunk_length(rows, len(weight), largest_chunk)
     nats, hits = [], []
     for part, wanted in zip(rows.split(size), targets.flatten().split(size), strict=True):
+        # The logits of a chunk, without those of the padding.
         logits = F.linear(part, heads)[:, : len(weight)].to(torch.promote_types(dtype, torch.float32))
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
         hits.append(logits.argmax(-1) == wanted)
+
+        # nats = (largest logit - the target's) - ln of the largest probability. An IGNORED target has no id: take 0.
         scored = scored_places(wanted)
         ids = wanted.masked_fill(~scored, 0)
         above = logits.amax(-1) - logits.gather(1, ids[:, None])[:, 0]
@@ -91,6 +94,7 @@ def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
 
     It divides all rows if a number near the largest does, so that a compiler sees one shape.
     """
+    # The fewest chunks that fit, or a few more if these divide the rows evenly.
     tokens = len(rows)
     nbytes = largest_chunk or LARGEST_CHUNK.get(rows.device.type, LARGEST_CHUNK_ON_GPU)
     most = max(1, nbytes // (4 * ids))
@@ -112,16 +116,21 @@ def chunk_loss_and_gradient(
 
     heads: one row per id, then rows of padding.
     """
+    # The logits, −∞ for the padding.
     logits = F.linear(x, heads).to(torch.promote_types(x.dtype, torch.float32))
     if cap is not None:
         squashed = torch.tanh(logits / cap)
         logits = cap * squashed
     if ids < len(heads):
         logits[:, ids:] = -torch.inf
+
+    # The loss. The target's own probability may be too small for a logarithm, the largest one never is.
     target = logits[:, :ids].gather(1, targets)  # padding is no target: an error
     above = logits.amax(-1, keepdim=True) - target
     slope = torch.softmax(logits, -1, out=logits)  # in place
-    nats = above - slope.amax(-1, keepdim=True).log()  # the target's own probability may be too small for a logarithm
+    nats = above - slope.amax(-1, keepdim=True).log()
+
+    # The derivatives: p for each id, p - 1 for the target, times that of the cap.
     at_target = torch.expm1(-nats)  # p - 1
     if cap is not None:
         slope.addcmul_(slope, squashed.square_(), value=-1)

@@ -65,6 +65,7 @@ class LatentAttention(MultiHeadAttention):
         The queries are (B, H, T, turned + D), the key is (B, 1, T, turned + latent).
         """
         q = self.q_proj(x).unflatten(-1, (self.query_heads, -1)).transpose(1, 2)
+        # c stands in the key's row, because the cache keeps both together.
         c = self.c_norm(self.c_proj(x))
         k = torch.cat((self.k_proj(x), c), -1).unsqueeze(1)  # (B, T, C) -> (B, 1, T, C)
         v = self.per_head(self.v_up(c))
@@ -79,6 +80,7 @@ class LatentAttention(MultiHeadAttention):
         v: NewValues,
         ctx: AttentionContext,
     ) -> tuple[Keys, Value]:
+        # One vector a token serves all heads, as key and, without the rotated part, as value. v is not kept.
         assert ctx.cache is not None
         latent = ctx.cache.append(self.layer_idx, "latent", k, self.window)
         return latent, latent[..., self.turned :]
@@ -86,15 +88,18 @@ class LatentAttention(MultiHeadAttention):
     def see(self, q: Query, k: Keys, v: Value, ctx: AttentionContext) -> Call:
         """Make the keys of all heads, or with a cache move W_k to the queries."""
         if ctx.cache is None:
+            # Training has as many queries as keys: scores of D channels are cheaper than of latent_size.
             turned, c = k.split((self.turned, self.latent), -1)
             of_heads = self.per_head(self.k_up(c[:, 0]))
             k = torch.cat((turned.expand(*v.shape[:-1], -1), of_heads), -1)
         else:
+            # Decoding has one query and many keys: move the query, and make no key.
             of_latent = q[..., self.turned :] @ self.of_queries(self.k_up)  # (B, H, T, D) -> (B, H, T, latent)
             q = torch.cat((q[..., : self.turned], of_latent), -1)
         return super().see(q, k, v, ctx)
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        # With a cache the values are c, so the result is a mean of c: W_v makes it one of values.
         y = super().attend(call, x, ctx)
         if ctx.cache is None:
             return y
@@ -117,8 +122,8 @@ class GroupedTied(MultiHeadAttention):
 
         v_h = x W_h,  k_h = [RoPE(x W_r), the later half of v_h],  q_h = [RoPE(x W_s,h), x W_q,h]
 
-    A value must not be rotated, hence half of each key is one rotated vector for all heads. The cache keeps
-    Hkv D + D / 2 numbers a token, where grouped-query attention keeps 2 Hkv D.
+    A value must not be rotated. So half of each key is one rotated vector for all heads. The cache keeps Hkv D + D / 2
+    numbers a token; grouped-query attention keeps 2 Hkv D.
     """
 
     modifiable = ("window", "rotation", "queries", "scores", "result")
@@ -158,6 +163,7 @@ class GroupedTied(MultiHeadAttention):
         v: NewValues,
         ctx: AttentionContext,
     ) -> tuple[Keys, Value]:
+        # The rotated half is equal in all heads, and the other half is in the values: keep one row of the first.
         assert ctx.cache is not None
         turned = ctx.cache.append(self.layer_idx, "turned", k[:, :1, :, : self.turned], self.window)
         v = ctx.cache.append(self.layer_idx, "tied", v, self.window)

@@ -21,8 +21,8 @@ from model.layers import LayerNorm, Linear
 def blockwise(block: int, best: int) -> AttentionFunction:
     """Return softmax attention to the query's own block of keys and the `best` earlier ones.
 
-    Blocks are counted from the first key that a query may attend to, its own is that of the last. q · mean(k) is the
-    mean of q · k, so the mean score of its keys says how good a block is. No gradient flows through the choice.
+    Blocks are counted from the first key that a query may attend to; its own block holds the last. q · mean(k) is the
+    mean of q · k, so a block's mean score ranks it as its mean key would. No gradient flows through the choice.
     """
 
     @by_chunks("softmax", block=block, best=best)
@@ -38,8 +38,8 @@ def blockwise(block: int, best: int) -> AttentionFunction:
 class BlockAttention(MultiHeadAttention):
     """Each query attends to its own block of keys and to the three best earlier ones.
 
-    A block has block_size / 8 keys; the best have the mean key of the largest score. (Lu et al. 2025, MoBA.) It has the
-    weights of softmax attention and may replace it in some layers or later in training. A bias, as ALiBi's, counts in
+    (Lu et al. 2025, MoBA.) A block has block_size / 8 keys; the score of its mean key ranks it. The form has the
+    weights of softmax attention, and may replace it in some layers or later in training. A bias, as ALiBi's, counts in
     the mean. Blocks are hidden, not skipped: it saves no time here.
     """
 
