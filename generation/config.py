@@ -83,6 +83,7 @@ class SampleConfig(SamplingParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # One input, one output, and no page of many prompts.
         inputs = ("prompt", "prompt_file", "prompts", "interactive")
         outputs = ("page", "results", "interactive")
         for alternatives in (inputs, outputs, ("page", "prompts")):
@@ -97,6 +98,7 @@ class SampleConfig(SamplingParams):
         one_of("compile", self.compile, ("on", "off"))
         at_least("num_samples", self.num_samples, 1)
         at_least("batch_size", self.batch_size, 1)
+        # A sample's seed is seed + its number, and torch's seeds have 63 bits.
         if not 0 <= self.seed < 2**63 - self.num_samples:
             problem = f"seed={self.seed} must be from 0 to 2^63 less num_samples={self.num_samples}"
             raise SettingsError(problem, "change one of them")
@@ -145,6 +147,7 @@ class EvalConfig:
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         at_least("stride", self.stride, 1)
         check_page(self.page)
+        # Probes and tales take the place of scoring, to which these settings belong.
         instead = "probes=true" if self.probes else "tales=true"
         for name in ("against", "stride", "page"):
             if (self.probes or self.tales) and getattr(self, name):

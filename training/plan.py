@@ -163,7 +163,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     model = without_weights(config.model)
     config = replace(config, max_steps=steps_to_take(config, model))
 
-    # Report.
+    # Describe the run, and its price here or on plan.device.
     flops = flops_per_token(model)
     size = config.tokens_per_step
     parts = ", ".join(f"{kind} {count:,}" for kind, count in count_parameters(model).items() if count)
@@ -207,7 +207,7 @@ def here(
     data: Data | None,
 ) -> list[str]:
     """Return the lines about memory, time and the best size here, measured if a step fits."""
-    # Memory.
+    # Predict the memory, and stop if there is too little.
     refuse_too_large(config, device, Ranks())
     if device.type == "cpu":
         keep_freed_memory()
@@ -223,7 +223,7 @@ def here(
         lower = "micro_batch_size" if memory.peak > free else f"eval_batch_size={config.eval_batch_size}"
         return [*lines, f"          too much for the {si(free)}B free on {device}: lower {lower} or the model"]
 
-    # Time.
+    # Measure a step, which gives the time of the run.
     def measure(config: TrainConfig) -> tuple[float, int]:
         with fast_products(device, precision):
             return seconds_per_step(train_step, config, micro, device, precision)
@@ -272,7 +272,7 @@ def size_lines(
         seconds, _ = measure(chosen)
         rate = flops * config.tokens_per_step / seconds
 
-    # Report.
+    # Predict the length and the loss of the run, and write its command.
     steps = round(60 * minutes / seconds)
     epochs = steps * config.tokens_per_step / len(data.train)
     compute = flops * token_size * len(data.train) * min(epochs, EPOCHS)
