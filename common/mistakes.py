@@ -47,13 +47,14 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
         sentence = sentence_for(error) or explain(error)
         if not sentence and rank is None:
             raise
-        # Under torchrun all processes make the same mistake, and rank 0 prints it. A device fails alone.
-        if not (rank or "").strip("0").isdecimal() or not sentence or isinstance(error, DeviceError | RuntimeError):
+        # Under torchrun all ranks make the same mistake, and rank 0 alone prints it. A device fails on one rank.
+        is_later_rank = (rank or "").strip("0").isdecimal()
+        if not is_later_rank or not sentence or isinstance(error, DeviceError | RuntimeError):
             print_error(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1
     close_console()
     if at_once:
-        # An orderly shutdown can hang, waiting for threads or for ranks that are gone. All files are written.
+        # All files are written. An orderly shutdown could wait forever for threads, or for ranks that are gone.
         os._exit(status)
     if status:
         sys.exit(status)

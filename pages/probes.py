@@ -92,8 +92,8 @@ class Probes:
     def heads(self, rows: Int[np.ndarray, "B T"]) -> dict[str, Any]:
         """Return figures of sinks (Gu et al. 2025) and of gates on held-out sequences.
 
-        first: each head's mean weight on the first token, without that token's own query; sink_mass: the mean over
-        heads; sink_share: the share of heads above SINK. gates: the mean of each factor, and the share below CLOSED.
+        first: each head's mean weight on the first token, over the queries after it. sink_mass: the mean over heads.
+        sink_share: the share of heads above SINK. gates: the mean of each factor, and the share below CLOSED.
         """
         gates: dict[str, list[float]] = {}
 
@@ -148,7 +148,7 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
     """Yield the summary of the probes, line by line."""
     induction = figures["induction"]
     heads = figures["heads"]
-    # Induction and sinks.
+    # Summarize induction and sinks. The highest score is that of the head most like an induction head.
     scores = {
         (layer, head): score for layer, row in enumerate(induction["score"]) for head, score in enumerate(row or ())
     }
@@ -161,7 +161,7 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
         yield f"sinks       {heads['sink_mass']:.3f} of the weight is on the first token; {share}"
     for name, (mean, closed) in heads["gates"].items():
         yield f"gate        {name}: mean {mean:.3f}, {closed:.1%} below {CLOSED}"
-    # Loss by position, which only text has.
+    # Summarize the loss by position, which only text has.
     if "by_position" in figures:
         nats = figures["by_position"]["nats"]
         trained = figures["by_position"]["trained"]
