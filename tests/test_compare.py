@@ -9,12 +9,14 @@ import random
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from sweeping import put_job
 
 from common.errors import SettingsError
+from docs import measured
 from sweeps.compare import Comparison, Pick, chosen, compare
 from sweeps.evidence import Estimate, holm
 from sweeps.law import FAILED, Law, at_best_rate
@@ -86,6 +88,24 @@ def test_the_law_is_recovered_and_inverted_and_knows_its_error():
         found.append(law.loss(1.2) - law.loss(1))
         errors.append(law.error(lambda law: law.loss(1.2) - law.loss(1)))
     assert np.mean(errors) == pytest.approx(np.std(found), rel=0.25) and law.error(lambda law: 1.0) == 0
+
+
+def test_measurements_have_a_row_for_each_size_and_variant_and_speeds_relative_to_the_baseline(tmp_path, monkeypatch):
+    put_sweep(tmp_path, {"mla": 1.0}, seeds=("1", "2"))
+    model = SimpleNamespace(config=SimpleNamespace(position="learned"))
+    monkeypatch.setattr(measured, "open_checkpoint", lambda where: SimpleNamespace(model=model))
+    monkeypatch.setattr(
+        measured, "times", lambda opened: {name: [2.0 if name == "mla" else 1.0] * 3 for name in opened}
+    )
+    monkeypatch.setattr(measured, "memory", lambda checkpoint: 5_000_000)
+    measured.main(tmp_path, None)
+    with (tmp_path / "measured.csv").open() as file:
+        rows = {(row["variant"], row["model.n_embd"]): row for row in csv.DictReader(file)}
+    assert rows.keys() == {(name, size) for name in ("sdpa", "mla") for size in SIZES}
+    assert [rows[name, "96"]["× tokens/s"] for name in ("sdpa", "mla")] == ["1.0000", "0.5000"]
+    assert rows["mla", "64"]["MB at T = 4,096"] == "5"
+    compare(tmp_path)
+    assert table(tmp_path)["mla", "96"]["× tokens/s"] == "0.50 ± 0.00"
 
 
 def test_a_known_factor_of_compute_is_found_at_both_sizes(tmp_path):
