@@ -67,6 +67,7 @@ def score(
 
     Raises FloatingPointError if they are not finite.
     """
+    # Every pass scores some targets that no other one does, so that each has its nats in the end.
     targets = len(tokens) - 1
     length = min(model.config.block_size, targets)
     batch_size = max(1, PASS_TOKENS // length)
@@ -155,7 +156,7 @@ def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
     bits = []
     for scores in (first, second):
         begins = np.cumsum(scores.bytes) - scores.bytes  # the first byte of each token
-        # A token counts for the block in which it begins; empty ones at the end for the last block.
+        # A token counts for the block in which it begins. Empty tokens at the end count for the last block.
         block = np.minimum(begins * blocks // max(total, 1), blocks - 1)
         nats = np.bincount(block, weights=scores.nats, minlength=blocks)
         bits.append(nats / math.log(2))
@@ -182,8 +183,7 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
         description, split = validation_split(checkpoints[0])
         parts = np.split(split, np.flatnonzero(split == first.eot_token))
         documents = [first.decode(part[part != first.eot_token].tolist()) for part in parts if len(part)]
-    # A tokenizer that cuts text as the first one does takes the split's tokens: decoding and encoding them again need
-    # not give the same ones.
+    # An equal tokenizer takes the tokens of the split as they are: decoded and encoded again they may be others.
     texts = [
         split
         if split is not None and same_tokens(each.tokenizer, first)
@@ -204,7 +204,7 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
     path = checkpoint.path
     remedy = "give a text with data.path=..."
     run = path.parents[1] if path.parent.name == "checkpoints" else path
-    # A checkpoint from elsewhere does not get to name paths on this machine.
+    # A checkpoint from elsewhere must not choose which files of this machine are read.
     if not meta.data or meta.home != str(run.resolve()):
         raise DataError(f"{path} was not trained here and has no validation split", remedy)
     with readable(path):
@@ -227,8 +227,10 @@ def learned_task(checkpoint: Checkpoint) -> TaskData:
     with readable(checkpoint.path):
         settings = checkpoint.meta.config
         source = str(settings["data"]["source"])
+    # A task of somebody's own file is no damage: ask for the file.
     with code_wanted(checkpoint.path, checkpoint.meta):
         check_source(source)
+    # A text without a tokenizer is: name the missing file.
     with readable(checkpoint.path):
         data = from_json(DataConfig, settings["data"])
         if not data.is_task:
