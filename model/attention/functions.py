@@ -63,7 +63,7 @@ def matmul(
     # How well does each key answer each query? One dot product for every pair.
     scores = q @ k.mT  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
 
-    # What is known about a pair besides its content, such as ALiBi's distance penalty.
+    # Add the part of the score that does not depend on content, such as ALiBi's distance penalty.
     if bias is not None:
         scores = scores + bias
 
@@ -115,7 +115,8 @@ def bmm(
 
     baddbmm multiplies, scales and adds in one pass. It adds one matrix: the bias or 0, and −∞ for forbidden keys.
     """
-    lead, (T, S) = q.shape[:-2], (q.shape[-2], k.shape[-2])
+    *lead, T, _ = q.shape
+    S = k.shape[-2]
     q, k, v = (t.flatten(0, -3) for t in (q, k, v))  # (…, H, T, D) -> (N, T, D)
     added = masked(q.new_zeros(T, S) if bias is None else bias, allowed).to(q.dtype)
     if added.ndim > 2:  # (…, H, T, S) -> (N, T, S)
@@ -220,7 +221,7 @@ def stick(scores: Scores) -> Scores:
     earlier = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T - 1)
     scores = scores.masked_fill(~earlier, -torch.inf)
     left = F.logsigmoid(-scores)  # ln of the share that a key leaves: 0 for a hidden key
-    after = cumulative_sum(left.flip(-1), -1).flip(-1) - left  # the sum over later keys: ln of what they leave
+    after = cumulative_sum(left.flip(-1), -1).flip(-1) - left  # the sum over later keys: ln of their rest
     return (F.logsigmoid(scores) + after).exp()
 
 
