@@ -124,7 +124,7 @@ def evaluation_batches(
         rest = 0
     for first in range(0, len(first_tokens), batch_size):
         yield sequences_at(tokens, first_tokens[first : first + batch_size], block_size + 1)
-    # The rest is shorter than the others, so it is a batch by itself.
+    # The rest is shorter than the others, so it fills a batch alone.
     if rest:
         yield sequences_at(tokens, np.array([targets - rest]), rest + 1)  # (1, rest + 1)
 

@@ -43,7 +43,7 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, records: list[di
     """Write a JSON line for each sample of each record, in their order."""
     model = checkpoint.model
     tokenizer = checkpoint.tokenizer
-    # Number the samples of all prompts in one row: a batch may hold those of several.
+    # Put the samples of all prompts in one row: a batch may hold samples of several prompts.
     jobs = ((record, number) for record in records for number in range(config.num_samples))
     bar = progress_bar(total=len(records) * config.num_samples, unit="text")
     with results_file(config.results) as file, bar:

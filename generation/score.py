@@ -123,7 +123,7 @@ def token_nats(
     nats = []
     with params.autocast:
         x = model.hidden(inputs, doc_starts=doc_starts)[:, -scored:]  # (B, scored, C)
-        # Logits are V wide, so only those of block_size tokens are in memory at a time.
+        # Logits are V wide: only block_size tokens have theirs in memory at a time.
         chunks = zip(x.split(block_size, 1), targets.split(block_size, 1), strict=True)
         for chunk, chunk_targets in chunks:
             logits = model.logits(chunk).float().transpose(1, 2)  # (B, V, chunk)

@@ -1,6 +1,6 @@
 """Write a run's page, or a folder's page and leaderboard:  python -m sweeps FOLDER
 
-Runs that are not finished are shown as far as they are."""
+An unfinished run shows its progress so far."""
 
 import sys
 from pathlib import Path

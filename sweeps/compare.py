@@ -123,8 +123,8 @@ class Comparison:
             problem = f"{folder} holds no sweep (no job.json in its folders)"
             raise SettingsError(problem, "give the folder that -m made")
         names = variants(jobs)
-        # The baseline is the variant of the first job. hydra/sweeper=decide runs its jobs in random order, and calls
-        # those of the baseline SEED-0.
+        # The baseline is the variant of the first job. hydra/sweeper=decide runs its jobs in random order, and names
+        # the baseline's folders SEED-0.
         firsts = (name for name, job in zip(names, jobs, strict=True) if re.fullmatch("[0-9]+-0", job.name))
         self.baseline = next(firsts, names[0])
         steps = jobs[0].settings.get("max_steps", "")

@@ -42,7 +42,7 @@ CONFIRM_ALPHA = 0.04
 """
 OPEN = "open"
 FAILED = "undecided, because "
-# Metrics of which more is better, and those that depend on the time at which a run takes place.
+# Metrics of which more is better, and metrics that change with the load of the machine.
 LARGER = ("val_accuracy", "tokens_per_s", "decode_tokens_per_s")
 TIMED = ("seconds", "tokens_per_s", "decode_tokens_per_s")
 
@@ -55,7 +55,7 @@ class Comparison:
     verdict: str = OPEN
     pairs: int = 0
     mean: float = math.nan
-    """The mean of the differences: the metric of the variant's run less that of the first's."""
+    """The mean of the differences, own metric less first."""
     median: float = math.nan
     low: float = -math.inf
     """The lower end of the confidence sequence."""
@@ -206,7 +206,7 @@ class Decide(Grid):
 
     def read_settings(self, arguments: list[str]) -> tuple[list[str], int]:
         """Return the overrides that all jobs share, and the seed of the first pair."""
-        # Two different variants or more, and one value for each other setting: the seeds are those of the pairs.
+        # There must be two different variants or more, and one value for each other setting.
         if len({*map(tuple, self.groups)}) < max(2, len(self.groups)):
             raise SettingsError("hydra/sweeper=decide compares two or more variants that differ", VARIANTS)
         given = self.read(arguments)

@@ -1,8 +1,8 @@
 """Statistics of paired differences: t-tests, Holm's correction, sequential signed ranks.
 
 The sequential test may look after every pair, up to a number of pairs that is fixed at the beginning. It asks whether a
-difference is as likely as its negative. That holds if two variants do not differ, whatever law their results follow:
-the two runs of a pair could then be swapped. For a skewed law it judges the typical pair, not the mean.
+difference is as likely as its negative. If two variants do not differ, that holds for any law of their results: the two
+runs of a pair could be swapped. For a skewed law it judges the typical pair, not the mean.
 """
 
 import bisect
@@ -87,9 +87,8 @@ def cuts(alpha: float, pairs: int, late: bool = False) -> list[int]:
     """Return the critical values k_1 .. k_pairs of the sequential signed-rank test.
 
     Pair n rejects a centre if at most k_n of the n(n+1)/2 Walsh averages lie on one side of it, which is Wilcoxon's
-    statistic (Tukey 1949). k_n = -1 rejects nothing. The k_n are the largest for which the chance of a rejection at
-    pair n or before is at most alpha · n / pairs, or alpha · (n / pairs)³ if `late` (alpha spending, Lan and DeMets
-    1983).
+    statistic (Tukey 1949). k_n = -1 rejects nothing. Each k_n is the largest that keeps the level spent up to pair n:
+    alpha · n / pairs, or alpha · (n / pairs)³ if `late` (alpha spending, Lan and DeMets 1983).
     """
     # Follow the probability of each string of n signs, in the order of |d|: bit r is the sign of the difference with
     # rank r. mass is the probability of a string that is not rejected yet; sums are the ranks of its positive signs.
@@ -97,7 +96,7 @@ def cuts(alpha: float, pairs: int, late: bool = False) -> list[int]:
     sums = np.zeros(1, int)
     found: list[int] = []
     for n in range(1, pairs + 1):
-        # A new difference: its sign is a fair coin, and its rank is uniform among n, whatever came before.
+        # Add a difference: its sign is a fair coin, and its rank uniform among n, independent of the earlier ones.
         grown = np.zeros(2**n)
         for rank in range(n):
             # Axes: the bits above the new difference's rank, its own bit, and the bits below.

@@ -119,7 +119,7 @@ class Grid(Sweeper):
             raise SettingsError(f"{failed} of {len(jobs)} jobs failed", "the reasons are above")
 
     def read(self, arguments: list[str]) -> dict[str, Override]:
-        """Return the overrides by name: those of an experiment, replaced by the typed ones."""
+        """Return the overrides by name; a typed one replaces the experiment's."""
         typed = self.parse(arguments)
         both = typed.keys() & self.parse(self.groups[0])
         if both:
@@ -165,7 +165,7 @@ class Grid(Sweeper):
         )
 
     def launch(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
-        """Run jobs, the first of which is job `number`.
+        """Run jobs, numbered from `number` on.
 
         Raises SettingsError if a parallel launcher gives up.
         """

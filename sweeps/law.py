@@ -15,8 +15,7 @@ def at_best_rate(rates: Sequence[float], table: Sequence[Sequence[float]], seed:
     """Return a seed's loss at the others' best rate, that rate, and whether rates bracket it.
 
     table: losses by rate and seed. If rates bracket the best one, a parabola in ln(rate) goes through the mean losses
-    at it and its neighbours. The rate is the bottom of the parabola, and the loss that of the seed's own parabola
-    there.
+    at it and its neighbours. The bottom gives the rate, and a parabola through the seed's own losses the loss there.
     """
     losses = np.array(table)
     # The seed itself has no say in the rate, or luck would choose it.

@@ -66,7 +66,7 @@ Group = list[Job]
 def read_jobs(sweep: Path) -> list[Job]:
     """Return the jobs in a sweep's folder by number; without jobs, all runs below it.
 
-    Without runs too, the jobs are those of leaderboard.csv, which may be all that is kept of a sweep.
+    Without runs too, return the jobs of leaderboard.csv: it may be the only file left of a sweep.
     """
     # Read the records of the jobs, by folder.
     found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
@@ -156,7 +156,7 @@ def rank(jobs: list[Job]) -> list[Group]:
 
     Finished ones come by their mean result over seeds, then those under way, then failed ones.
     """
-    # Only finished jobs are grouped; another one is a group of its own.
+    # Only finished jobs are grouped; any other is a group alone.
     groups: dict[Any, Group] = {}
     for job in jobs:
         but_seed = tuple(sorted((name, value) for name, value in job.settings.items() if name != "seed"))

@@ -22,7 +22,7 @@ from common.text import visible
 from runs.summary import Summary, read_job, read_summary
 from sweeps.grid import Grid, combinations, error_of
 
-TRIED = 200  # combinations in which a value is tried before it counts as one that never works
+TRIED = 200  # combinations tried for a value before it counts as impossible
 
 
 @dataclass(eq=False, kw_only=True)

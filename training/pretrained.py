@@ -49,7 +49,7 @@ def open_pretrained(config: TrainConfig) -> tuple[GPTConfig, Read, tiktoken.Enco
             read = plain_weights(checkpoint.model).__getitem__
         model = inherit(found, config.model)
 
-    # Tell what comes from it.
+    # Log the parts that come from it.
     asked = [f"{name}={format_value(now)}" for name, now in asdict(model).items() if now != getattr(found, name)]
     but = f", but for {', '.join(asked)}" if asked else ""
     kept = "weights, tokenizer and settings" if encoding else "weights and settings"

@@ -82,8 +82,8 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
 
 def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Saved | None) -> Run:
     """Return a new run, or the one that resumes from a checkpoint; it has no directory yet."""
-    # Complete the settings from pretrained weights and the data. Each check comes as soon as its figures are known:
-    # that of the settings before the text is read, that of the memory again with the vocabulary.
+    # Complete the settings from pretrained weights and the data. Check early: the settings before the text is read, the
+    # memory again as soon as the vocabulary is known.
     if saved:
         check_settings(asdict(config), saved.meta)
     config, copy_pretrained, encoding = load_pretrained(config)
@@ -197,7 +197,7 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
     else:
         count_weights(sized)
 
-    # Check the length of the run, and the data as far as that is quick.
+    # Check the length of the run, and the data without reading the text.
     if config.schedule.warmup_steps:
         steps_to_take(config, without_weights(sized))
     if config.data.is_task:
