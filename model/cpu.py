@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +58,58 @@ def prefers_plain_products(q: Float[Tensor, "*lead H T D"], k: Float[Tensor, "*l
     instead of 28 at 512. The fused kernel slows down 9 times where oneDNN multiplies in bf16, and bmm gains.
     """
     return q.is_cpu and 1 < q.shape[-2] <= SHORT and k.shape[-2] <= SHORT
+
+
+def is_transformed() -> bool:
+    """Return whether torch.export, a trace or torch.func (vmap) looks into the operations."""
+    if torch.compiler.is_compiling():  # whose trace knows no interpreters
+        return torch.compiler.is_exporting()
+    return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def trains_norm(x: Float[Tensor, "*lead C"], weight: Float[Tensor, " C"]) -> bool:
+    """Return whether FusedRMSNorm serves x: contiguous, and trained in eager mode."""
+    if not x.is_cpu or torch.compiler.is_compiling() or is_transformed():
+        return False
+    needs_both = torch.is_grad_enabled() and x.requires_grad and weight.requires_grad
+    return needs_both and x.is_contiguous() and x.dtype in (torch.float32, torch.float64)
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    """RMSNorm in few passes over x: forward three, backward two.
+
+    Forward and backward of (2048, 128) take 1.1 ms instead of 2.3 with one thread, of (2048, 384) 2.6 instead of 6.9.
+    F.rms_norm is a composition of six operators on a CPU, of which autograd makes eleven more.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Float[Tensor, "*lead C"], weight: Float[Tensor, " C"], eps: float
+    ) -> Float[Tensor, "*lead C"]:
+        square_sum = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        inverse_rms = square_sum.div_(len(weight)).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, inverse_rms)
+        ctx.eps = eps
+        return (x * inverse_rms).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Float[Tensor, "*lead C"]) -> tuple[Tensor, Tensor, None]:
+        x, weight, inverse_rms = ctx.saved_tensors
+        if torch.is_grad_enabled():  # by create_graph=True: someone may ask for second derivatives
+            y = F.rms_norm(x, weight.shape, weight, ctx.eps)
+            to_x, to_weight = torch.autograd.grad(y, (x, weight), dy, create_graph=True)
+            return to_x, to_weight, None
+
+        # RMSNorm is layer norm with a mean of 0. The kernel also takes the derivative by that mean, and subtracts the
+        # mean of dy w from each row: add it again.
+        zero = torch.zeros_like(inverse_rms)
+        mask = [True, True, False]  # the gradients wanted: of x and weight, not of a bias
+        dy = dy.contiguous()
+        to_x, to_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            dy, x, weight.shape, zero, inverse_rms, weight, None, mask
+        )
+        to_mean = (dy @ weight)[..., None] * inverse_rms / len(weight)  # (*lead, C) @ (C,) -> (*lead, 1)
+        return to_x.add_(to_mean), to_weight, None
 
 
 def keep_freed_memory() -> None:

@@ -1081,13 +1081,6 @@ def differentiate(
 forward_operator.register_autograd(differentiate, setup_context=keep)
 
 
-def is_transformed() -> bool:
-    """Return whether torch.export, a trace or torch.func (vmap) looks into the operations."""
-    if torch.compiler.is_compiling():  # whose trace knows no interpreters
-        return torch.compiler.is_exporting()
-    return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
-
-
 def by_chunks(
     form: str,
     **options: Any,

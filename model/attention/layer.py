@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model.attention.chunked import is_transformed
 from model.attention.context import AttentionContext, Call, add_bias, arguments, is_plain
 from model.attention.contract import AttentionFunction, Key, Output, Query, Value, check_broadcast, repeat_heads
 from model.attention.functions import matmul, sdpa, softcap
@@ -20,7 +19,7 @@ from model.attention.fused import folds
 from model.attention.masks import alibi_sum, as_bool
 from model.attention.registry import FORMS, MODIFIERS, form
 from model.config import AttentionConfig
-from model.cpu import SHORT
+from model.cpu import SHORT, is_transformed
 from model.layers import Linear, RMSNorm
 from model.rope import Rope, rotate
 

@@ -1,0 +1,69 @@
+"""The tricks for a CPU change no value beyond rounding."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import grad
+from torch.func import grad as func_grad
+
+from model.cpu import FusedRMSNorm, trains_norm
+from model.layers import RMSNorm
+
+EPS = 1e-5
+
+
+def plain(x, weight):
+    return F.rms_norm(x, weight.shape, weight, EPS)
+
+
+def drawn(*lead):
+    """Return x (*lead, 24), a weight and the gradient of the result, in float64."""
+    x, weight, dy = torch.randn(*lead, 24), 1 + torch.randn(24), torch.randn(*lead, 24)
+    return x.double().requires_grad_(), weight.double().requires_grad_(), dy.double()
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (5,), (2, 3), (0, 4)], ids=str)
+@pytest.mark.parametrize("scale", [0, 1e-3, 1, 1e3])
+def test_a_norm_in_training_has_value_and_gradients_of_the_plain_one(lead, scale):
+    x, weight, dy = drawn(*lead)
+    x.data *= scale
+    dy = dy.expand(3, *dy.shape).sum(0)  # of strides that a kernel may not know
+    got, wanted = FusedRMSNorm.apply(x, weight, EPS), plain(x, weight)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=5e-15)
+    for ours, theirs in zip(grad(got, (x, weight), dy), grad(wanted, (x, weight), dy), strict=True):
+        largest = theirs.abs().max().item() if theirs.numel() else 0
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-15 * max(1, largest))
+
+
+def test_its_second_derivatives_are_right():
+    x, weight, _ = drawn(3)
+    assert torch.autograd.gradgradcheck(lambda *pair: FusedRMSNorm.apply(*pair, EPS), (x, weight))
+
+
+def test_only_training_in_eager_mode_on_a_cpu_takes_it():
+    x, weight, _ = drawn(3)
+    assert trains_norm(x, weight)
+    refused = {
+        "no gradient of x": (x.detach(), weight),
+        "no gradient of the weight": (x, weight.detach()),
+        "half precision": (x.bfloat16(), weight.bfloat16()),
+        "rows out of order": (torch.randn(24, 24).double().requires_grad_().mT, weight),
+        "another device": (x.to("meta"), weight.to("meta")),
+    }
+    assert not [name for name, pair in refused.items() if trains_norm(*pair)]
+    with torch.no_grad():
+        assert not trains_norm(x, weight)
+    assert not func_grad(lambda x: x.sum() * trains_norm(x, weight))(x.detach()).any()
+
+
+def test_under_torch_func_and_autocast_a_norm_computes_the_same():
+    x, weight, dy = drawn(2, 3)
+    norm = RMSNorm(24, eps=EPS).double()
+    norm.weight = nn.Parameter(weight.detach())
+    wanted = grad(plain(x, weight), x, dy)[0]
+    got = func_grad(lambda x: (norm(x) * dy).sum())(x.detach())
+    torch.testing.assert_close(got, wanted)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = norm(x)
+    torch.testing.assert_close(grad(y, x, dy)[0], wanted)
