@@ -186,6 +186,8 @@ class Muon:
 
         Both are scalars on the device, for which nothing waits here.
         """
+        if skip.is_cpu and skip:  # reading it waits for nothing
+            return
         moves = 1 - skip.float()
         for group, channels in zip(self.param_groups, ("rows", "columns", ""), strict=True):
             # Batch matrices of the same shape with the same parts.
@@ -196,7 +198,8 @@ class Muon:
                 # Update the momentum; in a skipped step towards itself.
                 momenta = [local(self.state[weight]["momentum_buffer"]) for weight, _ in pairs]
                 gradients = [gradient / divisor for _, gradient in pairs]
-                gradients = [torch.where(skip, mean, grad) for mean, grad in zip(momenta, gradients, strict=True)]
+                if not skip.is_cpu:
+                    gradients = [torch.where(skip, mean, grad) for mean, grad in zip(momenta, gradients, strict=True)]
                 torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
                 nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, self.momentum))  # (N, m, n)
 
@@ -265,12 +268,14 @@ def orthogonalize(matrices: Tensor, width: int, columns: bool = False) -> Tensor
         whole = whole.mT
     slices = whole.reshape(-1, width, whole.size(-1))  # (N, m, n) -> (N · m / width, width, n)
 
-    # Iterate x ← (a + b xxᵀ + c (xxᵀ)²) x, from singular values of at most 1.9.
+    # Iterate x ← (a + b xxᵀ + c (xxᵀ)²) x, from singular values of at most 1.9. a is added to the small matrix, not to
+    # the product as a x: on a CPU baddbmm would first copy all of x.
     x = slices / (slices.norm(dim=(-2, -1), keepdim=True) / 1.9).clamp(min=1e-7)
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
+        polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
+        x = polynomial @ x
     x = x.view_as(whole)
     return x.mT if columns else x
 
