@@ -123,7 +123,7 @@ def test_weights_come_back_under_their_names_and_what_does_not_fit_is_named():
     tokens = torch.randint(61, (1, 5))
     assert torch.equal(other(tokens), gpt(tokens))
     for wrong in ({"blocks.1.mlp.down_proj.weight": torch.zeros(2, 2)}, {"blocks.9.x": torch.zeros(2)}):
-        with pytest.raises(ValueError, match=f"the weight {next(iter(wrong))} is missing, or not what the settings"):
+        with pytest.raises(ValueError, match=f"the weight {next(iter(wrong))} is missing, or does not fit"):
             load_weights(other, plain_weights(gpt) | wrong)
 
 
