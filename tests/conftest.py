@@ -35,6 +35,11 @@ from model.heads import for_each_layer
 from training.config import ScheduleConfig, TrainConfig
 
 register_schema({})
+# These tests call all that model/ annotates.
+CHECKED = {
+    f"test_{name}.py" for name in ("cache", "chunked", "cpu", "families", "field", "field_2026", "functions", "fused")
+}
+CHECKED |= {f"test_{name}.py" for name in ("gpt", "heads", "layer", "ngrams", "recurrent", "rope", "types", "windows")}
 PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
 # The tests run on all cores side by side, each on one: threads that wait for each other are slower.
@@ -58,12 +63,16 @@ def _repeatable():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _annotations(request):
+    """Check the annotations of model/ in the tests of model/ alone: the checks take longer than a small model."""
+    checks.update("jaxtyping_disable", request.path.name not in CHECKED)
+
+
 @pytest.fixture
-def unchecked() -> Iterator[None]:
+def unchecked() -> None:
     """Leave annotations unchecked, for wrong arguments on purpose and for torch.compile."""
     checks.update("jaxtyping_disable", True)
-    yield
-    checks.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """A cache, filled in chunks or token by token, gives the result of one pass over all tokens."""
 
+from itertools import product
+
 import pytest
 import torch
 from conftest import close, random_gpt
@@ -13,8 +15,11 @@ PADDED = ["sdpa", "softmax1", "mla", "delta", "linear", "sdpa+key_offset+forget"
 PADDED += ["sdpa+value_residual+diff+xsa+gate/average/stacked", "sdpa+" + "+".join(MODIFIERS), "mla+diff+sink+gate"]
 PADDED += ["delta+value_residual+key_offset+xsa+gate_element"]
 TEXTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], [11]]
-padded_forms = pytest.mark.parametrize("attention", PADDED)
-every_position = pytest.mark.parametrize("position", POSITIONS)
+# Every form with a position, and sdpa with each; the others are slow.
+FEW = [(form, POSITIONS[number % len(POSITIONS)]) for number, form in enumerate(PADDED)]
+FEW += [("sdpa", position) for position in POSITIONS[1:]]
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in product(PADDED, POSITIONS) if case not in FEW]
+padded_forms = pytest.mark.parametrize(("attention", "position"), [*FEW, *SLOW])
 
 
 def padded_gpt(attention, position, **settings):
@@ -33,7 +38,6 @@ def in_chunks(model, tokens, sizes, doc_starts=None):
 
 
 @padded_forms
-@every_position
 @torch.inference_mode()
 def test_each_text_of_a_left_padded_batch_is_as_alone_in_one_pass_and_in_chunks(attention, position):
     model, padding = padded_gpt(attention, position), torch.tensor([0, 4, 6])
@@ -55,7 +59,6 @@ def test_each_text_of_a_left_padded_batch_is_as_alone_in_one_pass_and_in_chunks(
 
 @pytest.mark.usefixtures("unchecked")
 @padded_forms
-@every_position
 @torch.inference_mode()
 def test_texts_decoded_beside_others_are_as_alone_and_past_the_block_as_begun_anew_from_their_latest_half(
     attention, position

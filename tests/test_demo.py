@@ -70,16 +70,16 @@ def test_the_page_writes_as_sample_py_does_and_its_logits_and_weights_are_the_mo
     write_demo(page, model)
     ids = [256, *b"all of a window"]
     script = f"""
-      const greedy = await tinygpt.generate("hello", {{temperature: 0, max_new_tokens: 64}});
-      const settings = {{temperature: 0.9, top_k: 90, top_p: 0.9, seed: 7, max_new_tokens: 40}};
+      const greedy = await tinygpt.generate("hello", {{temperature: 0, max_new_tokens: 24}});
+      const settings = {{temperature: 0.9, top_k: 90, top_p: 0.9, seed: 7, max_new_tokens: 20}};
       const sampled = await tinygpt.generate("", settings);
       const text = new Reading(model, tokenizer);
       for (const id of {ids}) text.read(id);
       return [greedy, sampled, [...tinygpt.logits({ids})], text.places.at(-1).heads.map(weights => [...weights])];"""
     greedy, sampled, logits, heads = browse(page, script)
-    assert greedy["ids"] == written(model, "hello", temperature=0, max_new_tokens=64)
+    assert greedy["ids"] == written(model, "hello", temperature=0, max_new_tokens=24)
     assert greedy["text"] == BYTE.decode(greedy["ids"])
-    assert sampled["ids"] == written(model, "", seed=7, temperature=0.9, top_k=90, top_p=0.9, max_new_tokens=40)
+    assert sampled["ids"] == written(model, "", seed=7, temperature=0.9, top_k=90, top_p=0.9, max_new_tokens=20)
     with torch.no_grad():
         wanted = model(torch.tensor([ids]))[0, -1]
     torch.testing.assert_close(torch.tensor(logits), wanted, rtol=0, atol=1e-3)

@@ -32,6 +32,8 @@ from training.config import OptimizerConfig, TrainConfig
 from training.log import Loggers
 from training.run import Run
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 # Starts a child by fork, which needs no second import of torch, kills it while it starts, after a step that it has
 # saved, or inside a save, and starts the next, until one gets to the end.
 KILLER = """

@@ -101,8 +101,15 @@ def test_a_token_without_probability_is_never_drawn(seed, u):
 # What a sample depends on.
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"repetition_penalty": 3.0, "top_k": 20}], ids=str)
-@pytest.mark.parametrize("shape", [{}, {"position": "learned"}, {"attention": "delta/sdpa"}], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "params"),
+    [
+        *(({}, params) for params in ({}, {"temperature": 0}, {"repetition_penalty": 3.0, "top_k": 20})),
+        ({"position": "learned"}, {}),
+        ({"attention": "delta/sdpa"}, {"repetition_penalty": 3.0, "top_k": 20}),
+    ],
+    ids=str,
+)
 def test_a_sample_depends_on_its_prompt_and_seed_and_on_nothing_else_in_the_batch(shape, params):
     gpt = byte_gpt(block_size=8, **shape)
     prompts, seeds = [[1, 2, 3], [4], [1, 2, 3], [5, 6]], [11, 12, 13, 11]

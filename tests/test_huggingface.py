@@ -308,8 +308,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "message"), REFUSED, ids=[str(wrong)[1:-1] for wrong, _ in REFUSED])
-def test_what_cannot_be_exported_is_refused_in_a_sentence_and_leaves_nothing(wrong, message, tmp_path):
+@pytest.fixture(scope="module")
+def unusable(tmp_path_factory) -> Path:
+    """A folder with a checkpoint that can be exported, and others that cannot."""
+    tmp_path = tmp_path_factory.mktemp("unusable")
     save(tmp_path / "step_1")
     save(tmp_path / "alibi", position="alibi")
     save(tmp_path / "nan", bad=torch.nan)
@@ -321,10 +323,15 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence_and_leaves_nothing(wro
     weights = tmp_path / "half" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:2000])
     (tmp_path / "untokenized" / "tokenizer.json").unlink()
-    before = sorted(tmp_path.iterdir())
+    return tmp_path
+
+
+@pytest.mark.parametrize(("wrong", "message"), REFUSED, ids=[str(wrong)[1:-1] for wrong, _ in REFUSED])
+def test_what_cannot_be_exported_is_refused_in_a_sentence_and_leaves_nothing(wrong, message, unusable):
+    before = sorted(unusable.iterdir())
     with pytest.raises(SettingsError, match=message) as refused:
-        export(ExportConfig(**{key: value.replace("{tmp}", str(tmp_path)) for key, value in wrong.items()}))
-    assert "\n" not in str(refused.value) and sorted(tmp_path.iterdir()) == before
+        export(ExportConfig(**{key: value.replace("{tmp}", str(unusable)) for key, value in wrong.items()}))
+    assert "\n" not in str(refused.value) and sorted(unusable.iterdir()) == before
 
 
 def test_the_card_of_a_folder_has_settings_figures_a_sample_and_code_that_runs(tmp_path, monkeypatch, capsys):

@@ -37,6 +37,7 @@ from train import train
 from training.config import OptimizerConfig, TrainConfig
 from training.run import Run
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train_module.__file__).parent
 WALL_CLOCK = ("seconds", "tokens_per_s")
 
