@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from data.tokenizer import encode_text
 from generation.config import SamplingParams
 from model.cache import KVCache
+from model.cpu import store_by_columns
 from model.gpt import GPT
 from model.layers import cumulative_sum
 
@@ -47,6 +48,8 @@ class Decoder:
     def __init__(self, model: GPT) -> None:
         self.model = model
         self.device = model.token_embedding.weight.device
+        if not model.training:  # else the optimizer's state is stored as the weights are
+            store_by_columns(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
         """Return the logits of the next token of a new batch of texts of 1 to block_size tokens.

@@ -12,9 +12,9 @@ from model.gpt import GPT
 @torch.inference_mode()
 def decode_rate(model: GPT, steps: int = 48) -> float:
     """Return the tokens per second of one text whose context is nearly full."""
-    decoder = Decoder(model)
     times = list[float]()
     with eval_mode(model):
+        decoder = Decoder(model)
         prompt = [0] * max(1, model.config.block_size - steps)
         token = decoder.prefill([prompt], steps).argmax(-1).tolist()
         for _ in range(steps):

@@ -21,17 +21,32 @@ SHORT = 256
 """Queries and keys up to which plain products beat the fused kernels."""
 
 
-def shares_row(x: Float[Tensor, "*lead C"], weight: Float[Tensor, "N C"]) -> bool:
-    """Return whether x is a single row that multiply_row() takes faster than F.linear.
+def decodes(x: Float[Tensor, "..."]) -> bool:
+    """Return whether x belongs to an eager forward pass in inference mode, in float32 on a CPU.
 
-    Decoding has such rows. False with gradients, and in traced or compiled code. A quantised weight is of another
-    class: no view shows its numbers.
+    A decoded token reads every weight for little arithmetic: memory and the number of operators set its time.
     """
-    if torch.is_grad_enabled() or torch.jit.is_tracing() or torch.compiler.is_compiling():
+    if not torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
         return False
-    if type(weight) is not nn.Parameter or not x.is_cpu:
-        return False
-    return x.numel() == weight.shape[-1] and weight.numel() >= LARGE
+    return type(x) is Tensor and x.is_cpu and x.dtype == torch.float32
+
+
+def store_by_columns(model: nn.Module) -> None:
+    """Store the matrices of linear layers by columns if they have more outputs than inputs.
+
+    multiply_row() reads them faster so. Shapes and values stay, and no second copy remains. One thread takes 131 µs
+    instead of 199 for a row times 1152 × 384, and 340 instead of 630 for 4096 × 384. For 384 × 2048 it would take 311
+    instead of 213.
+    """
+    for module in model.modules():
+        # A quantised or sharded weight is of another class: no view shows its numbers.
+        if not isinstance(module, nn.Linear) or type(module.weight) is not nn.Parameter:
+            continue
+        N, C = module.weight.shape
+        if N > C and module.weight.is_cpu and module.weight.is_contiguous():
+            # A tensor made in inference mode could not be trained afterwards.
+            with torch.inference_mode(module.weight.is_inference()):
+                module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def multiply_row(
@@ -39,16 +54,44 @@ def multiply_row(
 ) -> Float[Tensor, "*one N"]:
     """Return x Wᵀ + b of a single row by all threads, where MKL takes one.
 
-    Two threads: 388 µs instead of 575 for a weight of 2304 × 768, 101 instead of 170 for 1152 × 384.
+    Two threads: 388 µs instead of 575 for a weight of 2304 × 768, 101 instead of 170 for 1152 × 384, both by rows.
     """
     N, C = weight.shape
     threads = torch.get_num_threads()
-    share = N // threads  # rows of W for each thread
-    shares = weight.as_strided((threads, C, share), (share * C, 1, C))  # a view: nothing is copied
-    y = torch.bmm(x.reshape(1, 1, C).expand(threads, 1, C), shares).view(*x.shape[:-1], threads * share)
-    if share * threads < N:
-        y = torch.cat((y, F.linear(x, weight[share * threads :])), -1)
+    if threads == 1 or weight.numel() < LARGE:
+        return F.linear(x, weight, bias)
+    if weight.stride(0) == 1 and C % threads == 0:
+        # By columns: each thread multiplies its share of the inputs, (threads, 1, share) @ (threads, share, N).
+        y = torch.bmm(x.reshape(threads, 1, -1), weight.t().view(threads, -1, N)).sum(0)
+    elif weight.is_contiguous() and N % threads == 0:
+        # By rows: each thread makes its share of the outputs, (threads, 1, C) @ (threads, C, share).
+        y = torch.bmm(x.reshape(1, 1, C).expand(threads, 1, C), weight.view(threads, -1, C).mT)
+    else:
+        return F.linear(x, weight, bias)
+    y = y.view(*x.shape[:-1], N)
     return y if bias is None else y + bias
+
+
+def normalize(x: Float[Tensor, "*lead C"], weight: Float[Tensor, " C"], eps: float) -> Float[Tensor, "*lead C"]:
+    """Return x w / √(mean(x²) + ε) by four operators, or three for a single row.
+
+    F.rms_norm is a composition of six on a CPU. A row of 128 channels takes 6 µs instead of 16, four heads of 32 take
+    10 instead of 17.
+    """
+    C = x.shape[-1]
+    if x.numel() == C:
+        row = x.reshape(C)
+        mean_square = row.dot(row).item() / C
+        return torch.addcmul(constant(0.0), x, weight, value=(mean_square + eps) ** -0.5)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # (*lead, 1)
+    length = torch.hypot(length, constant((C * eps) ** 0.5))
+    return torch.addcmul(constant(0.0), x / length, weight, value=C**0.5)
+
+
+@cache
+def constant(value: float) -> Float[Tensor, ""]:
+    """Return a number as a tensor, for operators that take no number there."""
+    return torch.tensor(value)
 
 
 def prefers_plain_products(q: Float[Tensor, "*lead H T D"], k: Float[Tensor, "*lead Hkv S D"]) -> bool:

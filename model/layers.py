@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model.cpu import FusedRMSNorm, multiply_row, shares_row, trains_norm
+from model.cpu import FusedRMSNorm, decodes, multiply_row, normalize, trains_norm
 
 SIDE = 64  # of the triangular matrix that sums
 
@@ -21,7 +21,7 @@ class Linear(nn.Linear):
         self.parts = parts
 
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead N"]:
-        if shares_row(x, self.weight):
+        if x.numel() == self.in_features and decodes(x) and type(self.weight) is nn.Parameter:
             return multiply_row(x, self.weight, self.bias)
         return super().forward(x)
 
@@ -35,6 +35,8 @@ class RMSNorm(nn.RMSNorm):
     """x w / √(mean(x²) + ε) (Zhang & Sennrich 2019)."""
 
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
+        if self.eps is not None and decodes(x):
+            return normalize(x, self.weight, self.eps)
         weight = self.weight.to(x.dtype)
         if trains_norm(x, weight):
             return FusedRMSNorm.apply(x, weight, self.eps)

@@ -9,6 +9,7 @@ from conftest import close, random_gpt
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import model.cpu
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer
 from generation.config import SamplingParams
@@ -23,6 +24,7 @@ from generation.generate import (
     sample,
 )
 from generation.speed import decode_rate
+from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT
 
@@ -156,6 +158,27 @@ def test_logprobs_are_the_models_own_before_any_filter_and_a_penalty_keeps_a_tex
     close(torch.tensor([nats for _, nats in drawn]), expected.detach())
     once = texts_of(gpt, [[1]], [0], temperature=0, repetition_penalty=1e6, new=40)[0]
     assert len(set(once)) == 40 and 1 not in once  # no token of the text or the prompt comes again
+
+
+@pytest.mark.parametrize("attention", [*FORMS, *(f"sdpa+{name}" for name in MODIFIERS), "delta+conv/sdpa+gate"])
+@pytest.mark.parametrize("batch", [1, 3])
+@torch.inference_mode()
+def test_decoding_in_float32_is_the_full_pass(attention, batch, monkeypatch):
+    """Two threads share even small weights, by columns and by rows, as they share a large model's."""
+    monkeypatch.setattr(model.cpu, "LARGE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    window = 5 if "window" in attention else None
+    gpt = random_gpt(attention=attention, n_kv_head=2, attention_window=window, block_size=24)
+    exact = copy.deepcopy(gpt).double()
+    tokens = torch.randint(61, (batch, 24), generator=torch.Generator().manual_seed(1))
+    decoder = Decoder(gpt)
+    steps = [decoder.prefill(tokens[:, :9].tolist(), room=15)]
+    steps += [decoder.step(tokens[:, t].tolist()) for t in range(9, 24)]
+    got = torch.stack(steps, 1).log_softmax(-1)
+    wanted = exact(tokens)[:, 8:].log_softmax(-1).float()
+    assert torch.equal(got.argmax(-1), wanted.argmax(-1))
+    close(got, wanted, rtol=0, atol=1e-4)
+    assert gpt.lm_head.weight.stride() == (1, 61) and gpt.blocks[0].mlp.down_proj.weight.is_contiguous()
 
 
 def test_nothing_but_the_tokens_is_changed():

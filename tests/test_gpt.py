@@ -15,7 +15,7 @@ from torch.func import functional_call, grad
 import model.loss
 from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
-from model.cpu import LARGE
+from model.cpu import LARGE, store_by_columns
 from model.gpt import GPT
 from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import IGNORE_INDEX, chunk_loss_and_gradient, fused_cross_entropy
@@ -177,17 +177,37 @@ def test_what_a_cache_takes_is_known_of_shapes_alone(attention):
 # Layers.
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 700])
-@torch.no_grad()
-def test_a_single_row_times_a_large_weight_is_the_product_whatever_the_threads(threads, monkeypatch):
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_a_single_row_times_a_large_weight_by_columns_is_the_product_whatever_the_threads(threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    for N, C in ((384, 300), (385, 300), (4, 4)):
+    for N, C in ((384, 300), (385, 300), (300, 384), (4, 4)):
         for bias in (True, False):
             linear = Linear(C, N - 1, 1, bias=bias)
             assert (linear.parts, linear.out_features) == ((N - 1, 1), N) and (N * C > LARGE) == (N > 4)
-            for lead in ((1,), (4,), (1, 1), (2, 3), (1, 5), ()):
-                x = torch.randn(*lead, C)
-                close(linear(x), F.linear(x, linear.weight, linear.bias))
+            rows = linear.weight.detach().clone()
+            for stored in (lambda _: None, store_by_columns, store_by_columns):
+                stored(linear)
+                assert torch.equal(linear.weight, rows) and not linear.weight.is_inference()
+                for lead in ((1,), (4,), (1, 1), (2, 3), (1, 5), ()):
+                    x = torch.randn(*lead, C)
+                    wanted = F.linear(x, rows, linear.bias)
+                    close(linear(x), wanted)
+                    with torch.inference_mode():
+                        close(linear(x), wanted)
+            assert linear.weight.stride() == ((1, N) if N > C else (C, 1))
+
+
+def test_norms_in_inference_mode_are_those_of_training_within_rounding():
+    norm = RMSNorm(24, eps=1e-3)
+    nn.init.normal_(norm.weight)
+    strided = torch.randn(2, 24, 3).mT  # (2, 3, 24)
+    for x in (torch.randn(24), torch.randn(1, 1, 24), strided[:1, :1], strided, torch.zeros(1, 24)):
+        for scale in (1.0, 1e-4, 1e4):
+            wanted = norm(scale * x)
+            with torch.inference_mode():
+                close(norm(scale * x), wanted, rtol=1e-5, atol=1e-6)
+    with torch.inference_mode():
+        assert norm(torch.full((1, 24), torch.nan)).isnan().all() and norm(torch.full((2, 24), torch.inf)).isnan().all()
 
 
 def test_norms_compute_in_the_type_of_their_input():
