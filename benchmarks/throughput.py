@@ -5,7 +5,9 @@
 One process, the same batch for all, programs in turns. "GPT-2's shape" is nanoGPT's (learned positions,
 LayerNorm, GELU, tied head, no biases) with AdamW, "default" the same sizes with our default settings
 (rope, swiglu, rmsnorm, QK-norm, Muon). A step is train.py's own, or nanoGPT's, in float32 on a CPU, in bf16 too where
-that is fast, on random tokens or on those of the default corpus; the loss is of the last round.
+that is fast, on random tokens or on those of the default corpus; the loss is of the last round. "÷ its products" is a
+step's time divided by the time that its products would take at the machine's peak in float32, which a product of two
+2,048 × 2,048 matrices has in the same rounds; 1 is the limit.
 With a GPU everything is compiled, in bf16, and GPT-2 124M is measured.
 """
 
@@ -22,6 +24,7 @@ import numpy as np
 import paired
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from data.batches import Batch, Batches
 from data.config import DataConfig, TokenizerConfig
@@ -59,12 +62,23 @@ class Shape(NamedTuple):
         return f"{self.n_layer} × {self.n_embd}, T = {self.block_size}, B = {self.batch_size}, V = {self.vocab_size:,}"
 
 
-ON_A_CPU = [Shape(4, 4, 128, 64, 12, 65, 40), Shape(6, 6, 384, 256, 4, 65, 3), Shape(12, 12, 768, 256, 1, 65, 2)]
+ON_A_CPU = [
+    Shape(4, 4, 128, 64, 12, 65, 40),
+    Shape(6, 6, 384, 256, 4, 65, 3),
+    Shape(12, 12, 768, 256, 1, 65, 2),
+    Shape(4, 4, 128, 128, 16, 2049, 8),  # the default run's
+]
 GPT2_124M = Shape(12, 12, 768, 1024, 32, 50304, steps=10)
+PEAK = "a product"
 
 
-Measured = tuple[float, float]
-"""Seconds of a step, and the mean loss of all these steps in nats a token."""
+class Measured(NamedTuple):
+    seconds: float
+    """Of a step."""
+    loss: float
+    """The mean of all these steps in nats a token."""
+    flops: int
+    """Of a step's products in float32; 0 if they are in another type or compiled."""
 
 
 def main() -> None:
@@ -96,15 +110,20 @@ def throughput(shape: Shape, checkout: Path | None, rounds: int, tokens: np.ndar
     for precision in precisions:
         programs[f"ours, GPT-2's shape, {precision}"] = ours(gpt2, precision, drawn, shape.steps, device)
     programs["ours, default"] = ours(make_config(shape, {}, {}), "auto", drawn, shape.steps, device)
+    first = next(iter(programs))
+    programs[PEAK] = product(device)
     measured = paired.interleave(programs, rounds, warm_ups=2)
-    seconds = {name: [taken for taken, _ in of] for name, of in measured.items()}
-    size, first = shape.batch_size * shape.block_size, next(iter(programs))
+    peak = statistics.median(one.flops / one.seconds for one in measured.pop(PEAK))  # FLOP/s
+    seconds = {name: [one.seconds for one in of] for name, of in measured.items()}
+    size = shape.batch_size * shape.block_size
     print(f"{shape}\n")
     rows = []
     for name, taken in seconds.items():
-        step, rate = f"{1e3 * statistics.median(taken):.1f}", paired.spread([size / one for one in taken], ",.0f")
-        rows.append([name, rate, paired.ratio(seconds[first], taken), step, f"{measured[name][-1][1]:.3f}"])
-    paired.table(["", "tokens/s", f"of {first}", "a step, ms", "loss"], rows)
+        step, last = statistics.median(taken), measured[name][-1]
+        rate = paired.spread([size / one for one in taken], ",.0f")
+        times = f"{step * peak / last.flops:.2f}" if last.flops else "–"
+        rows.append([name, rate, paired.ratio(seconds[first], taken), f"{1e3 * step:.1f}", times, f"{last.loss:.3f}"])
+    paired.table(["", "tokens/s", f"of {first}", "a step, ms", "÷ its products", "loss"], rows)
 
 
 def make_config(shape: Shape, model: dict, optimizer: dict) -> TrainConfig:
@@ -143,8 +162,10 @@ def ours(
     config: TrainConfig, precision: str, drawn: Batches, steps: int, device: torch.device
 ) -> Callable[[], Measured]:
     """Some steps of train.py."""
-    run = make_run(config, choose_precision(precision, device), device, compiled=device.type == "cuda", drawn=drawn)
-    return measure(lambda step: train_step(run, step)[0], steps, lambda: fast_products(device))
+    dtype = choose_precision(precision, device)
+    run = make_run(config, dtype, device, compiled=device.type == "cuda", drawn=drawn)
+    counts = device.type == "cpu" and dtype == torch.float32
+    return measure(lambda step: train_step(run, step)[0], steps, lambda: fast_products(device), counts)
 
 
 def theirs(shape: Shape, module: Any, drawn: Batches, device: torch.device) -> Callable[[], Measured]:
@@ -166,22 +187,39 @@ def theirs(shape: Shape, module: Any, drawn: Batches, device: torch.device) -> C
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    return measure(step, shape.steps, nullcontext)
+    return measure(step, shape.steps, nullcontext, device.type == "cpu")
+
+
+def product(device: torch.device) -> Callable[[], Measured]:
+    """Return a program that multiplies two large matrices: the machine's peak."""
+    a, b = torch.randn(2, 2048, 2048, device=device)
+    return measure(lambda step: a @ b, 1, lambda: fast_products(device), True)
+
+
+def added_flops(summand: torch.Size, a: torch.Size, b: torch.Size, **options: object) -> int:
+    """Return the FLOPs of addmm_ from its shapes; torch's counter knows addmm alone."""
+    return 2 * a.numel() * b[1]
 
 
 def measure(
-    step: Callable[[int], Tensor], steps: int, products: Callable[[], AbstractContextManager]
+    step: Callable[[int], Tensor], steps: int, products: Callable[[], AbstractContextManager], counts: bool
 ) -> Callable[[], Measured]:
-    """Return a program that takes the next `steps` steps within `products()`."""
+    """Return a program that takes the next `steps` steps within `products()`; counts: the first one's FLOPs too."""
     done = 0
+    flops = 0
 
     def program() -> Measured:
-        nonlocal done
+        nonlocal done, flops
         losses: list[Tensor] = []
+        if counts and not flops:
+            with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: added_flops}) as counter:
+                step(done)
+            flops = counter.get_total_flops()
+            done += 1
         with products():
             seconds = paired.timed(lambda: losses.extend(map(step, range(done, done + steps))))() / steps
         done += steps
-        return seconds, torch.stack(losses).mean().item()
+        return Measured(seconds, torch.stack(losses).mean().item(), flops)
 
     return program
 

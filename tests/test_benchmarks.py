@@ -185,7 +185,21 @@ def test_throughput_prints_a_row_for_each_program(has_bf16, monkeypatch, capsys)
     table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     rows = ["ours, GPT-2's shape, fp32", *["ours, GPT-2's shape, bf16"] * has_bf16, "ours, default"]
     assert [row[0] for row in table[2:]] == rows
-    assert all(float(row[3]) > 0 and 3 < float(row[4]) < 5 for row in table[2:])  # ln 65 is 4.2
+    assert all(float(row[3]) > 0 and 3 < float(row[5]) < 5 for row in table[2:])  # ln 65 is 4.2
+    assert all(row[4] == "–" if "bf16" in row[0] else float(row[4]) > 1 for row in table[2:])
+
+
+def test_throughput_counts_all_products_of_a_step():
+    import throughput
+
+    shape = throughput.ON_A_CPU[0]._replace(n_layer=1, n_embd=32, n_head=2, block_size=16, batch_size=3)
+    config = throughput.make_config(shape, throughput.GPT2_SHAPE, throughput.ADAMW)
+    device = torch.device("cpu")
+    counted = throughput.ours(config, "fp32", throughput.batches(config), 1, device)().flops
+    N, C, V = 3 * 16, 32, 80  # 65 ids, padded
+    weights = 12 * C * C
+    pairs = 3 * 2 * 16 * 16 * 16  # of queries and keys, times the channels of a head
+    assert counted == 3 * 2 * (N * weights + N * C * V + 2 * pairs)
 
 
 def test_a_part_for_a_gpu_that_fails_or_takes_too_long_is_told(capfd):
