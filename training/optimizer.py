@@ -186,7 +186,7 @@ class Muon:
 
         Both are scalars on the device, for which nothing waits here.
         """
-        if skip.is_cpu and skip:  # reading it waits for nothing
+        if type(skip) is Tensor and skip.is_cpu and skip:  # waits for nothing; a plan's fake tensor has no value
             return
         moves = 1 - skip.float()
         for group, channels in zip(self.param_groups, ("rows", "columns", ""), strict=True):
