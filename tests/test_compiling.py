@@ -21,7 +21,7 @@ from training.device import run_eagerly
 
 for form in sys.argv[1:]:
     torch._dynamo.reset()
-    gpt = GPT(GPTConfig(vocab_size=11, n_layer=4, n_head=2, n_embd=16, block_size=8, attention=form, dropout=0.1))
+    gpt = GPT(GPTConfig(vocab_size=11, n_layer=2, n_head=2, n_embd=16, block_size=8, attention=form, dropout=0.1))
     counter = CompileCounter()
     for block in gpt.blocks:
         block.compile(backend=counter)
@@ -57,12 +57,12 @@ from model.config import GPTConfig
 from model.gpt import GPT
 
 tokenizer = make_tokenizer(TokenizerConfig(name="byte"), [])
-sizes = dict(vocab_size=257, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, block_size=48, zero_init=False)
+sizes = dict(vocab_size=257, n_head=4, n_kv_head=2, n_embd=32, block_size=48, zero_init=False)
 for form in sys.argv[1:]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     window = {"attention_window": 8} if "window" in form else {}
-    gpt, texts = GPT(GPTConfig(attention=form, **sizes, **window)), []
+    gpt, texts = GPT(GPTConfig(attention=form, n_layer=form.count("/") + 1, **sizes, **window)), []
     counter = CompileCounter()
     for compiled in (None, torch.compile(gpt.hidden, dynamic=True, backend=counter)):
         gpt.runtime.compiled_hidden = compiled

@@ -577,7 +577,7 @@ def test_real_runs_that_are_equal_end_after_three_pairs_and_are_a_baseline_until
 @pytest.mark.slow
 def test_a_comparison_that_was_killed_goes_on_to_the_same_verdict(tmp_path):
     variants = 'hydra.sweeper.variants=["model.n_head=1","model.n_head=2"]'
-    typed = ["-m", "hydra/sweeper=decide", variants, "hydra.sweeper.max_pairs=6", *tiny(tmp_path, max_steps=30)]
+    typed = ["-m", "hydra/sweeper=decide", variants, "hydra.sweeper.max_pairs=6", *tiny(tmp_path, max_steps=10)]
     whole = subprocess.run(command(*typed, "hydra.sweep.dir=whole"), cwd=tmp_path, capture_output=True, text=True)
     assert whole.returncode == 0, whole.stderr
     stopped = [*typed, "hydra.sweep.dir=cut"]

@@ -137,14 +137,18 @@ train.train_step = stopping
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("optimizer", "tolerance", "model"),
-    [("adamw", 1e-5, {"ngrams": [2, 3], "ngram_rows": 51}), ("muon", 1e-3, {})],
+    ("optimizer", "tolerance", "model", "ways"),
+    [
+        ("adamw", 1e-5, {"ngrams": [2, 3], "ngram_rows": 51}, {"ddp": 2, "fsdp": 2}),
+        ("muon", 1e-3, {}, {"ddp": 2, "hsdp": 4}),
+    ],
+    ids=["adamw", "muon"],
 )
 def test_several_learn_what_one_process_does_from_the_same_batches_and_resume_to_the_same_bits(
-    text_file, tmp_path, optimizer, tolerance, model
+    text_file, tmp_path, optimizer, tolerance, model, ways
 ):
     made = partial(job, optimizer=optimizer, model=model)
-    alone, jobs, ways = tmp_path / "alone", [made("alone", "ddp", 0)], {"ddp": 2, "fsdp": 2, "hsdp": 4}
+    alone, jobs = tmp_path / "alone", [made("alone", "ddp", 0)]
     for how, ranks in ways.items():
         stopped = made(f"{how}_resumed", how, ranks)
         resumed = stopped | {"more": {"resume": str(tmp_path / f"{how}_resumed")}}
