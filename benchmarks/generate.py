@@ -1,6 +1,12 @@
-"""How fast is generation, compared with nanoGPT and Hugging Face?
+"""How fast is generation, compared with nanoGPT, Hugging Face and llama.cpp?
 
     python benchmarks/generate.py PATH_OF_A_NANOGPT_CHECKOUT [--shape N] [--batch N]
+    python benchmarks/generate.py --llama-cpp FOLDER [--shape N]
+
+FOLDER is a checkout of github.com/ggml-org/llama.cpp, whose converter needs `pip install llama-cpp-python gguf
+sentencepiece`. Then model=llama with random weights is exported and converted, and one text is decoded greedily in
+float32 by llama.cpp, Hugging Face and us, each with torch's number of threads (OMP_NUM_THREADS). The command ends with
+an error if their tokens differ.
 
 The programs take turns on every shape. A text ends where the context does, so that all programs attend to the same
 tokens: to all that came before. A short text is written several times in a row. "GPT-2's shape" is exactly the others'
@@ -12,18 +18,28 @@ per token: a sum over as many bytes.
 from __future__ import annotations
 
 import math
+import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import nanogpt
 import paired
 import torch
+from omegaconf import OmegaConf
 from torch.nn.attention import sdpa_kernel
 
+from data.config import TokenizerConfig
+from data.tokenizer import make_tokenizer
+from export import ExportConfig, export
 from generation.config import SamplingParams
 from generation.generate import BACKENDS, Decoder, filter_logits, sample
 from model.config import GPTConfig
 from model.gpt import GPT
+from runs.checkpoint import save_checkpoint
+from training.config import TrainConfig
 
 SHAPES = {  # n_layer, n_head, n_embd, block_size, vocab_size; a text begins with one token
     "4 × 128, T = 64": (4, 4, 128, 64, 65),
@@ -36,17 +52,33 @@ GPT2_SHAPE = dict(
 )  # fmt: skip
 TOKENS = 200  # in a text, where they fit into block_size
 PARAMS = SamplingParams(temperature=0.8)
+LLAMA_SHAPES = {  # of model=llama, with as many key heads as query heads
+    "6 × 384": dict(n_layer=6, n_head=6, n_kv_head=6, n_embd=384, block_size=256, vocab_size=512),
+    "12 × 768": dict(n_layer=12, n_head=12, n_kv_head=12, n_embd=768, block_size=256, vocab_size=512),
+}
+PROMPT = [1, 20, 30, 40]
 
 
 def main() -> None:
     parser = paired.parser(__doc__)
-    parser.add_argument("nanogpt", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
+    parser.add_argument("nanogpt", type=nanogpt.checkout, nargs="?", help="a checkout of github.com/karpathy/nanoGPT")
+    parser.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help="a checkout of llama.cpp, to measure instead")
     parser.add_argument("--shape", type=int, choices=range(len(SHAPES)), help="only this one of the shapes")
     parser.add_argument("--batch", type=int, default=1, help="samples at a time (1)")
     arguments = parser.parse_args()
-    paired.header("transformers")
-    for number, shape in enumerate(SHAPES):
-        if arguments.shape in (None, number):
+    if (arguments.nanogpt is None) == (arguments.llama_cpp is None):
+        parser.error("name a checkout: either nanoGPT's, or llama.cpp's with --llama-cpp FOLDER")
+    if arguments.llama_cpp and not (arguments.llama_cpp / "convert_hf_to_gguf.py").is_file():
+        parser.error(f"--llama-cpp {arguments.llama_cpp}: there is no convert_hf_to_gguf.py; name llama.cpp's checkout")
+    if arguments.llama_cpp and arguments.batch != 1:
+        parser.error(f"--batch {arguments.batch}: beside llama.cpp one text is decoded; leave --batch out")
+    paired.header("transformers", *(["llama-cpp-python"] if arguments.llama_cpp else []))
+    for number, shape in enumerate(LLAMA_SHAPES if arguments.llama_cpp else SHAPES):
+        if arguments.shape not in (None, number):
+            continue
+        if arguments.llama_cpp:
+            beside_llama_cpp(shape, arguments.llama_cpp, arguments.rounds)
+        else:
             speed(shape, arguments.nanogpt, arguments.batch, arguments.rounds)
 
 
@@ -125,6 +157,97 @@ def hugging_face(sizes: dict[str, int], batch: int, new: int) -> Callable[[], ob
         start, attention_mask=torch.ones_like(start), max_new_tokens=new, do_sample=True, top_k=0,
         temperature=PARAMS.temperature, cache_implementation="static" if torch.cuda.is_available() else None,
     )  # fmt: skip
+
+
+def beside_llama_cpp(shape: str, checkout: Path, rounds: int) -> None:
+    """Export a model, decode with each program, compare their tokens, and print the table of one shape."""
+    torch.manual_seed(0)
+    settings = OmegaConf.to_container(OmegaConf.load(paired.ROOT / "conf" / "model" / "llama.yaml"))
+    model = GPT(GPTConfig(**(settings | LLAMA_SHAPES[shape]))).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        gguf = convert(model, checkout, Path(folder))
+        programs = {
+            "llama.cpp": llama_cpp(gguf),
+            "Hugging Face": exported(Path(folder) / "exported"),
+            "ours": greedy(model),
+        }
+    with torch.inference_mode():
+        texts = {name: program() for name, program in programs.items()}
+        different = [name for name, text in texts.items() if text != texts["ours"]]
+        if different:
+            raise SystemExit(f"{shape}: {', '.join(different)} wrote other tokens than we did")
+        seconds = paired.interleave({name: paired.timed(program) for name, program in programs.items()}, rounds)
+    print(f"model=llama, {shape}: the same {TOKENS} tokens after {len(PROMPT)}, float32\n")
+    rows = []
+    for name, taken in seconds.items():
+        rate = paired.spread([TOKENS / one for one in taken], ",.0f")
+        rows.append([name, rate, *(paired.ratio(seconds[peer], taken) for peer in ("llama.cpp", "Hugging Face"))])
+    paired.table(["", "tokens/s", "of llama.cpp", "of Hugging Face"], rows)
+
+
+def convert(model: GPT, checkout: Path, folder: Path) -> Path:
+    """Return a GGUF file of the model in float32, by export.py and the command of docs/interop.md."""
+    text = Path(__file__).read_text(encoding="utf-8")
+    tokenizer = make_tokenizer(TokenizerConfig(name="bpe", vocab_size=model.config.vocab_size), [text])
+    save_checkpoint(folder / "step_1", model=model, tokenizer=tokenizer, config=TrainConfig(model=model.config))
+    export(ExportConfig(checkpoint=str(folder / "step_1"), to=str(folder / "exported")))
+    page = (paired.ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"--outfile mymodel.gguf <<'EOF'\n(.*?)\nEOF", page, re.DOTALL)
+    gguf = folder / "model.gguf"
+    arguments = [sys.executable, "-", folder / "exported", "--outfile", gguf, "--outtype", "f32"]
+    done = subprocess.run(arguments, input=command, cwd=checkout, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return gguf
+
+
+def llama_cpp(gguf: Path) -> Callable[[], list[int]]:
+    """llama.cpp by its own Python package, with a cache in float32."""
+    import llama_cpp as package
+    import numpy as np
+
+    threads = torch.get_num_threads()
+    exact = dict(type_k=package.GGML_TYPE_F32, type_v=package.GGML_TYPE_F32)
+    model = package.Llama(
+        str(gguf), n_ctx=256, n_threads=threads, n_threads_batch=threads, use_mmap=False, verbose=False, **exact
+    )
+
+    def run() -> list[int]:
+        model.reset()
+        model.eval(PROMPT)
+        tokens = []
+        for _ in range(TOKENS):
+            logits = np.ctypeslib.as_array(package.llama_get_logits(model.ctx), (model.n_vocab(),))
+            tokens.append(int(logits.argmax()))
+            model.eval(tokens[-1:])
+        return tokens
+
+    return run
+
+
+def exported(folder: Path) -> Callable[[], list[int]]:
+    """Hugging Face's generate, of the exported folder."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    start = torch.tensor([PROMPT])
+    # A random model may write the end of the text, after which it goes on here.
+    settings = dict(max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return lambda: model.generate(start, attention_mask=torch.ones_like(start), **settings)[0, len(PROMPT) :].tolist()
+
+
+def greedy(model: GPT) -> Callable[[], list[int]]:
+    def run() -> list[int]:
+        decoder = Decoder(model)
+        logits = decoder.prefill([PROMPT], TOKENS)
+        tokens = []
+        for _ in range(TOKENS):
+            tokens.append(int(logits.argmax()))
+            logits = decoder.step(tokens[-1:])
+        return tokens
+
+    return run
 
 
 def floor(settings: dict, tokens: int) -> Callable[[], None]:

@@ -49,6 +49,8 @@ def test_help_says_what_is_answered_and_the_readme_has_the_command(name, monkeyp
     [
         ("time_to_loss", ["nowhere", "nowhere"], "argument nanogpt: nowhere is not a checkout"),
         ("throughput", ["tests"], "argument nanogpt: tests is not a checkout"),
+        ("generate", [], "name a checkout: either nanoGPT's, or llama.cpp's with --llama-cpp FOLDER"),
+        ("generate", ["--llama-cpp", "tests"], "--llama-cpp tests: there is no convert_hf_to_gguf.py"),
     ],
 )
 def test_what_is_missing_is_said_in_one_sentence(name, arguments, sentence, monkeypatch, capsys):
