@@ -167,10 +167,13 @@ def test_a_step_is_measured_on_the_windows_of_a_micro_batch_unless_one_takes_too
 
 def test_memory_is_predicted_of_every_form_and_modifier(train_config):
     layers = [*FORMS, "sdpa+" + "+".join(MODIFIERS), "delta+conv+gate_silu"]
-    model = replace(train_config.model, attention="/".join(layers), n_layer=len(layers), vocab_size=257)
     adamw = OptimizerConfig(name="adamw")  # which takes fewer operations than muon
-    predicted = predict_memory(train_step, replace(train_config, model=model, optimizer=adamw), 1)
-    assert predicted.activations > 0 and predicted.weights == 4 * count_parameters(without_weights(model)).total()
+    for start in range(0, len(layers), 4):  # the time grows with the square of what is alive
+        few = layers[start : start + 4]
+        model = replace(train_config.model, attention="/".join(few), n_layer=len(few), vocab_size=257)
+        predicted = predict_memory(train_step, replace(train_config, model=model, optimizer=adamw), 1)
+        assert predicted.activations > 0
+        assert predicted.weights == 4 * count_parameters(without_weights(model)).total()
 
 
 def test_a_plan_for_gpus_says_what_each_way_to_share_takes(train_config):
