@@ -26,7 +26,8 @@ def decodes(x: Float[Tensor, "..."]) -> bool:
 
     A decoded token reads every weight for little arithmetic: memory and the number of operators set its time.
     """
-    if not torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
+    # torch.compile cannot trace the question for inference mode, so ask for itself first.
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return False
     return type(x) is Tensor and x.is_cpu and x.dtype == torch.float32
 
