@@ -26,8 +26,8 @@ def decodes(x: Float[Tensor, "..."]) -> bool:
 
     A decoded token reads every weight for little arithmetic: memory and the number of operators set its time.
     """
-    # torch.compile cannot trace the question for inference mode, so ask for itself first.
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+    # torch.compile cannot trace the question for inference mode: is_eager() comes first.
+    if not is_eager() or not torch.is_inference_mode_enabled():
         return False
     return type(x) is Tensor and x.is_cpu and x.dtype == torch.float32
 
@@ -111,9 +111,14 @@ def is_transformed() -> bool:
     return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_eager() -> bool:
+    """Return whether operations run as they are called: no compiler, trace or torch.func."""
+    return not (torch.compiler.is_compiling() or is_transformed())
+
+
 def trains_norm(x: Float[Tensor, "*lead C"], weight: Float[Tensor, " C"]) -> bool:
     """Return whether FusedRMSNorm serves x: contiguous, and trained in eager mode."""
-    if not x.is_cpu or torch.compiler.is_compiling() or is_transformed():
+    if not x.is_cpu or not is_eager():
         return False
     needs_both = torch.is_grad_enabled() and x.requires_grad and weight.requires_grad
     return needs_both and x.is_contiguous() and x.dtype in (torch.float32, torch.float64)

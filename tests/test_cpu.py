@@ -57,6 +57,14 @@ def test_only_training_in_eager_mode_on_a_cpu_takes_it():
     assert not func_grad(lambda x: x.sum() * trains_norm(x, weight))(x.detach()).any()
 
 
+@torch.inference_mode()
+def test_a_trace_in_inference_mode_keeps_no_number_of_its_example():
+    norm = RMSNorm(24, eps=EPS)
+    example, other = torch.randn(1, 24), 5 * torch.randn(1, 24)
+    traced = torch.jit.trace(norm, example)
+    torch.testing.assert_close(traced(other), plain(other, norm.weight))
+
+
 def test_under_torch_func_and_autocast_a_norm_computes_the_same():
     x, weight, dy = drawn(2, 3)
     norm = RMSNorm(24, eps=EPS).double()
