@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -101,9 +100,14 @@ def speed(shape: str, checkout: Path, batch: int, rounds: int) -> None:
         seconds = paired.interleave(measured, rounds)
     in_a_row = f", {texts} in a row" if texts > 1 else ""
     print(f"{shape}: texts of {1 + new} tokens, {new} of them new{in_a_row}, batch {batch}\n")
+    print_rates(seconds, batch * new, peers)
+
+
+def print_rates(seconds: dict[str, list[float]], tokens: int, peers: list[str]) -> None:
+    """Print the table of programs that write so many tokens, beside some of them."""
     rows = []
     for name, taken in seconds.items():
-        rate = paired.spread([batch * new / one for one in taken], ",.0f")
+        rate = paired.spread([tokens / one for one in taken], ",.0f")
         rows.append([name, rate, *(paired.ratio(seconds[peer], taken) for peer in peers)])
     paired.table(["", "tokens/s", *(f"of {peer}" for peer in peers)], rows)
 
@@ -178,11 +182,7 @@ def beside_llama_cpp(shape: str, checkout: Path, rounds: int) -> None:
             raise SystemExit(f"{shape}: {', '.join(different)} wrote other tokens than we did")
         seconds = paired.interleave({name: paired.timed(program) for name, program in programs.items()}, rounds)
     print(f"model=llama, {shape}: the same {TOKENS} tokens after {len(PROMPT)}, float32\n")
-    rows = []
-    for name, taken in seconds.items():
-        rate = paired.spread([TOKENS / one for one in taken], ",.0f")
-        rows.append([name, rate, *(paired.ratio(seconds[peer], taken) for peer in ("llama.cpp", "Hugging Face"))])
-    paired.table(["", "tokens/s", "of llama.cpp", "of Hugging Face"], rows)
+    print_rates(seconds, TOKENS, ["llama.cpp", "Hugging Face"])
 
 
 def convert(model: GPT, checkout: Path, folder: Path) -> Path:
@@ -195,9 +195,7 @@ def convert(model: GPT, checkout: Path, folder: Path) -> Path:
     (command,) = re.findall(r"--outfile mymodel.gguf <<'EOF'\n(.*?)\nEOF", page, re.DOTALL)
     gguf = folder / "model.gguf"
     arguments = [sys.executable, "-", folder / "exported", "--outfile", gguf, "--outtype", "f32"]
-    done = subprocess.run(arguments, input=command, cwd=checkout, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    paired.run(arguments, input=command, cwd=checkout)
     return gguf
 
 
