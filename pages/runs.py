@@ -39,6 +39,7 @@ def runs_page(
     path of its page or None. rows: the rows of the table, each with the names of runs that differ only in their seed,
     the deviation of their result and, if there are several, their mean figures. best: the index of the best row.
     """
+    # The headline has the settings that all runs share, and a few values of each that varies.
     first = folder / runs[0]["name"]
     shown = {}
     for name in swept:

@@ -58,11 +58,14 @@ def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
         dropout_p: float = 0.0,
         scale: float | None = None,
     ) -> Output:
+        # Refuse bad arguments; reduce mask and is_causal to one matrix, and give every query head its keys and values.
         check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
         allowed, has_keys = allowed_keys(q, k, mask, is_causal)
         H = q.shape[-3]
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         y = compute(q, repeat_heads(k, H), repeat_heads(v, H), allowed, bias, scale, dropout_p)
+
+        # A query without a key was shown all of them, or its softmax would be 0 / 0.
         return y if has_keys is None else y.masked_fill(~has_keys, 0)
 
     return _named_as(compute, attend)
