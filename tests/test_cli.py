@@ -137,13 +137,15 @@ def test_ctrl_c_outside_the_training_loop_ends_in_one_line(script, settings, tmp
 # Help
 
 
-@pytest.mark.parametrize("arguments", [["model.n_head=x"], ["-m", "seed=x,y"], ["-m", "hydra.sweeper.variants=3"]])
-def test_a_mistake_in_the_settings_of_a_run_or_a_sweep_does_not_wait_for_torch(arguments):
-    code = f"""import runpy, sys; from contextlib import suppress; sys.argv = ['train.py', *{arguments}]
-with suppress(SystemExit): runpy.run_path('train.py', run_name='__main__')
-print('torch' in sys.modules)"""
+def test_a_mistake_in_the_settings_of_a_run_or_a_sweep_does_not_wait_for_torch():
+    mistakes = [["model.n_head=x"], ["-m", "seed=x,y"], ["-m", "hydra.sweeper.variants=3"]]
+    code = f"""import runpy, sys; from contextlib import suppress
+for mistake in {mistakes}:
+    sys.argv = ['train.py', *mistake]
+    with suppress(SystemExit): runpy.run_path('train.py', run_name='__main__')
+    print('torch' in sys.modules)"""
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert result.stderr.startswith("error: ") and result.stdout == "False\n"
+    assert re.fullmatch(r"(error: .*\n){3}", result.stderr) and result.stdout == "False\n" * 3
 
 
 @pytest.mark.parametrize("script", COMMANDS)
@@ -169,7 +171,7 @@ def test_hydras_own_flag_shows_the_settings_of_a_run_and_nothing_is_written(tmp_
 
 def test_tab_completes_settings_options_and_attentions_as_the_page_says():
     (line,) = re.findall(r'^`(eval "\$\(python .*\)")`', (ROOT / "docs/training.md").read_text(encoding="utf-8"), re.M)
-    ask = '; COMP_LINE="python $1" COMP_POINT=99 COMP_CWORD=2; hydra_bash_completion; echo ${COMPREPLY[@]}'
+    ask = 'COMP_LINE="python $asked" COMP_POINT=99 COMP_CWORD=2; hydra_bash_completion; echo ${COMPREPLY[@]}'
     expected = {
         "train.py optimizer=": "optimizer=adamw optimizer=muon",
         "train.py model.n_l": "model.n_layer=",
@@ -177,10 +179,10 @@ def test_tab_completes_settings_options_and_attentions_as_the_page_says():
         "sample.py prompt": "prompt= prompt_file= prompts=",
     }
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    for asked, completed in expected.items():
-        bash = ["bash", "-c", line + ask, "bash", asked]
-        done = subprocess.run(bash, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert done.stdout.startswith(completed) and done.stderr == "", (done.stdout, done.stderr)
+    bash = ["bash", "-c", f'{line}; for asked in "$@"; do {ask}; done', "bash", *expected]
+    done = subprocess.run(bash, cwd=ROOT, env=environment, capture_output=True, text=True)
+    told = zip(done.stdout.splitlines(), expected.values(), strict=True)
+    assert all(shown.startswith(completed) for shown, completed in told) and done.stderr == "", done
 
 
 # Runs
@@ -191,9 +193,10 @@ def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
     trained = shell(f"{typed('train.py')} {shlex.join(settings)}", tmp_path)
     assert trained.returncode == 0, trained.stderr
     *_, sampling, comparing = trained.stdout.strip().splitlines()
-    advice = sampling.removeprefix("sample    python ")
+    script, *advice = shlex.split(sampling.removeprefix("sample    python "))
     assert comparing.split()[0] == "compare" and shlex.split(comparing)[3:] == [*settings, "attention=sdpa+key_offset"]
-    by_advice = shell(f"{shlex.quote(sys.executable)} {advice}", tmp_path)  # from a folder without sample.py
+    assert (tmp_path / script).resolve() == ROOT / "sample.py"  # from a folder without it
+    by_advice = run_here("sample.py", *advice, cwd=tmp_path)
     newest = run_here("sample.py", cwd=tmp_path)
     assert by_advice.returncode == 0 and by_advice.stdout == newest.stdout and len(newest.stdout) > 1
     asked = ["prompt_file=-", "num_samples=2", "max_new_tokens=5"]

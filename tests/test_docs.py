@@ -1,5 +1,6 @@
 """The documents are true: their code runs, their links resolve, their commands exist."""
 
+import contextlib
 import functools
 import json
 import re
@@ -25,6 +26,7 @@ from common.settings import from_arguments, setting_hints
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
+from model.attention.code import RAN, run_code
 from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
@@ -64,35 +66,30 @@ assert "relu+head_scale" in check.combinations()
 """
 
 
-@pytest.mark.parametrize("moves_in", [False, True])
-def test_the_form_and_the_modifier_of_the_page_keep_the_contract_in_a_file_and_in_ours(tmp_path, moves_in):
+def own_form_and_modifier() -> list[str]:
+    """The two blocks of Python in the page's section on an attention of one's own."""
     text = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
     text = text[text.index("## Try your own attention") :]
-    form, modifier = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    for found in ("model", "common"):
-        shutil.copytree(ROOT / found, tmp_path / found)
-    own = "from model.attention.code import run_code\nrun_code('my_attention.py')\n"
-    if moves_in:
-        own = ""
-        for name, block in (("functions", form), ("modifiers", modifier)):
-            place = tmp_path / f"model/attention/{name}.py"
-            place.write_text(place.read_text() + "\n\n" + block)
-    else:
-        (tmp_path / "my_attention.py").write_text(form + modifier)
-    done = subprocess.run([sys.executable, "-c", own + USE], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_the_attention_module_works_where_the_page_says_to_take_it(tmp_path):
-    text = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
-    text = text[text.index("## Attention in another project") :]
-    bash, python = re.findall(r"^```(?:bash|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    subprocess.run(["bash", "-ec", bash.replace("../mine", str(tmp_path))], cwd=ROOT, check=True)
-    done = subprocess.run([sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_the_form_and_the_modifier_of_the_page_keep_the_contract_in_a_file(tmp_path):
+    (tmp_path / "my_attention.py").write_text("".join(own_form_and_modifier()))
+    registries = (registered.FORMS, registered.MODIFIERS, RAN)
+    with contextlib.ExitStack() as stack:
+        for registry in registries:
+            stack.enter_context(mock.patch.dict(registry))
+        run_code(str(tmp_path / "my_attention.py"))
+        exec(USE, {})
 
 
-FOREIGN = """
+# What a project adds that has copied the attention module: all of model/, which trains in its own loop.
+FOREIGN = f"""
+import shutil
+from pathlib import Path
+for file in Path({str(ROOT / "model")!r}).glob("*.py"):
+    shutil.copy(file, "model")
+
 import torch
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -111,11 +108,16 @@ assert losses[-1] < 0.5 * losses[0], losses
 """
 
 
-def test_the_model_copied_with_errors_alone_trains_in_a_foreign_loop(tmp_path):
-    shutil.copytree(ROOT / "model", tmp_path / "model")
-    (tmp_path / "common").mkdir()
-    shutil.copy(ROOT / "common" / "errors.py", tmp_path / "common")
-    done = subprocess.run([sys.executable, "-c", FOREIGN], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_attention_and_then_the_model_work_where_the_page_says_to_take_them_with_ones_own_moved_in(tmp_path):
+    text = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
+    text = text[text.index("## Attention in another project") :]
+    bash, python = re.findall(r"^```(?:bash|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    subprocess.run(["bash", "-ec", bash.replace("../mine", str(tmp_path))], cwd=ROOT, check=True)
+    for name, block in zip(("functions", "modifiers"), own_form_and_modifier(), strict=True):
+        with (tmp_path / f"model/attention/{name}.py").open("a") as file:
+            file.write("\n\n" + block)
+    code = python + FOREIGN + USE
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
