@@ -255,18 +255,20 @@ def size_lines(
     token_size = len(text) / len(sample)
     bits = 8 * len(bz2.compress(text)) / len(text)
 
-    def is_deserved(width: int) -> bool:
-        """Return whether the law allows a model of this width, at a speed of `rate`."""
+    def is_too_small(width: int) -> bool:
+        """Return whether the law's best model, at a speed of `rate`, is larger than the one of this width."""
         model = without_weights(with_width(config, width).model)
         flops = flops_per_token(model)
         parts = count_parameters(model)
         # The law is for tokens of a byte, so a token counts as its bytes.
-        read = token_size * min(60 * minutes * rate / flops, EPOCHS * len(data.train))
+        read = token_size * 60 * minutes * rate / flops
         return parts["attention"] + parts["mlp"] + parts["norms"] <= SIZE * (flops * read) ** SIZE_POWER
 
-    # Take the largest model that the law allows, at the speed of the model before it: another size has another speed.
+    # Round the law's size up: in runs of three minutes the next width above was best, or within 2%. Ask twice, because
+    # another size has another speed.
     for _ in range(2):
-        chosen = with_width(config, max(itertools.takewhile(is_deserved, itertools.count(64, 32)), default=32))
+        widths = itertools.dropwhile(is_too_small, itertools.count(32, 32))
+        chosen = with_width(config, next(widths))
         model = without_weights(chosen.model)
         flops = flops_per_token(model)
         seconds, _ = measure(chosen)
@@ -287,8 +289,7 @@ def size_lines(
         f"          {command('train.py')} {shlex.join(words)}",
     ]
     if epochs > EPOCHS:
-        remedy = f"add text, or set max_minutes={minutes * EPOCHS / epochs:.2g}"
-        lines.append(f"          the text is seen more than {EPOCHS} times, and teaches less each time: {remedy}")
+        lines.append(f"          the text is seen more than {EPOCHS} times, and teaches less each time: add text")
     return lines
 
 
