@@ -1,4 +1,4 @@
-"""The command of docs/interop.md for lm-eval, on a task of local files: the bits per byte of eval.py."""
+"""The command for lm-eval in docs/interop.md finds the bits per byte of eval.py."""
 
 import json
 import math

@@ -256,7 +256,7 @@ def size_lines(
     bits = 8 * len(bz2.compress(text)) / len(text)
 
     def is_too_small(width: int) -> bool:
-        """Return whether the law's best model, at a speed of `rate`, is larger than the one of this width."""
+        """Return whether the law's model, at this speed, is larger than this width's."""
         model = without_weights(with_width(config, width).model)
         flops = flops_per_token(model)
         parts = count_parameters(model)
