@@ -257,12 +257,10 @@ def size_lines(
 
     def is_too_small(width: int) -> bool:
         """Return whether the law's model, at this speed, is larger than this width's."""
-        model = without_weights(with_width(config, width).model)
-        flops = flops_per_token(model)
-        parts = count_parameters(model)
+        parts = count_parameters(without_weights(with_width(config, width).model))
         # The law is for tokens of a byte, so a token counts as its bytes.
-        read = token_size * 60 * minutes * rate / flops
-        return parts["attention"] + parts["mlp"] + parts["norms"] <= SIZE * (flops * read) ** SIZE_POWER
+        compute = token_size * 60 * minutes * rate
+        return parts["attention"] + parts["mlp"] + parts["norms"] <= SIZE * compute**SIZE_POWER
 
     # Round the law's size up: in runs of three minutes the next width above was best, or within 2%. Ask twice, because
     # another size has another speed.
