@@ -33,7 +33,6 @@ from model.attention.contract import attention_function
 from model.config import AttentionConfig, GPTConfig
 from model.gpt import GPT
 from model.heads import for_each_layer
-from train import train
 from training.config import ScheduleConfig, TrainConfig
 
 register_schema({})
@@ -99,41 +98,24 @@ def device_reads(monkeypatch) -> list[str]:
     return reads
 
 
-def write_text(folder: Path) -> Path:
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
     """A file of 12,000 bytes that a model can learn: short sentences, some beyond ASCII."""
     sentences = ["the cat sat on the mat.\n", "the café is öpen.\n", "a dog ran far away → home.\n"]
-    path = folder / "text.txt"
+    path = tmp_path / "text.txt"
     path.write_text("".join(sentences[i * i % 3] for i in range(600))[:12_000], encoding="utf-8")
     return path
 
 
 @pytest.fixture
-def text_file(tmp_path: Path) -> Path:
-    return write_text(tmp_path)
-
-
-@pytest.fixture
 def train_config(tmp_path: Path, text_file: Path) -> TrainConfig:
-    return small_run(tmp_path, text_file)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> TrainConfig:
-    """The settings of a small run that has trained, for tests that only look at it."""
-    folder = tmp_path_factory.mktemp("trained")
-    config = small_run(folder, write_text(folder))
-    train(config)
-    return config
-
-
-def small_run(folder: Path, text: Path) -> TrainConfig:
-    """A run of a second: bytes, two small layers, 20 steps."""
+    """A run of a few seconds: bytes, two small layers, 20 steps."""
     return TrainConfig(
         model=GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16),
-        data=DataConfig(path=str(text), cache_dir=str(folder / "cache")),
+        data=DataConfig(path=str(text_file), cache_dir=str(tmp_path / "cache")),
         tokenizer=TokenizerConfig(name="byte"),
         schedule=ScheduleConfig(warmup_steps=1),
-        run_dir=str(folder / "run"),
+        run_dir=str(tmp_path / "run"),
         device="cpu",
         precision="fp32",  # auto is bf16 on some processors
         batch_size=8,
