@@ -3,7 +3,7 @@
 from common.text import visible
 
 # Settings of a run that say nothing of its model, or of the machine that it ran on.
-PRIVATE = ("run_dir", "resume", "data.path", "data.cache_dir", "wandb.", "sample_", "tensorboard", "allow_changes")
+PRIVATE = ("run_dir", "resume", "data.path", "data.cache_dir", "wandb.", "sample_", "allow_changes")
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation

@@ -189,9 +189,13 @@ def read_meta(path: Path) -> Meta:
             raise ValueError("meta.json does not match its checksum")
         del content["format_version"]
         meta = from_json(Meta, content)
+        # Older runs had no separator, a setting that is gone, and a way to share that is gone.
         data = meta.config.get("data")
         if isinstance(data, dict):
-            data.setdefault("separator", None)  # runs that are older than this setting had no separator
+            data.setdefault("separator", None)
+        meta.config.pop("tensorboard", None)
+        if meta.config.get("distributed") == "hsdp":
+            meta.config["distributed"] = "fsdp"
         return meta
 
 

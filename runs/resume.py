@@ -31,7 +31,7 @@ MAY_CHANGE_ON_RESUME = (
     *OF_THIS_INVOCATION,
     *("code", "max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
     *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
-    *("sample_tokens", "sample_prompt", "tensorboard", "wandb", "data.path", "data.cache_dir"),
+    *("sample_tokens", "sample_prompt", "wandb", "data.path", "data.cache_dir"),
     *("device", "compile", "deterministic", "distributed", "recompute", "micro_batch_size"),
 )
 

@@ -290,6 +290,12 @@ def test_the_text_of_a_run_from_before_there_were_separators_is_not_divided(save
     assert read_meta(saved).config["data"]["separator"] is None
 
 
+def test_settings_of_older_runs_that_are_gone_are_read_as_those_in_their_place(saved):
+    forge(saved, config={"tensorboard": True, "distributed": "hsdp"})
+    config = read_meta(saved).config
+    assert config["distributed"] == "fsdp" and "tensorboard" not in config
+
+
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(saved):
     tokenizer = json.loads((saved / "tokenizer.json").read_text())
     (saved / "tokenizer.json").write_text(json.dumps(tokenizer | {"special_tokens": {"<|endoftext|>": 10**6}}))

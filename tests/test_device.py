@@ -172,14 +172,6 @@ def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch, ho
     assert getattr(forward, "module", forward) is model and isinstance(forward, Wrapped) == (how == "ddp")
 
 
-@pytest.mark.parametrize(("processes", "most"), [(3, 2), (4, 3)])
-def test_machines_of_unlike_size_do_not_share_copies(monkeypatch, processes, most):
-    monkeypatch.setattr(Ranks, "max", lambda ranks, number: most)
-    ranks = Ranks(0, processes, 0, 2, launched=True)
-    with pytest.raises(SettingsError, match=f"distributed=hsdp .* of {processes} this one has 2: .*=fsdp"):
-        parallelize(random_gpt(), ranks, "hsdp", torch.device("cpu"), torch.float32, False)
-
-
 def test_long_runs_compile_on_a_gpu_others_when_asked_and_where_torch_cannot_it_says_so_once(monkeypatch, caplog):
     def chosen(device, compile="auto", steps=2000, minutes=None):
         return choose_compile(TrainConfig(compile=compile, max_minutes=minutes), torch.device(device), steps)

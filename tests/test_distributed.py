@@ -46,7 +46,7 @@ def rank(job, number, size, port):
     faulthandler.dump_traceback_later(60, exit=True)
     if size:
         os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(size)}
-        os.environ |= {"LOCAL_WORLD_SIZE": str(job.get("machine", size))}
+        os.environ |= {"LOCAL_WORLD_SIZE": str(size)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     seen = open(folder / f"{job['name']}.{number}.batches", "wb")
     batch = Batches.batch
@@ -106,10 +106,8 @@ def run_ranks(folder: Path, *jobs: dict) -> None:
 def job(name: str, how: str, ranks: int, optimizer: str = "adamw", **more) -> dict:
     """ranks: 0 without torchrun's environment.
 
-    hsdp: on machines of two processes, one of them alone where there are
-    two. more: settings, the model's, and code that runs first on every rank."""
-    machine = {"machine": max(1, ranks // 2)} if how == "hsdp" else {}
-    return dict(name=name, ranks=ranks, how=how, optimizer=optimizer, **machine, **more)
+    more: settings, the model's, and code that runs first on every rank."""
+    return dict(name=name, ranks=ranks, how=how, optimizer=optimizer, **more)
 
 
 def figures(run_dir: Path, kind: str = "loss") -> list[float]:
@@ -140,7 +138,7 @@ train.train_step = stopping
     ("optimizer", "tolerance", "model", "ways"),
     [
         ("adamw", 1e-5, {"ngrams": [2, 3], "ngram_rows": 51}, {"ddp": 2, "fsdp": 2}),
-        ("muon", 1e-3, {}, {"ddp": 2, "hsdp": 4}),
+        ("muon", 1e-3, {}, {"ddp": 2, "fsdp": 4}),
     ],
     ids=["adamw", "muon"],
 )
@@ -182,14 +180,12 @@ def test_sharded_runs_gather_in_bf16_and_begin_and_learn_as_one_process_does(tex
         tmp_path,
         job("alone", "ddp", 0, more=bf16, **deep),
         job("fsdp", "fsdp", 2, more=bf16 | {"recompute": "block"}, **deep),
-        job("hsdp", "hsdp", 2, more=bf16, **deep),
         job("begun_alone", "ddp", 0, more=first, **deep),
         job("begun", "fsdp", 2, more=first, **deep),
     )
     expected = figures(tmp_path / "alone")
-    for name in ("fsdp", "hsdp"):
-        assert figures(tmp_path / name) == pytest.approx(expected, rel=1e-2)
-        assert figures(tmp_path / name)[0] == pytest.approx(expected[0], rel=1e-3)
+    assert figures(tmp_path / "fsdp") == pytest.approx(expected, rel=1e-2)
+    assert figures(tmp_path / "fsdp")[0] == pytest.approx(expected[0], rel=1e-3)
     assert figures(tmp_path / "begun") == pytest.approx(figures(tmp_path / "begun_alone"), rel=1e-5)
     assert figures(tmp_path / "begun")[0] < expected[0] - 0.05
 
@@ -198,7 +194,7 @@ def test_sharded_runs_gather_in_bf16_and_begin_and_learn_as_one_process_does(tex
 def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, tmp_path):
     dropout = {"model": {"dropout": 0.1, "tie_embeddings": True}}
     jobs = []
-    for number, (how, ranks) in enumerate([("ddp", 0), ("hsdp", 4), ("fsdp", 2), ("ddp", 2), ("ddp", 0)], 1):
+    for number, (how, ranks) in enumerate([("ddp", 0), ("fsdp", 4), ("fsdp", 2), ("ddp", 2), ("ddp", 0)], 1):
         resume = {"resume": str(tmp_path / "chain")} if jobs else {}
         jobs.append(job("chain", how, ranks, "muon", more={"max_steps": 4 * number, **resume}, **dropout))
     run_ranks(tmp_path, *jobs)
@@ -281,7 +277,7 @@ in_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun'
 @pytest.mark.slow
 @in_proc
 def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_file, tmp_path):
-    process = start_torchrun(tmp_path, text_file, "distributed=hsdp")
+    process = start_torchrun(tmp_path, text_file, "distributed=fsdp")
     wait_for(tmp_path / "run/checkpoints/last/meta.json")
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     (message,) = messages(process)

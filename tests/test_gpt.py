@@ -336,7 +336,7 @@ def test_targets_of_minus_1_and_minus_100_count_nothing_and_what_is_no_id_is_an_
 @pytest.mark.usefixtures("unchecked")
 def test_a_traced_model_reads_texts_of_another_length():
     gpt, others = random_gpt(), torch.randint(61, (3, 14))
-    traced = torch.jit.trace(gpt, torch.randint(61, (2, 9)))  # as TensorBoard's add_graph does
+    traced = torch.jit.trace(gpt, torch.randint(61, (2, 9)))
     close(traced(others), gpt(others))
 
 

@@ -180,9 +180,9 @@ def test_a_plan_for_gpus_says_what_each_way_to_share_takes(train_config):
     config = replace(train_config, batch_size=16, max_steps=10**14, plan=PlanConfig(devices=16, device="h100"))
     lines = {line.split()[0]: line for line in plan_run(train_step, config).splitlines()}
     assert "16 × h100, 1 sequence each, 1 at a time" in lines["plan"]
-    needed = [float(lines[how].split()[1]) for how in ("ddp", "hsdp", "fsdp")]
-    assert needed[2] < needed[1]  # and a small model's gathered weights are about all that ddp has
-    assert all(lines[how].endswith("B a GPU, fits") for how in ("ddp", "fsdp", "hsdp"))
+    needed = [float(lines[how].split()[1]) for how in ("ddp", "fsdp")]
+    assert needed[1] < 1.1 * needed[0]  # and a small model's gathered weights are about all that ddp has
+    assert all(lines[how].endswith("B a GPU, fits") for how in ("ddp", "fsdp"))
     seconds = 16 * flops_per_token(without_weights(replace(config.model, vocab_size=257))) / (0.4 * 989e12)
     days = float(lines["time"].split()[1])
     pauses = 1 + 1_200 / 256 / 3 / 10  # 1,200 tokens at every tenth step, in forward passes
@@ -196,7 +196,6 @@ def test_a_plan_for_gpus_says_what_each_way_to_share_takes(train_config):
     fsdp, activations = float(lines["fsdp"].split()[1]), float(lines["memory"].split("activations ")[1].split()[0])
     # of 16 blocks two gathered, of one a gradient and what it is reduced in; 12 bytes a weight in shards, Muon's mostly
     assert fsdp == pytest.approx(activations + 16 * weights / 16 + 12 * weights / 16, rel=0.005)
-    assert float(lines["hsdp"].split()[1]) - fsdp == pytest.approx(12 * weights / 16, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -296,11 +295,11 @@ def test_what_fits_is_not_refused_and_what_does_not_by_a_byte_is(monkeypatch):
         (state - 1, "ddp", 1, r"parameters .* need at least .* lower model\.n_layer=4 or model\.n_embd=128"),
         (state // 2 + 8 * window, "fsdp", 2, None),
         (state // 2 + 8 * window, "ddp", 2, "micro_batch_size|n_layer"),
-        (state // 2 + 4 * window, "hsdp", 4, None),  # on two machines of two
-        (state // 2 + 4 * window - 1, "hsdp", 4, "micro_batch_size=3"),
+        (state // 4 + 4 * window, "fsdp", 4, None),
+        (state // 4 + 4 * window - 1, "fsdp", 4, "micro_batch_size=3"),
     ]:
         monkeypatch.setattr(training.start, "memory_of", lambda device, memory=memory: memory)
-        ranks, asked = Ranks(size=size, local_size=min(2, size)), replace(config, distributed=how)
+        ranks, asked = Ranks(size=size), replace(config, distributed=how)
         if refused is None:
             refuse_too_large(asked, CPU, ranks)
             continue

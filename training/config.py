@@ -174,8 +174,7 @@ class TrainConfig:
     deterministic: bool = False
     """On CUDA, use only kernels that repeat their results to the bit; slower."""
     distributed: str = "ddp"
-    """Under torchrun: ddp copies the model to each process, fsdp shards it over all processes,
-    hsdp within each machine."""
+    """Under torchrun: ddp copies the model to each process, fsdp shards it over all processes."""
     recompute: str = "none"
     """Activations that the backward pass recomputes: none, or block for all within each block.
     block saves most of their memory for a third more arithmetic; the result is the same."""
@@ -213,8 +212,6 @@ class TrainConfig:
     """Tokens of the sample that an evaluation writes; 0 writes none."""
     sample_prompt: str = ""
     """Prompt of that sample; the start of a document when empty."""
-    tensorboard: bool = False
-    """Also write figures and samples for TensorBoard, into tensorboard/ of the run's directory."""
 
     def __post_init__(self) -> None:
         # attention= is a short name of model.attention: the model's settings keep the value.
@@ -227,7 +224,7 @@ class TrainConfig:
         # Check each setting alone, then pairs that exclude each other.
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("auto", "on", "off"))
-        one_of("distributed", self.distributed, ("ddp", "fsdp", "hsdp"))
+        one_of("distributed", self.distributed, ("ddp", "fsdp"))
         one_of("recompute", self.recompute, ("none", "block"))
         intervals = ("log_interval", "eval_interval", "checkpoint_interval")
         sizes = ("batch_size", "micro_batch_size", "eval_batch_size")

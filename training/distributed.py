@@ -140,28 +140,17 @@ def parallelize(
         # As views of the buckets, gradients are not copied into them.
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
-    # FSDP2 over one mesh dimension of all ranks; for hsdp over (machines, ranks of a machine).
-    mesh: tuple[int, ...] = (ranks.size,)
-    if distributed == "hsdp":
-        if ranks.size % ranks.local_size or ranks.max(ranks.local_size) != ranks.local_size:
-            given = f"but of {ranks.size} this one has {ranks.local_size}"
-            problem = f"distributed=hsdp needs as many processes on each machine, {given}"
-            raise SettingsError(problem, "start as many, or choose distributed=fsdp")
-        mesh = (ranks.size // ranks.local_size, ranks.local_size)
+    # FSDP2: each rank holds some rows of each weight.
     from training.sharding import shard  # half a second that only torchrun needs
 
-    shard(model, mesh, device, dtype)
+    shard(model, device, dtype)
     return model
 
 
 def sync_gradients(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     """Return a context for a micro-batch; only in the step's `last` do ranks average gradients."""
-    if isinstance(model, DistributedDataParallel):
-        return nullcontext() if last else model.no_sync()
-    # FSDP still sums over the ranks of one copy each time, because none has room for whole gradients.
-    if hasattr(model, "set_requires_all_reduce"):
-        model.set_requires_all_reduce(last)  # type: ignore[operator]
-    return nullcontext()
+    # FSDP sums each time, because no rank has room for whole gradients.
+    return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
 
 
 def gradient_norm(model: nn.Module) -> Tensor:

@@ -22,7 +22,6 @@ from training.device import peak_memory, reset_peak_memory
 from training.evaluation import first_sequences
 from training.logger import Logger
 from training.run import Run
-from training.tensorboard import TensorBoard
 from training.terminal import Terminal
 from training.wandb import Wandb
 
@@ -100,17 +99,12 @@ class Loggers:
             # wandb comes after the page, which it uploads at the end. The terminal comes last: messages of the others
             # then stand above its bar.
             if run.config.wandb.active_mode != "disabled":
-                self._add(Wandb)
-            if run.config.tensorboard:
-                self._add(TensorBoard)
+                # The run trains without wandb if that cannot be made.
+                try:
+                    self.loggers.append(Wandb(run))
+                except Exception as error:
+                    log_failure(Wandb, error)
             self.loggers.append(Terminal(run))
-
-    def _add(self, logger: Callable[[Run], Logger]) -> None:
-        """Add a logger; the run trains without it if it cannot be made."""
-        try:
-            self.loggers.append(logger(self.run))
-        except Exception as error:
-            log_failure(logger, error)
 
     def __enter__(self) -> Self:
         self.last_report = (self.run.progress.step, time.perf_counter())
@@ -174,5 +168,5 @@ class Loggers:
                         logger.on_end(error)
 
 
-def log_failure(logger: Callable[..., Logger], error: Exception) -> None:
+def log_failure(logger: type[Logger], error: Exception) -> None:
     log.error("%s failed (%s); training goes on without it.", logger.__name__, first_line(error))

@@ -1,6 +1,6 @@
 """Logger: the callbacks of the training loop.
 
-Files, the terminal, the page, wandb and TensorBoard are loggers.
+Files, the terminal, the page and wandb are loggers.
 """
 
 from runs.metrics import Row

@@ -351,7 +351,7 @@ def on_gpus(
     root = every - block * len(model.blocks)
     gathered = memory.activations + dtype.itemsize * (2 * block + root) + (dtype.itemsize + 4) * max(block, root)
     state = memory.peak - memory.activations
-    held = {"ddp": memory.peak, "fsdp": state / devices + gathered, "hsdp": state / min(8, devices) + gathered}
+    held = {"ddp": memory.peak, "fsdp": state / devices + gathered}
 
     # Time of the arithmetic; communication is left out.
     recomputed = 4 / 3 if config.recompute == "block" else 1

@@ -15,24 +15,15 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from model.gpt import GPT
 
 
-def shard(
-    model: GPT,
-    mesh_shape: tuple[int, ...],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
-    """Shard a new_model() over a mesh of ranks, and scatter rank 0's weights.
+def shard(model: GPT, device: torch.device, dtype: torch.dtype) -> None:
+    """Shard a new_model() over all ranks, and scatter rank 0's weights.
 
-    The ranks along the last dimension of the mesh hold one copy together. Weights are gathered in `dtype`, and
-    gradients are summed in float32. Autocast computes in the same types as in a single process, but the weights of
-    norms and of the embedding are rounded too.
+    Weights are gathered in `dtype`, and gradients are summed in float32. Autocast computes in the same types as in a
+    single process, but the weights of norms and of the embedding are rounded too.
     """
-    # Make the mesh. The other ranks have shapes alone.
+    # The other ranks have shapes alone.
     weights = {name: tensor.detach() for name, tensor in model.named_parameters() if not tensor.is_meta}
-    names = ("copy", "shard")[-len(mesh_shape) :]
-    # Two dimensions need new NCCL groups. torch would split the one that is connected, which gloo may not support.
-    backends = dict.fromkeys(names, "cuda:nccl") if device.type == "cuda" and len(names) == 2 else None
-    mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=names, backend_override=backends)  # type: ignore[arg-type]
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 
     # Shard shapes without data, then allocate. Both to() and to_empty() separate tied weights.
     tied = model.config.tie_embeddings
@@ -78,14 +69,13 @@ def gather(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def on_whole_matrices(function: Callable[[Tensor], Tensor], rows: Tensor, like: DTensor) -> Tensor:
     """Return this rank's rows of function(matrices), (N, rows, n), given its rows of N matrices.
 
-    The matrices are sharded as `like`. Each rank receives a part of the N whole, and sends their rows back. Each copy
-    of the model computes all.
+    The matrices are sharded as `like`. Each rank receives a part of the N whole, and sends their rows back.
     """
     # Describe the stack of matrices (N, m, n): cut by rows, or by matrix.
     mesh = like.device_mesh
     shape = torch.Size((len(rows), *like.shape))  # (N, m, n)
     stride = (like.numel(), like.size(1), 1)
-    by_rows, by_matrix = ([*like.placements[:-1], Shard(dim)] for dim in (1, 0))
+    by_rows, by_matrix = ([Shard(dim)] for dim in (1, 0))
     # Exchange rows for whole matrices, compute, and exchange back.
     cut = DTensor.from_local(rows, mesh, by_rows, shape=shape, stride=stride)
     whole = cut.redistribute(placements=by_matrix).to_local()  # (N / ranks, m, n)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -227,10 +226,8 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 
 
 def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Raise SettingsError if the model is too large here, or a logger is missing or not set up."""
+    """Raise SettingsError if the model is too large here, or wandb is not set up."""
     refuse_too_large(config, device, ranks)
-    if config.tensorboard and find_spec("tensorboard") is None:
-        raise SettingsError("tensorboard=true: TensorBoard is not installed", 'pip install -e ".[tensorboard]"')
     if config.wandb.active_mode == "online" and ranks.is_first:
         check_key()
 
@@ -242,8 +239,7 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
     model = config.model
     memory = memory_of(device)
     parameters = count_weights(replace(model, vocab_size=model.vocab_size or FEWEST_IDS))[1]
-    shards = {"fsdp": ranks.size, "hsdp": ranks.local_size}.get(config.distributed, 1)
-    state = 12 * parameters // shards
+    state = 12 * parameters // (ranks.size if config.distributed == "fsdp" else 1)
     share = rank_batch_size(config, ranks.size)
     micro = config.micro_batch_size or share
     sequence = model.block_size * (8 + 2 * model.n_embd * model.n_layer)
