@@ -41,7 +41,6 @@ from runs.summary import begin_job, fail_job, has_checkpoints
 from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
-RANGES = "choice(2,4,8), range(1,5), interval(0.005,0.05) and tag(log,interval(0.005,0.05))"
 
 
 def with_torch() -> ModuleType:
@@ -226,7 +225,7 @@ def explain(error: BaseException) -> str | None:
         return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
     if isinstance(error, OverrideParseException):
         quoted = "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes"
-        remedy = f"{quoted}, as in 'data.path=\"notes (1).txt\"'; ranges are {RANGES}"
+        remedy = f"{quoted}, as in 'data.path=\"notes (1).txt\"'; ranges are choice(2,4,8) and range(1,5)"
         return f"cannot read the override {error.override!r}: {remedy}."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):

@@ -21,7 +21,6 @@ from omegaconf import DictConfig
 
 import sweeps.decide
 import sweeps.grid
-import sweeps.search
 from sweeps.leaderboard import write_leaderboard
 
 
@@ -29,15 +28,11 @@ class Grid(sweeps.grid.Grid):
     """hydra/sweeper=grid."""
 
 
-class Search(sweeps.search.Search):
-    """hydra/sweeper=optuna."""
-
-
 class Decide(sweeps.decide.Decide):
     """hydra/sweeper=decide."""
 
 
-for sweeper in (Grid, Search, Decide):
+for sweeper in (Grid, Decide):
     Plugins.instance().register(sweeper)
 
 

@@ -7,6 +7,7 @@ The test of sweeps/evidence.py may look after every pair. docs/sweeps.md has its
 
 import json
 import math
+import os
 import random
 import shutil
 import statistics
@@ -164,9 +165,15 @@ class Decide(Grid):
 
     def check(self, arguments: list[str]) -> None:
         """Fix the conditions of the test in self.record; SettingsError if nothing can be compared."""
-        # Check the settings of the sweeper.
-        least = {"max_pairs": 2} if self.give_up is None else {"max_pairs": 2, "give_up": 2}
-        self.check_adaptive(**least)
+        # Check the settings of the sweeper. Its jobs follow from earlier results: nothing can be planned or shared.
+        for name in ("max_pairs", "give_up"):
+            value = getattr(self, name)
+            if (type(value) is not int or value < 2) and (name, value) != ("give_up", None):
+                raise SettingsError(f"hydra.sweeper.{name}={value} must be a whole number from 2")
+        if self.config.dry_run:
+            raise SettingsError("dry_run=true trains nothing to compare", "leave out hydra/sweeper=decide")
+        if "RANK" in os.environ:
+            raise SettingsError("hydra/sweeper=decide starts runs of one process each", "leave out torchrun")
         one_of("hydra.sweeper.metric", self.metric, NUMBERS)
         if self.delta is not None and not (is_number(self.delta) and self.delta > 0):
             raise SettingsError(f"hydra.sweeper.delta={self.delta} must be a number above 0, or null")

@@ -477,7 +477,7 @@ def test_settings_as_they_are_may_be_a_variant_and_torchrun_may_not_run_pairs(tm
     text = (tmp_path / "decide.md").read_text()
     assert "The differences are from the first, no change; less is better;" in text and "| better" in text
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(SettingsError, match=r"^hydra/sweeper=grid starts runs of one process each: leave out torchrun"):
+    with pytest.raises(SettingsError, match=r"^hydra/sweeper=decide starts runs of one process each: leave out torch"):
         swept(decide(**asked), tmp_path, noisy)
 
 

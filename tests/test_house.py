@@ -30,7 +30,7 @@ def imported(file: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "forbidden"),
     [
-        ("train", {"sweeps", "wandb", "optuna", "hydra"}),
+        ("train", {"sweeps", "wandb", "hydra"}),
         *((name, {"hydra", "sweeps"} | COMMANDS - {name}) for name in ("sample", "eval", "export")),
     ],
 )

@@ -316,7 +316,7 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
 @pytest.mark.parametrize(
     ("given", "arguments", "said"),
     [
-        ({}, "seed=interval(1,2)", "seed=interval(1,2) needs hydra/sweeper=optuna: or list values"),
+        ({}, "seed=interval(1,2)", "seed=interval(1,2) is no list of values: write it as 1,2,3"),
         ({"variants": 3}, "", "hydra.sweeper.variants=3 is no list of overrides: write 'hydra.sweeper.variants=["),
         ({"variants": "seed"}, "", "hydra.sweeper.variants=seed is no list of overrides"),
         ({"variants": []}, "", "hydra.sweeper.variants=[] is no list of overrides: write 'hydra.sweeper.variants=["),
