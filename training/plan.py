@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -78,8 +79,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.now = 0
         self.most = 0
-        self.alive = WeakIdKeyDictionary()  # {storage: bytes}
+        self.alive = WeakIdKeyDictionary()  # the storages as keys
 
     def __torch_dispatch__(
         self,
@@ -92,13 +94,15 @@ class LiveBytes(TorchDispatchMode):
         # Views share a storage, which counts once.
         for storage in (leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
             if storage not in self.alive:
-                self.alive[storage] = storage.nbytes()
+                self.alive[storage] = None
+                self.now += storage.nbytes()
                 self.most = max(self.most, self.now)
+                finalize(storage, self.free, storage.nbytes())
         return result
 
-    @property
-    def now(self) -> int:
-        return sum(self.alive.values())
+    def free(self, size: int) -> None:
+        """Take away the bytes of a storage that is gone."""
+        self.now -= size
 
 
 def predict_memory(
