@@ -230,6 +230,7 @@ class Run:
             remedies.append(f"set grad_clip=1 (it is {format_value(config.grad_clip)})")
         if self.dtype != torch.float32:
             remedies.append(f"set precision=fp32 (it is {self.precision})")
+        self.checkpointer.wait()
         last = self.checkpointer.last()
         if last:
             remedies[-1] += f"; the weights of step {last.name.removeprefix('step_')} are in {last}"
