@@ -34,7 +34,7 @@ FIRST = {
         "Model": "checkpoint device",
         "Prompt": "prompt prompt_file prompts interactive",
         "Sampling": "temperature top_k top_p max_new_tokens stop num_samples seed",
-        "Output": "results page",
+        "Output": "results",
     },
 }
 COLUMN = 30  # where the meanings begin

@@ -17,7 +17,6 @@ from generation.generate import encode_prompt, generate
 from generation.jsonl import read_input, read_prompts, warn_if_cropped, write_results
 from model.attention.code import run_code
 from model.gpt import GPT
-from pages.reading import read_prompt
 from runs.checkpoint import Checkpoint, open_checkpoint
 from training.device import can_compile, choose_device, decoding_precision, memory_errors
 
@@ -46,12 +45,10 @@ def write_samples(config: SampleConfig) -> None:
         model.runtime.compiled_hidden = torch.compile(model.hidden, dynamic=True)
     if sys.stderr.isatty():
         print(f"{visible(checkpoint.path)}, step {checkpoint.meta.progress.step}", file=sys.stderr)
-    # Write the page, the session, the file or the text.
+    # Write the session, the file or the text.
     try:
         with memory_errors(f"batch_size={config.batch_size} needs more memory than there is", "lower it"):
-            if config.page:
-                print(visible(read_prompt(checkpoint, prompt, config.special_tokens, config.page)))
-            elif config.interactive:
+            if config.interactive:
                 converse(checkpoint, config)
             elif config.prompts or config.results:
                 write_results(checkpoint, config, records)

@@ -69,9 +69,6 @@ class SampleConfig(SamplingParams):
     """Sample i of a prompt has the seed `seed + i`."""
     logprobs: bool = False
     """Add each token's log-probability to results, in nats, before temperature and filters."""
-    page: str | None = None
-    """Instead of generating, write an .html page of how the model reads the prompt: the surprise
-    at each token, the likeliest alternatives and the attention of every head."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
@@ -83,17 +80,14 @@ class SampleConfig(SamplingParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # One input, one output, and no page of many prompts.
-        inputs = ("prompt", "prompt_file", "prompts", "interactive")
-        outputs = ("page", "results", "interactive")
-        for alternatives in (inputs, outputs, ("page", "prompts")):
+        # One input and one output.
+        for alternatives in (("prompt", "prompt_file", "prompts", "interactive"), ("results", "interactive")):
             given = [name for name in alternatives if getattr(self, name)]
             if len(given) > 1:
                 settings = " and ".join(f"{name}={format_value(getattr(self, name))}" for name in given)
                 raise SettingsError(f"{settings} are given", "choose one")
         if self.logprobs and not (self.results or self.prompts):
             raise SettingsError("logprobs=true is written as JSON", "add results=FILE, or results=- to see it here")
-        check_page(self.page)
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("on", "off"))
         at_least("num_samples", self.num_samples, 1)
@@ -146,7 +140,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         at_least("stride", self.stride, 1)
-        check_page(self.page)
+        if self.page and not self.page.endswith(".html"):
+            raise SettingsError(f"page={self.page} is a page", "give its name the ending .html")
         # Probes and tales take the place of scoring, to which these settings belong.
         instead = "probes=true" if self.probes else "tales=true"
         for name in ("against", "stride", "page"):
@@ -155,9 +150,3 @@ class EvalConfig:
         if self.tales and (self.probes or self.data.path):
             other = "probes=true" if self.probes else f"data.path={self.data.path}"
             raise SettingsError(f"{other} and tales=true are both given", "choose one")
-
-
-def check_page(page: str | None) -> None:
-    """Refuse a name that a browser would not open as a page."""
-    if page and not page.endswith(".html"):
-        raise SettingsError(f"page={page} is a page", "give its name the ending .html")

@@ -8,9 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from common.files import writing
-from common.text import plural, seen_from_here
-from generation.generate import encode_prompt
+from common.text import seen_from_here
 from generation.score import ScoringParams, model_inputs, passes
 from model.gpt import GPT
 from model.heads import Weights, for_each_layer
@@ -22,24 +20,6 @@ LONGEST = 4000  # tokens on a page: more makes it slow
 ALTERNATIVES = 10  # predictions for a token
 MOST_KEYS = 16  # keys of a token with their weights, at most
 ATTENTION_BYTES = 7_500_000  # of keys and weights in a page; base64 makes four of three
-
-
-def read_prompt(
-    checkpoint: Checkpoint,
-    prompt: str,
-    special_tokens: bool,
-    page: str,
-) -> str:
-    """Write the page of a prompt, or of its last LONGEST tokens; return a line for the terminal."""
-    tokens = np.array(encode_prompt(checkpoint.tokenizer, prompt, special_tokens))
-    size = plural(len(tokens), "token")
-    if len(tokens) > LONGEST:
-        size = f"the last {LONGEST:,} of {len(tokens):,} tokens"
-    device = checkpoint.model.token_embedding.weight.device
-    plain = ScoringParams(torch.autocast(device.type, enabled=False))
-    with writing("page", page) as file:
-        write_page(file, [checkpoint], [tokens[-LONGEST:]], [plain], f"A prompt: {size}.")
-    return f"{page}: {size}"
 
 
 def write_page(

@@ -221,7 +221,6 @@ def test_a_checkpoint_that_names_a_file_does_not_run_it(own, tmp_path):
         (tmp_path / "run/config.yaml").write_text(f"code: {evil}\n")
         for script, arguments in (
             ("sample.py", ["checkpoint=run"]),
-            ("sample.py", ["checkpoint=run", "page=page.html"]),
             ("eval.py", ["checkpoint=run"]),
             ("eval.py", ["checkpoint=run", "probes=true"]),
             ("export.py", ["checkpoint=run", f"to={known}"]),

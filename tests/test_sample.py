@@ -102,22 +102,13 @@ def test_a_prompt_of_any_kind_is_continued_and_of_a_long_one_the_tail_saying_so(
     assert "has 47 tokens, but the model sees 16: only its end is read" in errors.getvalue()
 
 
-def test_weights_are_cast_once_to_the_precision_asked_for(say, tmp_path, monkeypatch):
+def test_weights_are_cast_once_to_the_precision_asked_for(say, monkeypatch):
     seen, hidden = [], Decoder._forward
     note = lambda self, *given: seen.append(self.model.lm_head.weight.dtype) or hidden(self, *given)  # noqa: E731
     monkeypatch.setattr(Decoder, "_forward", note)
     for precision in ("auto", "bf16", "fp16", "fp32"):
         say(precision=precision, max_new_tokens=1)
     assert seen == [torch.float32, torch.bfloat16, torch.float16, torch.float32]
-    say(precision="bf16", prompt="ab", page=str(tmp_path / "map.html"), max_new_tokens=256)
-    assert (tmp_path / "map.html").read_text().startswith("<!")
-
-
-def test_a_pages_link_is_kept_and_followed_even_where_nothing_is_yet(say, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "page.html").symlink_to("there.html")
-    say(prompt="ab", page="~/page.html")
-    assert (tmp_path / "page.html").is_symlink() and (tmp_path / "there.html").read_text().startswith("<!")
 
 
 # A process of its own: pipes, terminals, signals.
@@ -229,12 +220,8 @@ REFUSED = [
     ({"stop": [""]}, "stop has an empty string, which every text contains: remove it"),
     ({"prompt": "a", "prompt_file": "b"}, "prompt=a and prompt_file=b are given: choose one"),
     ({"interactive": True, "results": "-"}, "results=- and interactive=true are given: choose one"),
-    ({"page": "a.html", "prompts": "b"}, "page=a.html and prompts=b are given: choose one"),
     ({"logprobs": True}, "add results=FILE"),
-    ({"page": "map.png"}, "page=map.png is a page: give its name the ending .html"),
     ({"precision": "bf17"}, "precision=bf17 is not known: choose one of auto, fp32, bf16, fp16"),
-    ({"page": "{tmp}/no/x.html"}, "cannot be written (No such file"),
-    ({"page": "{tmp}/folder.html"}, "folder.html cannot be written (Is a directory)"),
     ({"prompt_file": "{tmp}/no"}, "cannot be read (No such file"),
     ({"prompt_file": "~nobody-here/a"}, "prompt_file=~nobody-here/a names no user of this machine"),
     ({"prompts": "/dev/zero"}, "cannot be read (not a regular file): give one that"),
