@@ -127,7 +127,7 @@ class EvalConfig:
     and the attention of every head."""
     probes: bool = False
     """Instead of scoring, probe the model: induction, loss by position up to 16 × block_size,
-    sinks, gates. Figures go to step_N.probes.json beside the checkpoint."""
+    sinks. Figures go to step_N.probes.json beside the checkpoint."""
     tales: bool = False
     """Instead of scoring, let a model of data=tales write 64 tales; print the right share.
     A tale is right if it keeps names, pronouns, things and who has them to its end."""

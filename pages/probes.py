@@ -1,11 +1,9 @@
-"""Probes of a trained model: induction, loss by position, attention sinks, gates.
+"""Probes of a trained model: induction, loss by position, attention sinks.
 
 Figures of heads are lists by layer, then head; a layer without a score matrix has None.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,6 @@ from model.heads import Weights, for_each_layer
 from runs.checkpoint import Checkpoint
 
 SINK = 0.3  # a head is a sink if its mean weight on the first token is above this
-CLOSED = 0.05  # a gate is closed if its factor is below this
-GATES = {"gate": 2, "gate_element": 2, "forget": 1}  # the largest factor of each modifier with a gate
 FARTHEST = 16  # longest sequence, in trained lengths
 READ_TOKENS = 1 << 17  # of text for the loss by position
 HEAD_TOKENS = 512  # of text for the figures of heads
@@ -90,27 +86,13 @@ class Probes:
         }
 
     def heads(self, rows: Int[np.ndarray, "B T"]) -> dict[str, Any]:
-        """Return figures of sinks (Gu et al. 2025) and of gates on held-out sequences.
+        """Return figures of sinks (Gu et al. 2025) on held-out sequences.
 
         first: each head's mean weight on the first token, over the queries after it. sink_mass: the mean over heads.
-        sink_share: the share of heads above SINK. gates: the mean of each factor, and the share below CLOSED.
+        sink_share: the share of heads above SINK.
         """
-        gates: dict[str, list[float]] = {}
-
-        def note(gate: str, most: int, _: object, __: object, y: Tensor) -> None:
-            # The hook sees a gate's projection, before the sigmoid.
-            factor = most * torch.sigmoid(y.float())
-            closed = factor < CLOSED
-            gates[gate] = [factor.mean().item(), closed.float().mean().item()]
-
-        with ExitStack() as stack:
-            for layer, attention in enumerate(self.model.attentions):
-                for name in filter(GATES.get, attention.modifiers):
-                    gate = attention.modifiers[name].get_submodule("gate")
-                    hook = gate.register_forward_hook(partial(note, f"layer {layer} {name}", GATES[name]))
-                    stack.callback(hook.remove)
-            first = self.by_head(rows, lambda weights: weights[:, :, 1:, 0].float().mean((0, 2)))
-        figures: dict[str, Any] = {"first": first, "gates": gates}
+        first = self.by_head(rows, lambda weights: weights[:, :, 1:, 0].float().mean((0, 2)))
+        figures: dict[str, Any] = {"first": first}
         masses = np.array([mass for layer in first for mass in layer or ()])
         if len(masses):
             figures["sink_mass"] = float(masses.mean())
@@ -159,8 +141,6 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
         yield f"            highest score {scores[layer, head]:.3f}, layer {layer} head {head}"
         share = f"{heads['sink_share']:.0%} of the heads have more than {SINK}"
         yield f"sinks       {heads['sink_mass']:.3f} of the weight is on the first token; {share}"
-    for name, (mean, closed) in heads["gates"].items():
-        yield f"gate        {name}: mean {mean:.3f}, {closed:.1%} below {CLOSED}"
     # Summarize the loss by position, which only text has.
     if "by_position" in figures:
         nats = figures["by_position"]["nats"]

@@ -31,7 +31,7 @@ from runs.metrics import finite, is_number
 from runs.summary import NUMBERS, Summary, read_summary, sentence_of
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
 from sweeps.grid import VARIANTS, Grid, combinations, error_of
-from sweeps.leaderboard import csv_text, literal_markdown, markdown_lines
+from sweeps.leaderboard import literal_markdown, markdown_lines
 
 RECORD = "decide.json"
 ALPHA = 0.05
@@ -356,7 +356,7 @@ class Decide(Grid):
         comparison.verdict = "confirmed" if self.confirm and verdict == "better" else verdict
 
     def write(self) -> str:
-        """Write decide.json, decide.csv and decide.md, each atomically; return the latter."""
+        """Write decide.json and decide.md, each atomically; return the latter."""
         # The table of verdicts, with a note on how to read it.
         record = self.record
         head = ["variant", "verdict", "pairs", f"{record.metric}, mean difference", "median", "between"]
@@ -367,13 +367,7 @@ class Decide(Grid):
         note = f"The differences are from the first, {first}; {better} is better; {chance}."
         text = "\n".join([*markdown_lines([head, *rows]), "", note, ""])
 
-        # The results of every pair.
-        lines = [["variant", "seed", f"{record.metric}_of_first", record.metric]]
-        for each in record.comparisons:
-            pairs = zip(each.seeds, each.first, each.own, strict=True)
-            lines += [[name_of(each.variant), *pair] for pair in pairs]
         replace_text(self.folder / RECORD, json.dumps(finite(asdict(record)), indent=2) + "\n")
-        replace_text(self.folder / "decide.csv", csv_text(lines))
         replace_text(self.folder / "decide.md", text)
         return text
 

@@ -235,14 +235,14 @@ def test_each_variant_runs_with_the_seeds_of_the_first_until_it_is_decided(tmp_p
     assert (verdict, pairs) == ("better", str(len(ran["mla"]))) and float(mean) < -1
     assert float(between.split()[0]) < float(median) < float(between.split()[2]) < 0
     assert standing(tmp_path)["attention=delta"][:2] == ["undecided after 12 pairs", "12"]
-    with (tmp_path / "decide.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["variant"] == "attention=mla"]
-    differences = [float(row["val_bpb"]) - float(row["val_bpb_of_first"]) for row in rows]
-    assert [row["seed"] for row in rows] == ran["mla"] and f"{np.median(differences):+.4g}" == median
-    assert [judge(differences[:n], 0.025, pairs=12) for n in (len(rows) - 1, len(rows))] == ["", "better"]
+    record = json.loads((tmp_path / "decide.json").read_text())
+    (found,) = (each for each in record["comparisons"] if each["variant"] == "attention=mla")
+    differences = np.subtract(found["own"], found["first"]).tolist()
+    assert [*map(str, found["seeds"])] == ran["mla"] and f"{np.median(differences):+.4g}" == median
+    assert [judge(differences[:n], 0.025, pairs=12) for n in (len(differences) - 1, len(differences))] == ["", "better"]
     said = capsys.readouterr().out
     assert said.count("seed 3: ") == 2 and "leaderboard.md" in said and (tmp_path / "decide.md").read_text() in said
-    assert f"seed 3: attention=mla is open, no verdict before pair {len(rows)}: val_bpb" in said
+    assert f"seed 3: attention=mla is open, no verdict before pair {len(differences)}: val_bpb" in said
     assert f"is better: val_bpb {mean}, median {median} ({between}), pair {pairs} of 12\n" in said
 
 
@@ -284,11 +284,11 @@ def test_a_comparison_that_goes_on_trains_nothing_twice_and_keeps_its_verdicts(t
     assert before["attention=delta"][:2] == ["open", "8"]
     jobs = swept(decide(), tmp_path, noisy)
     assert {job["seed"] for job in jobs} <= {"9", "10", "11", "12"} and standing(tmp_path)["attention=delta"][1] == "12"
-    record, table = (tmp_path / "decide.json").read_text(), (tmp_path / "decide.csv").read_text()
+    record, table = (tmp_path / "decide.json").read_text(), (tmp_path / "decide.md").read_text()
     assert swept(decide(), tmp_path, noisy) == [] and (tmp_path / "decide.json").read_text() == record
     # A comparison of an earlier version has no decide.json. Its runs are judged as new ones are.
     (tmp_path / "decide.json").unlink()
-    assert swept(decide(), tmp_path, noisy) == [] and (tmp_path / "decide.csv").read_text() == table
+    assert swept(decide(), tmp_path, noisy) == [] and (tmp_path / "decide.md").read_text() == table
 
 
 @pytest.mark.parametrize(
@@ -615,5 +615,4 @@ def test_a_comparison_that_was_killed_goes_on_to_the_same_verdict(tmp_path):
     assert advice[1:] == [str(ROOT / "train.py"), *stopped]
     again = run_here(*advice[2:], cwd=tmp_path)
     assert again.returncode == 0 and "is finished already" in again.stdout, again.stderr
-    for name in ("decide.md", "decide.csv"):
-        assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    assert (tmp_path / "cut/decide.md").read_text() == (tmp_path / "whole/decide.md").read_text()

@@ -35,7 +35,6 @@ def test_the_even_average_looks_back_and_at_the_first_token_as_often_as_chance()
     heads = probes(attention="average").heads(TOKENS[:48].reshape(3, 16))
     assert heads["first"] == [pytest.approx([sum(1 / (i + 1) for i in range(1, 16)) / 15])] * 2
     assert heads["sink_mass"] == pytest.approx(heads["first"][0][0]) and heads["sink_share"] == 0
-    assert heads["gates"] == {}
 
 
 def test_the_induction_score_is_the_weight_on_what_followed_the_same_token(monkeypatch):
@@ -49,16 +48,6 @@ def test_the_induction_score_is_the_weight_on_what_followed_the_same_token(monke
     monkeypatch.setattr(measured, "by_head", by_head)
     wanted = [[weights[:, head, L + i, i + 1].mean().item() for i in range(L)] for head in range(4)]
     assert measured.induction(61)["score"] == [pytest.approx([sum(each) / L for each in wanted])]
-
-
-def test_gates_are_those_of_the_model():
-    measured = probes(attention="sdpa+diff+gate")
-    rows = TOKENS[:16].reshape(1, 16)
-    heads = measured.heads(rows)
-    assert list(heads["gates"]) == ["layer 0 gate", "layer 1 gate"]
-    for block in measured.model.blocks:
-        torch.nn.init.zeros_(block.attention.modifiers["gate"].gate.weight)
-    assert list(measured.heads(rows)["gates"].values()) == [[1.0, 0.0]] * 2
 
 
 def test_the_loss_by_position_is_that_of_whole_windows_and_goes_sixteen_times_as_far():
