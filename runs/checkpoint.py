@@ -189,11 +189,12 @@ def read_meta(path: Path) -> Meta:
             raise ValueError("meta.json does not match its checksum")
         del content["format_version"]
         meta = from_json(Meta, content)
-        # Older runs had no separator, a setting that is gone, and a way to share that is gone.
+        # Older runs had no separator, settings that are gone, and a way to share that is gone.
         data = meta.config.get("data")
         if isinstance(data, dict):
             data.setdefault("separator", None)
-        meta.config.pop("tensorboard", None)
+        for gone in ("tensorboard", "plan"):  # no run depends on a plan
+            meta.config.pop(gone, None)
         if meta.config.get("distributed") == "hsdp":
             meta.config["distributed"] = "fsdp"
         return meta

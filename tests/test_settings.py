@@ -34,7 +34,7 @@ from export import ExportConfig
 from generation.config import SampleConfig
 from model.attention.registry import FORMS, MODIFIERS, completions
 from model.config import GPTConfig
-from training.config import OptimizerConfig, PlanConfig, ScheduleConfig, TrainConfig, WandbConfig
+from training.config import OptimizerConfig, ScheduleConfig, TrainConfig, WandbConfig
 
 SCHEMAS = {"train.py": TrainConfig, "sample.py": SampleConfig, "eval.py": EvalConfig, "export.py": ExportConfig}
 TEXTS = ["Hello, world", "def read(self", "it's", "a=b", "'", 'say "hi" and "ho"', "a\nb\n", "C:\\new\\", 'a\\"b']
@@ -173,7 +173,6 @@ WRONG = [
     *((WandbConfig, dict(project=name), f"wandb.project={name} must be") for name in ("", "a/b", "what?", "x" * 129)),
     (WandbConfig, dict(tags=["a", ""]), "wandb.tags=[a,] has a tag that is not of 1"),
     (WandbConfig, dict(tags=["x" * 65]), "has a tag that is not of 1"),
-    (PlanConfig, dict(devices=0), "plan.devices=0 must be at least 1"),
     *((TrainConfig, {name: 0}, f"{name}=0 must be at least 1") for name in AT_LEAST_1),
     *((TrainConfig, {name: 0.0}, f"{name}=0 must be finite and above 0") for name in ("max_minutes", "max_flops")),
     *((TrainConfig, {n: "x"}, f"{n}=x is not known") for n in ("precision", "compile", "distributed", "recompute")),

@@ -14,7 +14,7 @@ TEXTS = " ".join(VAL_FRACTIONS)
 STRETCHED = "model.rope_scaling_factor model.rope_trained_length"
 # (settings, another setting with the values that give them an effect).
 NEEDS = (
-    ("plan.devices plan.device", "dry_run=true"),
+    ("plan.device", "dry_run=true"),
     ("data.val_fraction", f"data.source={TEXTS}"),
     ("data.path data.document_mask", f"data.source={TEXTS} nanogpt llmc"),
     ("tokenizer tokenizer.name tokenizer.vocab_size", f"data.source={TEXTS} nanogpt llmc"),
@@ -120,15 +120,10 @@ class WandbConfig:
 
 @dataclass(kw_only=True)
 class PlanConfig:
-    """The machine for which dry_run=true predicts a run."""
+    """The GPU for which dry_run=true predicts a run."""
 
-    devices: int = 1
-    """Number of devices that train together."""
     device: str | None = None
-    """Device: t4, v100, a100, h100, h200 or b200; this machine when null."""
-
-    def __post_init__(self) -> None:
-        at_least("plan.devices", self.devices, 1)
+    """GPU: t4, v100, a100, h100, h200 or b200; this machine when null."""
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""The plan of a run: its parameters, arithmetic, memory and time, here or on other GPUs."""
+"""The plan of a run: its parameters, arithmetic, memory and time, here or on another GPU."""
 
 import bz2
 import itertools
@@ -160,7 +160,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
         check_machine(config, device, Ranks())
     else:
         one_of("plan.device", config.plan.device, DEVICES)
-        rank_batch_size(config, config.plan.devices)
+        rank_batch_size(config, 1)
 
     # Open the data, which decides the vocabulary.
     config, data = planned_data(config)
@@ -175,7 +175,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     scored = partial(data.validation_tokens, config.model.block_size) if data else int
     unknown = [f"text      unknown without tokenizer={config.tokenizer.name}, which could not be downloaded"]
     if config.plan.device:
-        price = on_gpus(train_step, config, flops, scored)
+        price = on_gpu(train_step, config, flops, scored)
     else:
         price = here(train_step, config, device, flops, scored, data)
     lines = [
@@ -334,39 +334,24 @@ def seconds_per_step(
     return each * config.batch_size, sequences
 
 
-def on_gpus(
+def on_gpu(
     train_step: TrainStep,
     config: TrainConfig,
     flops: float,
     scored: Callable[[int], int],
 ) -> list[str]:
-    """Return the lines about memory, for each value of `distributed`, and time on plan.devices."""
-    devices = config.plan.devices
-    share = config.batch_size // devices
-    micro = config.micro_batch_size or share
+    """Return the lines about memory and time on plan.device."""
     peak, room = DEVICES[config.plan.device or ""]
+    micro = config.micro_batch_size or config.batch_size
     dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     memory = predict_memory(train_step, config, micro, dtype, on_gpu=True)
-
-    # Memory. FSDP gathers the weights of two blocks and of the parameters outside the blocks. It holds the larger whole
-    # gradient of these before it is sharded.
-    model = without_weights(config.model)
-    block, every = (sum(p.numel() for p in part.parameters()) for part in (model.blocks[0], model))
-    root = every - block * len(model.blocks)
-    gathered = memory.activations + dtype.itemsize * (2 * block + root) + (dtype.itemsize + 4) * max(block, root)
-    state = memory.peak - memory.activations
-    held = {"ddp": memory.peak, "fsdp": state / devices + gathered}
-
-    # Time of the arithmetic; communication is left out.
+    fits = "fits" if memory.peak < MARGIN * room else f"does NOT fit {si(room)}B"
+    # Time of the arithmetic.
     recomputed = 4 / 3 if config.recompute == "block" else 1
-    seconds = recomputed * share * config.model.block_size * flops / (peak * UTILISATION)
+    seconds = recomputed * config.tokens_per_step * flops / (peak * UTILISATION)
     return [
         str(memory),
-        f"plan      {devices} × {config.plan.device}, {plural(share, 'sequence')} each, {micro} at a time",
-        *(
-            f"{name:10}{si(size)}B a GPU, {'fits' if size < MARGIN * room else f'does NOT fit {si(room)}B'}"
-            for name, size in held.items()
-        ),
+        f"plan      {config.plan.device}, {plural(micro, 'sequence')} at a time: {fits}",
         f"{time_line(config, seconds, scored)}, at {UTILISATION:.0%} of {si(peak)}FLOP/s",
     ]
 
