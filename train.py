@@ -28,7 +28,7 @@ from training.config import TrainConfig
 from training.device import fast_products, run_eagerly, to_device
 from training.distributed import gradient_norm, sync_gradients
 from training.evaluation import evaluate, targets_scored
-from training.failures import explain_failures, explain_out_of_memory, explain_out_of_memory_between_steps
+from training.failures import explain_failures
 from training.log import Loggers
 from training.optimizer import schedule_factor, set_learning_rate
 from training.run import Run
@@ -81,8 +81,8 @@ def train(config: TrainConfig) -> float:
             # One optimizer step at this step's learning rate.
             factor = schedule_factor(config.schedule, progress.step, done, run.max_steps)
             set_learning_rate(run.optimizers, factor)
-            with explain_out_of_memory(run):
-                loss, grad_norm = train_step(run, progress.step)
+            run.begin(f"micro_batch_size={run.micro_batch_size}", run.smaller_micro_batch())
+            loss, grad_norm = train_step(run, progress.step)
             progress.step += 1
             run.exclude_compile_time()
 
@@ -155,18 +155,17 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> None:
         sample = write_sample(run)
         if finished:
             time_decoder(run)
-        with explain_out_of_memory_between_steps(run, "the measurement of the heads"):  # which the page shows
-            loggers.on_evaluation(result, sample)
+        run.begin("the measurement of the heads")  # which the page shows
+        loggers.on_evaluation(result, sample)
 
 
 def evaluate_run(run: Run, max_tokens: int) -> Evaluation:
     """Score the model on the validation split, on at most `max_tokens`."""
     config = run.config
     batch_size = config.eval_batch_size or run.micro_batch_size
-    smaller = f"eval_batch_size={batch_size // 2}" if batch_size > 1 else ""
+    run.begin("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else "")
     block_size = config.model.block_size
-    with explain_out_of_memory_between_steps(run, "the evaluation", smaller):
-        return evaluate(run.ddp_model, run.data, block_size, batch_size, run.autocast, run.ranks, max_tokens)
+    return evaluate(run.ddp_model, run.data, block_size, batch_size, run.autocast, run.ranks, max_tokens)
 
 
 def record_evaluation(run: Run, result: Evaluation, max_tokens: int) -> None:
@@ -191,17 +190,17 @@ def write_sample(run: Run) -> str:
     config = run.config
     if not run.generates or not run.data.tokenizer:
         return ""
-    with explain_out_of_memory_between_steps(run, "the sample", "sample_tokens=0"):
-        text = generate_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
-        try:
-            return "".join(text)
-        except FloatingPointError as error:  # check_numbers ends the run if the weights stay like this
-            log.warning("step %d: there is no sample (%s)", run.progress.step, error)
-            return ""
+    run.begin("the sample", "sample_tokens=0")
+    text = generate_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
+    try:
+        return "".join(text)
+    except FloatingPointError as error:  # check_numbers ends the run if the weights stay like this
+        log.warning("step %d: there is no sample (%s)", run.progress.step, error)
+        return ""
 
 
 def time_decoder(run: Run) -> None:
     """Measure how fast the finished model generates, if samples are asked for."""
     if run.generates:
-        with explain_out_of_memory_between_steps(run, "the measurement of decoding", "sample_tokens=0"):
-            run.decode_rate = decode_rate(run.model)
+        run.begin("the measurement of decoding", "sample_tokens=0")
+        run.decode_rate = decode_rate(run.model)

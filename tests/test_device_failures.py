@@ -97,9 +97,9 @@ def test_memory_that_runs_out_in_a_save_names_the_checkpoint_before_it(train_con
     with pytest.raises(DeviceError) as raised:
         train(train_config)
     assert str(raised.value).startswith(
-        "cpu has no memory left after step 20 (CUDA out of memory. Tried to allocate 2.00"
+        "a save after step 20 needs more memory than there is (CUDA out of memory. Tried to allocate 2.00"
     )
-    again = f"lower micro_batch_size=8, or end other programs; resume={train_config.run_dir} goes on from step_10."
+    again = f"choose a smaller model or model.block_size; resume={train_config.run_dir} goes on from step_10."
     assert str(raised.value).endswith(again)
 
 

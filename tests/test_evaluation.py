@@ -118,9 +118,9 @@ ERRORS = [
     MemoryError("Unable to allocate 9 GiB"),
 ]
 PLACES = {
-    "train.evaluate": ("the evaluation", " eval_batch_size=4"),
-    "train.generate_text": ("the sample", " sample_tokens=0"),
-    "training.log.head_statistics": ("the measurement of the heads", ""),
+    "train.evaluate": ("the evaluation", "set eval_batch_size=4"),
+    "train.generate_text": ("the sample", "set sample_tokens=0"),
+    "training.log.head_statistics": ("the measurement of the heads", "choose a smaller model or model.block_size"),
 }
 
 
@@ -133,14 +133,14 @@ def test_memory_that_runs_out_in_an_evaluation_loses_nothing_and_says_what_to_ty
     def full(*arguments, **settings):
         raise error
 
-    what, setting = PLACES[place]
+    what, remedy = PLACES[place]
     with monkeypatch.context() as patch:
         patch.setattr(place, full)
         with pytest.raises(SettingsError) as raised:
             train(train_config)
     said = str(raised.value)
     assert said.startswith(f"{what} after step 10 needs more memory than there is ({str(error).splitlines()[0]}")
-    assert f"step 10 is saved; go on with  python train.py resume={train_config.run_dir}{setting}." in f"{said}."
+    assert said.endswith(f": {remedy}; resume={train_config.run_dir} goes on from step_10.")
     assert "\n" not in said and read_meta(Path(train_config.run_dir) / "checkpoints/last").progress.step == 10
     if error is ERRORS[0]:
         train(replace(train_config, run_dir=None, resume=train_config.run_dir))
@@ -160,7 +160,7 @@ def test_a_step_whose_checkpoint_could_not_be_written_is_not_said_to_be_saved(tr
     original = torch.Tensor.to
     monkeypatch.setattr("train.evaluate", full)
     monkeypatch.setattr(torch.Tensor, "to", copies)
-    with pytest.raises(SettingsError, match=f"the checkpoints are in {train_config.run_dir}/checkpoints; go on with"):
+    with pytest.raises(SettingsError, match="set eval_batch_size=4; nothing has been saved yet"):
         train(train_config)
     assert "step 10 could not be saved" in caplog.text
 

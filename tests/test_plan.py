@@ -226,9 +226,9 @@ def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
 @pytest.mark.parametrize(
     ("error", "size", "remedy"),
     [
-        (torch.OutOfMemoryError, 8, "set micro_batch_size=4; the result stays the same."),
-        (RuntimeError, 9, "set micro_batch_size=3; the result stays the same."),
-        (MemoryError, 1, "choose a smaller model or model.block_size."),
+        (torch.OutOfMemoryError, 8, "set micro_batch_size=4; nothing has been saved yet."),
+        (RuntimeError, 9, "set micro_batch_size=3; nothing has been saved yet."),
+        (MemoryError, 1, "choose a smaller model or model.block_size; nothing"),
     ],
 )
 def test_running_out_of_memory_names_a_smaller_micro_batch(train_config, monkeypatch, error, size, remedy):
@@ -236,7 +236,9 @@ def test_running_out_of_memory_names_a_smaller_micro_batch(train_config, monkeyp
         raise error("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes\nmore")
 
     monkeypatch.setattr("train.train_step", full)
-    with pytest.raises(SettingsError, match=rf"micro_batch_size={size} needs .* \(.* allocate 99 bytes\): {remedy}"):
+    with pytest.raises(
+        SettingsError, match=rf"micro_batch_size={size} after step 0 needs .* \(.* allocate 99 bytes\): {remedy}"
+    ):
         train(replace(train_config, batch_size=size))
 
 
@@ -246,7 +248,7 @@ def test_memory_that_runs_out_later_names_the_checkpoint_to_go_on_from(train_con
 
     before_step(monkeypatch, 11, lambda run: run.checkpointer.wait())
     before_step(monkeypatch, 12, full)
-    goes_on = f"stays the same, and resume={train_config.run_dir} goes on from step_10"
+    goes_on = f"set micro_batch_size=4; resume={train_config.run_dir} goes on from step_10"
     with pytest.raises(SettingsError, match=goes_on):
         train(train_config)
 
