@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.attention import FORMS, SOFTMAX, functions
-from model.attention.contract import weighted
 from model.attention.functions import matmul, sdpa, softcap
 from model.attention.fused import fused
 from model.attention.ladder import head_by_head
@@ -317,15 +316,3 @@ def test_bad_input_is_a_value_error_that_names_the_shapes(shapes, arguments, mes
     for attend in ALL.values():
         with pytest.raises(ValueError, match=message):
             attend(*(torch.randn(s) for s in shapes), **arguments)
-
-
-def test_the_weights_of_version_0_1_get_the_allowed_keys_too():
-    q, k, v = torch.randn(3, 2, 5, 4).unbind()
-
-    @weighted
-    def mean(scores, allowed):
-        return allowed / allowed.sum(-1, keepdim=True)
-
-    averages = v.cumsum(-2) / torch.arange(1, 6)[:, None]
-    torch.testing.assert_close(mean(q, k, v, is_causal=True), averages)
-    assert mean.__name__ == "mean"

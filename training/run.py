@@ -95,7 +95,7 @@ class Run:
         self.smaller = smaller
 
     def smaller_micro_batch(self) -> str:
-        """Return the setting of the next smaller micro-batch that divides this one; "" for a single sequence."""
+        """Return the setting of the next smaller micro-batch, "" for a single sequence."""
         size = self.micro_batch_size
         smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
         return f"micro_batch_size={smaller}" if smaller else ""

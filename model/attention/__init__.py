@@ -31,11 +31,9 @@ from model.attention.registry import FORMS, MODIFIERS, SETTINGS, check_names, fo
 from model.config import AttentionConfig
 
 __all__ = [
-    "FORMS", "MODIFIERS", "SETTINGS", "SOFTMAX", "AttentionContext", "MultiHeadAttention", "Pass", "check_names",
+    "FORMS", "MODIFIERS", "SETTINGS", "SOFTMAX", "AttentionContext", "MultiHeadAttention", "check_names",
     "form", "make_attention", "modifier", "unused_settings",
 ]  # fmt: skip
-
-Pass = AttentionContext  # its name in version 0.1
 
 
 def layer_class(form: str) -> type[MultiHeadAttention]:

@@ -96,12 +96,6 @@ def from_weights(weights: Callable[[Scores], Scores], cap: float | None = None) 
     return _named_as(weights, attention_function(compute))
 
 
-def weighted(weights: Callable[[Scores, Allowed], Scores]) -> AttentionFunction:
-    """Make an attention function of weights(scores, allowed): from_weights() in version 0.1."""
-    compute = from_weights(lambda scores: weights(scores, scores > -torch.inf))
-    return _named_as(weights, compute)
-
-
 def masked(scores: Float[Tensor, "..."], allowed: Allowed, bias: Bias = None) -> Float[Tensor, "..."]:
     """Return scores plus bias, −∞ for a key that is not allowed, in float32 or wider."""
     scores = upcast(scores) if bias is None else upcast(scores) + bias

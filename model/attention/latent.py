@@ -19,8 +19,25 @@ from model.layers import Linear, RMSNorm
 from model.rope import Rope
 
 
+class SplitKeys(MultiHeadAttention):
+    """A form whose keys have two parts: a rotated one for all heads, then one of each head's own."""
+
+    modifiable = ("window", "rotation", "queries", "scores", "result")
+    turned: int
+    """The number of channels of the first part."""
+
+    def make_rope(self, config: AttentionConfig) -> Rope:
+        return Rope.of(replace(config, rope_fraction=1.0), self.turned)
+
+    def per_head(self, y: Float[Tensor, "B T HD"]) -> Float[Tensor, "B H T D"]:
+        return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def join(self, turned: Float[Tensor, "B 1 S half"], own: Float[Tensor, "B n S _"]) -> Float[Tensor, "B n S _"]:
+        return torch.cat((turned.expand(*own.shape[:-1], -1), own), -1)
+
+
 @form("mla")
-class LatentAttention(MultiHeadAttention):
+class LatentAttention(SplitKeys):
     """Keys and values of all heads are made from one latent vector c of a token.
 
     (DeepSeek-V2, 2024, section 2.1.)
@@ -34,7 +51,6 @@ class LatentAttention(MultiHeadAttention):
     multi-query attention with keys [RoPE, c] and values c.
     """
 
-    modifiable = ("window", "rotation", "queries", "scores", "result")
     unused_settings = ("n_kv_head", "qk_norm", "rope_fraction", "score_softcap")
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
@@ -43,9 +59,6 @@ class LatentAttention(MultiHeadAttention):
         self.turned = max(2, D // 4 * 2)  # half of D, in pairs of channels
         super().__init__(replace(config, n_kv_head=None), layer_idx, sdpa)
         self.scale = (self.turned + D) ** -0.5  # also of queries that W_k has made wider
-
-    def make_rope(self, config: AttentionConfig) -> Rope:
-        return Rope.of(replace(config, rope_fraction=1.0), self.turned)
 
     def make_projections(self, config: AttentionConfig) -> None:
         C = config.n_embd
@@ -71,9 +84,6 @@ class LatentAttention(MultiHeadAttention):
         v = self.per_head(self.v_up(c))
         return q, k, v
 
-    def per_head(self, y: Float[Tensor, "B T HD"]) -> Float[Tensor, "B H T D"]:
-        return y.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
-
     def remember(
         self,
         k: NewKeys,
@@ -91,7 +101,7 @@ class LatentAttention(MultiHeadAttention):
             # Training has as many queries as keys: scores of D channels are cheaper than of latent_size.
             turned, c = k.split((self.turned, self.latent), -1)
             of_heads = self.per_head(self.k_up(c[:, 0]))
-            k = torch.cat((turned.expand(*v.shape[:-1], -1), of_heads), -1)
+            k = self.join(turned, of_heads)
         else:
             # Decoding has one query and many keys: move the query, and make no key.
             of_latent = q[..., self.turned :] @ self.of_queries(self.k_up)  # (B, H, T, D) -> (B, H, T, latent)
@@ -117,7 +127,7 @@ class LatentAttention(MultiHeadAttention):
 
 
 @form("gta")
-class GroupedTied(MultiHeadAttention):
+class GroupedTied(SplitKeys):
     """A key/value head keeps one vector for both (Zadouri et al. 2025, grouped tied attention).
 
         v_h = x W_h,  k_h = [RoPE(x W_r), the later half of v_h],  q_h = [RoPE(x W_s,h), x W_q,h]
@@ -126,15 +136,11 @@ class GroupedTied(MultiHeadAttention):
     numbers a token; grouped-query attention keeps 2 Hkv D.
     """
 
-    modifiable = ("window", "rotation", "queries", "scores", "result")
     unused_settings = ("qk_norm", "rope_fraction", *MultiHeadAttention.unused_settings)
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         self.turned = max(1, config.head_channels // 2)
         super().__init__(config, layer_idx, sdpa)
-
-    def make_rope(self, config: AttentionConfig) -> Rope:
-        return Rope.of(replace(config, rope_fraction=1.0), self.turned)
 
     def make_projections(self, config: AttentionConfig) -> None:
         C = config.n_embd
@@ -149,13 +155,7 @@ class GroupedTied(MultiHeadAttention):
         q = self.per_head(self.q_proj(x))
         v = self.per_head(self.v_proj(x))
         turned = self.k_proj(x).unsqueeze(1)  # (B, T, half) -> (B, 1, T, half)
-        return q, self.keys(turned, v), v
-
-    def per_head(self, y: Float[Tensor, "B T HD"]) -> Float[Tensor, "B H T D"]:
-        return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-    def keys(self, turned: Float[Tensor, "B 1 S half"], v: Value) -> Float[Tensor, "B Hkv S _"]:
-        return torch.cat((turned.expand(*v.shape[:-1], -1), v[..., self.turned :]), -1)
+        return q, self.join(turned, v[..., self.turned :]), v
 
     def remember(
         self,
@@ -167,4 +167,4 @@ class GroupedTied(MultiHeadAttention):
         assert ctx.cache is not None
         turned = ctx.cache.append(self.layer_idx, "turned", k[:, :1, :, : self.turned], self.window)
         v = ctx.cache.append(self.layer_idx, "tied", v, self.window)
-        return self.keys(turned, v), v
+        return self.join(turned, v[..., self.turned :]), v
