@@ -20,7 +20,7 @@ from model.rope import Rope
 
 
 class SplitKeys(MultiHeadAttention):
-    """A form whose keys have two parts: a rotated one for all heads, then one of each head's own."""
+    """Keys of two parts: a rotated one for all heads, then each head's own."""
 
     modifiable = ("window", "rotation", "queries", "scores", "result")
     turned: int
