@@ -103,7 +103,7 @@ def copy_heads(ours, theirs, name):
         parts = (turned(q, channels), turned(k, channels), v.flatten(0, 1))
         getattr(ours.qkv_proj, kind).copy_(torch.cat(parts))
     norms = dict(ours.modifiers).get("joint_norm", ours)
-    if norms.q_norm is not None:
+    if hasattr(norms.q_norm, "weight"):
         for norm, other in ((norms.q_norm, theirs.q_norm), (norms.k_norm, theirs.k_norm)):
             weight = other.weight + (1 if name in ONE_MORE else 0)
             norm.weight.copy_(turned(weight.unflatten(0, (-1, D)), channels))

@@ -35,8 +35,9 @@ from training.device import DEVICES, choose_device, choose_precision, fast_produ
 from training.distributed import Ranks, with_recompute
 from training.evaluation import score_batch, targets_scored
 from training.optimizer import optimizer_state
+from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
-from training.start import check_machine, load_pretrained, open_data, refuse_too_large, with_vocabulary
+from training.start import check_machine, open_data, refuse_too_large, with_vocabulary
 from training.terminal import describe, typed_arguments
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
@@ -191,7 +192,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
 def planned_data(config: TrainConfig) -> tuple[TrainConfig, Data | None]:
     """Return config with a vocabulary, and the data or None if their tokenizer is unreachable."""
     # A published tokenizer may be out of reach; its number of ids is known without it.
-    config, _, encoding = load_pretrained(config)
+    config, _, encoding = open_pretrained(config)
     ids = PUBLISHED.get(config.tokenizer.name)
     if encoding is None and not config.data.is_task and ids:
         try:

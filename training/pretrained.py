@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 
 import tiktoken
 import torch
@@ -29,13 +30,15 @@ SAME_WEIGHTS = {*SOFTMAX, "stacked", "softmax1", "sigmoid", "sparsemax", "stick"
 MAY_CHANGE_ON_INIT = {"model.block_size", "model.vocab_size", *WITHOUT_WEIGHTS}
 
 
-def open_pretrained(config: TrainConfig) -> tuple[GPTConfig, Read, tiktoken.Encoding | None]:
-    """Return the settings of init_from's model, a reader of its weights, and its tokenizer.
+def open_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], None], tiktoken.Encoding | None]:
+    """Return config with init_from's settings, a function that copies its weights, its tokenizer.
 
-    Settings that may change are config.model's. Raises SettingsError, which names init_from, if the model
-    cannot be read or config.model would need other weights.
+    Without init_from config is unchanged, the function does nothing, and the tokenizer is None. Settings that may
+    change are config.model's. Raises SettingsError, which names init_from, if the model cannot be read or config.model
+    would need other weights.
     """
-    assert config.init_from
+    if not config.init_from:
+        return config, lambda model: None, None
     # Open a model of Hugging Face's, or a checkpoint of ours, and change its settings to those asked for.
     encoding: tiktoken.Encoding | None
     with naming(f"init_from={config.init_from}"):
@@ -54,7 +57,7 @@ def open_pretrained(config: TrainConfig) -> tuple[GPTConfig, Read, tiktoken.Enco
     but = f", but for {', '.join(asked)}" if asked else ""
     kept = "weights, tokenizer and settings" if encoding else "weights and settings"
     log.info("init_from=%s: its %s%s", config.init_from, kept, but)
-    return model, read, encoding
+    return replace(config, model=model), partial(copy_weights, read), encoding
 
 
 def pretrained_config(where: str) -> GPTConfig:

@@ -4,10 +4,9 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +26,6 @@ from model.attention import unused_settings
 from model.attention.code import run_code
 from model.config import GPTConfig
 from model.cpu import keep_freed_memory
-from model.gpt import GPT
 from model.size import count_weights, memory_of, without_weights
 from model.weights import load_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
@@ -37,7 +35,7 @@ from training.config import TrainConfig
 from training.device import can_compile, choose_device, choose_precision, memory_errors
 from training.distributed import Ranks, new_model, parallelize
 from training.optimizer import load_optimizer_state
-from training.pretrained import copy_weights, open_pretrained
+from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
 from training.wandb import check_key
 
@@ -85,7 +83,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     # memory again as soon as the vocabulary is known.
     if saved:
         check_settings(asdict(config), saved.meta)
-    config, copy_pretrained, encoding = load_pretrained(config)
+    config, copy_pretrained, encoding = open_pretrained(config)
     if saved and saved.meta.own_tokenizer:
         encoding = read_tokenizer(saved.path / TOKENIZER)
     data = open_data(config, encoding, prepares=ranks.local_rank == 0)
@@ -116,17 +114,6 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
         restore(run, saved)
         refuse_past(run, saved)
     return run
-
-
-def load_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], object], Encoding | None]:
-    """Return config with init_from's settings, a function that copies its weights, a tokenizer.
-
-    Without init_from config is unchanged, the function does nothing, and the tokenizer is None.
-    """
-    if not config.init_from:
-        return config, lambda model: None, None
-    model, read, encoding = open_pretrained(config)
-    return replace(config, model=model), partial(copy_weights, read), encoding
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:

@@ -102,7 +102,9 @@ class Terminal(Logger):
             log.info("curves    %s", run.directory / "report.html")
             if run.data.tokenizer:
                 log.info("sample    %s %s%s", command("sample.py"), hydra_quoted("checkpoint", run.directory), code)
-            if Path(sys.argv[0]).name == "train.py" and not {"resume", "-m", "--multirun"} & typed_names():
+            # Another attention compares with a run from the start, not with a sweep.
+            is_alone = typed_arguments(("resume", "-m", "--multirun")) == sys.argv[1:]
+            if Path(sys.argv[0]).name == "train.py" and is_alone:
                 log.info("compare   %s %s", command("train.py"), shlex.join(with_other_attention(run)))
         elif isinstance(error, SystemExit):
             again = f"{command('train.py')} {hydra_quoted('resume', run.directory)}{code}"
@@ -118,11 +120,6 @@ class Terminal(Logger):
         if progress.step and best > chance - 0.01:
             message = "no better than chance, ln %d = %.4f: lower optimizer.lr=%g, or train longer"
             log.warning(message, data.vocab_size, chance, self.run.config.optimizer.lr)
-
-
-def typed_names() -> set[str]:
-    """Return the names of the settings in this command, and its flags."""
-    return {argument.partition("=")[0] for argument in sys.argv[1:]}
 
 
 def typed_arguments(without: Collection[str]) -> list[str]:

@@ -585,23 +585,16 @@ class Chunk:
         space = self.space(0)
         added = form.shift(self)
         if form.biased:
-            added = self.with_bias(added + self.statistic, space)
+            added = added + self.statistic
+        if form.biased and self.column is not None:
+            rows = self.by_group(added + self.row)
+            torch.add(rows, self.column, out=self.by_group(space))
+            added = space
         keys = operands.keys[:, self.reach]
         scores = operands.multiply(added, self.read(operands.queries), keys.mT, space)
         if form.hidden:
             self.hide(scores, form.hidden)
         return scores
-
-    def with_bias(self, rows: Tensor, space: Tensor) -> Tensor:
-        """Return `rows` plus the bias, in the workspace if there is a bias.
-
-        rows: a number for each row (N, G · n, 1), or one for all.
-        """
-        if self.column is None:
-            return rows
-        rows = self.by_group(rows + self.row)
-        torch.add(rows, self.column, out=self.by_group(space))
-        return space
 
     def dropout(
         self,

@@ -94,7 +94,7 @@ class Stacked(MultiHeadAttention):
         each = [F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]  # n times (B, T, D)
         heads = torch.stack(each, 1)  # (B, n, T, D)
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
-        return self.normalize(q, self.q_norm), self.normalize(k, self.k_norm), v
+        return self.q_norm(q), self.k_norm(k), v
 
 
 @attention_function

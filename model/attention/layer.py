@@ -103,8 +103,8 @@ class MultiHeadAttention(nn.Module):
         kv_width = self.kv_heads * D
         self.qkv_proj = Linear(C, q_width, kv_width, kv_width, bias=config.qkv_bias)
         self.o_proj: nn.Module = Linear(self.n_head * D, C, bias=config.bias)
-        self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
-        self.k_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else None
+        self.q_norm: nn.Module = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else nn.Identity()
+        self.k_norm: nn.Module = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Stream, ctx: AttentionContext | None = None) -> Stream | Weights:
         """Return the change to each token, gathered from itself and the tokens before it.
@@ -170,10 +170,7 @@ class MultiHeadAttention(nn.Module):
         # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
-        return self.normalize(q, self.q_norm), self.normalize(k, self.k_norm), v
-
-    def normalize(self, heads: Float[Tensor, "B n T D"], norm: nn.Module | None) -> Float[Tensor, "B n T D"]:
-        return heads if norm is None else norm(heads)
+        return self.q_norm(q), self.k_norm(k), v
 
     def rotate(self, heads: Float[Tensor, "B n T E"], ctx: AttentionContext) -> Float[Tensor, "B n T E"]:
         """Rotate queries or keys by their positions, if the layer has RoPE."""
