@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, attention_function
+from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, attention_function, masked
 from model.attention.functions import matmul
 from model.attention.layer import MultiHeadAttention, Stream
 from model.attention.registry import form
@@ -108,12 +108,8 @@ def head_by_head(
     dropout_p: float,
 ) -> Output:
     """The attention of each head separately, with the results stacked."""
-    # Give mask and bias all heads, so that each head finds its own.
-    pairs = (*q.shape[:-1], k.shape[-2])  # (…, H, T, S)
-    allowed, bias = (None if t is None else t.expand(pairs) for t in (allowed, bias))
-    heads = []
-    for h in range(q.shape[-3]):
-        one = slice(h, h + 1)
-        *qkv, mask, added = (None if t is None else t[..., one, :, :] for t in (q, k, v, allowed, bias))
-        heads.append(matmul(*qkv, mask=mask, bias=added, dropout_p=dropout_p, scale=scale))
+    # One matrix for each head: 0 or the bias, and −∞ for forbidden keys.
+    added = masked(q.new_zeros(*q.shape[:-1], k.shape[-2]), allowed, bias)  # (…, H, T, S)
+    each = zip(*(t.split(1, -3) for t in (q, k, v, added)), strict=True)  # (…, 1, T, D) and so on
+    heads = [matmul(*qkv, bias=one, dropout_p=dropout_p, scale=scale) for *qkv, one in each]
     return torch.cat(heads, -3)  # H times (…, 1, T, D) -> (…, H, T, D)
