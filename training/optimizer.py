@@ -5,7 +5,6 @@ They are not torch.optim's, whose constructors import torch's compiler and so do
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
 from typing import Any, TypedDict, cast
 
@@ -108,52 +107,36 @@ class AdamW:
     def step(self, skip: Tensor, divisor: Tensor) -> None:
         """Update the weights by their gradients divided by `divisor`, unless `skip` is true.
 
-        Both are scalars on the device, for which nothing waits here.
+        Both are scalars on the device, for which nothing waits here but on a Mac.
         """
-        # On Apple's GPUs torch's fused kernel ignores grad_scale and found_inf.
-        kernel: Callable[..., object] = adamw_step
-        if skip.device.type != "mps":
-            kernel = partial(torch._fused_adamw_, max_exp_avg_sqs=[], amsgrad=False, maximize=False)
+        # On Apple's GPUs the kernel ignores grad_scale and found_inf: divide before it, and wait for the flag.
+        on_mac = skip.device.type == "mps"
+        if on_mac and skip:
+            return
         found_inf = skip.float()
         for group in self.param_groups:
             pairs = with_gradients(group)
+            gradients = [gradient / divisor if on_mac else gradient for _, gradient in pairs]
             states = [self.state[weight] for weight, _ in pairs]
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
-            kernel(
+            torch._fused_adamw_(
                 [local(weight) for weight, _ in pairs],
-                [gradient for _, gradient in pairs],
+                gradients,
                 [local(state["exp_avg"]) for state in states],
                 [local(state["exp_avg_sq"]) for state in states],
+                max_exp_avg_sqs=[],
                 state_steps=steps,
                 lr=group["lr"],
                 weight_decay=group["weight_decay"],
                 eps=1e-10,
                 **self.betas,
-                grad_scale=divisor,
-                found_inf=found_inf,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=None if on_mac else divisor,
+                found_inf=None if on_mac else found_inf,
             )
             torch._foreach_sub_(steps, [found_inf] * len(steps))  # a skipped step does not count
-
-
-def adamw_step(
-    weights: list[Tensor], gradients: list[Tensor], means: list[Tensor], squares: list[Tensor], *,
-    state_steps: list[Tensor], lr: float, weight_decay: float, beta1: float, beta2: float, eps: float,
-    grad_scale: Tensor, found_inf: Tensor,
-) -> None:  # fmt: skip
-    """Move weights and moments in place as torch._fused_adamw_ does, unless found_inf is 1.
-
-    state_steps: the number of each weight's update, from 1. grad_scale: divides the gradients.
-    """
-    moves = 1 - found_inf
-    for weight, gradient, mean, square, step in zip(weights, gradients, means, squares, state_steps, strict=True):
-        # where(), because a product with 0 would keep a NaN.
-        gradient = torch.where(found_inf > 0, 0, gradient / grad_scale)
-        mean.lerp_(gradient, moves * (1 - beta1))
-        square.lerp_(gradient.square(), moves * (1 - beta2))
-        size = (square / (1 - beta2**step)).sqrt_().add_(eps)
-        weight.mul_(1 - moves * lr * weight_decay)
-        weight.sub_(mean / size * (moves * lr / (1 - beta1**step)))
 
 
 class Muon:
