@@ -157,6 +157,14 @@ def test_a_task_of_a_file_is_learned_and_scored(own, tmp_path):
     assert scored.returncode == 0 and "task        repeat" in scored.stdout, scored.stderr
 
 
+def test_a_file_that_seeds_changes_no_number_of_the_run(tmp_path):
+    file = tmp_path / "seeds.py"
+    file.write_text(USED + "import torch\ntorch.manual_seed(7)\n")
+    state = torch.get_rng_state()
+    run_code(str(file))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -165,8 +173,6 @@ def test_a_task_of_a_file_is_learned_and_scored(own, tmp_path):
         ("\0", "code=FILE"),
         ("x = 1\n", "code=FILE: it registers nothing: decorate a function or a class with @form or @modifier."),
         (USED + "import sys\nsys.exit(3)\n", "code=FILE, line 4: SystemExit: 3: correct the file."),
-        (USED + "import torch\ntorch.manual_seed(7)\n", "code=FILE: it changes the global random numbers: use a"),
-        (USED + "import numpy\nnumpy.random.seed(0)\n", "code=FILE: it changes the global random numbers: use a"),
         (USED + "form('mine')(None)\n", "code=FILE, line 3: the name 'mine' is taken, or no identifier: choose"),
         (USED + "form('sdpa')(None)\n", "code=FILE, line 3: the name 'sdpa' is taken, or no identifier: choose"),
         (USED + "form('my-form')(None)\n", "code=FILE, line 3: the name 'my-form' is taken, or no identifier"),

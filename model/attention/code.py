@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pickle
 import sys
 import traceback
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
 from common.errors import SettingsError, os_error_reason
@@ -61,11 +59,10 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
     # Run its source: a compiled copy may be older.
     source = path.read_bytes()
     before = [dict(registry) for registry in registries]
-    states = random_states()
     try:
-        exec(compile(source, path, "exec"), vars(module))
-        if random_states() != states:
-            raise SettingsError("it changes the global random numbers", "use a generator of its own")
+        # A seed means the same with and without the file.
+        with torch.random.fork_rng(devices=[]):
+            exec(compile(source, path, "exec"), vars(module))
         if before == [*registries]:
             raise SettingsError("it registers nothing", "decorate a function or a class with @form or @modifier")
     except (Exception, SystemExit) as error:
@@ -75,11 +72,6 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
         raise explained(f"code={name}", path, error) from error
     loaded = [each for key, each in sys.modules.items() if key.startswith(f"{package.__name__}.") and each != module]
     return sorted(Path(each.__file__) for each in loaded if each.__file__)
-
-
-def random_states() -> bytes:
-    """Return the states of the global generators of NumPy and torch."""
-    return pickle.dumps((np.random.get_state(), torch.get_rng_state().numpy()))
 
 
 def explained(setting: str, path: Path, error: BaseException) -> SettingsError:
