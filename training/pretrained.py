@@ -31,9 +31,9 @@ MAY_CHANGE_ON_INIT = {"model.block_size", "model.vocab_size", *WITHOUT_WEIGHTS}
 
 
 def open_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], None], tiktoken.Encoding | None]:
-    """Return config with init_from's settings, a function that copies its weights, its tokenizer.
+    """Return config with init_from's settings, a copier of its weights, its tokenizer.
 
-    Without init_from config is unchanged, the function does nothing, and the tokenizer is None. Settings that may
+    Without init_from config is unchanged, the copier does nothing, and the tokenizer is None. Settings that may
     change are config.model's. Raises SettingsError, which names init_from, if the model cannot be read or config.model
     would need other weights.
     """
