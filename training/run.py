@@ -4,6 +4,7 @@ import hashlib
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.amp import GradScaler
 from common.console import Signals
 from common.errors import SettingsError, format_value
 from common.text import plural
+from data.batches import Batch
 from data.tasks import Data
 from model.gpt import GPT
 from model.size import flops_per_token
@@ -26,7 +28,7 @@ from runs.directory import log_sizes
 from training import __version__
 from training.config import TrainConfig
 from training.distributed import Ranks, local
-from training.optimizer import make_optimizers, optimizer_state
+from training.optimizer import AdamW, Muon, make_optimizers, optimizer_state
 
 log = logging.getLogger("tinygpt")
 
@@ -62,27 +64,38 @@ class Run:
     smaller: str = ""
     """A setting with which that part needs less memory."""
 
+    max_steps: int | None = field(init=False)
+    """Steps to take; None if only max_minutes ends the run."""
+    micro_batch_size: int = field(init=False)
+    """Sequences in one forward pass."""
+    batch: Callable[[int, int, int], Batch] = field(init=False)
+    """batch(step, start, stop): sequences `start` to `stop` of a step's global batch."""
+    targets_per_step: int = field(init=False)
+    """Targets in a global batch, by which its summed loss is divided."""
+    autocast: torch.autocast = field(init=False)
+    """Context of the forward pass, in which products have type dtype."""
+    scaler: GradScaler = field(init=False)
+    """Scales the loss in fp16; does nothing in other precisions."""
+    optimizers: list[Muon | AdamW] = field(init=False)
+    skipped: Tensor = field(init=False)
+    """The numbers of skipped steps, in total and in a row, int64 (2,) on the device."""
+    started: float = field(init=False)
+    """The time, by time.perf_counter(), up to which progress.seconds counts."""
+    has_to_compile: bool = field(init=False)
+    """Whether the next step compiles the model."""
+
     def __post_init__(self) -> None:
         config = self.config
         device = self.device.type
-        # Steps to take; None if only max_minutes ends the run.
         self.max_steps = steps_to_take(config, self.model)
-        # Sequences in one forward pass.
         self.micro_batch_size = config.micro_batch_size or rank_batch_size(config, self.ranks.size)
-        # batch(step, start, stop): sequences `start` to `stop` of a step's global batch.
         self.batch = self.data.training(config.model.block_size, config.batch_size, config.seed)
-        # Targets in a global batch, by which its summed loss is divided.
         self.targets_per_step = config.batch_size * self.data.targets(config.model.block_size)
-        # The context of the forward pass, in which products have type dtype.
         self.autocast = torch.autocast(device, dtype=self.dtype, enabled=self.dtype != torch.float32)
-        # Scales the loss in fp16; does nothing in other precisions.
         self.scaler = GradScaler(device, enabled=self.dtype == torch.float16)
         self.optimizers = make_optimizers(self.model, config.optimizer, self.ranks)
-        # The numbers of skipped steps, in total and in a row, int64 (2,) on the device.
         self.skipped = torch.zeros(2, dtype=torch.int64, device=self.device)
-        # The time, by time.perf_counter(), up to which progress.seconds counts.
         self.started = time.perf_counter()
-        # Whether the next step compiles the model.
         self.has_to_compile = self.compiled
 
     @cached_property
