@@ -43,7 +43,7 @@ class GPT(nn.Module):
             self.ngrams = NGrams(config)
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.block_size, config.n_embd)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = make_dropout(config)
         blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.blocks = cast("Sequence[Block]", blocks)  # a ModuleList hides the type of its modules
         self.final_norm = make_norm(config)
@@ -248,7 +248,7 @@ class Block(nn.Module):
         self.attention = make_attention(config.at(layer), layer)
         self.mlp_norm = make_norm(config)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = make_dropout(config)
 
     def forward(self, x: Stream, ctx: AttentionContext) -> Stream:
         if self.activation_checkpointing and torch.is_grad_enabled():
@@ -291,6 +291,11 @@ class SwiGLU(nn.Module):
     def forward(self, x: Stream) -> Stream:
         gate, up = self.gate_up_proj(x).chunk(2, -1)  # (B, T, 2 inner) -> twice (B, T, inner)
         return self.down_proj(F.silu(gate) * up)
+
+
+def make_dropout(config: GPTConfig) -> nn.Module:
+    """Return dropout, or at a probability of 0 the identity, whose call is six times as fast."""
+    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
 def make_norm(config: GPTConfig) -> nn.Module:

@@ -94,8 +94,12 @@ def test_any_memory_layout_gives_the_same_compiled_or_not_with_exact_gradients_i
     backwards = x.transpose(1, 2).transpose(-2, -1).contiguous().transpose(-2, -1)
     odd_offset = torch.cat((torch.zeros(2, 3, 5, 1), x.transpose(1, 2)), -1)[..., 1:]
     odd_step = torch.cat((x.transpose(1, 2), torch.zeros(2, 3, 5, 1)), -1)[..., :8]
-    for same in (x.transpose(1, 2), backwards, odd_offset, odd_step):
+    plain = x.transpose(1, 2).contiguous()
+    odd_start = torch.cat((torch.zeros(1), plain.flatten()))[1:].view(plain.shape)
+    for same in (plain, odd_start, x.transpose(1, 2), backwards, odd_offset, odd_step):
         close(turned(rope, same), wanted)
+        with torch.inference_mode():
+            close(turned(rope, same), wanted)
     compiled = torch.compile(lambda x: rotate(x, rope.table(x, 70)), backend="aot_eager", fullgraph=True)
     close(compiled(x), turned(rope, x, torch.arange(3) + 70))
     exact = x[0, :2].double().requires_grad_()
