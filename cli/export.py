@@ -12,7 +12,7 @@ from data.config import VOCABULARIES
 from generation.generate import generate_text
 from interop.card import PRIVATE, model_card
 from interop.config import ExportConfig
-from interop.huggingface import find_folder, from_huggingface, llama_cpp_losses, to_huggingface
+from interop.huggingface import find_folder, from_huggingface, to_huggingface
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
 from model.attention.code import run_code
 from model.size import count_parameters
@@ -80,8 +80,7 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path) -> list
         command=shlex.join(["python", "train.py", *changed_settings(checkpoint)]),
     )
     (unfinished / "README.md").write_text(card, encoding="utf-8")
-    losses = llama_cpp_losses(model, checkpoint.tokenizer.name)
-    return [f"{checkpoint.path} is now {folder}, a {kind}.", *(f"In llama.cpp {loss}." for loss in losses)]
+    return [f"{checkpoint.path} is now {folder}, a {kind}."]
 
 
 def card_sample(checkpoint: Checkpoint) -> str:

@@ -20,7 +20,6 @@ from torch import Tensor
 from common.errors import HuggingFaceError
 from common.files import from_json, read_foreign, regular
 from interop import find_folder, importing
-from interop.tokenizer import GGML_PRE
 from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
 from model.config import GPTConfig
@@ -174,21 +173,6 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     for file, content in (("config.json", config), ("generation_config.json", ends | {"pad_token_id": end_of_text})):
         (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return target.name
-
-
-def llama_cpp_losses(model: GPT, tokenizer: str) -> list[str]:
-    """Return the settings that a GGUF file cannot express, as NAME=VALUE with the effect."""
-    config = model.config
-    is_gpt2 = config.position == "learned"
-    has_window = any(attention.window for attention in model.attentions)
-    is_odd = config.inner != 4 * config.n_embd
-    losses = {
-        f"attention_window={config.attention_window} is ignored, so it computes other logits": has_window,
-        f"n_inner={config.inner} is taken for {4 * config.n_embd}, so it cannot load the file": is_gpt2 and is_odd,
-        "mlp=gelu is approximated by gelu_tanh": is_gpt2 and config.mlp == "gelu",
-        f"tokenizer={tokenizer} has no counterpart": tokenizer not in GGML_PRE,
-    }
-    return [loss for loss, occurs in losses.items() if occurs]
 
 
 def from_huggingface(where: str) -> GPT:

@@ -19,7 +19,6 @@ from common.errors import DataError
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from export import ExportConfig, export
-from interop.huggingface import llama_cpp_losses
 from runs.checkpoint import save_checkpoint
 from training.config import TrainConfig
 
@@ -62,20 +61,3 @@ def test_llama_cpp_gives_our_ids_and_log_probabilities(kind, tokenizer, tmp_path
         got = torch.tensor(theirs.scores[: len(ids)]).log_softmax(-1)
         difference = (got - model(torch.tensor([ids]))[0].log_softmax(-1)).abs().max()
         assert difference < (1e-2 if kind == "gpt2" else 1e-4), difference  # its GELU is a table in half precision
-
-
-@pytest.mark.parametrize(
-    ("settings", "tokenizer", "loss"),
-    [
-        ({"attention": "sdpa+window/sdpa", "attention_window": 4}, "bpe", "attention_window=4 is ignored"),
-        (GPT2 | {"n_inner": 48}, "gpt2", "n_inner=48 is taken for 128"),
-        (GPT2 | {"mlp": "gelu"}, "gpt2", "mlp=gelu is approximated by gelu_tanh"),
-        ({}, "byte", "tokenizer=byte has no counterpart"),
-        (GPT2, "o200k_base", None),
-        (LLAMA | {"n_inner": 48}, "bpe", None),
-    ],
-    ids=str,
-)
-def test_settings_that_a_gguf_file_cannot_carry_are_named(settings, tokenizer, loss):
-    losses = llama_cpp_losses(random_gpt(**settings), tokenizer)
-    assert len(losses) == (loss is not None) and all(each.startswith(loss) for each in losses)
