@@ -1,9 +1,8 @@
 """The work of sample.py: samples in the terminal or in a file, and an interactive session."""
 
-import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 
 import tiktoken
 import torch
@@ -23,9 +22,7 @@ from training.device import can_compile, choose_device, decoding_precision, memo
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
 A line that ends in \\ continues in the next one.
 Ctrl-C stops the text, Ctrl-D or /quit ends the session.
-/settings            list the settings that can be changed, with their values
-/temperature 0.5     change a setting for the next texts
-//text               a prompt that begins with a slash"""
+//text is a prompt that begins with a slash. /temperature 0.5 changes a setting for the next texts. The settings:"""
 CHANGEABLE = [*(field.name for field in fields(SamplingParams)), "seed", "num_samples", "special_tokens"]
 
 
@@ -74,8 +71,6 @@ def print_samples(
     tokens = encode_prompt(tokenizer, prompt, config.special_tokens)
     warn_if_cropped(tokens, model.config.block_size)
     shown_prompt = visible(prompt)
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
-        shown_prompt = f"\x1b[2m{shown_prompt}\x1b[0m"
 
     def heading(number: int) -> str:
         return f"--- sample {number + 1} of {count}\n{shown_prompt}" if count > 1 else shown_prompt
@@ -110,7 +105,7 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401
     text = ""
-    print("/help lists the commands.")
+    print("/help explains the session.")
     while True:
         # Read a line, and the next one after each backslash.
         try:
@@ -136,15 +131,10 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
 
 
 def run_line(line: str, config: SampleConfig) -> SampleConfig:
-    """Run a line that began with a slash; return the new settings."""
+    """Change the setting that a line names, or print the help; return the settings."""
     name, _, value = line.replace("=", " ", 1).partition(" ")
-    settings = {key: format_value(value) for key, value in asdict(config).items() if key in CHANGEABLE}
-    if name in settings and value.strip():
+    if name in CHANGEABLE and value.strip():
         return from_arguments(SampleConfig, [f"{name}={value.strip()}"], config)
-    if name == "settings":
-        print(*(visible(f"{key} {settings[key]}") for key in settings), sep="\n")
-    elif name in settings:
-        print(visible(f"{name} {settings[name]}"))
-    else:
-        print(HELP if name == "help" else f"there is no /{visible(name)}: /help lists the commands.")
+    settings = (visible(f"/{key} {format_value(getattr(config, key))}") for key in CHANGEABLE)
+    print(HELP, *settings, sep="\n")
     return config

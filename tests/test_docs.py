@@ -229,7 +229,7 @@ def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
     )
 
     def run(name, *words):
-        done = run_here(f"{name}.py", *words, cwd=tmp_path, stdin="the cat\n/settings\n")
+        done = run_here(f"{name}.py", *words, cwd=tmp_path, stdin="the cat\n/help\n")
         assert done.returncode == 0, (name, words, done.stderr)
 
     run("train", *TINY, "max_steps=2", "run_dir=outputs/DATE/TIME-xxxx")
