@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from common.errors import CheckpointError, SettingsError, naming, os_error_reason
+from common.errors import CheckpointError, SettingsError, naming
 from common.files import replace_text, writing
 from common.text import seen_from_here, visible
 from data.config import VOCABULARIES
@@ -121,12 +121,7 @@ def probe_checkpoint(config: EvalConfig, checkpoint: Checkpoint) -> None:
     figures = probe(checkpoint, scoring_params(checkpoint, config), config.data.path)
     print_columns([checkpoint], [], {})
     print(visible("\n".join(probe_lines(figures))), flush=True)
-    try:
-        replace_text(file, json.dumps(finite(figures), indent=1) + "\n")
-    except OSError as error:
-        raise SettingsError(
-            f"probes=true: {file} cannot be written ({os_error_reason(error)})", "copy the run elsewhere"
-        ) from None
+    replace_text(file, json.dumps(finite(figures), indent=1) + "\n")
     print(visible(f"figures     {seen_from_here(file)}"))
 
 

@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from common.console import close_console, open_console, print_error
 from common.errors import DeviceError, SettingsError, device_failed, first_line
@@ -33,7 +32,6 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
     if logging.lastResort:  # the handler of messages that no other handler takes
         logging.lastResort.setFormatter(LogFormatter())
     try:
-        refuse_deleted_folder()
         yield
     except BrokenPipeError:  # the reader of the output, such as head, has ended
         pass
@@ -58,14 +56,6 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
         os._exit(status)
     if status:
         sys.exit(status)
-
-
-def refuse_deleted_folder() -> None:
-    """Raise SettingsError if the working directory is gone: torch cannot be imported there."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise SettingsError("the working directory has been deleted", "change to a folder that exists") from None
 
 
 def sentence_for(error: BaseException) -> str | None:

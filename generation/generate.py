@@ -266,9 +266,6 @@ def generate_text(
         yield chunk.text
 
 
-complete_text = generate_text  # its name in version 0.1
-
-
 def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str, special_tokens: bool = False) -> list[int]:
     """Return a prompt's tokens as the start of a document: <|endoftext|>, then the text.
 

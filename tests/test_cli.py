@@ -232,11 +232,3 @@ def test_a_script_is_named_as_it_is_started_from_here(tmp_path, monkeypatch):
     assert started_by("sample.py") == "python sample.py"
     monkeypatch.chdir(tmp_path)
     assert started_by("sample.py") == f"python {os.path.relpath(ROOT / 'sample.py')}"
-
-
-@pytest.mark.parametrize("script", ["train.py", "sample.py", "eval.py", "export.py"])
-def test_a_deleted_working_directory_is_an_error_in_one_sentence(script, tmp_path):
-    command = f"rmdir {tmp_path}; {sys.executable} {ROOT / script} to=x"
-    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr == "error: the working directory has been deleted: change to a folder that exists.\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from unittest import mock
 
 import numpy as np
@@ -112,7 +111,8 @@ def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch):
     save_checkpoint(tmp_path / "step_1", model=model, tokenizer=encoding, config=TrainConfig(model=model.config))
     monkeypatch.setattr("cli.eval.probe", lambda *_: {})
     monkeypatch.setattr("cli.eval.probe_lines", lambda found: ["all figures"])
-    monkeypatch.setattr("cli.eval.replace_text", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
+    denied = PermissionError(13, "Permission denied", "step_1.probes.json")
+    monkeypatch.setattr("cli.eval.replace_text", mock.Mock(side_effect=denied))
     done = run_here("eval.py", "checkpoint=step_1", "probes=true", cwd=tmp_path)
     assert "all figures" in done.stdout and done.returncode == 1
-    assert re.search(r"probes=true: .*step_1\.probes\.json cannot be written \(Permission denied\): copy", done.stderr)
+    assert "error: step_1.probes.json cannot be used (Permission denied): check its name" in done.stderr
