@@ -57,7 +57,7 @@ def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
         check_tales(checkpoints[0])
         return []
     if config.data.path is None and checkpoints[0].encoding is None:
-        return score_task(config, checkpoints)
+        return score_task(config, checkpoints[0])
     with writing("page", config.page) if config.page else nullcontext() as page:
         return score_text(config, checkpoints, page)
 
@@ -95,24 +95,19 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint], page: Path | N
     return scores
 
 
-def score_task(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Evaluation]:
-    """Print and return the scores of checkpoints on the first one's task, on held-out sequences."""
-    task = learned_task(checkpoints[0])
-    block_size = checkpoints[0].model.config.block_size
-    if config.page:
-        raise SettingsError(f"page={config.page}: data={task.name} has no text to show", "leave it out")
-    for model in (checkpoint.model.config for checkpoint in checkpoints[1:]):
-        if (model.vocab_size or 0) < task.vocab_size or model.block_size < block_size:
-            problem = f"has {model.vocab_size} ids and windows of {model.block_size}, too few for {task.name}"
-            raise SettingsError(f"against={config.against} {problem}", "name another checkpoint")
+def score_task(config: EvalConfig, checkpoint: Checkpoint) -> list[Evaluation]:
+    """Print and return the score of a checkpoint on its task, on held-out sequences."""
+    task = learned_task(checkpoint)
+    block_size = checkpoint.model.config.block_size
+    for name, path in (("page", config.page), ("against", config.against)):
+        if path:
+            raise SettingsError(f"{name}={path} needs a text, and data={task.name} has none", "leave it out")
     batch_size = max(1, PASS_TOKENS // block_size)
-    results = [
-        evaluate(each.model, task, block_size, batch_size, scoring_params(each, config).autocast)
-        for each in checkpoints
-    ]
+    autocast = scoring_params(checkpoint, config).autocast
+    result = evaluate(checkpoint.model, task, block_size, batch_size, autocast)
     print(f"task        {task.name}: {HELD_OUT:,} held-out windows of {block_size:,} tokens")
-    print_columns(checkpoints, results, TASK_FIGURES)
-    return results
+    print_columns([checkpoint], [result], TASK_FIGURES)
+    return [result]
 
 
 def probe_checkpoint(config: EvalConfig, checkpoint: Checkpoint) -> None:
