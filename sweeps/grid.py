@@ -106,10 +106,6 @@ class Grid(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
         given = self.read(arguments)
-        # A grid takes values one by one, which an interval does not have.
-        for override in given.values():
-            if override.is_sweep_override() and not override.is_discrete_sweep():
-                raise SettingsError(f"{override.input_line} is no list of values", "write it as 1,2,3 or range(1,5)")
         jobs = [[*job, *variant] for job in combinations(given.values()) for variant in self.groups]
         self.check_jobs(jobs)
         with self.keeping_folder():
@@ -218,14 +214,14 @@ class Grid(Sweeper):
 
 
 def check_values(override: Override) -> None:
-    """Raise SettingsError for a range without values, finite numbers or a step."""
+    """Raise SettingsError unless an override lists values, of finite numbers and with a step."""
     values = vars(override.value())  # start, stop or end, and step
     is_finite = all(math.isfinite(value) for value in values.values() if isinstance(value, int | float))
     if not is_finite or values.get("step") == 0:  # which would never end
         problem = f"{override.input_line} must have finite numbers, and no step of 0"
         raise SettingsError(problem, "write it as range(1,5)")
-    if override.is_discrete_sweep() and next(override.sweep_string_iterator(), None) is None:
-        raise SettingsError(f"{override.input_line} has no value", "write it as 1,2,3 or range(1,5)")
+    if not override.is_discrete_sweep() or next(override.sweep_string_iterator(), None) is None:
+        raise SettingsError(f"{override.input_line} lists no value", "write it as 1,2,3 or range(1,5)")
 
 
 def combinations(overrides: Iterable[Override]) -> list[list[str]]:

@@ -316,7 +316,7 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
 @pytest.mark.parametrize(
     ("given", "arguments", "said"),
     [
-        ({}, "seed=interval(1,2)", "seed=interval(1,2) is no list of values: write it as 1,2,3"),
+        ({}, "seed=interval(1,2)", "seed=interval(1,2) lists no value: write it as 1,2,3"),
         ({"variants": 3}, "", "hydra.sweeper.variants=3 is no list of overrides: write 'hydra.sweeper.variants=["),
         ({"variants": "seed"}, "", "hydra.sweeper.variants=seed is no list of overrides"),
         ({"variants": []}, "", "hydra.sweeper.variants=[] is no list of overrides: write 'hydra.sweeper.variants=["),
@@ -324,7 +324,7 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
         ({"params": "x"}, "", "hydra.sweeper.params=x is no mapping: leave it out"),
         ({}, "seed=range(1,5,0)", "seed=range(1,5,0) must have finite numbers, and no step of 0: write it as "),
         ({}, "optimizer.lr=range(0.1,inf)", "optimizer.lr=range(0.1,inf) must have finite numbers"),
-        ({}, "seed=range(2,1)", "seed=range(2,1) has no value: write it as 1,2,3 or range(1,5)"),
+        ({}, "seed=range(2,1)", "seed=range(2,1) lists no value: write it as 1,2,3 or range(1,5)"),
     ],
 )
 def test_values_that_a_grid_cannot_take_are_refused_before_any_run(given, arguments, said, tmp_path):
