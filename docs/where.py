@@ -78,8 +78,10 @@ def main(folder: Path) -> None:
             tokens, trained = splits(checkpoint)
             if marks is None:
                 marks = repeated(checkpoint.tokenizer, trained, tokens)
-                share = f"{marks.mean():.2%} of the validation tokens"
-                print(f"{share} are repeated: they end in a run of {WORDS} words of the training text")
+                print(f"{marks.mean():.2%} of the validation tokens end in a run of {WORDS} words of the training text")
+                windows = windows_of(tokens, checkpoint.model.config.block_size)
+                share = np.mean([known_pairs(window).mean() for window in windows])
+                print(f"{share:.2%} of them and the token before occur in this order earlier in their window")
             figures[variant][seed] = bits(checkpoint, tokens, marks)
     base = figures["sdpa"]
     table = [["variant", "lr", "seeds", *(cell for name in COLUMNS for cell in (name, f"± {name}"))]]
@@ -140,19 +142,22 @@ def runs_of(words: list[bytes]) -> list[list[bytes]]:
 def bits(checkpoint: Checkpoint, tokens: np.ndarray, marks: np.ndarray) -> list[float]:
     """Return the bits per byte of each of COLUMNS, over whole windows that do not overlap."""
     length = checkpoint.model.config.block_size
-    count = (len(tokens) - 1) // length
     params = ScoringParams(torch.autocast("cpu", enabled=False))
-    windows = np.stack([tokens[index * length : index * length + length + 1] for index in range(count)])
-    nats = np.concatenate(
-        [token_nats(checkpoint.model, windows[index : index + 1], length, params) for index in range(count)]
-    )
+    windows = windows_of(tokens, length)
+    nats = np.concatenate([token_nats(checkpoint.model, window[None], length, params) for window in windows])
     sizes = token_bytes(checkpoint.tokenizer)[windows[:, 1:]]
-    targets = marks[1 : count * length + 1].reshape(count, length)
+    targets = marks[1 : nats.size + 1].reshape(nats.shape)
     quarter = np.arange(length) * QUARTERS // length
     masks = [np.broadcast_to(quarter == index, nats.shape) for index in range(QUARTERS)]
     known = np.stack([known_pairs(window) for window in windows])
     masks += [targets, ~targets, known, ~known, np.ones_like(targets)]
     return [float(nats[mask].sum() / sizes[mask].sum() / math.log(2)) if mask.any() else math.nan for mask in masks]
+
+
+def windows_of(tokens: np.ndarray, length: int) -> np.ndarray:
+    """Return the whole windows that do not overlap but for a target, (windows, length + 1)."""
+    starts = range(0, len(tokens) - length, length)
+    return np.stack([tokens[start : start + length + 1] for start in starts])
 
 
 def known_pairs(window: np.ndarray) -> np.ndarray:
