@@ -191,6 +191,8 @@ RECORDED = {  # runs of docs/results, by what makes a table of them
     "attention": ("sweeps.compare", "which_attention"),
     "attention_long": ("sweeps.compare", "which_attention"),
     "attention_prose": ("sweeps.compare", "which_attention"),
+    "attention_2048_code": ("sweeps.compare", "which_attention"),
+    "attention_2048_prose": ("sweeps.compare", "which_attention"),
     "recall_8192": ("docs.recall", "which_attention"),
     "scaling": ("docs.scaling_law", "which_attention"),
     "null_runs.csv": ("docs.decide_worth", "sweeps"),
