@@ -11,8 +11,8 @@ at the learning rate whose mean loss is lowest, the table has the bits per byte 
 - on known and on new pairs. A token's pair is known if the same two tokens, the one before it and it, occur earlier in
   the window, so that a head can find it there.
 
-The mean is over seeds, and ± is the standard error of the difference from attention=sdpa, paired by seed. Writes
-FOLDER/where.csv.
+The mean is over seeds, and ± is the standard error of the difference from the first variant, paired by seed.
+Writes FOLDER/where.csv.
 """
 
 import math
@@ -33,7 +33,8 @@ from data.prepare import prepare
 from data.tokenizer import token_bytes
 from generation.score import ScoringParams, token_nats
 from runs.checkpoint import Checkpoint, open_checkpoint
-from sweeps.leaderboard import csv_text, read_jobs
+from sweeps.compare import RATE, variants
+from sweeps.leaderboard import Job, csv_text, read_jobs
 
 WORDS = 16
 QUARTERS = 4
@@ -52,62 +53,63 @@ COLUMNS = (
 
 def main(folder: Path) -> None:
     # Group the finished runs by variant and learning rate.
-    runs: dict[tuple[str, float], dict[int, Path]] = defaultdict(dict)
-    losses: dict[tuple[str, float], list[float]] = defaultdict(list)
-    for job in read_jobs(folder):
-        if job.status == "finished" and job.summary.val_loss is not None:
-            config = open_checkpoint(str(job.directory)).meta.config
-            key = (variant_of(config), config["optimizer"]["lr"])
-            runs[key][config["seed"]] = job.directory
-            losses[key].append(job.summary.val_loss)
-    if not runs:
+    jobs = [job for job in read_jobs(folder) if job.status == "finished" and job.summary.val_loss is not None]
+    if not jobs:
         raise SettingsError(f"{folder} has no finished run", "give the folder of a sweep")
+    runs: dict[tuple[str, str], list[Job]] = defaultdict(list)
+    for variant, job in zip(variants(jobs), jobs, strict=True):
+        runs[variant, job.settings.get(RATE, "")].append(job)
 
     # Choose each variant's rate among those with the most seeds.
-    best: dict[str, tuple[str, float]] = {}
-    for key in sorted(losses, key=lambda each: (-len(losses[each]), statistics.mean(losses[each]))):
-        best.setdefault(key[0], key)
+    best: dict[str, tuple[str, list[Job]]] = {}
+    for (variant, rate), group in sorted(runs.items(), key=lambda item: (-len(item[1]), mean_loss(item[1]))):
+        best.setdefault(variant, (rate, group))
+
+    # Tell the tokens apart: all runs have the same.
+    baseline = variants(jobs)[0]
+    windows, masks = read_tokens(open_checkpoint(str(jobs[0].directory)))
 
     # Compare each seed of a variant with the same seed of the baseline.
-    marks: np.ndarray | None = None
-    figures: dict[str, dict[int, list[float]]] = {}
-    for variant, key in best.items():
-        figures[variant] = {}
-        for seed, run in runs[key].items():
-            checkpoint = open_checkpoint(str(run))
-            tokens, trained = splits(checkpoint)
-            if marks is None:
-                marks = repeated(checkpoint.tokenizer, trained, tokens)
-                print(f"{marks.mean():.2%} of the validation tokens end in a run of {WORDS} words of the training text")
-                windows = windows_of(tokens, checkpoint.model.config.block_size)
-                share = np.mean([known_pairs(window).mean() for window in windows])
-                print(f"{share:.2%} of them and the token before occur in this order earlier in their window")
-            figures[variant][seed] = bits(checkpoint, tokens, marks)
-    base = figures["sdpa"]
+    figures = {
+        variant: {job.summary.seed: bits(open_checkpoint(str(job.directory)), windows, masks) for job in group}
+        for variant, (_, group) in best.items()
+    }
+    base = figures[baseline]
     table = [["variant", "lr", "seeds", *(cell for name in COLUMNS for cell in (name, f"± {name}"))]]
     for variant, by_seed in sorted(figures.items(), key=lambda item: np.mean([each[-1] for each in item[1].values()])):
-        row = [variant, f"{best[variant][1]:g}", str(len(by_seed))]
+        row = [variant, best[variant][0], str(len(by_seed))]
         for column in range(len(COLUMNS)):
             row.append(f"{statistics.mean(each[column] for each in by_seed.values()):.4f}")
             differences = [by_seed[seed][column] - base[seed][column] for seed in by_seed if seed in base]
-            row.append(error_of(differences) if variant != "sdpa" else "–")
+            row.append(error_of(differences) if variant != baseline else "–")
         table.append(row)
         print(*row, sep="  ", flush=True)
     replace_text(folder / "where.csv", csv_text(table))
 
 
-def variant_of(config: dict) -> str:
-    """Return the attention and what else of the model a comparison of forms varies."""
-    model = config["model"]
-    extra = "" if model["position"] == "rope" else f" model.position={model['position']}"
-    return f"{model['attention']}{extra}"
+def mean_loss(jobs: list[Job]) -> float:
+    return statistics.mean(job.summary.val_loss or 0 for job in jobs)
 
 
-def splits(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of the validation and of the training split, (N,) each."""
+def read_tokens(checkpoint: Checkpoint) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the windows of the validation text (W, T + 1), and a mask of the targets (W, T) for each of COLUMNS.
+
+    Prints the shares of repeated tokens and of known pairs.
+    """
     config = checkpoint.meta.config
     data = prepare(from_json(DataConfig, config["data"]), from_json(TokenizerConfig, config["tokenizer"]))
-    return np.asarray(data.val[:]), np.asarray(data.train[:])
+    tokens = np.asarray(data.val[:])
+    marks = repeated(checkpoint.tokenizer, np.asarray(data.train[:]), tokens)
+    print(f"{marks.mean():.2%} of the validation tokens end in a run of {WORDS} words of the training text")
+
+    length = checkpoint.model.config.block_size
+    windows = windows_of(tokens, length)
+    known = np.stack([known_pairs(window) for window in windows])
+    print(f"{known.mean():.2%} of them and the token before occur in this order earlier in their window")
+    targets = marks[1 : known.size + 1].reshape(known.shape)
+    quarter = np.arange(length) * QUARTERS // length
+    quarters = [np.broadcast_to(quarter == index, known.shape) for index in range(QUARTERS)]
+    return windows, [*quarters, targets, ~targets, known, ~known, np.ones_like(known)]
 
 
 def repeated(tokenizer: tiktoken.Encoding, trained: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -138,19 +140,12 @@ def runs_of(words: list[bytes]) -> list[list[bytes]]:
     return [words[start : start + WORDS] for start in range(len(words) - WORDS + 1)]
 
 
-@torch.inference_mode()
-def bits(checkpoint: Checkpoint, tokens: np.ndarray, marks: np.ndarray) -> list[float]:
-    """Return the bits per byte of each of COLUMNS, over whole windows that do not overlap."""
-    length = checkpoint.model.config.block_size
+def bits(checkpoint: Checkpoint, windows: np.ndarray, masks: list[np.ndarray]) -> list[float]:
+    """Return the bits per byte of each of COLUMNS."""
+    length = windows.shape[1] - 1
     params = ScoringParams(torch.autocast("cpu", enabled=False))
-    windows = windows_of(tokens, length)
     nats = np.concatenate([token_nats(checkpoint.model, window[None], length, params) for window in windows])
     sizes = token_bytes(checkpoint.tokenizer)[windows[:, 1:]]
-    targets = marks[1 : nats.size + 1].reshape(nats.shape)
-    quarter = np.arange(length) * QUARTERS // length
-    masks = [np.broadcast_to(quarter == index, nats.shape) for index in range(QUARTERS)]
-    known = np.stack([known_pairs(window) for window in windows])
-    masks += [targets, ~targets, known, ~known, np.ones_like(targets)]
     return [float(nats[mask].sum() / sizes[mask].sum() / math.log(2)) if mask.any() else math.nan for mask in masks]
 
 
