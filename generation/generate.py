@@ -20,6 +20,7 @@ from model.cache import KVCache
 from model.cpu import store_by_columns
 from model.gpt import GPT
 from model.layers import cumulative_sum
+from model.row import block_steps
 
 Logits = Float[Tensor, "B V"]
 
@@ -50,6 +51,7 @@ class Decoder:
         self.device = model.token_embedding.weight.device
         if not model.training:  # else the optimizer's state is stored as the weights are
             store_by_columns(model)
+        self.row_blocks = block_steps(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
         """Return the logits of the next token of a new batch of texts of 1 to block_size tokens.
@@ -93,6 +95,7 @@ class Decoder:
 
     def _forward(self, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None = None) -> Logits:
         """Return the logits after the last token, in float32."""
+        is_row = tokens.numel() == 1 and doc_starts is None and self.cache.doc_starts is None
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
             # A prefill, at position 0, is not compiled: every length of a prompt would compile again.
             compiled = self.model.runtime.compiled_hidden if self.cache.position else None
@@ -101,6 +104,7 @@ class Decoder:
                 copy_to(self.device, tokens),
                 doc_starts=doc_starts,
                 cache=self.cache,
+                blocks=self.row_blocks if is_row else None,
             )  # (B, T, C)
             return self.model.logits(x[:, -1]).float()
 

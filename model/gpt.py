@@ -114,9 +114,11 @@ class GPT(nn.Module):
         doc_starts: DocStarts = None,
         cache: KVCache | None = None,
         ctx: AttentionContext | None = None,
+        blocks: Sequence[Callable[[Stream, AttentionContext], Stream]] | None = None,
     ) -> Stream:
         """Return the residual stream after the last block, before final_norm.
 
+        blocks: called instead of the model's own: those of model/row.py compute the same for a single token.
         ctx: the state that the layers share; a caller that passes one in can read their auxiliary loss afterwards.
         forward() explains the other arguments.
         """
@@ -144,7 +146,7 @@ class GPT(nn.Module):
         if self.config.position == "learned":
             x = x + self.embed_positions(ctx.past, T, doc_starts)
         x = self.dropout(x)
-        for block in self.blocks:
+        for block in blocks or self.blocks:
             x = block(x, ctx)
         if cache is not None:
             cache.position += T  # only now: all layers write at the same position
@@ -289,8 +291,12 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
 
     def forward(self, x: Stream) -> Stream:
-        gate, up = self.gate_up_proj(x).chunk(2, -1)  # (B, T, 2 inner) -> twice (B, T, inner)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(self.activation(self.gate_up_proj(x)))
+
+    @staticmethod
+    def activation(gate_up: Float[Tensor, "*lead both"]) -> Float[Tensor, "*lead inner"]:
+        gate, up = gate_up.chunk(2, -1)  # (B, T, 2 inner) -> twice (B, T, inner)
+        return F.silu(gate) * up
 
 
 def make_dropout(config: GPTConfig) -> nn.Module:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from common.errors import SettingsError
 from model.config import AttentionConfig
-from model.cpu import decodes
 
 YARN_TURNS = 32.0, 1.0  # in the trained length: YaRN interpolates between these (β and α)
 LLAMA3_TURNS = 4.0, 1.0  # as Llama 3 does between these
@@ -117,10 +116,6 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
     channels = 2 * rotation.shape[-2]
     if channels < x.shape[-1]:
         return torch.cat((rotate(x[..., :channels], rotation), x[..., channels:]), -1)
-    if decodes(x) and x.is_contiguous() and x.storage_offset() % 2 == 0:
-        # Views by type take 5 µs instead of 11 for 6 heads of 64; they have no gradient.
-        points = x.view(torch.complex64)
-        return (points * torch.view_as_complex(rotation)).view(x.dtype)
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     pairs = wide.unflatten(-1, (-1, 2))  # (…, H, T, D) -> (…, H, T, D/2, 2)
     if torch.compiler.is_compiling():

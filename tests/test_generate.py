@@ -27,6 +27,8 @@ from generation.speed import decode_rate
 from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT
+from runs.checkpoint import open_checkpoint, save_checkpoint
+from training.config import TrainConfig
 
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
 
@@ -160,15 +162,29 @@ def test_logprobs_are_the_models_own_before_any_filter_and_a_penalty_keeps_a_tex
     assert len(set(once)) == 40 and 1 not in once  # no token of the text or the prompt comes again
 
 
-@pytest.mark.parametrize("attention", [*FORMS, *(f"sdpa+{name}" for name in MODIFIERS), "delta+conv/sdpa+gate"])
+OTHERS = [
+    dict(position="alibi"),
+    dict(position="learned", norm="layernorm", mlp="gelu", bias=True, qkv_bias=True, qk_norm=False),
+    dict(rope_fraction=0.5),
+    dict(attention="sdpa+window/sdpa", attention_window=5, mlp="relu2"),
+    dict(ngrams=[2], logit_softcap=10.0, tie_embeddings=True, dropout=0.5),
+]
+
+
+@pytest.mark.parametrize(
+    "model_settings",
+    [dict(attention=name) for name in [*FORMS, *(f"sdpa+{name}" for name in MODIFIERS), "delta+conv/sdpa+gate"]]
+    + OTHERS,
+    ids=lambda one: one.get("attention") or "+".join(one),
+)
 @pytest.mark.parametrize("batch", [1, 3])
 @torch.inference_mode()
-def test_decoding_in_float32_is_the_full_pass(attention, batch, monkeypatch):
-    """Two threads share even small weights, by columns and by rows, as they share a large model's."""
+def test_decoding_in_float32_is_the_full_pass(model_settings, batch, monkeypatch):
+    """Two threads share even small weights, as they share a large model's."""
     monkeypatch.setattr(model.cpu, "LARGE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    window = 5 if "window" in attention else None
-    gpt = random_gpt(attention=attention, n_kv_head=2, attention_window=window, block_size=24)
+    window = dict(attention_window=5) if "window" in model_settings.get("attention", "") else {}
+    gpt = random_gpt(**(dict(n_kv_head=2, block_size=24) | window | model_settings))
     exact = copy.deepcopy(gpt).double()
     tokens = torch.randint(61, (batch, 24), generator=torch.Generator().manual_seed(1))
     decoder = Decoder(gpt)
@@ -178,7 +194,25 @@ def test_decoding_in_float32_is_the_full_pass(attention, batch, monkeypatch):
     wanted = exact(tokens)[:, 8:].log_softmax(-1).float()
     assert torch.equal(got.argmax(-1), wanted.argmax(-1))
     close(got, wanted, rtol=0, atol=1e-4)
-    assert gpt.lm_head.weight.stride() == (1, 61) and gpt.blocks[0].mlp.down_proj.weight.is_contiguous()
+    assert gpt.lm_head.weight.stride() == (1, 61)
+    assert decoder.row_blocks and all(step not in gpt.blocks for step in decoder.row_blocks)
+
+
+def test_a_model_that_has_decoded_is_saved_opened_and_trained_as_before(tmp_path):
+    gpt = byte_gpt().eval()
+    before = copy.deepcopy(gpt)
+    list(generate_text(gpt, BYTE, "a", max_new_tokens=2))
+    assert gpt.blocks[0].mlp.down_proj.weight.stride()[0] == 1  # by columns
+    save_checkpoint(tmp_path / "step_1", model=gpt, tokenizer=BYTE, config=TrainConfig(model=gpt.config))
+    opened = open_checkpoint(tmp_path / "step_1").model
+    tokens = torch.arange(20).view(2, 10)
+    for each in gpt, before, opened:
+        each.train()(tokens, tokens).backward()
+    for name, weight in before.named_parameters():
+        for each in gpt, opened:
+            other = each.get_parameter(name)
+            assert torch.equal(other, weight)
+            close(other.grad, weight.grad)
 
 
 def test_nothing_but_the_tokens_is_changed():
