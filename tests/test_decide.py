@@ -209,6 +209,19 @@ def test_the_pages_table_of_pairs_is_that_of_the_recorded_ones():
         assert judge(differences, ALPHA / len(pairs)) == ""
 
 
+def test_the_pages_claims_from_scratch_are_those_of_the_recorded_pairs():
+    differences = defaultdict[str, list[float]](list)
+    with (ROOT / "docs/results/claims_pairs.csv").open() as file:
+        for row in csv.DictReader(file):
+            differences[row["variant"]].append(float(row["val_bpb"]) - float(row["val_bpb_of_first"]))
+    page = (ROOT / "docs/which_attention.md").read_text(encoding="utf-8").replace("−", "-")
+    for known in differences.values():
+        low, high = confidence_sequence(known, ALPHA / len(differences))
+        verdict = judge(known, ALPHA / len(differences)) or f"open after {len(known)} pairs, then stopped"
+        interval = f"{np.median(known):+.4f} ({low:+.4f} to {high:+.4f})"
+        assert f"| {np.mean(known):+.4f} | {interval} | {verdict} |" in page
+
+
 def decide(max_pairs: int = 12, variants: list[str] | None = VARIANTS, **others) -> Decide:
     asked = {"metric": "val_bpb", "delta": None, "give_up": None, "baseline": None, "confirm": None} | others
     return Decide(**asked, max_pairs=max_pairs, variants=variants)
