@@ -181,5 +181,7 @@ if __name__ == "__main__":
         print_laws()
     elif typed == "nights":
         print_nights()
-    else:
+    elif Path(typed).is_file():
         print_runs(Path(typed))
+    else:
+        sys.exit(__doc__)

@@ -93,6 +93,8 @@ def field() -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.exit(__doc__)
     IMAGES.mkdir(exist_ok=True)
     weights()
     masks()

@@ -109,8 +109,8 @@ def accuracies(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        sys.exit("usage: python docs/measured.py FOLDER [RECALL]")
+    if len(sys.argv) not in (2, 3) or not Path(sys.argv[1]).is_dir():
+        sys.exit(__doc__)
     try:
         main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) == 3 else None)
     except SettingsError as error:

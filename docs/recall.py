@@ -81,6 +81,6 @@ def table(runs: list[dict[str, str]]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python docs/recall.py FOLDER")
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit(__doc__)
     main(Path(sys.argv[1]))

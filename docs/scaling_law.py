@@ -118,6 +118,6 @@ def main(sweep: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (2, 3) or not Path(sys.argv[1]).is_dir():
         sys.exit(__doc__)
     main(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) == 3 else f"{sys.argv[1]}/scaling_law.png"))

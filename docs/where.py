@@ -173,8 +173,8 @@ def error_of(differences: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python docs/where.py FOLDER")
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit(__doc__)
     try:
         main(Path(sys.argv[1]))
     except SettingsError as error:
