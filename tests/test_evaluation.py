@@ -58,6 +58,8 @@ def test_an_evaluation_scores_a_fifth_of_the_targets_that_the_steps_before_it_to
     # Half of what was trained on, unless others come before it: then no fewer than they score.
     assert scored(2) == 2048 and scored(2, eval_interval=1) == FEWEST_SCORED
     assert all(scored(steps) <= steps * 2048 // 2 for steps in (1, 3, 10, 100, 150, 151, 1000))
+    # A forward pass takes a third of a step: by default all evaluations take about a tenth of the run.
+    assert 0.09 < (2 * scored() + scored(450)) / 3 / (450 * 2048) < 0.12
 
 
 @pytest.fixture

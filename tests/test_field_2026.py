@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from conftest import close, layer, random_gpt
 
 from common.errors import SettingsError
-from model.attention import AttentionContext, make_attention
+from model.attention import MODIFIERS, AttentionContext, make_attention
 from model.attention.check import CHECKS, make_layer
 from model.attention.sparse import blockwise
 from model.cache import KVCache
@@ -230,3 +230,23 @@ def test_what_each_costs():
     )
     for attention, numbers in (kept | {"delta": state, "kda": state}).items():
         assert cache_bytes_per_token(GPT(model(attention).config)) == 4 * numbers
+
+
+def test_the_weights_of_each_are_those_of_the_pages_prices():
+    """Those of norms are left out, as on the page."""
+    C, H, Hkv, D, V = 32, 4, 2, 8, 50
+
+    def weights(attention, n_kv_head=Hkv):
+        config = GPTConfig(attention=attention, n_embd=C, n_head=H, n_kv_head=n_kv_head, vocab_size=V)
+        parameters = make_attention(config).named_parameters()
+        return sum(weight.numel() for name, weight in parameters if "norm" not in name)
+
+    added = {"sink": H, "gate": C * H, "gate_element": C * H * D, "gate_silu": C * H * D, "xsa": H, "value_residual": 2}
+    added |= {"value_embedding": V * Hkv * D + C * Hkv, "diff": C * H * D + C * H, "forget": H * (C + 1), "fade": H}
+    added |= {"logn": H, "key_offset": 0, "conv": 4 * D * (H + 2 * Hkv), "joint_norm": 0}
+    plain = weights("sdpa")
+    assert {name: weights(f"sdpa+{name}") - plain for name in MODIFIERS} == added
+    assert weights("gta") == plain - C * (Hkv * D - D // 2)
+    assert weights("index") == plain + C * (H * D // 2 + D + H // 2)
+    latent = C * H * D // 2 + C * (4 * D + D // 2) + 8 * H * D**2
+    assert weights("mla") == weights("sdpa", n_kv_head=H) - 2 * C * H * D + latent
