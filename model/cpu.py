@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
 LARGE = 100_000
-"""Weights from which a product of one row is worth sharing between threads."""
+"""Weights from which a decoded product has a faster way than F.linear."""
 SHORT = 256
 """Queries and keys up to which plain products beat the fused kernels."""
 
@@ -33,7 +33,7 @@ def decodes(x: Float[Tensor, "..."]) -> bool:
 
 
 def store_by_columns(model: nn.Module) -> None:
-    """Store the matrices of linear layers by columns, as multiply_row() reads them.
+    """Store the matrices of linear layers by columns, as multiply() reads them.
 
     Shapes and values stay, and no second copy remains.
     """
@@ -49,23 +49,28 @@ def store_by_columns(model: nn.Module) -> None:
                 module.weight.data = module.weight.data.t().contiguous().t()
 
 
-def multiply_row(
-    x: Float[Tensor, "*one C"], weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None
-) -> Float[Tensor, "*one N"]:
-    """Return x Wᵀ + b of a single row.
+def multiply(
+    x: Float[Tensor, "*lead C"], weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None
+) -> Float[Tensor, "*lead N"]:
+    """Return x Wᵀ + b in decoding.
 
-    Each number of x weighs a column of W. FBGEMM's kernel for bags of embeddings makes this sum at the speed of the
-    memory: 37 GB/s with one thread and 64 with two, where MKL's product takes 24, and 17 by rows (AVX-512, 2304 × 768).
+    Each number of a row x weighs a column of W. FBGEMM's kernel for bags of embeddings makes this sum at the speed of
+    the memory: 37 GB/s with one thread and 64 with two, where MKL's product takes 24, and 17 by rows (AVX-512,
+    2304 × 768). Several rows are a product of matrices, for which oneDNN takes half of MKL's time (32 × 384 × 1152).
     """
     N, C = weight.shape
-    if weight.numel() < LARGE or weight.stride(0) != 1 or not has_fbgemm():
+    if weight.numel() < LARGE:
+        return F.linear(x, weight, bias)
+    if x.numel() != C:
+        with fast_products():
+            return F.linear(x, weight, bias)
+    if weight.stride(0) != 1 or not has_fbgemm():
         return F.linear(x, weight, bias)
     # Each thread sums up a bag, its share of the columns.
     threads = torch.get_num_threads()
     channels, starts = shares(C, threads)
-    sums = torch.embedding_bag(weight.detach().t(), channels, starts, per_sample_weights=x.reshape(C))[
-        0
-    ]  # (threads, N)
+    columns = weight.detach().t()  # (C, N)
+    sums, *_ = torch.embedding_bag(columns, channels, starts, per_sample_weights=x.reshape(C))  # (threads, N)
     y = sums.sum(0) if threads > 1 else sums
     y = y.view(*x.shape[:-1], N)
     return y if bias is None else y + bias

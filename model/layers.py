@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model.cpu import FusedRMSNorm, decodes, multiply_row, normalize, trains_norm
+from model.cpu import FusedRMSNorm, decodes, multiply, normalize, trains_norm
 
 SIDE = 64  # of the triangular matrix that sums
 
@@ -21,8 +21,8 @@ class Linear(nn.Linear):
         self.parts = parts
 
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead N"]:
-        if x.numel() == self.in_features and decodes(x) and type(self.weight) is nn.Parameter:
-            return multiply_row(x, self.weight, self.bias)
+        if decodes(x) and type(self.weight) is nn.Parameter:
+            return multiply(x, self.weight, self.bias)
         return super().forward(x)
 
 

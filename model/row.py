@@ -16,7 +16,7 @@ from model.attention.context import AttentionContext
 from model.attention.functions import SOFTMAX
 from model.attention.layer import NORM_EPS, MultiHeadAttention
 from model.attention.registry import FORMS
-from model.cpu import decodes, multiply_row, normalize
+from model.cpu import decodes, multiply, normalize
 from model.gpt import GPT, MLP, Block, SwiGLU
 from model.layers import Linear, RMSNorm
 
@@ -60,7 +60,7 @@ def linear_step(linear: nn.Module) -> Step:
         return linear
     weight = linear.weight
     bias = linear.bias
-    return lambda x: multiply_row(x, weight, bias)
+    return lambda x: multiply(x, weight, bias)
 
 
 def mlp_step(mlp: nn.Module) -> Step:
