@@ -1,12 +1,13 @@
 """Tokens to batches: the sequences of a step are a function of the seed and the step.
 
-A sequence has block_size inputs, and as their targets the token after each: block_size + 1 tokens in all. A step takes
-batch_size sequences. Nothing is remembered from one step to the next. So a resumed run continues exactly, and
-the processes that share a step divide its sequences without communication.
+A sequence is block_size + 1 tokens in a row. All but the last are the inputs, all but the first their targets: each
+input's target is the token after it. A step takes batch_size sequences. Nothing is remembered from one step to the
+next. So a resumed run continues exactly, and the processes that share a step divide its sequences without
+communication.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -28,12 +29,16 @@ class Batch(NamedTuple):
     doc_starts: np.ndarray | None = None
     """The position where each input's document begins, if documents are masked."""
 
+    @classmethod
+    def of(cls, sequences: np.ndarray, separator: int | None) -> "Batch":
+        """Return the batch of sequences (B, T + 1), with doc_starts if given a `separator`."""
+        inputs = sequences[:, :-1]
+        targets = sequences[:, 1:]
+        return cls(inputs, targets, None if separator is None else document_starts(inputs, separator))
 
-def random_stream(*key: object) -> np.random.RandomState:
-    """Return a random generator seeded by a hash of `key`, the same in every numpy version."""
-    # RandomState is frozen by numpy's policy, unlike default_rng().
-    digest = hashlib.sha256(" ".join(map(str, key)).encode()).digest()
-    return np.random.RandomState(np.frombuffer(digest, dtype="<u4"))
+
+StepBatch = Callable[[int, int, int], Batch]
+"""batch(step, start, stop): the sequences `start` to `stop` of a step."""
 
 
 class Batches:
@@ -47,7 +52,6 @@ class Batches:
     def __init__(
         self,
         tokens: Tokens,
-        *,
         block_size: int,
         batch_size: int,
         seed: int,
@@ -60,38 +64,58 @@ class Batches:
         # for a single one keeps it.
         self.sequences_per_epoch = max(1, len(tokens) // block_size - 1)
         # Keep two epochs in memory: a batch may have the last sequences of one and the first of the next.
-        self._epoch = lru_cache(maxsize=2)(self._order)
+        self.epoch = lru_cache(maxsize=2)(self.draw_epoch)
 
     def batch(self, step: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Return a step's sequences from `start` to `stop`, or all: int64 (B, block_size + 1)."""
-        # Count the sequences of all steps: step 0 has numbers 0 to batch_size - 1, step 1 the next, and so on. Divided
-        # by the sequences of an epoch, a number gives the epoch and the place in its order.
-        in_step = np.arange(start, self.batch_size if stop is None else stop)
-        epochs, places = np.divmod(step * self.batch_size + in_step, self.sequences_per_epoch)
-
-        # Look up where each sequence begins in the text, (B,).
-        first_tokens = np.empty_like(places)
-        for epoch in np.unique(epochs):  # usually one, or two where an epoch ends
-            offset, order = self._epoch(int(epoch))
-            in_epoch = epochs == epoch
-            first_tokens[in_epoch] = offset + order[places[in_epoch]] * self.block_size
+        # Count the sequences of all steps: step 0 has numbers 0 to batch_size - 1, step 1 the next, and so on.
+        first = step * self.batch_size
+        in_step = range(start, self.batch_size if stop is None else stop)
+        first_tokens = [self.first_token(first + place) for place in in_step]
         return sequences_at(self.tokens, first_tokens, self.block_size + 1)
 
-    def _order(self, epoch: int) -> tuple[int, np.ndarray]:
+    def first_token(self, number: int) -> int:
+        """Return the position in the text at which sequence `number` of the run begins."""
+        epoch, place = divmod(number, self.sequences_per_epoch)
+        offset, order = self.epoch(epoch)
+        return offset + int(order[place]) * self.block_size
+
+    def draw_epoch(self, epoch: int) -> tuple[int, np.ndarray]:
         """Return an epoch's offset, and its sequences' numbers in random order."""
         random = random_stream(self.seed, epoch)
         count = self.sequences_per_epoch
-        # The last sequence's last target is token offset + count * block_size. An offset below `room` keeps it in the
-        # text.
+        # The last target of the last sequence is token offset + count * block_size, which must be in the text.
         room = len(self.tokens) - count * self.block_size
         offset = int(random.random_sample() * room)
         return offset, random.permutation(count)
 
 
-def sequences_at(tokens: Tokens, first_tokens: np.ndarray, length: int) -> np.ndarray:
-    """Return `length` tokens from each position of `first_tokens` (B,), int64 (B, length)."""
+def evaluation_batches(
+    tokens: Tokens, block_size: int, batch_size: int, max_tokens: int | None = None
+) -> Iterator[np.ndarray]:
+    """Yield sequences in the order of the text, int64 (B, T + 1).
+
+    Every token but the first is a target once. T is block_size; one shorter sequence at the end has the rest. From a
+    text with more than `max_tokens` inputs, yield max_tokens // block_size sequences (at least one), evenly spaced.
+    """
+    targets = len(tokens) - 1
+    whole, rest = divmod(targets, block_size)  # the sequences that the text has, and the targets left
+    count = whole
+    if max_tokens is not None and targets > max_tokens:
+        count = max(1, max_tokens // block_size)
+        rest = 0
+    first_tokens = [number * whole // count * block_size for number in range(count)]
+    for first in range(0, count, batch_size):
+        yield sequences_at(tokens, first_tokens[first : first + batch_size], block_size + 1)
+    # The rest is shorter than the others, so it fills a batch alone.
+    if rest:
+        yield sequences_at(tokens, [targets - rest], rest + 1)  # (1, rest + 1)
+
+
+def sequences_at(tokens: Tokens, first_tokens: Iterable[int], length: int) -> np.ndarray:
+    """Return `length` tokens from each position of `first_tokens` on, int64 (B, length)."""
     # Shards have slices, but no arrays of indices. A slice reads its own tokens alone from the disk.
-    return np.stack([tokens[first : first + length] for first in first_tokens.tolist()]).astype(np.int64)
+    return np.stack([tokens[first : first + length] for first in first_tokens]).astype(np.int64)
 
 
 def document_starts(tokens: np.ndarray, separator: int) -> np.ndarray:
@@ -104,36 +128,18 @@ def document_starts(tokens: np.ndarray, separator: int) -> np.ndarray:
     return np.maximum.accumulate(places, axis=-1)
 
 
-def evaluation_batches(
-    tokens: Tokens, *, block_size: int, batch_size: int, max_tokens: int | None = None
-) -> Iterator[np.ndarray]:
-    """Yield sequences in the order of the text, int64 (B, T + 1).
-
-    Every token but the first is a target once. T is block_size; one shorter sequence at the end has the rest. From a
-    text with more than `max_tokens` inputs, yield max_tokens // block_size sequences (at least one), evenly spaced.
-    """
-    targets = len(tokens) - 1
-    whole = targets // block_size
-    if max_tokens is None or targets <= max_tokens:
-        first_tokens = np.arange(whole) * block_size
-        rest = targets % block_size
-    else:
-        count = max(1, max_tokens // block_size)
-        chosen = np.arange(count) * whole // count  # of the `whole` sequences
-        first_tokens = chosen * block_size
-        rest = 0
-    for first in range(0, len(first_tokens), batch_size):
-        yield sequences_at(tokens, first_tokens[first : first + batch_size], block_size + 1)
-    # The rest is shorter than the others, so it fills a batch alone.
-    if rest:
-        yield sequences_at(tokens, np.array([targets - rest]), rest + 1)  # (1, rest + 1)
+def random_stream(*key: object) -> np.random.RandomState:
+    """Return a random generator seeded by a hash of `key`, the same in every numpy version."""
+    # RandomState is frozen by numpy's policy, unlike default_rng().
+    digest = hashlib.sha256(" ".join(map(str, key)).encode()).digest()
+    return np.random.RandomState(np.frombuffer(digest, dtype="<u4"))
 
 
 @dataclass(frozen=True)
 class TokenDataset:
     """The tokens of a text, with the methods that training and evaluation call.
 
-    TaskData of tasks.py has the same methods, and needs arguments that this class ignores.
+    TaskData of tasks.py has the same methods; there more of them depend on block_size.
     """
 
     tokenizer: Encoding
@@ -145,6 +151,31 @@ class TokenDataset:
     """The text in words."""
     document_mask: bool = False
     """Whether attention is confined to each token's document."""
+
+    def training(
+        self,
+        block_size: int,
+        batch_size: int,
+        seed: int,
+    ) -> StepBatch:
+        """Return batch(step, start, stop): sequences `start` to `stop` of a step, deterministic."""
+        batches = Batches(self.train, block_size, batch_size, seed)
+        return lambda step, start, stop: Batch.of(batches.batch(step, start, stop), self.separator)
+
+    def validation(
+        self,
+        block_size: int,
+        batch_size: int,
+        max_tokens: int | None = None,
+    ) -> Iterator[Batch]:
+        """Yield the validation text in batches, as evaluation_batches() orders it."""
+        sequences = evaluation_batches(self.val, block_size, batch_size, max_tokens)
+        return (Batch.of(each, self.separator) for each in sequences)
+
+    @property
+    def separator(self) -> int | None:
+        """The token before which attention ends, if documents are masked."""
+        return self.tokenizer.eot_token if self.document_mask else None
 
     @property
     def vocab_size(self) -> int:
@@ -168,29 +199,3 @@ class TokenDataset:
             if len(tokens) <= block_size:
                 problem = f"the {name} split has {len(tokens):,} tokens, too few for model.block_size={block_size}"
                 raise DataError(problem, "choose a smaller one, more text, or another data.val_fraction")
-
-    def training(
-        self,
-        block_size: int,
-        batch_size: int,
-        seed: int,
-    ) -> Callable[[int, int, int], Batch]:
-        """Return batch(step, start, stop): sequences `start` to `stop` of a step, deterministic."""
-        batches = Batches(self.train, block_size=block_size, batch_size=batch_size, seed=seed)
-        return lambda step, start, stop: self._as_batch(batches.batch(step, start, stop))
-
-    def validation(
-        self,
-        block_size: int,
-        batch_size: int,
-        max_tokens: int | None = None,
-    ) -> Iterator[Batch]:
-        """Yield the validation text in batches, as evaluation_batches() orders it."""
-        sequences = evaluation_batches(self.val, block_size=block_size, batch_size=batch_size, max_tokens=max_tokens)
-        return map(self._as_batch, sequences)
-
-    def _as_batch(self, sequences: np.ndarray) -> Batch:
-        """Return sequences (B, T + 1) as inputs, targets (each one token later) and doc_starts."""
-        inputs = sequences[:, :-1]
-        doc_starts = document_starts(inputs, self.tokenizer.eot_token) if self.document_mask else None
-        return Batch(inputs, sequences[:, 1:], doc_starts)

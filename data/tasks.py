@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from common.errors import SettingsError
-from data.batches import Batch, TokenDataset, random_stream
+from data.batches import Batch, StepBatch, TokenDataset, random_stream
 from data.config import SOURCES, VOCABULARIES, TaskConfig
 
 HELD_OUT = 512  # sequences of the validation split
@@ -160,7 +160,7 @@ class TaskData:
         block_size: int,
         batch_size: int,
         seed: int,
-    ) -> Callable[[int, int, int], Batch]:
+    ) -> StepBatch:
         """Return batch(step, start, stop): sequences `start` to `stop` of a step, deterministic."""
         # Make the sequences of a step once: its micro-batches are slices of them.
         make = lru_cache(maxsize=1)(lambda step: self._make(batch_size, block_size, seed, step))

@@ -4,7 +4,6 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.amp import GradScaler
 from common.console import Signals
 from common.errors import SettingsError, format_value
 from common.text import plural
-from data.batches import Batch
+from data.batches import StepBatch
 from data.tasks import Data
 from model.gpt import GPT
 from model.size import flops_per_token
@@ -68,7 +67,7 @@ class Run:
     """Steps to take; None if only max_minutes ends the run."""
     micro_batch_size: int = field(init=False)
     """Sequences in one forward pass."""
-    batch: Callable[[int, int, int], Batch] = field(init=False)
+    batch: StepBatch = field(init=False)
     """batch(step, start, stop): sequences `start` to `stop` of a step's global batch."""
     targets_per_step: int = field(init=False)
     """Targets in a global batch, by which its summed loss is divided."""
