@@ -13,13 +13,10 @@ if __name__ == "__main__":
     raise SystemExit
 
 import logging
-from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
-from common.settings import build
-from common.text import flat
 from generation.generate import generate_text
 from generation.speed import decode_rate
 from pages.report import Report
@@ -43,51 +40,38 @@ def train(config: TrainConfig) -> float:
     Everything the run writes goes into config.run_dir; config itself is left as it is. A mistake in the settings
     raises a SettingsError that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
     """
-    # Check the settings, and convert their types: a Path becomes a str, an np.int64 an int.
-    config = build(TrainConfig, flat(asdict(config)))
     with (
-        open_run(config) as run,
-        Loggers(run, Report) as loggers,
-        explain_failures(run),
-        fast_products(run.device, run.dtype),
+        open_run(config) as run,  # data, model, optimizers and progress, new or resumed
+        Loggers(run, Report) as loggers,  # the terminal, metrics.jsonl, the page
+        explain_failures(run),  # errors of the device, as sentences
+        fast_products(run.device, run.dtype),  # the fastest float32 products that are exact enough
     ):
         config = run.config  # with the text's vocabulary, and without auto
         progress = run.progress
         while True:
-            # Stop on a signal, once all ranks know of it.
-            signal = int(run.ranks.max(run.signals.received))
-            if signal:
-                run.save()
-                run.checkpointer.finish()
-                run.ranks.broadcast(None)  # a barrier: torchrun kills the remaining ranks once one exits
-                raise SystemExit(128 + signal)
+            run.exit_on_signal()  # after Ctrl-C or SIGTERM; it saves first
 
-            # Save before an evaluation: if that fails, no step is lost. Save again with its result: then only meta.json
-            # is written.
+            # Once in a while and at the end: evaluate and save, or only save. A resumed run may begin at a step that
+            # it has evaluated.
             done = run.fraction_done()
             finished = done >= 1
-            # A resumed run may begin at a step that it has evaluated.
-            is_evaluated = bool(progress.metrics) and progress.evaluated == progress.step
-            should_evaluate = not is_evaluated and (finished or is_due(progress.step, config.eval_interval))
-            if should_evaluate or is_due(progress.step, config.checkpoint_interval):
-                is_saved = run.save()  # False if the run diverges
-            if should_evaluate:
+            if not progress.is_evaluated and (finished or is_due(progress.step, config.eval_interval)):
                 validate(run, loggers, finished)
-            if finished or (should_evaluate and is_saved):
+            elif finished or is_due(progress.step, config.checkpoint_interval):
                 run.save(finished=finished)
             if finished:
                 break
 
-            # One optimizer step at this step's learning rate.
+            # One optimizer step at this step's learning rate. If memory runs out, the error names the activity.
             factor = schedule_factor(config.schedule, progress.step, done, run.max_steps)
             set_learning_rate(run.optimizers, factor)
-            run.begin(f"micro_batch_size={run.micro_batch_size}", run.smaller_micro_batch())
+            run.note_activity(f"micro_batch_size={run.micro_batch_size}", run.smaller_micro_batch())
             loss, grad_norm = train_step(run, progress.step)
             progress.step += 1
-            run.exclude_compile_time()
+            run.exclude_compile_time()  # of a first step, which max_minutes does not count
 
-            # Reading a number waits for the device. So read the loss only if it is logged, and the count of skipped
-            # steps only then or after max_skipped_steps.
+            # Log. Reading a number waits for the device. So read the loss only if it is logged, and the count of
+            # skipped steps only then or after max_skipped_steps.
             is_logged = progress.step == 1 or is_due(progress.step, config.log_interval)
             if is_logged or is_due(progress.step, config.max_skipped_steps):
                 run.check_numbers()
@@ -115,7 +99,8 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     starts = run.micro_batch_starts()
     for start in starts:
         batch = run.batch(step, start, start + run.micro_batch_size)
-        inputs, targets, doc_starts = (to_device(part, run.device) for part in batch)  # (B, T); doc_starts or None
+        # (B, T) each. doc_starts says where each token's document begins; it is None if documents are not masked.
+        inputs, targets, doc_starts = (to_device(part, run.device) for part in batch)
         run.seed_dropout(step, start)
         with sync_gradients(run.ddp_model, last=(start == starts[-1])):
             with run.autocast:
@@ -126,7 +111,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         batch_loss += loss.detach()
     run.ranks.sum_(batch_loss)
 
-    # Clip: the optimizers divide the gradient by clip_divisor. In fp16 unscale_() first undoes the scale of the loss.
+    # Clip, by a number that the optimizers divide the gradient by. In fp16 unscale_() first undoes the loss's scale.
     for optimizer in run.optimizers:
         run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
     grad_norm = gradient_norm(run.model)
@@ -140,46 +125,49 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         optimizer.step(skip, clip_divisor)
     run.scaler.update()
     run.count_skipped(skip)
-    # DDP keeps each gradient as a view of a bucket. Set to None, it would be allocated again outside the bucket by a
-    # micro-batch that is not synchronised. So DDP's gradients are zeroed in place.
+
+    # Set the gradients to None. DDP's are views of its buckets, which None would tear off: they are zeroed in place.
     run.model.zero_grad(set_to_none=run.ddp_model is run.model)
     return batch_loss, grad_norm
 
 
 def validate(run: Run, loggers: Loggers, finished: bool) -> None:
-    """Evaluate the model, write a sample, and log both; at the end also time decoding."""
+    """Evaluate the model, write a sample, log both and save; at the end also measure decoding."""
+    # Save before the evaluation too: if it fails, no step is lost.
+    is_saved = run.save()  # False if the run diverges
     max_tokens = targets_scored(run.config, run.progress.step if finished else None)
     with run_eagerly(run.compiled):  # each of the many shapes would compile
         result = evaluate_run(run, max_tokens)
         record_evaluation(run, result, max_tokens)
         sample = write_sample(run)
-        if finished:
-            time_decoder(run)
-        run.begin("the measurement of the heads")  # which the page shows
+        if finished and run.generates:
+            run.note_activity("the measurement of decoding", "sample_tokens=0")
+            run.decode_rate = decode_rate(run.model)
+        run.note_activity("the measurement of the heads")  # by the loggers, for the page
         loggers.on_evaluation(result, sample)
+    # Save the result. The checkpoint has the weights already: only its meta.json is written.
+    if is_saved or finished:
+        run.save(finished=finished)
 
 
 def evaluate_run(run: Run, max_tokens: int) -> Evaluation:
     """Score the model on the validation split, on at most `max_tokens`."""
-    config = run.config
-    batch_size = config.eval_batch_size or run.micro_batch_size
-    run.begin("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else "")
-    block_size = config.model.block_size
+    batch_size = run.config.eval_batch_size or run.micro_batch_size
+    run.note_activity("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else "")
+    block_size = run.config.model.block_size
     return evaluate(run.ddp_model, run.data, block_size, batch_size, run.autocast, run.ranks, max_tokens)
 
 
 def record_evaluation(run: Run, result: Evaluation, max_tokens: int) -> None:
-    """Record the result of an evaluation on `max_tokens`, and the step if it is the best.
-
-    The last evaluation of a run may score more targets than the earlier ones. Then the model is scored again on as
-    many as they had, for a fair comparison.
-    """
+    """Record the result of an evaluation on `max_tokens`, and the step if it is the best."""
     progress = run.progress
-    block_size = run.config.model.block_size
+    # The last evaluation may score more targets than the earlier ones: to compare them, score as many as they did.
+    compared = result
     usual = targets_scored(run.config)
-    scores_more = run.data.validation_tokens(block_size, max_tokens) > run.data.validation_tokens(block_size, usual)
-    is_first = not progress.metrics
-    compared = evaluate_run(run, usual) if scores_more and not is_first else result
+    block_size = run.config.model.block_size
+    tokens_read = run.data.validation_tokens
+    if progress.metrics and tokens_read(block_size, max_tokens) > tokens_read(block_size, usual):
+        compared = evaluate_run(run, usual)
     progress.evaluated = progress.step
     progress.metrics = result.figures
     progress.compare(compared.loss, compared.tokens)
@@ -190,17 +178,10 @@ def write_sample(run: Run) -> str:
     config = run.config
     if not run.generates or not run.data.tokenizer:
         return ""
-    run.begin("the sample", "sample_tokens=0")
+    run.note_activity("the sample", "sample_tokens=0")
     text = generate_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
     try:
         return "".join(text)
     except FloatingPointError as error:  # check_numbers ends the run if the weights stay like this
         log.warning("step %d: there is no sample (%s)", run.progress.step, error)
         return ""
-
-
-def time_decoder(run: Run) -> None:
-    """Measure how fast the finished model generates, if samples are asked for."""
-    if run.generates:
-        run.begin("the measurement of decoding", "sample_tokens=0")
-        run.decode_rate = decode_rate(run.model)

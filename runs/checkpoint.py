@@ -71,6 +71,11 @@ class Progress:
     wandb_id: str | None = None
 
     @property
+    def is_evaluated(self) -> bool:
+        """Whether the latest evaluation was of this step."""
+        return bool(self.metrics) and self.evaluated == self.step
+
+    @property
     def result(self) -> float:
         """The loss that the best evaluation reported; infinite if none was finite."""
         if self.best_loss is None:

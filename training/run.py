@@ -101,8 +101,8 @@ class Run:
     def checkpointer(self) -> AsyncCheckpointer:
         return AsyncCheckpointer(self.directory / "checkpoints", self.config.keep_checkpoints, self.data.tokenizer)
 
-    def begin(self, activity: str, smaller: str = "") -> None:
-        """Note what begins, and the setting to name if it needs too much memory."""
+    def note_activity(self, activity: str, smaller: str = "") -> None:
+        """Note what begins, and a smaller setting, for the error if memory runs out."""
         self.activity = activity
         self.smaller = smaller
 
@@ -159,6 +159,15 @@ class Run:
         """Count a skipped step if `skip`, a bool on the device, is true."""
         self.skipped = torch.stack([self.skipped[0] + skip, (self.skipped[1] + 1) * skip])
 
+    def exit_on_signal(self) -> None:
+        """Save and raise SystemExit if a rank has received a signal; every rank must call."""
+        signal = int(self.ranks.max(self.signals.received))
+        if signal:
+            self.save()
+            self.checkpointer.finish()
+            self.ranks.broadcast(None)  # a barrier: torchrun kills the remaining ranks once one exits
+            raise SystemExit(128 + signal)
+
     def fraction_done(self) -> float:
         """Return the fraction of the run that is done, by steps or minutes, the larger one."""
         done = self.progress.step / self.max_steps if self.max_steps else 0.0
@@ -173,7 +182,7 @@ class Run:
         weight is not finite. Every rank must call.
         """
         progress = self.progress
-        self.begin("a save")
+        self.note_activity("a save")
         self.check_numbers(finished=finished)
         # In fp16 a skipped step is no divergence while the scale of the loss can fall; elsewhere the scale is 1.
         diverges = progress.skipped_in_a_row and self.scaler.get_scale() <= 1

@@ -17,6 +17,7 @@ from tiktoken import Encoding
 from common.console import Signals, in_notebook, show_log
 from common.errors import SettingsError, format_value
 from common.files import os_errors_named, replace_text, user_path
+from common.settings import from_arguments
 from data.config import VOCABULARIES
 from data.prepare import prepare
 from data.tasks import Data, TaskData
@@ -52,6 +53,8 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
     stays as it is. Seeds torch's generators. While the run is open, its directory is locked, its log is written and
     signals are recorded. Closing waits for the last save.
     """
+    # Check the settings, and convert their types: a Path becomes a str, an np.int64 an int.
+    config = from_arguments(TrainConfig, [], config)
     ranks = Ranks.of_torchrun()
     with ExitStack() as stack:
         # Set up the process: its log, device and ranks.
