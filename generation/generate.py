@@ -5,7 +5,7 @@ A sample depends on its prompt and its seed, never on the rest of the batch.
 
 import codecs
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import tiktoken
@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from data.tokenizer import encode_text
 from generation.config import SamplingParams
-from model.cache import KVCache
+from model.cache import DocStarts, KVCache, Tokens
 from model.cpu import store_by_columns
 from model.gpt import GPT
-from model.layers import cumulative_sum
+from model.layers import cumulative_sum, eval_mode
 from model.row import block_steps
 
 Logits = Float[Tensor, "B V"]
@@ -93,7 +93,7 @@ class Decoder:
         self.texts = [list(self.texts[row]) for row in rows]
         self.cache = self.cache.take(torch.tensor(rows, device=self.device))
 
-    def _forward(self, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None = None) -> Logits:
+    def _forward(self, tokens: Tokens, doc_starts: DocStarts = None) -> Logits:
         """Return the logits after the last token, in float32."""
         is_row = tokens.numel() == 1 and doc_starts is None and self.cache.doc_starts is None
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
@@ -248,17 +248,6 @@ def generate(
                     seen = seen[alive]
                 decoder.take(alive)
             logits = decoder.step([tokens[row] for row in alive])
-
-
-@contextmanager
-def eval_mode(model: GPT) -> Iterator[None]:
-    """Put the model in eval mode, and afterwards in its former mode."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def generate_text(

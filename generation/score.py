@@ -10,7 +10,6 @@ import tiktoken
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from common.console import progress_bar
 from common.errors import DataError
@@ -21,6 +20,7 @@ from data.prepare import prepare
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
+from model.cache import DocStarts, Tokens
 from model.gpt import GPT
 from runs.checkpoint import TOKENIZER, Checkpoint, code_wanted, readable
 from runs.metrics import Evaluation
@@ -131,9 +131,7 @@ def token_nats(
     return torch.cat(nats, 1).cpu().numpy()
 
 
-def model_inputs(
-    model: GPT, sequences: Int[np.ndarray, "B T"], separator: int | None
-) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
+def model_inputs(model: GPT, sequences: Int[np.ndarray, "B T"], separator: int | None) -> tuple[Tokens, DocStarts]:
     """Return sequences on the model's device, and their document starts.
 
     separator: the token that begins a document; None means that documents are not kept apart.

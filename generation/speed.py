@@ -5,8 +5,9 @@ import time
 
 import torch
 
-from generation.generate import Decoder, eval_mode
+from generation.generate import Decoder
 from model.gpt import GPT
+from model.layers import eval_mode
 
 
 @torch.inference_mode()

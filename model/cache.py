@@ -6,6 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+Tokens = Int[Tensor, "B T"]
+DocStarts = Int[Tensor, "B T"] | None
+"""The position at which each token's document begins; None if all begin at 0."""
+
 
 class KVCache:
     """Named tensors for each layer.
@@ -59,6 +63,14 @@ class KVCache:
         seen = torch.cat((rows[:, :, :old], new.detach()), 2)
         rows[:, :, : end - next_first] = seen[:, :, next_first - first :]
         return seen
+
+    def continue_documents(self, doc_starts: DocStarts, T: int) -> DocStarts:
+        """Return the doc_starts of T new tokens, if not given those of the cache's last token."""
+        if doc_starts is not None:
+            self.doc_starts = doc_starts[:, -1]
+        elif self.doc_starts is not None:
+            return self.doc_starts[:, None].expand(-1, T)
+        return doc_starts
 
     def take(self, rows: Int[Tensor, " rows"]) -> "KVCache":
         """Return a new cache of these rows of the batch, in this order.

@@ -6,27 +6,22 @@ A block is attention, then an MLP.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import AttentionContext, check_names, make_attention
-from model.cache import KVCache
+from model.cache import DocStarts, KVCache, Tokens
 from model.config import GPTConfig
 from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import chunk_loss_and_gradient, fused_cross_entropy, nats_of_each
 from model.ngrams import NGrams
-from model.rope import Rope
 
-Tokens = Int[Tensor, "B T"]
-DocStarts = Int[Tensor, "B T"] | None
 Stream = Float[Tensor, "B T C"]
-Nats = Float[Tensor, "B T"]
-Hits = Bool[Tensor, "B T"]
 
 
 class GPT(nn.Module):
@@ -44,19 +39,14 @@ class GPT(nn.Module):
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.block_size, config.n_embd)
         self.dropout = make_dropout(config)
-        blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.blocks = cast("Sequence[Block]", blocks)  # a ModuleList hides the type of its modules
+        blocks = [Block(config, layer) for layer in range(config.n_layer)]
+        self.blocks: Any = nn.ModuleList(blocks)
         self.final_norm = make_norm(config)
         self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
-        self.attentions = [block.attention for block in self.blocks]
-
-        # Layers with equal settings share one Rope: torch.compile would compile a block again for a second object.
-        self.ropes: dict[Rope, Rope] = {}
-        for attention in self.attentions:
-            if attention.rope is not None:
-                attention.rope = self.ropes.setdefault(attention.rope, attention.rope)
+        self.attentions = [block.attention for block in blocks]
+        self.ropes = {attention.rope for attention in self.attentions if attention.rope is not None}
         # Modifiers (small changes to a layer) may need other layers: check that once all exist.
         for attention in self.attentions:
             for modifier in attention.modifiers.values():
@@ -72,7 +62,7 @@ class GPT(nn.Module):
         doc_starts: DocStarts = None,
         cache: KVCache | None = None,
         each: bool = False,
-    ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Nats, Hits]:
+    ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
         """Return the logits of the token that follows each position; given `targets`, their loss.
 
         targets: the tokens that follow. The loss is -Σ log p(target) in nats; targets of -1 (ours) and -100 (torch's)
@@ -87,14 +77,13 @@ class GPT(nn.Module):
         """
         ctx = AttentionContext()
         if self.training and targets is not None:
-            # The auxiliary loss; only attention=index adds to it. It requires a gradient from the start: all compiled
-            # blocks then share one graph.
-            ctx.loss = torch.zeros((), device=tokens.device, requires_grad=True)
+            ctx.collect_loss(tokens.device)
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if targets is None:
             return self.logits(x)
 
-        # The loss takes lm_head's weight, not its output, so that no tensor holds all the logits.
+        # The loss is F.cross_entropy of self.logits(x), summed. It is computed by chunks of tokens (model/loss.py), so
+        # that no tensor holds all the logits.
         x = self.final_norm(x)
         weight = self.lm_head.weight
         softcap = self.config.logit_softcap
@@ -102,10 +91,7 @@ class GPT(nn.Module):
         if each:
             return nats_of_each(x, weight, targets, softcap, runtime.largest_chunk)
         nats = fused_cross_entropy(x, weight, targets, softcap, runtime.loss_and_gradient, runtime.largest_chunk)
-        if ctx.loss is None:
-            return nats
-        # The auxiliary loss adds its gradient, but 0 to the value, which stays the cross-entropy.
-        return nats + (ctx.loss - ctx.loss.detach())
+        return ctx.with_gradient_of_loss(nats)
 
     def hidden(
         self,
@@ -124,52 +110,46 @@ class GPT(nn.Module):
         """
         T = tokens.size(1)
 
-        # The cache hands the document of its last token on from pass to pass.
-        if cache is not None:
-            if doc_starts is not None:
-                cache.doc_starts = doc_starts[:, -1]
-            elif cache.doc_starts is not None:
-                doc_starts = cache.doc_starts[:, None].expand(-1, T)
-
-        x = self.token_embedding(tokens)  # (B, T) -> (B, T, C)
-
         # The context that all layers share.
         ctx = ctx or AttentionContext()
-        ctx.doc_starts = doc_starts
         ctx.tokens = tokens
+        ctx.doc_starts = doc_starts if cache is None else cache.continue_documents(doc_starts, T)
         ctx.cache = cache
-        ctx.rotations = {rope: rope.table(x, ctx.past) for rope in self.ropes}
 
-        # Add n-grams and positions, then run the blocks.
+        # Embed the tokens, and where the settings ask for it their n-grams and positions.
+        x = self.token_embedding(tokens)  # (B, T) -> (B, T, C)
         if self.config.ngrams:
             x = x + self.ngrams(tokens, ctx)
         if self.config.position == "learned":
-            x = x + self.embed_positions(ctx.past, T, doc_starts)
+            x = x + self.embed_positions(T, ctx)
         x = self.dropout(x)
+
+        # Run the blocks. Layers with rotary positions find their angles in the context.
+        ctx.rotations = {rope: rope.table(x, ctx.past) for rope in self.ropes}
         for block in blocks or self.blocks:
             x = block(x, ctx)
         if cache is not None:
             cache.position += T  # only now: all layers write at the same position
         return x
 
-    def embed_positions(
-        self,
-        past: int,
-        T: int,
-        doc_starts: DocStarts,
-    ) -> Float[Tensor, "*#B T C"]:
-        """Return the learned embeddings of positions past … past+T-1.
+    def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
+        """Return the logits of the residual stream x, squashed into ±logit_softcap if that is set."""
+        logits = self.lm_head(self.final_norm(x))
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def embed_positions(self, T: int, ctx: AttentionContext) -> Float[Tensor, "*#B T C"]:
+        """Return the learned embeddings of the positions of T new tokens.
 
         Positions count from the start of each document. Raises ValueError for more than block_size.
         """
-        end = past + T
+        end = ctx.past + T
         most = self.config.block_size
         if end > most:
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
-        if doc_starts is None:
-            return self.position_embedding.weight[past:end]
-        positions = torch.arange(past, end, device=doc_starts.device) - doc_starts  # (B, T)
-        return self.position_embedding(positions)
+        if ctx.doc_starts is None:
+            return self.position_embedding.weight[ctx.past : end]
+        return self.position_embedding(ctx.places())
 
     @property
     def longest_context(self) -> int | None:
@@ -179,12 +159,6 @@ class GPT(nn.Module):
         """
         has_kv_cache = any(attention.has_kv_cache for attention in self.attentions)
         return self.config.block_size if has_kv_cache or self.config.position == "learned" else None
-
-    def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
-        """Return the logits of the residual stream x, squashed into ±logit_softcap if that is set."""
-        logits = self.lm_head(self.final_norm(x))
-        cap = self.config.logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @torch.no_grad()
     def initialize(self) -> None:
@@ -201,21 +175,19 @@ class GPT(nn.Module):
         it begins as the embedding alone. Norms and modifiers keep the values that their own modules set. The draws
         follow the order of named_modules().
         """
-        zero_init = self.config.zero_init
         for name, module in self.named_modules():
+            is_tied = module is self.lm_head and self.config.tie_embeddings
+            if is_tied or not isinstance(module, (nn.Embedding, nn.Linear)):
+                continue
+
             # The standard deviation, by the table above.
+            std = 0.02
             writes_residual = name.endswith(("o_proj", "down_proj"))
-            if isinstance(module, nn.Embedding):
-                std = 0.02
-            elif not isinstance(module, nn.Linear) or module.weight is self.token_embedding.weight:
-                continue  # no linear layer, or lm_head tied to the embedding
+            if self.config.zero_init and isinstance(module, nn.Linear):
+                std = 0.0 if writes_residual or module is self.lm_head else module.in_features**-0.5
             elif writes_residual:
                 # 2 n_layer terms add up in the stream; GPT-2 keeps the variance of their sum.
-                std = 0.0 if zero_init else 0.02 / math.sqrt(2 * self.config.n_layer)
-            elif module is self.lm_head:
-                std = 0.0 if zero_init else 0.02
-            else:
-                std = module.in_features**-0.5 if zero_init else 0.02
+                std /= math.sqrt(2 * self.config.n_layer)
 
             # Draw with std=0 too: the generator then advances alike for both settings of zero_init.
             nn.init.normal_(module.weight, std=std)

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from model.gpt import GPT, DocStarts
+from model.cache import DocStarts, Tokens
+from model.gpt import GPT
+from model.layers import eval_mode
 
 Result = TypeVar("Result")
 Weights = Float[Tensor, "B H T T"]
@@ -43,7 +45,7 @@ class HeadStatistics(NamedTuple):
 @torch.no_grad()
 def for_each_layer(
     model: GPT,
-    tokens: Int[Tensor, "B T"],
+    tokens: Tokens,
     function: Callable[[Weights], Result],
     doc_starts: DocStarts = None,
 ) -> list[Result]:
@@ -59,20 +61,18 @@ def for_each_layer(
 
     # A hook before each layer's forward() gets the arguments of that layer.
     hooks = [attention.register_forward_pre_hook(visit) for attention in model.attentions]
-    was_training = model.training
-    model.eval()
     try:
-        model.hidden(tokens, doc_starts=doc_starts)
+        with eval_mode(model):
+            model.hidden(tokens, doc_starts=doc_starts)
     finally:
         for hook in hooks:
             hook.remove()
-        model.train(was_training)
     return results
 
 
 def head_statistics(
     model: GPT,
-    tokens: Int[Tensor, "B T"],
+    tokens: Tokens,
     doc_starts: DocStarts = None,
 ) -> HeadStatistics:
     """Measure every head of a model on some texts; `doc_starts` keeps documents apart."""

@@ -1,5 +1,8 @@
 """torch's linear layer and norms for decoding and mixed precision; a deterministic sum."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -79,3 +82,14 @@ def cumulative_sum(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shap
         before = F.pad(cumulative_sum(totals, -1), (1, 0))  # (…, N)
         sums = sums + before[..., None]
     return sums.flatten(-2)[..., :n].movedim(-1, dim)  # (…, N, SIDE) -> (…, n)
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module in eval mode, and afterwards in its former mode."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)

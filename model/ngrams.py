@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from model.attention import AttentionContext
+from model.cache import Tokens
 from model.config import GPTConfig
 
 # With a hash below 2^31 and an id below 2^32 no product reaches 2^63.
@@ -31,7 +32,7 @@ class NGrams(nn.Module):
         self.rows = config.ngram_rows
         self.tables = nn.ModuleList(nn.Embedding(self.rows, config.n_embd) for _ in self.sizes)
 
-    def forward(self, tokens: Int[Tensor, "B T"], ctx: AttentionContext) -> Float[Tensor, "B T C"]:
+    def forward(self, tokens: Tokens, ctx: AttentionContext) -> Float[Tensor, "B T C"]:
         # Ids count from 1, because previous() gives 0 where the text has not begun.
         ids = (tokens + 1)[:, None, :, None]  # (B, T) -> (B, 1, T, 1), a cache's shape
         earlier = ctx.previous(INPUT, "ids", ids, max(self.sizes) - 1)

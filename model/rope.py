@@ -8,7 +8,7 @@ eq. 34).
 """
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -61,10 +61,10 @@ class Rope(NamedTuple):
             problem = f"model.position=rope rotates pairs of channels, but {given} makes {channels:g} channels"
             raise SettingsError(problem, "choose an even number, or another model.position")
         if config.rope_scaling == "none":
-            return cls(int(channels), config.rope_theta)
+            return shared(cls(int(channels), config.rope_theta))
         factor = config.rope_scaling_factor
         trained = config.rope_trained_length or config.block_size / factor
-        return cls(int(channels), config.rope_theta, config.rope_scaling, factor, trained)
+        return shared(cls(int(channels), config.rope_theta, config.rope_scaling, factor, trained))
 
     def table(self, x: Float[Tensor, "... T C"], past: int = 0) -> Float[Tensor, "T half 2"]:
         """Return (cos, sin) of every plane at the positions past … past+T-1 of x."""
@@ -105,6 +105,15 @@ class Rope(NamedTuple):
             slow = ((plane / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
             temperature = 0.1 * math.log(self.stretch) + 1
         return slow * frequency / self.stretch + (1 - slow) * frequency, temperature
+
+
+@cache
+def shared(rope: Rope) -> Rope:
+    """Return the first Rope that equals this one.
+
+    torch.compile would compile a block again for a second object.
+    """
+    return rope
 
 
 def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"]) -> Float[Tensor, "... H T D"]:

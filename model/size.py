@@ -13,6 +13,7 @@ from common.errors import SettingsError
 from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT
+from model.layers import eval_mode
 
 
 class DrawNothing(TorchFunctionMode):
@@ -118,7 +119,6 @@ def cache_bytes_per_token(model: GPT) -> float:
     """
     cache = KVCache(model.config.block_size)
     token = torch.zeros(1, 1, dtype=torch.long, device=model.token_embedding.weight.device)
-    was_training = model.training
-    model.eval().hidden(token, cache=cache)
-    model.train(was_training)
+    with eval_mode(model):
+        model.hidden(token, cache=cache)
     return cache.nbytes / cache.size

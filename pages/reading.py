@@ -10,6 +10,7 @@ from torch import Tensor
 
 from common.text import seen_from_here
 from generation.score import ScoringParams, model_inputs, passes
+from model.cache import DocStarts, Tokens
 from model.gpt import GPT
 from model.heads import Weights, for_each_layer
 from pages.kit import shape
@@ -113,7 +114,7 @@ def read(
 
 
 def largest_weights(
-    model: GPT, tokens: Int[Tensor, "B T"], doc_starts: Int[Tensor, "B T"] | None, scored: int, kept: int
+    model: GPT, tokens: Tokens, doc_starts: DocStarts, scored: int, kept: int
 ) -> tuple[Int[np.ndarray, "R Q K"], Float[np.ndarray, "R Q K"], list[int]]:
     """Return the keys with the largest weights, these weights, and each layer's number of heads.
 

@@ -3,13 +3,14 @@
 import itertools
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from common.console import progress_bar
 from data.batches import Batch
 from data.prepare import TokenDataset
 from data.tasks import Data
+from model.cache import DocStarts, Tokens
 from model.gpt import GPT
 from model.loss import IGNORE_INDEX
 from runs.metrics import Evaluation
@@ -94,7 +95,7 @@ def score_batch(
     return torch.stack([nats, hits.to(nats)])
 
 
-def first_sequences(model: GPT, data: Data) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"] | None]:
+def first_sequences(model: GPT, data: Data) -> tuple[Tokens, DocStarts]:
     """Return about the first MEASURED_TOKENS of the validation data, and doc_starts or None."""
     block_size = model.config.block_size
     T = min(block_size, MEASURED_TOKENS)

@@ -65,7 +65,7 @@ def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
     thin: other matrices of the blocks, such as a gate's with one row for each head.
     embeddings, lm_head (untied), vectors (of norms, and biases): the rest.
     """
-    matrices = {id(layer.weight) for layer in model.blocks.modules() if isinstance(layer, nn.Linear)}  # type: ignore[attr-defined]
+    matrices = {id(layer.weight) for layer in model.blocks.modules() if isinstance(layer, nn.Linear)}
     by_kind = defaultdict[str, list[nn.Parameter]](list)
     for name, parameter in model.named_parameters():
         part = name.partition(".")[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.attention.contract import Key, Query, Value
 from model.attention.masks import causal_mask, document_mask
-from model.cache import KVCache
+from model.cache import DocStarts, KVCache, Tokens
 from model.rope import Rope
 
 
@@ -39,8 +39,8 @@ class AttentionContext:
     """
 
     mask: Shaped[Tensor, "..."] | None = None
-    doc_starts: Int[Tensor, "B T"] | None = None
-    tokens: Int[Tensor, "B T"] | None = None
+    doc_starts: DocStarts = None
+    tokens: Tokens | None = None
     cache: KVCache | None = None
     shared: dict[str, Tensor] = field(default_factory=dict)
     rotations: dict[Rope, Tensor] = field(default_factory=dict)
@@ -51,6 +51,15 @@ class AttentionContext:
     def past(self) -> int:
         """The number of positions in the cache."""
         return 0 if self.cache is None else self.cache.position
+
+    def collect_loss(self, device: torch.device) -> None:
+        """Let the layers add to an auxiliary loss; only attention=index does."""
+        # It requires a gradient from the start: all compiled blocks then share one graph.
+        self.loss = torch.zeros((), device=device, requires_grad=True)
+
+    def with_gradient_of_loss(self, nats: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Return nats, with the auxiliary loss's gradient beside its own; the value stays."""
+        return nats if self.loss is None else nats + (self.loss - self.loss.detach())
 
     def layer_cache(self, layer_idx: int) -> dict[str, Tensor]:
         """Return the cache's tensors of a layer, to read and to write.
@@ -82,18 +91,23 @@ class AttentionContext:
             return shifted
 
         # A token's place in its text says how many of them belong to it.
-        place = torch.arange(self.past, self.past + T, device=new.device) - self.doc_starts  # (B, T)
+        place = self.places()  # (B, T)
         return [row.masked_fill((place < back)[:, None, :, None], 0) for back, row in enumerate(shifted, 1)]
 
-    def is_doc_start(self, T: int) -> Bool[Tensor, "B 1 T"] | None:
-        """Return which of the T tokens are the first of their text, for all heads.
+    def places(self) -> Int[Tensor, "B T"]:
+        """Return the place of each new token in its text, from 0 on; needs doc_starts."""
+        assert self.doc_starts is not None
+        T = self.doc_starts.shape[1]
+        return torch.arange(self.past, self.past + T, device=self.doc_starts.device) - self.doc_starts
+
+    def is_doc_start(self) -> Bool[Tensor, "B 1 T"] | None:
+        """Return which of the new tokens are the first of their text, for all heads.
 
         It is None without doc_starts.
         """
         if self.doc_starts is None:
             return None
-        position = torch.arange(self.past, self.past + T, device=self.doc_starts.device)
-        return (self.doc_starts == position)[:, None]  # (B, T) -> (B, 1, T)
+        return (self.places() == 0)[:, None]  # (B, T) -> (B, 1, T)
 
 
 class Call(NamedTuple):
@@ -112,7 +126,7 @@ class Call(NamedTuple):
 
     Broadcasts to (B, H, T, S).
     """
-    doc_starts: Int[Tensor, "B T"] | None = None
+    doc_starts: DocStarts = None
     """The first key of each query's document."""
     window: int | None = None
     """The number of keys that a query sees, itself included; None for all."""

@@ -253,7 +253,7 @@ class Recurrent(MultiHeadAttention):
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             q, k, v = (repeat_heads(upcast(t), self.n_head) for t in call[:3])
             state = kept.get("state", q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
-            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, ctx.is_doc_start(T), state)
+            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, ctx.is_doc_start(), state)
         kept["state"] = state.detach()
         return y.to(x.dtype)
 
