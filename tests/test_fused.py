@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from model.attention import AttentionContext, fused, make_attention
-from model.attention.context import Call, arguments
+from model.attention.context import Call, dense_arguments
 from model.attention.functions import matmul, softmax1
 from model.attention.fused import folded, folds
 from model.attention.masks import causal_mask
@@ -65,7 +65,7 @@ def compare(call, one_more=False):
     wide = [t.detach().double().requires_grad_() for t in tensors]
     more = {"bias": tuple(wide[3:5]) if call.bias else None, "sink": None if call.sink is None else wide[-1]}
     definition = softmax1 if one_more else matmul
-    wanted = definition(**arguments(call._replace(q=wide[0], k=wide[1], v=wide[2], **more)))
+    wanted = definition(**dense_arguments(call._replace(q=wide[0], k=wide[1], v=wide[2], **more)))
     y = folded(call, one_more=one_more)
     assert y.dtype == call.q.dtype and y.shape == wanted.shape
     g = torch.randn_like(wanted)
@@ -111,8 +111,10 @@ def test_hundreds_of_documents_and_biases_of_ten_thousand_cost_no_digit_that_the
         Call(q, k, v, doc_starts=(torch.arange(length) // 8 * 8)[None]),
     ):
         bias = call.bias and tuple(t.double() for t in call.bias)
-        exact = matmul(**arguments(call._replace(q=q.double(), k=k.double(), v=v.double(), bias=bias)))
-        of_folded, of_matrix = ((attend - exact).abs().max() for attend in (folded(call), matmul(**arguments(call))))
+        exact = matmul(**dense_arguments(call._replace(q=q.double(), k=k.double(), v=v.double(), bias=bias)))
+        of_folded, of_matrix = (
+            (attend - exact).abs().max() for attend in (folded(call), matmul(**dense_arguments(call)))
+        )
         assert of_folded < 1.5 * of_matrix
 
 
@@ -213,7 +215,7 @@ def test_layers_compute_on_a_gpu_what_they_compute_on_a_cpu(attention, settings,
 def test_autocast_rounds_no_channel(varlen):
     q, k, v = (t.detach() for t in qkv(torch.float32))
     decay = -(torch.rand(B, H, T) * 100).cumsum(-1)
-    expected = matmul(**arguments(Call(q, k, v, bias=(decay, -decay))))
+    expected = matmul(**dense_arguments(Call(q, k, v, bias=(decay, -decay))))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = folded(Call(q, k, v, bias=(decay, -decay)))
     assert found.dtype == torch.bfloat16

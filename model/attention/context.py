@@ -28,7 +28,7 @@ class AttentionContext:
     rotations     Rope: (T, D/2, 2)           GPT          rotate()                           those of past … past+T-1
     shared        name: any                   layers       value_residual, in later layers    none
     loss          ()                          index        GPT, which adds its gradient       None outside training
-    weights_only  bool                        weights()    forward(), attend()                False
+    weights_only  bool                        weights()    attend()                           False
 
     mask        True or 1 where a query may attend; S is T plus the positions in the cache. Causality and window hold in
                 any case. Forms and modifiers that accumulate or shift the past accept doc_starts only.
@@ -173,14 +173,12 @@ def visible_keys(call: Call) -> Bool[Tensor, "..."] | None:
 def is_plain(call: Call) -> bool:
     """Return whether causality is all that lies over the scores."""
     nothing = call.mask is None and call.doc_starts is None and call.bias is None and call.sink is None
-    return nothing and (call.window is None or call.window >= call.k.shape[-2])
+    S = call.k.shape[-2]
+    return nothing and (call.window or S) >= S
 
 
-def arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments of an attention function, as contract.py defines them.
-
-    Mask and bias are matrices.
-    """
+def dense_arguments(call: Call) -> dict[str, Any]:
+    """Return the arguments of an attention function by contract.py, mask and bias as matrices."""
     k = call.k
     v = call.v
     mask = visible_keys(call)

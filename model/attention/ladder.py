@@ -4,7 +4,6 @@ docs/attention.md climbs them step by step.
 """
 
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ from model.layers import Linear
 class OneHead(MultiHeadAttention):
     """A rung with one head as wide as the model."""
 
-    unused_settings: ClassVar[tuple[str, ...]] = (
+    unused_settings = (
         "n_head",
         "n_kv_head",
         "head_size",

@@ -1,7 +1,17 @@
 """Causal self-attention as a layer.
 
-MultiHeadAttention.forward takes these steps in turn: project, mix, rotate, remember, see, attend, finish, merge.
-Modifiers (modifiers.py) act at three of them: mix, attend (on the scores) and finish.
+Begin with MultiHeadAttention.forward(), which takes these steps in turn:
+
+project   each token to a query, a key and a value for each head
+mix       let modifiers change these
+rotate    queries and keys by their positions (RoPE)
+remember  keys and values in the cache, and take the earlier ones from it
+see       collect what decides which keys a query sees, and how much: window, mask, documents, ALiBi's bias
+attend    softmax(q kᵀ / √D + bias) v, or the form's own function; modifiers may first change the scores
+finish    let modifiers change each head's result
+merge     the heads into one change to the residual stream
+
+Modifiers are small changes to a layer (modifiers.py); attention=sdpa has none, attention=sdpa+gate has one.
 """
 
 import math
@@ -12,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model.attention.context import AttentionContext, Call, add_bias, arguments, is_plain
+from model.attention.context import AttentionContext, Call, add_bias, dense_arguments, is_plain
 from model.attention.contract import AttentionFunction, Key, Output, Query, Value, check_broadcast, repeat_heads
 from model.attention.functions import matmul, sdpa, softcap
 from model.attention.fused import folds
@@ -25,7 +35,6 @@ from model.rope import Rope, rotate
 
 NORM_EPS = 1e-6
 Stream = Float[Tensor, "*lead T C"]
-Weights = Float[Tensor, "B H T T"]
 Keys = Float[Tensor, "B _ S E"]
 """Keys; under MLA their width differs from the queries'."""
 NewKeys = Float[Tensor, "B _ T E"]
@@ -43,18 +52,20 @@ class MultiHeadAttention(nn.Module):
     remember, see, attend or merge.
     """
 
+    # What others read of a form: the registry, the settings' checks, generation, and the tests.
     modifiable: ClassVar[tuple[str, ...]] = ("window", "rotation", "queries", "keys", "values", "scores", "result")
     """The parts that modifiers may change."""
     unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
-    """Settings without effect in this form; `position` is one only if ALiBi has none."""
-    longest_dense: int = SHORT**2
-    """The largest T · S for which a matrix of scores is faster than chunks, on a CPU thread."""
-    on_gpu: bool = False
-    """Whether to attend as on a GPU on any device; dry_run sets it to predict a GPU's memory."""
-    has_kv_cache: ClassVar[bool] = True
+    """Settings without effect in this form."""
+    has_kv_cache = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
-    is_sparse: ClassVar[bool] = False
+    is_sparse = False
     """Whether scores decide which keys are left out, so that rounding may change the result."""
+    # How attend() chooses the fastest way.
+    longest_dense = SHORT**2
+    """The largest T · S for which a matrix of scores is faster than chunks, on a CPU thread."""
+    on_gpu = False
+    """Whether to attend as on a GPU on any device; dry_run sets it to predict a GPU's memory."""
 
     def __init__(
         self,
@@ -65,7 +76,7 @@ class MultiHeadAttention(nn.Module):
         """function: the attention function; by default the one that config.attention names."""
         super().__init__()
         self.layer_idx = layer_idx
-        self.n_head = self.query_heads = config.n_head
+        self.n_head = self.query_heads = config.n_head  # a modifier may give each head more queries
         self.kv_heads = config.kv_heads
         self.head_dim = config.head_channels
         self.function = function or FORMS[config.form]
@@ -75,8 +86,9 @@ class MultiHeadAttention(nn.Module):
         self.alibi = config.position == "alibi"
         self.rope = self.make_rope(config) if config.position == "rope" and "nope" not in config.modifiers else None
 
-        # Build the projections and the modifiers. Modifiers may need wider queries, or replace QK-norm.
+        # Read the modifiers' needs before the projections are made: wider queries, or another norm than QK-norm.
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
+        self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
         if any(cls.replaces_qk_norm for cls in classes.values()):
             config = replace(config, qk_norm=False)
         queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
@@ -85,7 +97,6 @@ class MultiHeadAttention(nn.Module):
             # in earlier versions.
             self.make_projections(config)
             self.query_heads *= queries_per_head
-        self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
 
         self.make_projections(config)
         self.modifiers: Any = nn.ModuleDict()
@@ -101,16 +112,16 @@ class MultiHeadAttention(nn.Module):
         C, D = config.n_embd, self.head_dim
         q_width = self.query_heads * D
         kv_width = self.kv_heads * D
-        self.qkv_proj = Linear(C, q_width, kv_width, kv_width, bias=config.qkv_bias)
+        self.qkv_proj = Linear(C, q_width, kv_width, kv_width, bias=config.qkv_bias)  # three in one product
         self.o_proj: nn.Module = Linear(self.n_head * D, C, bias=config.bias)
         self.q_norm: nn.Module = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else nn.Identity()
         self.k_norm: nn.Module = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Stream, ctx: AttentionContext | None = None) -> Stream | Weights:
+    def forward(self, x: Stream, ctx: AttentionContext | None = None) -> Stream:
         """Return the change to each token, gathered from itself and the tokens before it.
 
-        With ctx.weights_only, return the attention weights. Leading dimensions are flattened into B. Raises ValueError
-        with the shapes if mask, doc_starts or cache do not fit x.
+        Leading dimensions are flattened into B. Raises ValueError with the shapes if mask, doc_starts or cache do not
+        fit x.
         """
         ctx = ctx or AttentionContext()
         if x.ndim != 3:
@@ -128,32 +139,40 @@ class MultiHeadAttention(nn.Module):
         q = self.rotate(q, ctx)
         k = self.rotate(k, ctx)
 
-        # For weights() the identity stands in for the values: the weights times the identity are the weights.
-        if ctx.weights_only:
-            v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)  # (B, Hkv, T, T)
-
         # Remember: the cache appends the new rows and returns all S that it holds. Without a cache, S = T.
         keys, values = k, v
         if ctx.cache is not None:
             keys, values = self.remember(k, v, ctx)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
 
-        # See: keep the keys and values in reach, and add the mask, the documents and ALiBi's bias.
+        # See: the keys in reach, with the window, mask, documents and bias. Every attention function hides later keys.
         call = self.see(q, keys, values, ctx)
 
         # Attend: softmax(q kᵀ / √D + bias) v, or the form's own function.
         y = self.attend(call, x, ctx)  # (B, H, T, D)
 
-        # Finish: modifiers change the result, given each token's own value. Of weights only diff does, with two a head.
+        # Finish: modifiers change each head's result, given each token's own value.
         for modifier in self.modifiers.values():
-            if modifier.on_weights or not ctx.weights_only:
-                y = modifier.finish(y, v, x, ctx)
+            y = modifier.finish(y, v, x, ctx)
 
         # Merge the heads into a change to the residual stream.
-        return y if ctx.weights_only else self.merge(y)  # (B, H, T, D) -> (B, T, C)
+        return self.merge(y)  # (B, H, T, D) -> (B, T, C)
 
-    def weights(self, x: Float[Tensor, "B T C"], ctx: AttentionContext | None = None) -> Weights:
-        """Return the weights of forward(x) without dropout, for pictures and statistics."""
-        return self.forward(x, replace(ctx or AttentionContext(), cache=None, weights_only=True))
+    def weights(self, x: Float[Tensor, "B T C"], ctx: AttentionContext | None = None) -> Float[Tensor, "B H T T"]:
+        """Return the weights of forward(x) without dropout and cache, for pictures and statistics."""
+        ctx = replace(ctx or AttentionContext(), cache=None, weights_only=True)
+        self.check(x, ctx)
+        q, k, v = self.project(x)
+        for modifier in self.modifiers.values():
+            q, k, v = modifier.mix(q, k, v, x, ctx)
+
+        # The identity stands in for the values: the weights times the identity are the weights.
+        v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)  # (B, Hkv, T, T)
+        call = self.see(self.rotate(q, ctx), self.rotate(k, ctx), v, ctx)
+        y = self.attend(call, x, ctx)
+        for modifier in self.modifiers.values():
+            if modifier.on_weights:  # diff makes one map of the two of a head
+                y = modifier.finish(y, v, x, ctx)
+        return y
 
     def check(self, x: Stream, ctx: AttentionContext) -> None:
         """Raise ValueError if the context does not fit x or this layer."""
@@ -194,34 +213,34 @@ class MultiHeadAttention(nn.Module):
         return k, v
 
     def see(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
-        """Return the call: the queries, keys and values in reach, with their mask and bias."""
+        """Return the arguments of the attention function, for the keys and values in reach."""
+        # The keys in reach: the first of the T queries sees a window of keys, each later query one key more.
         T = q.shape[-2]
         S = ctx.past + T
-        doc_starts = ctx.doc_starts
-        mask = None if ctx.mask is None else as_bool(ctx.mask)
-        if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
-            # The mask has a row for each head. A head of diff has two queries, which share it.
-            mask = repeat_heads(mask, self.query_heads)
-
-        # The keys in reach: the first of the T queries sees a window of keys, each later query one key more.
         reach = S if self.window is None else min(S, self.window + T - 1)
         if reach < k.shape[-2]:
             k = k[..., -reach:, :]
             v = v[..., -reach:, :]
 
-        # Cut the mask to the keys in reach, and count doc_starts from the first of them. Both begin at position 0, even
-        # if the cache has dropped the first keys.
-        if reach < S:
-            if mask is not None and mask.shape[-1] > 1:
+        # Cut the mask to them, and count doc_starts from the first of them. Both begin at position 0, even if the cache
+        # has dropped the first keys.
+        mask = ctx.mask
+        if mask is not None:
+            mask = as_bool(mask)
+            if mask.ndim > 2 and mask.shape[-3] > 1:
+                # The mask has a row for each head. A head of diff has two queries, which share it.
+                mask = repeat_heads(mask, self.query_heads)
+            if reach < S and mask.shape[-1] > 1:
                 mask = mask[..., -reach:]
-            if doc_starts is not None:
-                doc_starts = (doc_starts - (S - reach)).clamp(min=0)
+        doc_starts = ctx.doc_starts
+        if reach < S and doc_starts is not None:
+            doc_starts = (doc_starts - (S - reach)).clamp(min=0)
 
         # ALiBi penalises the distance: a bias for each query and key in reach.
         call = Call(q, k, v, mask, doc_starts, self.window, scale=self.scale)
-        if not self.alibi:
-            return call
-        return add_bias(call, *alibi_sum(self.n_head, T, reach, q.device))
+        if self.alibi:
+            call = add_bias(call, *alibi_sum(self.n_head, T, reach, q.device))
+        return call
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Let the modifiers change the scores, and call the attention function."""
@@ -229,22 +248,18 @@ class MultiHeadAttention(nn.Module):
         dropout_p = self.dropout_p(ctx)
         function: Any = self.function
 
-        # 1) On a GPU, torch's fused kernels for softmax attention: the fastest, without a (T, S) matrix.
+        # Two faster ways to the same result, without a (T, S) matrix of scores: torch's fused kernels on a GPU, and
+        # chunks of queries for a long text.
         if self.takes_kernel(call, ctx):
             return function.by_kernel(call, dropout_p)
-
-        # 2) For a long text, chunks of queries, without that matrix either. sdpa() is faster still if only causality
-        # hides keys, or on a GPU if the caller's mask is such a matrix already.
-        is_masked_on_gpu = call.mask is not None and not call.q.is_cpu
-        sdpa_is_faster = function is sdpa and (is_plain(call) or is_masked_on_gpu)
-        if self.takes_chunks(call, ctx) and not sdpa_is_faster:
+        if self.takes_chunks(call, ctx):
             return function.by_chunks(call, dropout_p=dropout_p)[0]
 
-        # 3) Else the function itself, with mask and bias as matrices. weights_only gives the values T channels: sdpa's
-        # kernels would pad queries and keys to as many, matmul does not.
+        # The function itself, with mask and bias as matrices. weights_only gives the values T channels: sdpa's kernels
+        # would pad queries and keys to as many, matmul does not.
         if ctx.weights_only and function is sdpa:
             function = matmul
-        return function(**arguments(call), dropout_p=dropout_p)
+        return function(**dense_arguments(call), dropout_p=dropout_p)
 
     def modified(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         for modifier in self.modifiers.values():
@@ -263,12 +278,18 @@ class MultiHeadAttention(nn.Module):
 
     def takes_chunks(self, call: Call, ctx: AttentionContext) -> bool:
         """Return whether chunked.py serves the call, faster and without a (T, S) matrix."""
+        # sdpa is faster still if only causality hides keys, or on a GPU if the caller's mask is such a matrix already.
+        if self.function is sdpa and (is_plain(call) or (call.mask is not None and not call.q.is_cpu)):
+            return False
+        return hasattr(self.function, "by_chunks") and self.is_long(call, ctx)
+
+    def is_long(self, call: Call, ctx: AttentionContext) -> bool:
+        """Return whether chunks of queries are faster than a matrix of all scores, and can be taken."""
         if ctx.weights_only or is_transformed() or call.q.device.type not in ("cpu", "cuda"):
             return False
         T = call.q.shape[-2]
         S = call.k.shape[-2]
-        is_long = T > 1 and self.longest_dense < T * S
-        return is_long and hasattr(self.function, "by_chunks")
+        return T > 1 and self.longest_dense < T * S
 
     def merge(self, y: Output) -> Stream:
         """Join the heads' results and project them: a change to the residual stream."""

@@ -32,11 +32,11 @@ class Modifier(nn.Module):
     changes: ClassVar[str]
     last: ClassVar[bool]
     # The needs of the modifier: the layer reads them before it makes its projections.
-    queries_per_head: ClassVar[int] = 1
-    replaces_qk_norm: ClassVar[bool] = False
-    needs_doc_starts: ClassVar[bool] = False
+    queries_per_head = 1
+    replaces_qk_norm = False
+    needs_doc_starts = False
     """Whether it sums up or shifts the past: it then needs the text's start, not a mask."""
-    on_weights: ClassVar[bool] = False
+    on_weights = False
     """Whether finish() combines weights too, for a head that has several."""
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:

@@ -16,7 +16,6 @@ past. A token reads it with its query, and writes to it with its key and value:
 import math
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -209,7 +208,7 @@ class Recurrent(MultiHeadAttention):
     positions, or from other layers of the pattern.
     """
 
-    modifiable: ClassVar[tuple[str, ...]] = ("keys", "values", "result")
+    modifiable = ("keys", "values", "result")
     unused_settings = ("attention_window", "attention_dropout", *POSITION_SETTINGS, *MultiHeadAttention.unused_settings)
     has_kv_cache = False
     flops_of_state = 4.0

@@ -97,7 +97,7 @@ class IndexedAttention(MultiHeadAttention):
 
         # A long text goes by chunks, loss and all.
         by_head = call.mask is not None and call.mask.ndim > 2 and call.mask.shape[-3] > 1
-        if self.takes_chunks(call, ctx) and not by_head and "logn" not in self.modifiers:  # which counts chosen keys
+        if self.is_long(call, ctx) and not by_head and "logn" not in self.modifiers:  # which counts chosen keys
             y, loss = chunked(
                 "softmax",
                 self.modified(call, x, ctx),
