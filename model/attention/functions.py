@@ -2,14 +2,19 @@
 
     attend(q, k, v, mask=…, bias=…, is_causal=…, dropout_p=…, scale=…)
 
-Read `matmul`. `einsum`, `bmm` and `loop` compute the same in other ways, `sdpa` is the fast one. `softmax1`, `sigmoid`,
-`sparsemax`, `stick` and `softcap` turn the same scores into other weights.
+Begin with `matmul`, which is attention step by step. `einsum`, `bmm` and `loop` compute the same in other ways, `sdpa`
+is the fast one. `softmax1`, `sigmoid`, `sparsemax`, `stick` and `softcap` turn the same scores into other weights.
 
-A decorator turns each definition into a function with the call above. @attention_function checks the arguments, repeats
-shared keys and values for all H heads, and makes `allowed` of mask and is_causal: True where a query may attend,
-None if it may attend everywhere. @from_weights also computes the scores, −∞ where a key is hidden, and sums the values.
-contract.py has both, with the shapes of all arguments. @by_chunks adds a second way to compute the same in long texts,
-by chunks of queries, without a matrix of all scores: chunked.py.
+Decorators turn the definitions into functions with the call above:
+
+@form(NAME)          registers attention=NAME
+@attention_function  checks the arguments, repeats shared keys and values for all H heads, and makes `allowed` of mask
+                     and is_causal: True where a query may attend, None if it may attend everywhere
+@from_weights        does that too, computes the scores, −∞ where a key is hidden, and sums the values by the weights
+@by_chunks           adds a second way for long texts, by chunks of queries, without a matrix of all scores (chunked.py)
+@by_kernel           adds another for GPUs, by torch's fused kernels (fused.py)
+
+contract.py has the second and third, and the shapes of all arguments.
 """
 
 import torch
@@ -35,8 +40,6 @@ from model.attention.fused import by_kernel, fused
 from model.attention.registry import form
 from model.cpu import prefers_plain_products
 from model.layers import cumulative_sum
-
-SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that compute the same
 
 
 @form("matmul")
@@ -67,7 +70,8 @@ def matmul(
     if bias is not None:
         scores = scores + bias
 
-    # Forbidden keys score −∞: exp(−∞) = 0, so they get no weight, and the others share all of it.
+    # Forbidden keys score −∞: exp(−∞) = 0, so they get no weight, and the others share all of it. In a text these are
+    # the later keys: `allowed` is a lower triangle, in which query t sees keys 0 to t.
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
 
@@ -168,6 +172,9 @@ def sdpa(
     """
     function = bmm if prefers_plain_products(q, k) else fused
     return function(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+
+
+SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that compute the same
 
 
 @form("softmax1")
