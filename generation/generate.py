@@ -1,6 +1,8 @@
 """Generation: prefill a batch of prompts, then decode one token at a time with a KV cache.
 
-A sample depends on its prompt and its seed, never on the rest of the batch.
+generate() is the loop. It calls Decoder, which turns tokens into logits, filter_logits() and sample(), which draw a
+token, and Detokenizer, which turns tokens into text. A sample depends on its prompt and its seed, never on the rest of
+the batch.
 """
 
 import codecs
@@ -39,6 +41,87 @@ class Chunk(NamedTuple):
     """The token and its log-probability in nats, if asked for; then every token gives a chunk."""
 
 
+@torch.inference_mode()
+def generate(
+    model: GPT,
+    tokenizer: tiktoken.Encoding,
+    prompts: list[list[int]],
+    *,
+    seeds: list[int],
+    params: SamplingParams,
+    logprobs: bool = False,
+) -> Iterator[Chunk]:
+    """Yield the continuations of `prompts` (from encode_prompt) as chunks of text.
+
+    Each prompt has one sample, which ends where the model ends the document, before the first of params.stop, or after
+    params.max_new_tokens. The model's mode (train or eval) is restored. Raises FloatingPointError when logits are not
+    finite.
+    """
+    prompts = [prompt[-model.config.block_size :] for prompt in prompts]
+    detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
+    # A generator for each sample: its random numbers do not depend on the size of the batch.
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    allowed = allowed_ids(tokenizer, model)
+    decoder = Decoder(model)
+    with eval_mode(model):
+        # 1) Prefill: read the prompts. From here on each row of the batch is a sample.
+        logits = decoder.prefill(prompts, params.max_new_tokens)  # (B, V)
+        samples = list(range(len(prompts)))  # the sample in each row
+        seen = None  # the tokens of each row's text so far, for the penalty
+        if params.repetition_penalty != 1:
+            seen = torch.zeros_like(logits, dtype=torch.bool)
+            for row, prompt in enumerate(prompts):
+                seen[row, prompt] = True
+
+        for remaining in reversed(range(params.max_new_tokens)):
+            # 2) Draw the next token of each row, on the device.
+            finite = logits.isfinite().all()
+            if allowed is not None:  # an id without a text is never drawn
+                logits = logits.masked_fill(~allowed, -torch.inf)
+            filtered = filter_logits(logits, params, seen)
+            if params.temperature == 0:
+                drawn = filtered.argmax(-1)  # (B,)
+            else:
+                uniform = [torch.rand(1, generator=generators[number]) for number in samples]
+                drawn = sample(filtered, torch.cat(uniform))
+
+            # 3) Read tokens and flag in one transfer: without logprobs a step waits for the device only here.
+            *tokens, is_finite = torch.cat((drawn, finite[None])).tolist()
+            if not is_finite:
+                raise FloatingPointError("its logits are not finite")
+            nats = []
+            if logprobs:
+                # The log-probability among all tokens that have a text, before the filters.
+                nats = logits.log_softmax(-1).gather(-1, drawn[:, None])[:, 0].tolist()
+
+            # 4) Yield the text that no later token can change.
+            alive = []  # the rows of the samples that have not ended
+            for row, (number, token) in enumerate(zip(samples, tokens, strict=True)):
+                text, finish = detokenizers[number].feed(token, last=not remaining)
+                if text or finish or logprobs:
+                    yield Chunk(number, text, finish, (token, nats[row]) if logprobs else None)
+                if finish is None:
+                    alive.append(row)
+            if not alive:
+                return
+
+            # 5) Drop the rows that have ended, and feed the others their tokens.
+            if seen is not None:
+                seen = seen.scatter(-1, drawn[:, None], True)[alive]
+            samples = [samples[row] for row in alive]
+            decoder.take(alive)
+            logits = decoder.step([tokens[row] for row in alive])
+
+
+def generate_text(
+    model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int, seed: int = 0
+) -> Iterator[str]:
+    """Yield the continuation of `prompt`, chunk by chunk."""
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    for chunk in generate(model, tokenizer, [encode_prompt(tokenizer, prompt)], seeds=[seed], params=params):
+        yield chunk.text
+
+
 class Decoder:
     """Decodes a batch of texts with a KV cache.
 
@@ -49,8 +132,7 @@ class Decoder:
     def __init__(self, model: GPT) -> None:
         self.model = model
         self.device = model.token_embedding.weight.device
-        if not model.training:  # else the optimizer's state is stored as the weights are
-            store_by_columns(model)
+        store_by_columns(model)
         self.row_blocks = block_steps(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
@@ -60,19 +142,25 @@ class Decoder:
         """
         if not all(texts):
             raise ValueError("a text to continue needs at least one token")
-        self.texts = [list(text) for text in texts]
+        # Read equal texts once.
+        self.texts = [list(text) for text in dict.fromkeys(map(tuple, texts))]
+        rows = [self.texts.index(text) for text in texts]
         longest = max(map(len, texts))
         needed = longest + room
         self.cache = KVCache(min(needed, self.model.longest_context or needed))
+
         # Pad with any token: the padding is a separate document, which no token of the text can see.
-        padded = [[0] * (longest - len(text)) + text for text in texts]
-        padding = torch.tensor([[longest - len(text)] for text in texts])  # (B, 1)
-        is_text = torch.arange(longest) >= padding  # (B, T)
-        doc_starts = torch.where(is_text, padding, 0)
-        return self._forward(
+        padded = [[0] * (longest - len(text)) + text for text in self.texts]
+        padding = torch.tensor([[longest - len(text)] for text in self.texts])  # (B, 1)
+        doc_starts = padding * (torch.arange(longest) >= padding)  # (B, T): 0 in the padding
+        logits = self._forward(
             torch.tensor(padded),  # (B, T)
             doc_starts.to(self.device) if padding.any() else None,
         )
+
+        # Give each text its own row.
+        self.take(rows)
+        return logits[rows]
 
     def step(self, tokens: list[int]) -> Logits:
         """Append a token to each text; return the logits of the next one."""
@@ -95,16 +183,16 @@ class Decoder:
 
     def _forward(self, tokens: Tokens, doc_starts: DocStarts = None) -> Logits:
         """Return the logits after the last token, in float32."""
+        # A prefill, at position 0, is not compiled: every length of a prompt would compile again.
+        compiled = self.model.runtime.compiled_hidden if self.cache.position else None
+        hidden = compiled or self.model.hidden
         is_row = tokens.numel() == 1 and doc_starts is None and self.cache.doc_starts is None
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
-            # A prefill, at position 0, is not compiled: every length of a prompt would compile again.
-            compiled = self.model.runtime.compiled_hidden if self.cache.position else None
-            hidden = compiled or self.model.hidden
             x = hidden(
                 copy_to(self.device, tokens),
                 doc_starts=doc_starts,
                 cache=self.cache,
-                blocks=self.row_blocks if is_row else None,
+                blocks=self.row_blocks if is_row else None,  # for one token of one text
             )  # (B, T, C)
             return self.model.logits(x[:, -1]).float()
 
@@ -166,97 +254,6 @@ def copy_to(device: torch.device, tensor: Tensor) -> Tensor:
     """Copy a small tensor to a device without waiting for it."""
     # The caller may drop the tensor at once: CUDA first copies pageable memory to an internal buffer.
     return tensor.to(device, non_blocking=device.type == "cuda")
-
-
-@torch.inference_mode()
-def generate(
-    model: GPT,
-    tokenizer: tiktoken.Encoding,
-    prompts: list[list[int]],
-    *,
-    seeds: list[int],
-    params: SamplingParams,
-    logprobs: bool = False,
-) -> Iterator[Chunk]:
-    """Yield the continuations of `prompts` (from encode_prompt) as chunks of text.
-
-    A sample ends where the model ends the document, before the first of params.stop, or after params.max_new_tokens.
-    The model's mode (train or eval) is restored. Raises FloatingPointError when logits are not finite.
-    """
-    allowed = allowed_ids(tokenizer, model)
-    detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
-    # A generator for each sample: its random numbers do not depend on the size of the batch.
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    decoder = Decoder(model)
-    with eval_mode(model):
-        # 1) Prefill each distinct prompt once, then give each sample its own copy of the cache.
-        prompts = [prompt[-model.config.block_size :] for prompt in prompts]
-        distinct = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
-        row_of_prompt = [distinct.index(prompt) for prompt in prompts]
-        logits = decoder.prefill(distinct, params.max_new_tokens)[row_of_prompt]  # (B, V)
-        decoder.take(row_of_prompt)
-        seen = None
-        if params.repetition_penalty != 1:
-            seen = torch.zeros_like(logits, dtype=torch.bool)
-            for row, prompt in enumerate(prompts):
-                seen[row, prompt] = True
-
-        active = list(range(len(prompts)))  # the sample in each row of the batch
-        for remaining in reversed(range(params.max_new_tokens)):
-            # 2) Sample the next token of each row, on the device.
-            finite = logits.isfinite().all()
-            if allowed is not None:
-                logits = logits.masked_fill(~allowed, -torch.inf)
-            filtered = filter_logits(logits, params, seen)
-            if params.temperature == 0:
-                sampled = filtered.argmax(-1)  # (B,)
-            else:
-                uniform = [torch.rand(1, generator=generators[index]) for index in active]
-                sampled = sample(filtered, torch.cat(uniform))
-
-            # 3) Read tokens and flag in one transfer: without logprobs a step waits for the device only here.
-            *tokens, is_finite = torch.cat((sampled, finite[None])).tolist()
-            if not is_finite:
-                raise FloatingPointError("its logits are not finite")
-            nats = []
-            if logprobs:
-                # The log-probability among all tokens that have a text, before the filters.
-                nats = logits.log_softmax(-1).gather(-1, sampled[:, None])[:, 0].tolist()
-
-            # 4) Yield the text that no later token can change.
-            alive = []  # the rows of the samples that have not ended
-            for row, (index, token) in enumerate(zip(active, tokens, strict=True)):
-                text, finish = detokenizers[index].feed(token, last=not remaining)
-                if text or finish or logprobs:
-                    yield Chunk(
-                        index,
-                        text,
-                        finish,
-                        (token, nats[row]) if logprobs else None,
-                    )
-                if finish is None:
-                    alive.append(row)
-            if not alive:
-                return
-
-            # 5) Drop the rows that have ended, and feed the others their tokens.
-            if seen is not None:
-                seen = seen.scatter(-1, sampled[:, None], True)
-            if len(alive) < len(active):
-                active = [active[row] for row in alive]
-                if seen is not None:
-                    seen = seen[alive]
-                decoder.take(alive)
-            logits = decoder.step([tokens[row] for row in alive])
-
-
-def generate_text(
-    model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int, seed: int = 0
-) -> Iterator[str]:
-    """Yield the continuation of `prompt`, chunk by chunk."""
-    params = SamplingParams(max_new_tokens=max_new_tokens)
-    for chunk in generate(model, tokenizer, [encode_prompt(tokenizer, prompt)], seeds=[seed], params=params):
-        yield chunk.text
 
 
 def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str, special_tokens: bool = False) -> list[int]:

@@ -35,9 +35,10 @@ def decodes(x: Float[Tensor, "..."]) -> bool:
 def store_by_columns(model: nn.Module) -> None:
     """Store the matrices of linear layers by columns, as multiply() reads them.
 
-    Shapes and values stay, and no second copy remains.
+    Shapes and values stay, and no second copy remains. A model in training keeps the layout, which is that of the
+    optimizer's state.
     """
-    if not has_fbgemm():
+    if model.training or not has_fbgemm():
         return
     for module in model.modules():
         # A quantised or sharded weight is of another class: no view shows its numbers.

@@ -144,11 +144,11 @@ def test_a_sample_that_ends_leaves_the_others_as_they_would_be():
 
 
 def test_equal_prompts_are_read_once_and_of_a_long_one_the_tail_counts(monkeypatch):
-    gpt, sizes, prefill = byte_gpt(block_size=8), [], Decoder.prefill
-    note = lambda self, texts, room: sizes.append(len(texts)) or prefill(self, texts, room)  # noqa: E731
-    monkeypatch.setattr(Decoder, "prefill", note)
+    gpt, sizes, forward = byte_gpt(block_size=8), [], Decoder._forward
+    note = lambda self, tokens, *given: sizes.append(len(tokens)) or forward(self, tokens, *given)  # noqa: E731
+    monkeypatch.setattr(Decoder, "_forward", note)
     texts_of(gpt, [[1, 2], [3, 4], [1, 2], [1, 2]], [1, 2, 3, 4], new=2)
-    assert sizes == [2]
+    assert sizes == [2, 4]
     assert texts_of(gpt, [[*range(30)]], [1]) == texts_of(gpt, [[*range(22, 30)]], [1])
 
 
