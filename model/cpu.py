@@ -89,7 +89,7 @@ def shares(C: int, parts: int) -> tuple[Int[Tensor, " C"], Int[Tensor, " parts"]
     return torch.arange(C), torch.arange(parts) * C // parts
 
 
-def normalize(x: Float[Tensor, "*lead C"], weight: Float[Tensor, " C"], eps: float) -> Float[Tensor, "*lead C"]:
+def normalize(x: Float[Tensor, "*lead C"], weight: Float[Tensor, "*#lead C"], eps: float) -> Float[Tensor, "*lead C"]:
     """Return x w / √(mean(x²) + ε) by four operators, or three for a single row.
 
     F.rms_norm is a composition of six on a CPU. A row of 128 channels takes 6 µs instead of 16, four heads of 32 take
