@@ -117,14 +117,15 @@ def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] 
     return settings
 
 
-def check_settings(settings: dict[str, Any], saved: Meta, data: str | None = None) -> None:
+def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, Any], data: str | None = None) -> None:
     """Raise SettingsError, with all changed settings that would change the run's result.
 
+    defaults: those of all settings; a run from before a setting existed had its default.
     data: the fingerprint of the tokens, compared with the saved one.
     """
     # Find the changes that matter.
     now = flat(settings)
-    before = flat(saved.config)
+    before = flat(defaults) | flat(saved.config)
     # Unless it is given, the tokenizer sets the vocabulary, and is compared itself.
     if now.get("model.vocab_size") is None:
         before.pop("model.vocab_size", None)

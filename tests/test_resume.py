@@ -195,13 +195,21 @@ def test_settings_that_change_the_result_are_named_and_refused_and_others_may_ch
     with pytest.raises(SettingsError, match="the text has changed: restore these, or set allow_changes=true"):
         train(replace(others, max_steps=10))
 
+    # On the changed text the run keeps the tokens that its weights know, and begins to compare losses anew.
+    text_file.write_text("Quite another text, of other words. " * 2000)
+    before = open_checkpoint(config.run_dir)
+    train(replace(others, max_steps=10, allow_changes=True))
+    after = open_checkpoint(config.run_dir)
+    assert after.meta.progress.step == 10 and after.meta.data != before.meta.data
+    assert after.tokenizer._mergeable_ranks == before.tokenizer._mergeable_ranks
 
-def test_settings_that_a_run_did_not_have_do_not_differ_from_it():
+
+def test_a_run_had_the_default_of_a_setting_that_is_younger():
     saved = Meta({"model": {"n_embd": 32}, "seed": 1}, data="text")
-    now = {"model": {"n_embd": 32, "younger": 5}, "seed": 1, "resume": "run", "allow_changes": False}
-    check_settings(now, saved, data="text")
-    with pytest.raises(SettingsError, match=r"seed=2 \(was 1\)"):
-        check_settings(now | {"seed": 2}, saved, data="text")
+    now = {"model": {"n_embd": 32}, "grad_clip": 5, "seed": 1, "resume": "run", "allow_changes": False}
+    check_settings(now, saved, {"grad_clip": 5}, data="text")
+    with pytest.raises(SettingsError, match=r"grad_clip=5 \(was 1\), seed=2 \(was 1\)"):
+        check_settings(now | {"seed": 2}, saved, {"grad_clip": 1}, data="text")
 
 
 def test_from_the_command_line_a_run_has_its_own_settings_but_for_what_is_typed(text_file, tmp_path):

@@ -85,15 +85,19 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     # Complete the settings from pretrained weights and the data. Check early: the settings before the text is read, the
     # memory again as soon as the vocabulary is known.
     if saved:
-        check_settings(asdict(config), saved.meta)
+        check_settings(asdict(config), saved.meta, asdict(TrainConfig()))
     config, copy_pretrained, encoding = open_pretrained(config)
     if saved and saved.meta.own_tokenizer:
         encoding = read_tokenizer(saved.path / TOKENIZER)
     data = open_data(config, encoding, prepares=ranks.local_rank == 0)
+    if saved and saved.meta.data != data.fingerprint:
+        check_settings(asdict(config), saved.meta, asdict(TrainConfig()), data.fingerprint)
+        if not config.data.is_task:
+            # The text has changed, as it may with allow_changes=true. The weights know the tokens of the old one.
+            encoding = read_tokenizer(saved.path / TOKENIZER)
+            data = open_data(config, encoding, prepares=ranks.local_rank == 0)
     config = with_vocabulary(config, data.vocab_size)
     refuse_too_large(config, device, ranks)
-    if saved and saved.meta.data != data.fingerprint:
-        check_settings(asdict(config), saved.meta, data.fingerprint)
 
     # Build the model, with its weights. Rank 0 reads them; parallelize() gives them to the others.
     precision = choose_precision(config.precision, device)
@@ -133,6 +137,8 @@ def restore(run: Run, saved: Saved) -> None:
         if run.scaler.is_enabled() and meta.scaler:  # a scaler without fp16 has no state
             run.scaler.load_state_dict(meta.scaler)
     run.progress = replace(meta.progress, finished=False)  # max_steps may have grown
+    if meta.data != run.data.fingerprint:
+        run.progress.best_loss = None  # losses on another text do not compare
     run.skipped = torch.tensor([run.progress.skipped, run.progress.skipped_in_a_row], device=run.device)
 
 
