@@ -280,4 +280,5 @@ def make_norm(config: GPTConfig) -> nn.Module:
     """Return a new norm of C channels, by config.norm."""
     if config.norm == "rmsnorm":
         return RMSNorm(config.n_embd, eps=config.norm_eps)
+    assert config.norm == "layernorm"
     return LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)

@@ -278,6 +278,9 @@ class Decide(Grid):
             if isinstance(before, dict):  # by variant: compare those that are in both records
                 before = {variant: before[variant] for variant in before if variant in now}
                 now = {variant: now[variant] for variant in before}
+            if before != now and name == "code":
+                problem = f"{setting}={folder} ran another version of the file of code="
+                raise SettingsError(problem, f"restore that version, or {remedy}")
             if before != now:
                 problem = f"{setting}={folder} has {name}={format_value(before)}, not {format_value(now)}"
                 raise SettingsError(problem, remedy)

@@ -25,6 +25,8 @@ from data.tasks import TASKS
 from model.attention import check
 from model.attention.code import RAN, run_code
 from model.attention.registry import FORMS, MODIFIERS
+from model.config import GPTConfig
+from model.size import count_weights
 from runs.checkpoint import as_json, read_meta
 from runs.summary import read_summary
 from train import train
@@ -173,9 +175,13 @@ def test_a_file_that_seeds_changes_no_number_of_the_run(tmp_path):
         ("\0", "code=FILE"),
         ("x = 1\n", "code=FILE: it registers nothing: decorate a function or a class with @form or @modifier."),
         (USED + "import sys\nsys.exit(3)\n", "code=FILE, line 4: SystemExit: 3: correct the file."),
-        (USED + "form('mine')(None)\n", "code=FILE, line 3: the name 'mine' is taken, or no identifier: choose"),
-        (USED + "form('sdpa')(None)\n", "code=FILE, line 3: the name 'sdpa' is taken, or no identifier: choose"),
-        (USED + "form('my-form')(None)\n", "code=FILE, line 3: the name 'my-form' is taken, or no identifier"),
+        (USED + "form('mine')(None)\n", "code=FILE, line 3: the name 'mine' is taken: choose"),
+        (USED + "form('sdpa')(None)\n", "code=FILE, line 3: the name 'sdpa' is taken: choose"),
+        (USED + "form('my-form')(None)\n", "code=FILE, line 3: the name 'my-form' is no identifier"),
+        (
+            "from model.attention.registry import modifier\nmodifier('x', changes='score')\n",
+            "code=FILE, line 2: modifier x",
+        ),
         ("from data.tasks import task\ntask('copy', 3)(None)\n", "code=FILE, line 2: the name 'copy' is taken"),
         (USED + "import absent_here\n", "code=FILE, line 3: ModuleNotFoundError: No module named 'absent_here'"),
         (USED + "from .absent import x\n", "code=FILE, line 3: ModuleNotFoundError: No module named 'code_"),
@@ -243,8 +249,38 @@ def test_the_check_is_of_a_files_names_too(own, capsys):
     assert check.main(["relu", "sdpa+head_scale", f"code={own}"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("\nrelu ") == printed.count("\nsdpa+head_scale ") == 2 and "every check passed" in printed
-    with pytest.raises(SystemExit, match="error: code=absent.py cannot be read"):
+    with pytest.raises(SettingsError, match=r"code=absent.py cannot be read"):
         check.main(["sdpa", "code=absent.py"])
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("mix(self, q, k, v, x, ctx): return q", r"mix\(\) returned \(2, 4, .*, not \(2, 4, .*, \(2, 2, "),
+        ("mix(self, q, k, v, x, ctx): return q, k.mT, v", r"mix\(\) returned"),
+        ("score(self, call, x, ctx): return None", r"score\(\) returned NoneType, not Call"),
+        ("score(self, call, x, ctx): return call.q", r"score\(\) returned \(2, 4, .*, not Call"),
+        ("finish(self, y, v, x, ctx): return y.flatten(2)", r"finish\(\) returned \(2, 4, \d+\), not \(2, 4, "),
+    ],
+)
+def test_a_modifier_that_returns_another_shape_is_named(tmp_path, method, said):
+    file = tmp_path / "own.py"
+    head = "from model.attention.modifiers import Modifier\nfrom model.attention.registry import modifier\n"
+    file.write_text(f"{head}@modifier('mine', changes='values')\nclass Mine(Modifier):\n    def {method}\n")
+    with pytest.raises(SettingsError, match=rf"code={file}: Mine\.{said}"):
+        check.main(["sdpa+mine", f"code={file}"])
+
+
+def test_a_modifier_that_reads_numbers_as_it_is_made_is_not_too_large(tmp_path):
+    file = tmp_path / "own.py"
+    head = (
+        "import torch\nfrom model.attention.modifiers import Modifier\nfrom model.attention.registry import modifier\n"
+    )
+    body = "def __init__(self, *given):\n        super().__init__(*given)\n        torch.ones(3).sum().item()\n"
+    file.write_text(f"{head}@modifier('mine', changes='values')\nclass Mine(Modifier):\n    {body}")
+    run_code(str(file))
+    with pytest.raises(RuntimeError, match="meta tensors"):
+        count_weights(GPTConfig(vocab_size=9, attention="sdpa+mine"))
 
 
 def test_the_check_finds_a_form_that_sees_the_future(tmp_path, capsys):
@@ -277,7 +313,11 @@ def test_jobs_of_one_process_run_each_its_own_file_and_a_comparison_notes_their_
             registry.pop(name, None)
     own.write_text(OWN + "\n")
     result = run_here(*asked, cwd=tmp_path)
-    assert result.returncode == 1 and "hydra.sweep.dir=" in result.stderr and "has code={" in result.stderr
+    assert (
+        result.returncode == 1
+        and "hydra.sweep.dir=" in result.stderr
+        and "ran another version of the file of code=" in result.stderr
+    )
 
 
 def test_a_sweep_says_of_a_broken_file_that_none_of_its_jobs_can_run(tmp_path):

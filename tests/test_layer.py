@@ -59,7 +59,7 @@ def test_a_check_of_some_names_is_of_these_alone_and_refuses_others(capsys):
     assert check.main(["sdpa+gate", "delta"]) == 0
     printed = capsys.readouterr().out
     assert re.findall(r"^(sdpa|delta)(\S*)", printed, re.M) == [("sdpa", "+gate"), ("delta", "")] * 2
-    with pytest.raises(SystemExit, match="'spda' is no form"):
+    with pytest.raises(SettingsError, match="'spda' is no form"):
         check.main(["spda"])
 
 

@@ -202,15 +202,12 @@ def main(arguments: list[str]) -> int:
     arguments: the attentions, and code=FILE for a file that registers them.
     """
     # Run the files first: they register names. Make every layer once, before the long work, to find a mistake.
-    try:
-        for argument in arguments:
-            if argument.startswith("code="):
-                run_code(argument.removeprefix("code="))
-        attentions = [argument for argument in arguments if not argument.startswith("code=")]
-        for attention in attentions:
-            make_layer(attention)
-    except SettingsError as error:
-        sys.exit(f"error: {error}")
+    for argument in arguments:
+        if argument.startswith("code="):
+            run_code(argument.removeprefix("code="))
+    attentions = [argument for argument in arguments if not argument.startswith("code=")]
+    for attention in attentions:
+        make_layer(attention)
 
     # Print a table for each dtype, and by default one of all combinations.
     tables: list[tuple[torch.dtype, Iterable[str]]] = [(dtype, attentions or FORMS) for dtype in TOLERANCE]
@@ -220,11 +217,11 @@ def main(arguments: list[str]) -> int:
     failures = 0
     print(f"torch {torch.__version__} on {device}; a number is the worst error as a share of what is allowed\n")
     for dtype, names in tables:
-        print(f"{str(dtype)[6:]:<30}" + "".join(f"{check:<12}" for check in CHECKS))
+        print(f"{str(dtype)[6:]:<29} " + " ".join(f"{check:<12}" for check in CHECKS))
         for attention in names:
             cells = [run(check, attention, device, dtype) for check in CHECKS]
             failures += sum(cell.startswith("FAIL") for cell in cells)
-            print(f"{attention:<30}" + "".join(f"{cell:<12}" for cell in cells), flush=True)
+            print(f"{attention:<29} " + " ".join(f"{cell:<12}" for cell in cells), flush=True)
         print()
     print(f"{failures} of the checks failed" if failures else "every check passed")
     return min(failures, 1)
@@ -232,4 +229,7 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # on tensors this small threads only wait for each other
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SettingsError as error:
+        sys.exit(f"error: {error}")

@@ -4,7 +4,8 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,6 +66,8 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
             exec(compile(source, path, "exec"), vars(module))
         if before == [*registries]:
             raise SettingsError("it registers nothing", "decorate a function or a class with @form or @modifier")
+        for modifier in MODIFIERS.keys() - before[1].keys():
+            check_results(name, MODIFIERS[modifier])
     except (Exception, SystemExit) as error:
         for registry, content in zip(registries, before, strict=True):
             registry.clear()
@@ -72,6 +75,38 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
         raise explained(f"code={name}", path, error) from error
     loaded = [each for key, each in sys.modules.items() if key.startswith(f"{package.__name__}.") and each != module]
     return sorted(Path(each.__file__) for each in loaded if each.__file__)
+
+
+def check_results(name: str, modifier: Any) -> None:
+    """Let a modifier's methods raise SettingsError for results of another type or shape than they got."""
+
+    def checked(method: Callable[..., Any], count: int) -> Callable[..., Any]:
+        @wraps(method)
+        def call(self: Any, *arguments: Any) -> Any:
+            result = method(self, *arguments)
+            if torch.compiler.is_compiling():  # the eager pass before it has checked
+                return result
+            found = shapes(result if count > 1 else (result,))
+            wanted = shapes(arguments[:count])
+            if found != wanted:
+                problem = f"code={name}: {modifier.__name__}.{method.__name__}() returned {found}, not {wanted}"
+                raise SettingsError(problem, "return its arguments, changed in value alone")
+            return result
+
+        return call
+
+    changed = {"mix": 3, "score": 1}
+    if modifier.queries_per_head == 1:  # else finish() joins the results of a head's queries
+        changed["finish"] = 1
+    for method in changed.keys() & vars(modifier).keys():
+        setattr(modifier, method, checked(vars(modifier)[method], changed[method]))
+
+
+def shapes(values: Any) -> str:
+    """Return the shapes of tensors, and the types of other values."""
+    if not isinstance(values, tuple) or hasattr(values, "_fields"):
+        values = (values,)
+    return ", ".join(str(tuple(v.shape)) if isinstance(v, torch.Tensor) else type(v).__name__ for v in values)
 
 
 def explained(setting: str, path: Path, error: BaseException) -> SettingsError:

@@ -27,7 +27,7 @@ from model.attention.contract import AttentionFunction, Key, Output, Query, Valu
 from model.attention.functions import matmul, sdpa, softcap
 from model.attention.fused import folds
 from model.attention.masks import alibi_sum, as_bool
-from model.attention.registry import FORMS, MODIFIERS, form
+from model.attention.registry import FORMS, MODIFIERS, PARTS, SETTINGS, form
 from model.config import AttentionConfig
 from model.cpu import SHORT, is_transformed
 from model.layers import Linear, RMSNorm
@@ -53,7 +53,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     # What others read of a form: the registry, the settings' checks, generation, and the tests.
-    modifiable: ClassVar[tuple[str, ...]] = ("window", "rotation", "queries", "keys", "values", "scores", "result")
+    modifiable: ClassVar[tuple[str, ...]] = (*SETTINGS.values(), *PARTS)
     """The parts that modifiers may change."""
     unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
     """Settings without effect in this form."""

@@ -23,6 +23,8 @@ Subject = TypeVar("Subject")
 FORMS: dict[str, Any] = {}
 """Attention functions, for MultiHeadAttention to call, and subclasses of MultiHeadAttention."""
 MODIFIERS: dict[str, Any] = {}
+PARTS = ("queries", "keys", "values", "scores", "result")
+"""The parts of a layer that a modifier may change."""
 SETTINGS = {"window": "window", "nope": "rotation"}
 """Modifiers that are settings of a layer in a pattern, and the part that they change.
 
@@ -41,9 +43,12 @@ def form(name: str) -> Callable[[Subject], Subject]:
 def modifier(name: str, *, changes: str, last: bool = False) -> Callable[[Subject], Subject]:
     """Register a Modifier under attention=FORM+NAME.
 
-    changes: the part of a layer: queries, keys, values, scores or result. Forms without that part refuse the modifier.
+    changes: the part of a layer, one of PARTS. Forms without that part refuse the modifier.
     last: act after all others, in any order of registration or typing; a modifier that adds a key must.
     """
+
+    if changes not in PARTS:
+        raise SettingsError(f"modifier {name} changes {changes!r}", f"choose one of {', '.join(PARTS)}")
 
     def register(subject: Any) -> Any:
         subject.changes = changes
@@ -54,8 +59,10 @@ def modifier(name: str, *, changes: str, last: bool = False) -> Callable[[Subjec
 
 
 def _register(names: dict[str, Any], name: str, subject: Subject) -> Subject:
-    if not name.isidentifier() or name in FORMS | MODIFIERS | SETTINGS:
-        raise SettingsError(f"the name {name!r} is taken, or no identifier", "choose another one")
+    if not name.isidentifier():
+        raise SettingsError(f"the name {name!r} is no identifier", "choose one of letters, digits and _")
+    if name in FORMS | MODIFIERS | SETTINGS:
+        raise SettingsError(f"the name {name!r} is taken", "choose another one")
     names[name] = subject
     return subject
 
