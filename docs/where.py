@@ -166,7 +166,9 @@ def known_pairs(window: np.ndarray) -> np.ndarray:
 
 
 def error_of(differences: list[float]) -> str:
-    """Return the mean difference and its standard error."""
+    """Return the mean difference and its standard error; – for a share without tokens."""
+    if any(map(math.isnan, differences)):
+        return "–"
     if len(differences) < 2:
         return f"{statistics.mean(differences):+.4f}" if differences else "–"
     return f"{statistics.mean(differences):+.4f} ± {statistics.stdev(differences) / math.sqrt(len(differences)):.4f}"

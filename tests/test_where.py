@@ -25,3 +25,8 @@ def test_a_token_within_sixteen_words_of_the_training_text_is_repeated():
 def test_a_pair_is_known_from_its_second_occurrence_on():
     window = np.array([1, 2, 3, 1, 2, 2, 2, 3])
     assert where.known_pairs(window).tolist() == [False, False, False, True, False, True, True]
+
+
+def test_an_error_is_of_a_mean_and_a_share_without_tokens_has_none():
+    assert where.error_of([0.1, 0.3]) == "+0.2000 ± 0.1000"
+    assert where.error_of([0.25]) == "+0.2500" and where.error_of([]) == where.error_of([float("nan")] * 2) == "–"
