@@ -67,10 +67,10 @@ assert "relu+head_scale" in check.combinations()
 
 
 def own_form_and_modifier() -> list[str]:
-    """The two blocks of Python in the page's section on an attention of one's own."""
+    """The first two blocks of Python in the page's section on an attention of one's own."""
     text = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
     text = text[text.index("## Try your own attention") :]
-    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:2]
 
 
 def test_the_form_and_the_modifier_of_the_page_keep_the_contract_in_a_file(tmp_path):

@@ -78,7 +78,10 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
 
 
 def check_results(name: str, modifier: Any) -> None:
-    """Let a modifier's methods raise SettingsError for results of another type or shape than they got."""
+    """Let a modifier's methods raise SettingsError for results that do not fit.
+
+    Those of another type or shape than they got.
+    """
 
     def checked(method: Callable[..., Any], count: int) -> Callable[..., Any]:
         @wraps(method)
