@@ -14,7 +14,7 @@ from model.attention import SOFTMAX, MultiHeadAttention
 from model.attention.masks import alibi_slopes
 from model.weights import plain_weights
 from pages.kit import fill_page, packed, shape
-from pages.runs import RECORD, headline
+from pages.runs import RECORD, text_of
 from runs.checkpoint import Checkpoint
 from runs.metrics import read_metrics
 
@@ -50,7 +50,9 @@ def demo_page(checkpoint: Checkpoint, to: str, dtype: str) -> str:
     if known != model.config.attention:
         problem = f"to={to}: a page cannot compute attention={model.config.attention}"
         raise SettingsError(problem, f"train with attention={known}, the nearest that it can")
+    title, figures = describe(checkpoint)
     data: dict[str, Any] = {
+        "figures": figures,
         "config": asdict(model.config),
         "layers": [layer(attention, model.config.at(i).form) for i, attention in enumerate(model.attentions)],
         "tokenizer": browser_tokenizer(checkpoint.tokenizer, to),
@@ -66,7 +68,7 @@ def demo_page(checkpoint: Checkpoint, to: str, dtype: str) -> str:
         if not tensor.isfinite().all():
             raise SettingsError(f"dtype=float16 ends at 65,504, and {name} has larger weights", "set dtype=float32")
         data["weights"][name] = packed(tensor.numpy())
-    return fill_page("demo.html", title(checkpoint), data)
+    return fill_page("demo.html", title, data)
 
 
 def nearest(attention: str) -> str:
@@ -112,12 +114,15 @@ def browser_tokenizer(tokenizer: Encoding, to: str) -> dict[str, Any]:
     return {"pattern": pattern, "tokens": content["mergeable_ranks"], "special": content["special_tokens"]}
 
 
-def title(checkpoint: Checkpoint) -> str:
-    """Return one line about the model, its text and its bits per byte."""
+def describe(checkpoint: Checkpoint) -> tuple[str, str]:
+    """Return a title, and one line of figures: sizes, and bits per byte if they are known."""
+    title = "A small language model"
+    config = checkpoint.model.config
+    figures = shape(config.attention, config.n_layer, config.n_head, config.n_embd)
     meta = checkpoint.meta
     bpb = meta.progress.metrics.get("val_bpb")
-    if bpb is None:
-        config = checkpoint.model.config
-        return shape(config.attention, config.n_layer, config.n_head, config.n_embd)
-    notes = read_metrics(checkpoint.path.parents[1] / RECORD)
-    return f"{headline(flat(meta.config), notes)}, {bpb:.4f} bits per byte"
+    if bpb is not None:  # an imported model has none, and its text is unknown
+        notes = read_metrics(checkpoint.path.parents[1] / RECORD)
+        title += f", trained on {text_of(flat(meta.config), notes)}"
+        figures += f", {bpb:.4f} bits per byte"
+    return title, figures

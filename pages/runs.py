@@ -87,8 +87,12 @@ def headline(settings: dict[str, Any], notes: list[Row]) -> str:
     """Return one line about a run: its model and its data. notes: the lines of its RECORD."""
     attention = settings.get("attention") or settings.get("model.attention", "?")
     sizes = [settings.get(f"model.{name}", "?") for name in ("n_layer", "n_head", "n_embd")]
-    text = next((note["text"] for note in notes if note.get("text")), settings.get("data.source", "?"))
-    return f"{shape(attention, *sizes)}, on {visible(text)}"
+    return f"{shape(attention, *sizes)}, on {text_of(settings, notes)}"
+
+
+def text_of(settings: dict[str, Any], notes: list[Row]) -> str:
+    """Return the description of a run's text in its RECORD, or the name of its data source."""
+    return visible(next((note["text"] for note in notes if note.get("text")), settings.get("data.source", "?")))
 
 
 def spread(items: list[T], most: int) -> list[T]:

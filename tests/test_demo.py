@@ -159,6 +159,10 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
       const type = text => { $("source").value = text; return $("source").oninput(); };
       const finished = async () => { while (!$("said").textContent) await new Promise(requestAnimationFrame); };
       const texts = [];
+      await finished();  // the page opens with a text
+      const opening = reading.places.map(({id}) => id);
+      $("clear").click();
+      const empty = $("source").value;
       $("max_new_tokens").value = 12;
       await type("ab");
       for (const id of ["write", "again"]) {
@@ -169,6 +173,8 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
       const seed = $("seed").value;
       for (const key of ["Home", "ArrowRight", "ArrowRight"]) press(key);
       const found = {
+        opening, empty, labels: [$("heads").querySelector("text").textContent, $("row").options[1].text],
+        times: [$("expected").textContent, $("heads").querySelector("b").textContent],
         texts, seed, chosen: $("chosen").textContent, active: $("text").getAttribute("aria-activedescendant"),
         surprise: $("surprise").textContent, rows: document.querySelectorAll("#heads text").length,
         tinted: [...spans].filter(span => span.style.getPropertyValue("--share") > "0%").length,
@@ -183,6 +189,7 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
       return {...found, branch, typed, next: $("chosen").textContent,
         options: $("text").querySelectorAll("[role=option]").length};"""
     found = browse(page, script)
+    assert found["opening"] == [256, *written(model, "", temperature=0.8, max_new_tokens=256)]
     settings = dict(temperature=0.8, max_new_tokens=12)
     ids = [256, *b"ab"]
     assert found["texts"] == [ids + written(model, "ab", seed=seed, **settings) for seed in (1, 2)]
@@ -194,6 +201,11 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
     assert found == found | {
         "seed": "2", "chosen": "“b”", "active": "t2", "tinted": 3, "rows": 2 * 8, "csv": 2 + 8 * 3,
         "typed": [*ids, ord("!")], "next": "The next token", "options": 4,
+        "empty": "", "labels": ["L1 H1", "layer 1, head 1"],
+        "times": [
+            "Before it: the model expected (choose one to go on from there)",
+            "After it: where “b” looks, to predict the next token",
+        ],
     }  # fmt: skip
     assert found["surprise"].startswith(f"surprise {bits:.2f} bits")
 
@@ -227,10 +239,12 @@ def test_a_hostile_name_prompt_or_token_stays_text(hostile_page):
       $("source").value = {json.dumps(HOSTILE)};
       await $("source").oninput();
       choose(reading.places.length - 1);
-      return [$("text").textContent, document.querySelectorAll("b").length, document.title];"""
-    text, bold, title = browse(hostile_page, script)
+      return [$("text").textContent, document.querySelectorAll("b").length, document.title,
+        $("about").textContent];"""
+    text, bold, title, about = browse(hostile_page, script)
     assert text == END_OF_TEXT + HOSTILE.replace("\x00", "␀").replace("\u202e", "\ufffd").replace("\u2028", "\ufffd")
-    assert bold == 1 and "</script>" in title and title.endswith(", 1.5000 bits per byte")
+    assert bold == 1 and title.startswith("A small language model, trained on </script>")
+    assert "2 layers × 4 heads" in about and ", 1.5000 bits per byte, " in about
 
 
 @needs_browser
@@ -241,6 +255,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(hostile_page, lo
       $("max_new_tokens").value = 40;
       await startWriting();
       choose(9);
+      document.querySelector("details").open = true;
       const {violations} = await axe.run();
       const found = violations.flatMap(({id, nodes}) => nodes.map(node => `${id}: ${node.html}`));
       return [found, document.documentElement.scrollWidth <= innerWidth];"""
