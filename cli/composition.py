@@ -82,8 +82,8 @@ def sweep(overrides: list[str], typed: dict[str, str]) -> None:
 
 def run_single(typed: dict[str, str]) -> None:
     """Train or plan a single run."""
-    typed = register_inherited(typed)
     log_to_stdout()
+    typed = register_inherited(typed)
     config = compose_settings(typed)
     with_torch().train_or_plan(config)
 

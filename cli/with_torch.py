@@ -4,6 +4,7 @@ cli/composition.py imports this module only where one is needed: --help, complet
 answered before torch, whose import takes a second.
 """
 
+import logging
 from dataclasses import asdict
 from typing import Any
 
@@ -19,8 +20,11 @@ from model.attention.registry import completions as completions  # for tab compl
 from model.config import GPTConfig
 from runs.resume import find_run, settings_to_go_on
 from training.config import TrainConfig
+from training.distributed import Ranks
 from training.pretrained import pretrained_config
 from training.start import check_start
+
+log = logging.getLogger("tinygpt")
 
 
 def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -36,7 +40,7 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
 
     inherited: dict[str, Any] = {}
     if resume:
-        run = find_run(resume, run_dir)
+        run = find_run(resume, run_dir, log.info if Ranks.of_torchrun().is_first else log.debug)
         if run:
             inherited = settings_to_go_on(run, setting_hints(TrainConfig), typed)
             typed = typed | {"resume": str(run), "run_dir": str(run)}

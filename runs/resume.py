@@ -60,8 +60,11 @@ def refuse_used(directory: Path) -> None:
         raise SettingsError(f"run_dir={directory} already holds a run", remedy)
 
 
-def find_run(where: str, run_dir: str | None) -> Path | None:
-    """Return the directory of resume=`where`; for auto the newest unfinished run, or None."""
+def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.info) -> Path | None:
+    """Return the directory of resume=`where`; for auto the newest unfinished run, or None.
+
+    say: logs that auto has found none.
+    """
     if where == "auto":
         runs = runs_by_age([user_path("run_dir", run_dir)]) if run_dir else runs_by_age()
         for run in runs:
@@ -69,6 +72,10 @@ def find_run(where: str, run_dir: str | None) -> Path | None:
             with suppress(CheckpointError):
                 if not is_locked(run / ".lock") and not newest(run, read_meta).progress.finished:
                     return run
+        stopped = ""
+        if runs and not checkpoints_by_step(runs[0] / "checkpoints") and not is_locked(runs[0] / ".lock"):
+            stopped = f" ({runs[0]} was stopped before its first save)"
+        say("resume=auto finds no unfinished run with a checkpoint%s: a new run begins, as it is typed.", stopped)
         return None
     run = user_path("resume", where)
     with reading("resume", where):

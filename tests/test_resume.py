@@ -1,6 +1,7 @@
 """A stopped run is resumed to the same bits: weights, losses, metrics; and only as itself."""
 
 import json
+import logging
 import os
 import pickle
 import re
@@ -25,6 +26,7 @@ from test_checkpoint import forge, forge_file
 
 import train as train_module
 import training.start
+from cli.with_torch import inherited_settings
 from common.console import Signals, ending_signals
 from common.errors import SettingsError, format_value
 from common.files import is_locked
@@ -472,3 +474,15 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_p
     resumed = run_here("train.py", "resume=auto", f"max_steps={steps + 2}", "run_dir=the_run", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert steps_of(tmp_path / "the_run") == list(range(1, steps + 3))
+
+
+def test_auto_names_the_newest_run_if_it_was_stopped_before_its_first_save(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.INFO, "tinygpt")
+    begins = ": a new run begins, as it is typed."
+    assert inherited_settings({"resume": "auto"}) == ({}, {"resume": "null"})
+    Path("outputs/day/hour/checkpoints").mkdir(parents=True)
+    assert find_run("auto", None) is None
+    none = "resume=auto finds no unfinished run with a checkpoint"
+    place = Path("outputs/day/hour")
+    assert caplog.messages == [none + begins, f"{none} ({place} was stopped before its first save){begins}"]
