@@ -9,7 +9,7 @@ import torch
 
 from common.errors import CheckpointError, SettingsError, format_value
 from common.settings import from_arguments
-from common.text import visible
+from common.text import seen_from_here, visible
 from data.config import VOCABULARIES
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
@@ -40,8 +40,8 @@ def write_samples(config: SampleConfig) -> None:
     if config.compile == "on" and can_compile(device, is_required=True):
         # dynamic: one graph for all lengths and numbers of texts. torch compiles another one for a single text.
         model.runtime.compiled_hidden = torch.compile(model.hidden, dynamic=True)
-    if sys.stderr.isatty():
-        print(f"{visible(checkpoint.path)}, step {checkpoint.meta.progress.step}", file=sys.stderr)
+    if config.checkpoint is None or sys.stderr.isatty():
+        print(f"{visible(seen_from_here(checkpoint.path))}, step {checkpoint.meta.progress.step}", file=sys.stderr)
     # Write the session, the file or the text.
     try:
         with memory_errors(f"batch_size={config.batch_size} needs more memory than there is", "lower it"):

@@ -319,6 +319,10 @@ def find_checkpoints(where: str | None) -> list[Path]:
     with reading("checkpoint", where):
         linked = [pointed(folder / name) for name in ("best", "last") if (folder / name).exists()]
         found = [*linked, *(checkpoint.resolve() for checkpoint in checkpoints_by_step(folder))]
+        if folder.is_dir() and not found:
+            raise CheckpointError(
+                f"checkpoint={where} has saved no checkpoint yet", "wait for one, or give another run"
+            )
     return list(dict.fromkeys(found)) or [pointed(path)]
 
 

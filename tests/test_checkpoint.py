@@ -153,6 +153,7 @@ def test_the_newest_run_is_found_and_what_is_no_checkpoint_named(tmp_path, monke
         "": "does not exist",
         "nowhere": "does not exist",
         str(tmp_path): "is not a checkpoint",
+        str(tmp_path / "outputs/begun/3"): "has saved no checkpoint yet: wait for one",
     }
     for where, said in nothings.items():
         with pytest.raises(CheckpointError, match=f"checkpoint={where} {said}"):

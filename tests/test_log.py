@@ -186,6 +186,7 @@ def test_the_bar_is_cut_at_the_terminals_width(train_config, max_steps, monkeypa
         (["model.attention=sdpa+sink", "seed=2"], "sdpa+sink", "seed=2 attention=sdpa"),
         (["data.path=my notes.txt"], "sdpa", "'data.path=my notes.txt' attention=sdpa+key_offset"),
         (["resume=auto"], "sdpa", None),
+        (["init_from=run"], "sdpa", None),
         (["-m", "seed=1,2"], "sdpa", None),
     ],
 )

@@ -344,6 +344,8 @@ def test_more_time_than_four_readings_of_the_text_is_warned_of(train_config, mon
     assert lines[2].strip() == "the text is seen more than 4 times, and teaches less each time: add text"
 
 
-def test_a_plan_without_a_time_says_how_to_learn_the_size(train_config):
+def test_a_plan_without_a_time_says_how_to_learn_the_size_of_new_weights(train_config):
+    config = replace(train_config, run_dir=None, resume=train_config.run_dir)
+    assert "\nsize " not in plan_run(train_step, config)
     last = plan_run(train_step, train_config).splitlines()[-1]
     assert last == "size      set max_minutes=30, or another time, to learn which size the time and the text deserve"

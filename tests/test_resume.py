@@ -277,6 +277,20 @@ def test_a_run_is_not_finished_by_an_end_that_it_has_passed(config, shorter):
     assert last.read_bytes() == before
 
 
+@pytest.mark.parametrize("end", [{"max_steps": 2}, {"max_steps": None, "max_minutes": 1e-9}])
+def test_a_finished_run_says_what_to_raise_until_it_is_raised(config, end, caplog):
+    caplog.set_level(logging.INFO, "tinygpt")
+    config = replace(config, **end)
+    train(config)
+    again = replace(config, resume=config.run_dir)
+    train(again)
+    name, value = list(end.items())[-1]
+    said = f"resume={config.run_dir} has finished: to train on, raise {name}={format_value(value)}."
+    assert caplog.messages.count(said) == 1
+    train(replace(again, max_steps=3, max_minutes=None))
+    assert caplog.messages.count(said) == 1 and steps_of(config.run_dir)[-1] == 3
+
+
 def test_a_run_that_is_going_on_without_a_checkpoint_says_so(tmp_path):
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     with ExitStack() as stack:

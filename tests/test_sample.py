@@ -90,6 +90,13 @@ def test_results_are_there_whole_or_not_at_all(say, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_newest_run_is_named_beside_the_text(run_directory, monkeypatch, capsys):
+    monkeypatch.chdir(run_directory.parents[2])
+    sample(SampleConfig(device="cpu", max_new_tokens=1))
+    said = capsys.readouterr()
+    assert said.err == f"{Path('outputs/day/run/checkpoints/step_1')}, step 1\n" and "step_1" not in said.out
+
+
 @pytest.mark.parametrize("special_tokens", [False, True])
 def test_a_prompt_of_any_kind_is_continued_and_of_a_long_one_the_tail_saying_so(special_tokens, say, monkeypatch):
     assert say(prompt="x" * 30 + "the last sixteen").startswith("x" * 30 + "the last sixteen")

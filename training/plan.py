@@ -238,7 +238,8 @@ def here(
     measured = f"measured uncompiled on {plural(sequences, 'sequence')} on {device}"
     speed = f"          {seconds:.3g} s a step: {si(rate)}tokens/s, {si(rate * flops)}FLOP/s, {measured}"
     lines += [time_line(config, seconds, scored), speed]
-    if isinstance(data, TokenDataset):
+    # Weights that exist already have their size.
+    if isinstance(data, TokenDataset) and not (config.init_from or config.resume):
         lines += size_lines(config, data, rate * flops, measure)
     return lines
 

@@ -102,8 +102,8 @@ class Terminal(Logger):
             log.info("curves    %s", run.directory / "report.html")
             if run.data.tokenizer:
                 log.info("sample    %s %s%s", command("sample.py"), hydra_quoted("checkpoint", run.directory), code)
-            # Another attention compares with a run from the start, not with a sweep.
-            is_alone = typed_arguments(("resume", "-m", "--multirun")) == sys.argv[1:]
+            # Another attention compares with a run from the start, not with a sweep or with trained weights.
+            is_alone = typed_arguments(("resume", "init_from", "-m", "--multirun")) == sys.argv[1:]
             if Path(sys.argv[0]).name == "train.py" and is_alone:
                 log.info("compare   %s %s", command("train.py"), shlex.join(with_other_attention(run)))
         elif isinstance(error, SystemExit):
