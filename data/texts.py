@@ -144,7 +144,9 @@ class Source:
     def _in_unicode(self, text: str, where: str) -> str:
         text, lost = replace_surrogates(text)
         if lost:
-            self._note("Characters that are not UTF-8 and became U+FFFD", lost, where)
+            self._note(
+                "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8)", lost, where
+            )
         return text
 
     def _note(self, loss: str, count: int, where: str) -> None:

@@ -1,8 +1,11 @@
 """Settings of export.py."""
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from common.errors import SettingsError, one_of
+
+OTHER_FILES = (".htm", ".pdf", ".txt", ".json", ".bin", ".gguf", ".onnx", ".pt", ".pth", ".safetensors", ".zip")
 
 
 @dataclass(kw_only=True)
@@ -28,7 +31,9 @@ class ExportConfig:
     def __post_init__(self) -> None:
         one_of("dtype", self.dtype, ("float16", "float32"))
         if not self.to:
-            raise SettingsError("to=FOLDER is needed", "name the folder to write")
+            raise SettingsError("to= is needed", "give to=FOLDER for Hugging Face, or to=demo.html for a page")
+        if PurePath(self.to).suffix.lower() in OTHER_FILES:
+            raise SettingsError(f"to={self.to} is no page and no folder", "give its name the ending .html, or none")
         if self.checkpoint and self.import_from:
             given = f"checkpoint={self.checkpoint} and import_from={self.import_from}"
             raise SettingsError(f"{given} are both given", "choose one")

@@ -295,7 +295,7 @@ def test_auto_classes_load_it_and_write_what_we_write_alone_and_in_a_padded_batc
 REFUSED = [
     ({"checkpoint": "{tmp}/no", "to": "{tmp}/out"}, "does not exist"),
     ({"checkpoint": "{tmp}/step_1", "to": "{tmp}/step_1"}, "is there already"),
-    ({"checkpoint": "{tmp}/step_1"}, "to=FOLDER is needed"),
+    ({"checkpoint": "{tmp}/step_1"}, "to= is needed"),
     ({"checkpoint": "{tmp}/step_1", "import_from": "x", "to": "{tmp}/out"}, "both given"),
     ({"checkpoint": "{tmp}/alibi", "to": "{tmp}/out"}, "position=alibi"),
     ({"checkpoint": "{tmp}/nan", "to": "{tmp}/out"}, "is not finite"),

@@ -192,7 +192,8 @@ WRONG = [
     (EvalConfig, dict(probes=True, against="a"), "against=a and probes=true are both given: choose one"),
     (EvalConfig, dict(probes=True, stride=3), "stride=3 and probes=true are both given"),
     (EvalConfig, dict(probes=True, page="a.html"), "page=a.html and probes=true are both given"),
-    (ExportConfig, {}, "to=FOLDER is needed: name the folder to write"),
+    (ExportConfig, {}, "to= is needed: give to=FOLDER for Hugging Face, or to=demo.html for a page"),
+    (ExportConfig, dict(to="demo.PDF"), "to=demo.PDF is no page and no folder: give its name the ending .html"),
     (ExportConfig, dict(to="x", checkpoint="a", import_from="b"), "checkpoint=a and import_from=b are both given"),
 ]
 
@@ -288,6 +289,7 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         ("sample.py", "interactive=true prompt=a", "prompt=a and interactive=true are given: choose one"),
         ("sample.py", "--top_k=4", "settings are typed NAME=VALUE, without dashes"),
         ("sample.py", "bogus", "cannot read 'bogus'"),
+        ("export.py", "demo.html", "cannot read 'demo.html': did you mean to=demo.html?"),
         ("eval.py", "data=x", "there is no setting data: did you mean data.path?"),
     ],
 )
