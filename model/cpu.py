@@ -56,7 +56,7 @@ def multiply(
     """Return x Wᵀ + b in decoding.
 
     Each number of a row x weighs a column of W. FBGEMM's kernel for bags of embeddings makes this sum at the speed of
-    the memory: 37 GB/s with one thread and 64 with two, where MKL's product takes 24, and 17 by rows (AVX-512,
+    the memory: 37 GB/s with one thread and 60 with two, where MKL's product takes 24, and 17 by rows (AVX-512,
     2304 × 768). Several rows are a product of matrices, for which oneDNN takes half of MKL's time (32 × 384 × 1152).
     """
     N, C = weight.shape
