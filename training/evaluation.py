@@ -12,6 +12,7 @@ from data.prepare import TokenDataset
 from data.tasks import Data
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT
+from model.layers import eval_mode
 from model.loss import IGNORE_INDEX
 from runs.metrics import Evaluation
 from training.config import TrainConfig
@@ -53,8 +54,6 @@ def evaluate(
     """
     device = next(model.parameters()).device
     is_task = not isinstance(data, TokenDataset)
-    was_training = model.training
-    model.eval()
 
     # Score one batch on each rank at a time. Keep the nats of each target, in a task its hit too, and its bytes.
     lengths = torch.from_numpy(data.token_bytes())
@@ -65,19 +64,20 @@ def evaluate(
     bar = progress_bar(
         ranks.is_first, total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False
     )
-    while batch_of_ranks := list(itertools.islice(batches, ranks.size)):
-        # At the end a rank without a batch repeats another's: FSDP gathers weights from all ranks, so all must compute.
-        own = batch_of_ranks[min(ranks.rank, len(batch_of_ranks) - 1)]
-        scored = torch.from_numpy(own.targets != IGNORE_INDEX).to(device)
-        own_figures = score_batch(model, own, device, autocast)[: 1 + is_task, scored]
-        for rank, batch in enumerate(batch_of_ranks):
-            targets = torch.from_numpy(batch.targets[batch.targets != IGNORE_INDEX])
-            zeros = own_figures.new_zeros(len(own_figures), len(targets))
-            figures.append(own_figures if rank == ranks.rank else zeros)
-            sizes.append(lengths[targets])
-            bar.update(batch.inputs.size)
+    with eval_mode(model):
+        while batch_of_ranks := list(itertools.islice(batches, ranks.size)):
+            # At the end a rank without a batch repeats another's: FSDP gathers weights from all ranks, so all must
+            # compute.
+            own = batch_of_ranks[min(ranks.rank, len(batch_of_ranks) - 1)]
+            scored = torch.from_numpy(own.targets != IGNORE_INDEX).to(device)
+            own_figures = score_batch(model, own, device, autocast)[: 1 + is_task, scored]
+            for rank, batch in enumerate(batch_of_ranks):
+                targets = torch.from_numpy(batch.targets[batch.targets != IGNORE_INDEX])
+                zeros = own_figures.new_zeros(len(own_figures), len(targets))
+                figures.append(own_figures if rank == ranks.rank else zeros)
+                sizes.append(lengths[targets])
+                bar.update(batch.inputs.size)
     bar.close()
-    model.train(was_training)
 
     # Sum over the ranks: each has zeros for the batches of the others.
     all_nats, *hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()

@@ -102,7 +102,7 @@ class Run:
         return AsyncCheckpointer(self.directory / "checkpoints", self.config.keep_checkpoints, self.data.tokenizer)
 
     def note_activity(self, activity: str, smaller: str = "") -> None:
-        """Note what begins, and a smaller setting, for the error if memory runs out."""
+        """Note an activity, and a smaller setting, for the error if memory runs out."""
         self.activity = activity
         self.smaller = smaller
 

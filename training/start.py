@@ -92,7 +92,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     data = open_data(config, encoding, prepares=ranks.local_rank == 0)
     if saved and saved.meta.data != data.fingerprint:
         check_settings(asdict(config), saved.meta, asdict(TrainConfig()), data.fingerprint)
-        if not config.data.is_task:
+        if encoding is None and not config.data.is_task:
             # The text has changed, as it may with allow_changes=true. The weights know the tokens of the old one.
             encoding = read_tokenizer(saved.path / TOKENIZER)
             data = open_data(config, encoding, prepares=ranks.local_rank == 0)

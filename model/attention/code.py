@@ -87,12 +87,13 @@ def check_results(name: str, modifier: Any) -> None:
         @wraps(method)
         def call(self: Any, *arguments: Any) -> Any:
             result = method(self, *arguments)
-            if torch.compiler.is_compiling():  # the eager pass before it has checked
+            if torch.compiler.is_compiling():  # a compiled graph cannot raise it
                 return result
             found = shapes(result if count > 1 else (result,))
             wanted = shapes(arguments[:count])
             if found != wanted:
-                problem = f"code={name}: {modifier.__name__}.{method.__name__}() returned {found}, not {wanted}"
+                returned = f"{modifier.__name__}.{method.__name__}() returned {', '.join(map(str, found))}"
+                problem = f"code={name}: {returned}, not {', '.join(map(str, wanted))}"
                 raise SettingsError(problem, "return its arguments, changed in value alone")
             return result
 
@@ -105,11 +106,11 @@ def check_results(name: str, modifier: Any) -> None:
         setattr(modifier, method, checked(vars(modifier)[method], changed[method]))
 
 
-def shapes(values: Any) -> str:
+def shapes(values: Any) -> list[tuple[int, ...] | str]:
     """Return the shapes of tensors, and the types of other values."""
     if not isinstance(values, tuple) or hasattr(values, "_fields"):
         values = (values,)
-    return ", ".join(str(tuple(v.shape)) if isinstance(v, torch.Tensor) else type(v).__name__ for v in values)
+    return [tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__ for value in values]
 
 
 def explained(setting: str, path: Path, error: BaseException) -> SettingsError:

@@ -6,7 +6,7 @@ project   each token to a query, a key and a value for each head
 mix       let modifiers change these
 rotate    queries and keys by their positions (RoPE)
 remember  keys and values in the cache, and take the earlier ones from it
-see       collect what decides which keys a query sees, and how much: window, mask, documents, ALiBi's bias
+see       collect the conditions of the attention: the keys in reach, window, mask, documents, ALiBi's bias
 attend    softmax(q kᵀ / √D + bias) v, or the form's own function; modifiers may first change the scores
 finish    let modifiers change each head's result
 merge     the heads into one change to the residual stream
@@ -52,7 +52,7 @@ class MultiHeadAttention(nn.Module):
     remember, see, attend or merge.
     """
 
-    # What others read of a form: the registry, the settings' checks, generation, and the tests.
+    # Traits of a form, for the registry, the settings' checks, generation and the tests.
     modifiable: ClassVar[tuple[str, ...]] = (*SETTINGS.values(), *PARTS)
     """The parts that modifiers may change."""
     unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
