@@ -133,11 +133,12 @@ def is_eager() -> bool:
 
 
 def trains_norm(x: Float[Tensor, "*lead C"], weight: Float[Tensor, " C"]) -> bool:
-    """Return whether FusedRMSNorm serves x: contiguous, and trained in eager mode."""
+    """Return whether FusedRMSNorm serves x, after a copy to the weight's dtype: trained in eager mode."""
     if not x.is_cpu or not is_eager():
         return False
     needs_both = torch.is_grad_enabled() and x.requires_grad and weight.requires_grad
-    return needs_both and x.is_contiguous() and x.dtype in (torch.float32, torch.float64)
+    is_exact = weight.dtype in (torch.float32, torch.float64)
+    return needs_both and is_exact and torch.promote_types(x.dtype, weight.dtype) == weight.dtype
 
 
 class FusedRMSNorm(torch.autograd.Function):

@@ -40,10 +40,11 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
         if self.eps is not None and decodes(x):
             return normalize(x, self.weight, self.eps)
-        weight = self.weight.to(x.dtype)
-        if trains_norm(x, weight):
-            return FusedRMSNorm.apply(x, weight, self.eps)
-        y = F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        if trains_norm(x, self.weight):
+            rows = x.to(self.weight.dtype, memory_format=torch.contiguous_format)
+            y = FusedRMSNorm.apply(rows, self.weight, self.eps)
+        else:
+            y = F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         return y.to(x.dtype)
 
 

@@ -176,7 +176,8 @@ class _SummedNats(torch.autograd.Function):
         to_heads = torch.zeros_like(heads, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part in (slice(first, first + size) for first in range(0, len(rows), size)):
             nats, at_target, slope = loss_and_gradient(rows[part], heads, targets[part], ids, softcap)
-            slope.scatter_(1, targets[part], at_target)
+            # Each row's derivative by its target's product. scatter_() would convert all of a bf16 matrix, and back.
+            slope[torch.arange(len(slope), device=x.device), targets[part, 0]] = at_target[:, 0]
             summed = summed + (nats * scored[part]).sum()
             torch.mm(slope, heads, out=to_x[part])
             counted = rows[part] * scored[part]

@@ -36,6 +36,23 @@ def test_a_norm_in_training_has_value_and_gradients_of_the_plain_one(lead, scale
         torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-15 * max(1, largest))
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.bfloat16, 2**-8)])
+def test_heads_in_another_order_or_dtype_are_normalised_in_the_weights_precision(dtype, tolerance):
+    x, weight, dy = (tensor.to(dtype) for tensor in drawn(40, 3))
+    norm = RMSNorm(24, eps=EPS).double()
+    norm.weight = nn.Parameter(weight.detach().double())
+    heads = x.detach().requires_grad_().transpose(0, 1)  # rows out of order
+    assert trains_norm(heads, norm.weight)
+    got, dy = norm(heads), dy.transpose(0, 1)
+    assert got.dtype == dtype and "RMSNorm" in f"{got.grad_fn} {got.grad_fn.next_functions}"
+    exact = heads.detach().double().requires_grad_()
+    wanted = plain(exact, norm.weight)
+    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+    pairs = zip(grad(got, (heads, norm.weight), dy), grad(wanted, (exact, norm.weight), dy.double()), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
+
+
 def test_its_second_derivatives_are_right():
     x, weight, _ = drawn(3)
     assert torch.autograd.gradgradcheck(lambda *pair: FusedRMSNorm.apply(*pair, EPS), (x, weight))
@@ -48,7 +65,7 @@ def test_only_training_in_eager_mode_on_a_cpu_takes_it():
         "no gradient of x": (x.detach(), weight),
         "no gradient of the weight": (x, weight.detach()),
         "half precision": (x.bfloat16(), weight.bfloat16()),
-        "rows out of order": (torch.randn(24, 24).double().requires_grad_().mT, weight),
+        "a weight of less precision": (x, weight.float()),
         "another device": (x.to("meta"), weight.to("meta")),
     }
     assert not [name for name, pair in refused.items() if trains_norm(*pair)]
