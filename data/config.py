@@ -61,8 +61,8 @@ class DataConfig:
 
     source: str = "stdlib"
     """Source of the text: stdlib (the running Python's standard library), tales (stories from a
-    grammar), shakespeare (downloads 1.1 MB), text, jsonl or hf. Also nanogpt, llmc, or a synthetic
-    task: recall, copy or induction. jsonl has one JSON object a line. hf is a Hugging Face dataset,
+    grammar), shakespeare (downloads 1.1 MB), text, jsonl, hf, nanogpt, llmc, recall, copy or induction
+    (synthetic tasks). jsonl has one JSON object a line. hf is a Hugging Face dataset,
     streamed, or Parquet files. nanogpt is a folder with train.bin and val.bin, llmc a folder of llm.c's shards, such as
     FineWeb's."""
     path: str | None = None

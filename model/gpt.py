@@ -41,7 +41,7 @@ class GPT(nn.Module):
         self.dropout = make_dropout(config)
         blocks = [Block(config, layer) for layer in range(config.n_layer)]
         self.blocks: Any = nn.ModuleList(blocks)
-        self.final_norm = make_norm(config)
+        self.final_norm = NORMS[config.norm](config)
         self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
@@ -218,10 +218,10 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
-        self.attention_norm = make_norm(config)
+        self.attention_norm = NORMS[config.norm](config)
         self.attention = make_attention(config.at(layer), layer)
-        self.mlp_norm = make_norm(config)
-        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+        self.mlp_norm = NORMS[config.norm](config)
+        self.mlp = MLPS[config.mlp](config)
         self.dropout = make_dropout(config)
 
     def forward(self, x: Stream, ctx: AttentionContext) -> Stream:
@@ -271,14 +271,14 @@ class SwiGLU(nn.Module):
         return F.silu(gate) * up
 
 
+MLPS = {"swiglu": SwiGLU, **dict.fromkeys(ACTIVATIONS, MLP)}
+# {name: function of the settings that returns a new norm of C channels}
+NORMS = {
+    "rmsnorm": lambda config: RMSNorm(config.n_embd, eps=config.norm_eps),
+    "layernorm": lambda config: LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias),
+}
+
+
 def make_dropout(config: GPTConfig) -> nn.Module:
     """Return dropout, or at a probability of 0 the identity, whose call is six times as fast."""
     return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-
-
-def make_norm(config: GPTConfig) -> nn.Module:
-    """Return a new norm of C channels, by config.norm."""
-    if config.norm == "rmsnorm":
-        return RMSNorm(config.n_embd, eps=config.norm_eps)
-    assert config.norm == "layernorm"
-    return LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)

@@ -62,6 +62,11 @@ function layerNorm({weight, bias}, x, eps) {
   return bias ? add(scaled, bias) : scaled;
 }
 
+const NORMS = {
+  rmsnorm: rmsNorm,
+  layernorm: layerNorm,
+};
+
 // The error function, to 1.5e-7 (Abramowitz & Stegun 1964, 7.1.26).
 function erf(x) {
   const t = 1 / (1 + 0.3275911 * Math.abs(x));
@@ -70,19 +75,16 @@ function erf(x) {
   return Math.sign(x) * (1 - series * Math.exp(-x * x));
 }
 
-const ACTIVATIONS = {
-  relu2: x => Math.max(0, x) ** 2,
-  gelu: x => (x * (1 + erf(x / Math.SQRT2))) / 2,
-  gelu_tanh: x => (x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)))) / 2,
+// The feed-forward network of a block: up, activation, down. SwiGLU multiplies by a gate instead (Shazeer 2020).
+const MLPS = {
+  swiglu: both => both.subarray(both.length / 2).map((up, i) => silu(both[i]) * up),  // (2 · inner) -> (inner)
+  relu2: up => up.map(x => Math.max(0, x) ** 2),
+  gelu: up => up.map(x => (x * (1 + erf(x / Math.SQRT2))) / 2),
+  gelu_tanh: up => up.map(x => (x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)))) / 2),
 };
 
-// The feed-forward network of a block: up, activation, down. SwiGLU multiplies by a gate instead (Shazeer 2020).
-function mlp({gate_up_proj, up_proj, down_proj}, x, kind) {
-  if (kind !== "swiglu") return linear(down_proj, linear(up_proj, x).map(ACTIVATIONS[kind]));
-  const both = linear(gate_up_proj, x);  // (C) -> (2 · inner)
-  const inner = both.length / 2;
-  const gated = both.subarray(inner).map((up, i) => silu(both[i]) * up);
-  return linear(down_proj, gated);
+function mlp({gate_up_proj, up_proj = gate_up_proj, down_proj}, x, kind) {
+  return linear(down_proj, MLPS[kind](linear(up_proj, x)));
 }
 
 // RoPE (Su et al. 2021): each pair of a head's channels turns by an angle that grows with the position, in place.
@@ -254,7 +256,7 @@ class GPT {
   // Read one more token. Returns the logits (V) of the next one, and the attention weights (S) of the heads of all layers.
   forward(id, cache) {
     const {n_embd: C, norm_eps, mlp: kind, logit_softcap: cap, ngrams, position: positions} = this.config;
-    const norm = this.config.norm === "rmsnorm" ? rmsNorm : layerNorm;
+    const norm = NORMS[this.config.norm];
     const position = cache.ids.push(id) - 1;
     let x = row(this.token_embedding.weight, id, C);
     if (ngrams) x = add(x, this.embedNgrams(cache.ids));

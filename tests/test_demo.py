@@ -24,7 +24,7 @@ from generation.generate import encode_prompt, generate
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.heads import for_each_layer
-from pages.demo import FORMS, MODIFIERS, browser_tokenizer, demo_page, nearest
+from pages.demo import browser_tokenizer, demo_page, nearest
 from runs.checkpoint import Checkpoint, Meta, Progress, save_checkpoint
 from training.config import TrainConfig
 
@@ -34,7 +34,8 @@ HOSTILE = '</script><b onclick="x">&amp; KIT.JS DATA <!-- 漢字 😀 é\x00\u20
 CONFIGS = {
     "defaults": {},
     "grouped": dict(
-        attention="matmul", n_kv_head=2, norm="layernorm", bias=True, qkv_bias=True, mlp="gelu", qk_norm=False
+        attention="matmul", n_kv_head=2, norm="layernorm", bias=True, qkv_bias=True, mlp="gelu", qk_norm=False,
+        rope_scaling="linear", rope_scaling_factor=2.0,
     ),
     "alibi": dict(attention="softmax1+sink", position="alibi", mlp="relu2", tie_embeddings=True),
     "windows": dict(attention="sdpa+window/sdpa+nope", attention_window=5, logit_softcap=5.0, rope_fraction=0.5),
@@ -140,14 +141,6 @@ def test_each_tokenizer_gives_the_ids_of_python_and_their_texts(tmp_path):
         assert ids == wanted and len(texts) > 500, name
         assert decoded == [tokenizer.decode(each) for each in wanted]
         assert cut == [tokenizer.decode(each[:-1]) for each in wanted]  # may end within a character
-
-
-@needs_browser
-def test_python_and_the_page_know_the_same_modifiers_and_each_name_is_in_a_test(tmp_path):
-    write_demo(tmp_path / "demo.html", random_gpt(vocab_size=257))
-    assert {*browse(tmp_path / "demo.html", "return Object.keys(MODIFIERS)"), "window", "nope"} == {*MODIFIERS}
-    used = {name for config in CONFIGS.values() for name in re.split(r"[+/]", config.get("attention", "sdpa"))}
-    assert used == {*FORMS, *MODIFIERS}
 
 
 @needs_browser

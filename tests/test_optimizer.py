@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from conftest import random_gpt
 
-from training.config import OptimizerConfig, ScheduleConfig
+from training.config import OPTIMIZERS, OptimizerConfig, ScheduleConfig
 from training.distributed import Ranks
 from training.optimizer import (
     Muon,
@@ -22,7 +22,7 @@ from training.optimizer import (
 GO, ONE = torch.tensor(False), torch.tensor(1.0)
 
 
-@pytest.mark.parametrize("name", ["muon", "adamw"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_parameter_is_in_one_group_and_muons_are_the_matrices_of_the_blocks(name):
     for settings in ({"attention": "sdpa+gate+sink+forget/delta/mla"}, {"tie_embeddings": True, "position": "learned"}):
         model = random_gpt(**settings, n_layer=3, bias=True)
@@ -177,7 +177,7 @@ def test_fp16_orthogonalizes_gradients_too_small_for_it(monkeypatch):
         assert torch.cosine_similarity(update.flatten(), exact.flatten(), 0) > 0.999
 
 
-@pytest.mark.parametrize("name", ["muon", "adamw"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_gradients_are_divided_as_the_step_is_told(name):
     models = []
     for factor in (1.0, 4.0):

@@ -17,12 +17,10 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from cli.overrides import CONF
 from common.errors import DataError, SettingsError
 from data import texts
-from data.config import SOURCES, TOKENIZERS, DataConfig, TaskConfig, TokenizerConfig
+from data.config import DataConfig, TaskConfig, TokenizerConfig
 from data.texts import Source, divided
 from data.tokenizer import END_OF_TEXT, LONGEST
 
@@ -76,14 +74,6 @@ def test_settings_that_cannot_be_are_refused_by_name(settings, named):
     schema = TokenizerConfig if named[:9] == "tokenizer" else TaskConfig if named[:9] == "data.task" else DataConfig
     with pytest.raises(SettingsError, match=named):
         schema(**settings)
-
-
-def test_every_source_and_tokenizer_is_an_option_of_its_name():
-    for group, key, names in (("data", "source", SOURCES), ("tokenizer", "name", TOKENIZERS)):
-        options = {file.stem: OmegaConf.load(file) for file in (CONF / group).iterdir()}
-        assert options.keys() == set(names)
-        for name, option in options.items():  # some bring a model's and a run's settings too
-            assert option.get("data", option).get(key, name) == name
 
 
 # Which files

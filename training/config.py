@@ -9,6 +9,8 @@ from data.config import DIVISIBLE, VAL_FRACTIONS, VOCABULARIES, DataConfig, Toke
 from model.config import GPTConfig
 
 IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # the agent of a sweep by wandb starts this command
+OPTIMIZERS = ("muon", "adamw")
+SCHEDULES = ("warmup_stable_decay", "cosine", "constant")
 WANDB_MODES = ("disabled", "offline", "online")
 TEXTS = " ".join(VAL_FRACTIONS)
 STRETCHED = "model.rope_scaling_factor model.rope_trained_length"
@@ -53,7 +55,7 @@ class OptimizerConfig:
     """Decoupled weight decay, per unit of learning rate, on matrices and embeddings."""
 
     def __post_init__(self) -> None:
-        one_of("optimizer.name", self.name, ("muon", "adamw"))
+        one_of("optimizer.name", self.name, OPTIMIZERS)
         for name in ("lr", "embedding_lr", "lm_head_lr"):
             positive(f"optimizer.{name}", getattr(self, name))
         for name in ("momentum", "beta1", "beta2"):
@@ -77,7 +79,7 @@ class ScheduleConfig:
     """Factor at the last step."""
 
     def __post_init__(self) -> None:
-        one_of("schedule.name", self.name, ("warmup_stable_decay", "cosine", "constant"))
+        one_of("schedule.name", self.name, SCHEDULES)
         at_least("schedule.warmup_steps", self.warmup_steps, 0)
         fraction("schedule.decay_fraction", self.decay_fraction)
         fraction("schedule.final_factor", self.final_factor)

@@ -5,6 +5,7 @@ They are not torch.optim's, whose constructors import torch's compiler and so do
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypedDict, cast
 
@@ -34,8 +35,8 @@ State = dict[nn.Parameter, dict[str, Tensor]]
 ALONE = Ranks()
 
 
-def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -> "list[Muon | AdamW]":
-    """Return one AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest."""
+def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -> "Optimizers":
+    """Return the optimizers of config.name, each with its groups of parameters."""
     # Group the parameters by kind, with the peak rate of each.
     embedding_lr = config.embedding_lr or config.lr
     lm_head_lr = config.lm_head_lr or config.lr
@@ -50,11 +51,7 @@ def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -
     # Divide the groups among the optimizers.
     matrices = groups[:3]
     rest = [group for group in groups[3:] if group["params"]]
-    if config.name == "adamw":
-        return [AdamW(matrices + rest, config.beta1, config.beta2)]
-    parts = {cast(nn.Parameter, layer.weight): layer.parts for layer in model.modules() if isinstance(layer, Linear)}
-    muon = Muon(matrices, parts, config.momentum, model.config.head_channels, ranks)
-    return [muon, AdamW(rest, config.beta1, config.beta2)]
+    return OPTIMIZERS[config.name](matrices, rest, config, model, ranks)
 
 
 def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
@@ -263,7 +260,23 @@ def orthogonalize(matrices: Tensor, width: int, columns: bool = False) -> Tensor
     return x.mT if columns else x
 
 
-def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Tensor]:
+Optimizers = list[Muon | AdamW]
+
+
+def muon(matrices: list[Group], rest: list[Group], config: OptimizerConfig, model: GPT, ranks: Ranks) -> Optimizers:
+    parts = {cast(nn.Parameter, layer.weight): layer.parts for layer in model.modules() if isinstance(layer, Linear)}
+    moved = Muon(matrices, parts, config.momentum, model.config.head_channels, ranks)
+    return [moved, AdamW(rest, config.beta1, config.beta2)]
+
+
+# {name: function that returns the optimizers of the blocks' matrices, by their channels as in Muon, and of the rest}
+OPTIMIZERS: dict[str, Callable[..., Optimizers]] = {
+    "muon": muon,
+    "adamw": lambda matrices, rest, config, *_: [AdamW(matrices + rest, config.beta1, config.beta2)],
+}
+
+
+def optimizer_state(model: GPT, optimizers: Optimizers) -> dict[str, Tensor]:
     """Return the optimizers' tensors by names such as lm_head.weight.exp_avg.
 
     Learning rates are not among them: they follow from the settings and the step.
@@ -279,7 +292,7 @@ def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Ten
 
 def load_optimizer_state(
     model: GPT,
-    optimizers: list[Muon | AdamW],
+    optimizers: Optimizers,
     saved: dict[str, Tensor],
     ranks: Ranks,
 ) -> None:
@@ -298,8 +311,13 @@ def load_optimizer_state(
         tensor.copy_(saved[name])
 
 
-# {schedule: default steps of the warm-up}
-WARMUP = {"warmup_stable_decay": 10, "cosine": 100, "constant": 100}
+# {name: (default steps of the warm-up, decay from 1 to 0)}. The decay is a function of the fraction of the run that is
+# left, of the one that the warm-up has left, and of decay_fraction.
+SCHEDULES = {
+    "warmup_stable_decay": (10, lambda left, whole, tail: min(1.0, left / min(tail, whole)) if tail else 1.0),
+    "cosine": (100, lambda left, whole, _: 0.5 * (1 - math.cos(math.pi * left / whole))),
+    "constant": (100, lambda left, whole, _: 1.0),
+}
 
 
 def schedule_factor(
@@ -314,25 +332,20 @@ def schedule_factor(
     steps: all steps of the run, or None if only the time ends it.
     """
     # Warm up.
+    most, decay = SCHEDULES[schedule.name]
     warmup = schedule.warmup_steps
     if warmup is None:
-        warmup = min(WARMUP[schedule.name], math.ceil((steps or 1000) / 10))
+        warmup = min(most, math.ceil((steps or 1000) / 10))
     if step < warmup:
         return (step + 1) / (warmup + 1)
 
     # Decay, in the fraction of the run that the warm-up left.
-    warmed = progress * warmup / max(1, step)
-    left = 1 - progress
-    falling = min(schedule.decay_fraction, 1 - warmed)
-    decay = 1.0
-    if schedule.name == "cosine" and warmed < 1:
-        decay = 0.5 * (1 - math.cos(math.pi * left / (1 - warmed)))
-    elif schedule.name == "warmup_stable_decay" and falling > 0:
-        decay = min(1.0, left / falling)
-    return schedule.final_factor + (1 - schedule.final_factor) * decay
+    whole = 1 - progress * warmup / max(1, step)
+    factor = decay(1 - progress, whole, schedule.decay_fraction) if whole > 0 else 1.0
+    return schedule.final_factor + (1 - schedule.final_factor) * factor
 
 
-def set_learning_rate(optimizers: list[Muon | AdamW], factor: float) -> None:
+def set_learning_rate(optimizers: Optimizers, factor: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = factor * group["peak_lr"]
