@@ -7,9 +7,13 @@ import torch
 import torch.distributed as dist
 from conftest import random_gpt
 
-from training.config import OPTIMIZERS, OptimizerConfig, ScheduleConfig
+from model.config import GPTConfig
+from model.layers import Linear
+from training.config import OptimizerConfig, ScheduleConfig
 from training.distributed import Ranks
 from training.optimizer import (
+    OPTIMIZERS,
+    AdamW,
     Muon,
     load_optimizer_state,
     make_optimizers,
@@ -35,7 +39,7 @@ def test_every_parameter_is_in_one_group_and_muons_are_the_matrices_of_the_block
         whole = {"o_proj", *(("c_proj", "k_up", "v_up") if "attention" in settings else ())}
         assert layers == [rows, {"down_proj"}, whole]
         assert all(".weight" in name and name.startswith("blocks") for group in moved[:3] for name in group)
-    assert len(optimizers) == 1 + (name == "muon")
+    assert [type(each) for each in optimizers] == [OPTIMIZERS[name], AdamW]
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 0.02)])
@@ -71,13 +75,16 @@ def polar(part, axis):
 
 def test_muon_moves_each_part_of_a_weight_by_the_polar_factor_of_each_slices_momentum():
     torch.manual_seed(0)
-    weights = {axis: [torch.nn.Parameter(torch.randn(sum(r), n)) for r, n in 2 * kind] for axis, kind in KINDS.items()}
-    parts = {w: r for axis, kind in KINDS.items() for w, (r, _) in zip(weights[axis], 2 * kind, strict=True)}
-    groups = [{"params": group, "peak_lr": 0.02, "lr": 0.02, "weight_decay": 0.1} for group in weights.values()]
-    muon, axes = (
-        Muon(groups, parts, momentum=0.9, width=16, ranks=Ranks()),
-        {w: axis for axis in weights for w in weights[axis]},
-    )
+    layers = {axis: [Linear(n, *rows, bias=False) for rows, n in 2 * kind] for axis, kind in KINDS.items()}
+    parts = {layer.weight: layer.parts for layer in chain(*layers.values())}
+    axes = {layer.weight: axis for axis in layers for layer in layers[axis]}
+    for weight in parts:
+        torch.nn.init.normal_(weight)
+    model = torch.nn.ModuleList(chain(*layers.values()))
+    model.config = GPTConfig(head_size=16)
+    weights = [[layer.weight for layer in group] for group in layers.values()]
+    groups = [{"params": group, "peak_lr": 0.02, "lr": 0.02, "weight_decay": 0.1} for group in weights]
+    muon = Muon(groups, OptimizerConfig(momentum=0.9), model, Ranks())
     start = {weight: weight.detach().clone() for weight in parts}
     expected, momenta = dict(start), {weight: torch.zeros_like(weight) for weight in parts}
     for _ in range(5):
@@ -112,7 +119,7 @@ def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
     shape = dict(bias=True, norm="layernorm", position="learned")
     ours, theirs = random_gpt(**shape), random_gpt(**shape)
     settings = dict(lr=0.02, embedding_lr=0.01, lm_head_lr=0.004, beta1=0.8, beta2=0.95, weight_decay=0.1)
-    (adamw,) = make_optimizers(ours, OptimizerConfig(name="adamw", **settings))
+    optimizers = make_optimizers(ours, OptimizerConfig(name="adamw", **settings))
     groups = []
     for name, parameter in theirs.named_parameters():
         lr = 0.01 if parameter.ndim == 1 else {"blocks": 0.02, "lm_head": 0.004}.get(name.split(".")[0], 0.01)
@@ -124,7 +131,8 @@ def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
             if name != "blocks.0.mlp.down_proj.weight":  # which never has a gradient
                 a.grad = scale * torch.randn(a.shape)
                 b.grad = a.grad.clone()
-        adamw.step(GO, ONE)
+        for optimizer in optimizers:
+            optimizer.step(GO, ONE)
         oracle.step()
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
@@ -151,17 +159,20 @@ def test_on_a_mac_adamw_honours_the_divisor_and_the_skip_that_its_fused_kernel_i
         of(*tensors, grad_scale=None, found_inf=None, **numbers)
 
     models = [random_gpt(), random_gpt()]
-    fused, on_mac = (make_optimizers(model, OptimizerConfig(name="adamw", weight_decay=0.1))[0] for model in models)
+    adamw = OptimizerConfig(name="adamw", weight_decay=0.1)
+    fused, on_mac = (make_optimizers(model, adamw) for model in models)
     for step in range(3):
         for model in models:
             torch.manual_seed(step)
             for parameter in model.parameters():
                 parameter.grad = torch.randn_like(parameter) * (gradient if step == 2 else 1)
         skip = torch.tensor(step == 2 and gradient != gradient)
-        fused.step(skip, torch.tensor(4.0))
+        for optimizer in fused:
+            optimizer.step(skip, torch.tensor(4.0))
         with monkeypatch.context() as patch:
             patch.setattr(torch, "_fused_adamw_", ignoring)
-            on_mac.step(skip.as_subclass(OnAMac), torch.tensor(4.0))
+            for optimizer in on_mac:
+                optimizer.step(skip.as_subclass(OnAMac), torch.tensor(4.0))
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 

@@ -5,7 +5,6 @@ They are not torch.optim's, whose constructors import torch's compiler and so do
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
 from typing import Any, TypedDict, cast
 
@@ -35,8 +34,8 @@ State = dict[nn.Parameter, dict[str, Tensor]]
 ALONE = Ranks()
 
 
-def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -> "Optimizers":
-    """Return the optimizers of config.name, each with its groups of parameters."""
+def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -> "list[Muon | AdamW]":
+    """Return the optimizer config.name of the blocks' matrices, and AdamW for the rest."""
     # Group the parameters by kind, with the peak rate of each.
     embedding_lr = config.embedding_lr or config.lr
     lm_head_lr = config.lm_head_lr or config.lr
@@ -48,10 +47,8 @@ def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -
         decay = config.weight_decay if kind != "vectors" else 0.0
         groups.append(Group(params=parameters[kind], peak_lr=lr, lr=lr, weight_decay=decay))
 
-    # Divide the groups among the optimizers.
-    matrices = groups[:3]
     rest = [group for group in groups[3:] if group["params"]]
-    return OPTIMIZERS[config.name](matrices, rest, config, model, ranks)
+    return [OPTIMIZERS[config.name](groups[:3], config, model, ranks), AdamW(rest, config)]
 
 
 def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
@@ -93,8 +90,8 @@ def zeros(groups: list[Group], *names: str) -> State:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2)."""
 
-    def __init__(self, groups: list[Group], beta1: float, beta2: float) -> None:
-        self.betas = {"beta1": beta1, "beta2": beta2}
+    def __init__(self, groups: list[Group], config: OptimizerConfig, *_: object) -> None:
+        self.betas = {"beta1": config.beta1, "beta2": config.beta2}
         self.param_groups = groups
         self.state = zeros(groups, "exp_avg", "exp_avg_sq")
         for parameter, state in self.state.items():
@@ -146,17 +143,13 @@ class Muon:
     among them.
     """
 
-    def __init__(
-        self, groups: list[Group], parts: dict[nn.Parameter, tuple[int, ...]], momentum: float, width: int, ranks: Ranks
-    ) -> None:
-        """Make an optimizer of three groups: channels in rows, channels in columns, others.
-
-        parts: the rows of each matrix in a weight that joins several.
-        """
+    def __init__(self, groups: list[Group], config: OptimizerConfig, model: GPT, ranks: Ranks) -> None:
+        """Make an optimizer of three groups: channels in rows, channels in columns, others."""
         self.param_groups = groups
-        self.parts = parts
-        self.momentum = momentum
-        self.width = width
+        # The rows of each matrix in a weight that joins several.
+        self.parts = {layer.weight: layer.parts for layer in model.modules() if isinstance(layer, Linear)}
+        self.momentum = config.momentum
+        self.width = model.config.head_channels
         self.ranks = ranks
         self.state = zeros(groups, "momentum_buffer")
 
@@ -260,23 +253,10 @@ def orthogonalize(matrices: Tensor, width: int, columns: bool = False) -> Tensor
     return x.mT if columns else x
 
 
-Optimizers = list[Muon | AdamW]
+OPTIMIZERS = {"muon": Muon, "adamw": AdamW}
 
 
-def muon(matrices: list[Group], rest: list[Group], config: OptimizerConfig, model: GPT, ranks: Ranks) -> Optimizers:
-    parts = {cast(nn.Parameter, layer.weight): layer.parts for layer in model.modules() if isinstance(layer, Linear)}
-    moved = Muon(matrices, parts, config.momentum, model.config.head_channels, ranks)
-    return [moved, AdamW(rest, config.beta1, config.beta2)]
-
-
-# {name: function that returns the optimizers of the blocks' matrices, by their channels as in Muon, and of the rest}
-OPTIMIZERS: dict[str, Callable[..., Optimizers]] = {
-    "muon": muon,
-    "adamw": lambda matrices, rest, config, *_: [AdamW(matrices + rest, config.beta1, config.beta2)],
-}
-
-
-def optimizer_state(model: GPT, optimizers: Optimizers) -> dict[str, Tensor]:
+def optimizer_state(model: GPT, optimizers: list[Muon | AdamW]) -> dict[str, Tensor]:
     """Return the optimizers' tensors by names such as lm_head.weight.exp_avg.
 
     Learning rates are not among them: they follow from the settings and the step.
@@ -292,7 +272,7 @@ def optimizer_state(model: GPT, optimizers: Optimizers) -> dict[str, Tensor]:
 
 def load_optimizer_state(
     model: GPT,
-    optimizers: Optimizers,
+    optimizers: list[Muon | AdamW],
     saved: dict[str, Tensor],
     ranks: Ranks,
 ) -> None:
@@ -345,7 +325,7 @@ def schedule_factor(
     return schedule.final_factor + (1 - schedule.final_factor) * factor
 
 
-def set_learning_rate(optimizers: Optimizers, factor: float) -> None:
+def set_learning_rate(optimizers: list[Muon | AdamW], factor: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = factor * group["peak_lr"]
