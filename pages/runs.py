@@ -10,7 +10,7 @@ from common.text import visible
 from pages.kit import fill_page, shape
 from runs.directory import written_settings
 from runs.metrics import Row, is_number, read_metrics
-from runs.summary import NUMBERS, Summary, read_summary
+from runs.summary import Summary, read_summary
 
 T = TypeVar("T")
 RECORD = "report.jsonl"
@@ -32,12 +32,14 @@ def runs_page(
     runs: list[dict[str, Any]],
     rows: list[dict[str, Any]],
     best: int,
+    columns: Sequence[Any],
 ) -> str:
     """Return the page of a folder's runs.
 
     swept: the settings that vary. runs: the results of describe_run(), the best first, each with "page", the relative
     path of its page or None. rows: the rows of the table, each with the names of runs that differ only in their seed,
     the deviation of their result and, if there are several, their mean figures. best: the index of the best row.
+    columns: title, figure and format of the columns of the table.
     """
     # The headline has the settings that all runs share, and a few values of each that varies.
     first = folder / runs[0]["name"]
@@ -52,6 +54,7 @@ def runs_page(
         "runs": runs,
         "rows": rows,
         "best": best,
+        "columns": columns,
     }
     return fill_page("runs.html", title, data)
 
@@ -115,8 +118,7 @@ def describe_run(
         points = [(row["step"], row.get("tokens"), row.get("seconds"), row.get(metric)) for row in rows]
         measured = [point for point in points if all(map(is_number, point))]
         curves[metric] = thin(measured, POINTS_ALONE if alone else POINTS)
-    figures = {field: summary[field] for field in ("status", "reason", "device", *NUMBERS)}
-    return {"name": name, "settings": settings, "curves": curves} | figures
+    return {"name": name, "settings": settings, "curves": curves} | summary
 
 
 def thin(points: Sequence[tuple[Any, ...]], most: int = POINTS) -> list[tuple[float, ...]]:

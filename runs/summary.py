@@ -17,7 +17,7 @@ JOB = "job.json"
 STATUSES = ("running", "stopped", "failed", "finished")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Summary:
     """The outcome of a run; None for an unknown figure."""
 
@@ -59,8 +59,8 @@ class JobRecord:
     """The reason why the latest attempt failed, in one line."""
 
 
-TEXTS = ("reason", "device", "code_hash")
-NUMBERS = [field.name for field in fields(Summary)][4:]
+TEXTS = [field.name for field in fields(Summary) if field.type == str | None]
+NUMBERS = [field.name for field in fields(Summary) if field.type == float | None]
 
 
 def write_summary(directory: Path, summary: Summary) -> None:
@@ -78,7 +78,7 @@ def read_summary(directory: Path) -> Summary | None:
     if found.get("status") not in STATUSES or not all(x is None or is_number(x) for x in numbers.values()):
         return None
     texts = {name: found[name] for name in TEXTS if isinstance(found.get(name), str)}
-    return Summary(found["status"], **texts, **numbers)
+    return Summary(status=found["status"], **texts, **numbers)
 
 
 def read_job(folder: Path) -> JobRecord | None:

@@ -21,7 +21,7 @@ from common.mistakes import mistakes_explained
 from common.text import visible
 from sweeps.evidence import Estimate, holm, t_quantile
 from sweeps.law import FAILED, Law, at_best_rate
-from sweeps.leaderboard import MEASURED, Job, csv_text, markdown_lines, read_jobs, swept_settings, values
+from sweeps.leaderboard import COLUMNS, FORMATS, Job, csv_text, markdown_lines, read_jobs, swept_settings, values
 
 SIZE = "model.n_embd"
 RATE = "optimizer.lr"
@@ -31,7 +31,7 @@ MATCHINGS = ("tokens", "FLOPs", "seconds")
 DECIDED = 0.05  # a difference counts if its p, by Holm over its column, is below
 LENGTHS = 5  # lengths of the baseline that its law needs: three parameters, and two more for their error
 ROUNDS = 25  # rounds of docs/measured.py, behind a speed and its error
-SHOWN = ("decode tokens/s", "cache B/token")  # columns that the leaderboard has too
+SHOWN = ("decode_tokens_per_s", "cache_bytes_per_token")  # columns of the leaderboard
 
 
 @dataclass(frozen=True)
@@ -214,11 +214,10 @@ class Comparison:
             ends = " (end)" if any(pick.at_end for pick in used) else ""
             shown = dict.fromkeys((f"{rates[0]:.3g}", f"{rates[-1]:.3g}"))
             row.cells[RATE] = " to ".join(shown) + ends
-        for name in SHOWN:
-            key, show = MEASURED[name]
-            figures = values([pick.job for pick in used], key)
+        for title, key, shape, *_ in COLUMNS:
+            figures = values([pick.job for pick in used], key) if key in SHOWN else []
             if figures:
-                row.cells[name] = show(statistics.median(figures))
+                row.cells[title] = FORMATS[shape](statistics.median(figures))
         return row
 
     def add_costs(self, row: VariantResult, plain: Estimate, times: float) -> None:

@@ -31,7 +31,7 @@ from runs.metrics import finite, is_number
 from runs.summary import NUMBERS, Summary, read_summary, sentence_of
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
 from sweeps.grid import VARIANTS, Grid, combinations, error_of
-from sweeps.leaderboard import literal_markdown, markdown_lines
+from sweeps.leaderboard import COLUMNS, literal_markdown, markdown_lines
 
 RECORD = "decide.json"
 ALPHA = 0.05
@@ -43,9 +43,8 @@ CONFIRM_ALPHA = 0.04
 """
 OPEN = "open"
 FAILED = "undecided, because "
-# Metrics of which more is better, and metrics that change with the load of the machine.
-LARGER = ("val_accuracy", "tokens_per_s", "decode_tokens_per_s")
-TIMED = ("seconds", "tokens_per_s", "decode_tokens_per_s")
+LARGER = ["val_accuracy", *(column.field for column in COLUMNS if column.larger)]
+TIMED = [column.field for column in COLUMNS if column.timed]
 
 
 @dataclass

@@ -8,12 +8,12 @@ import os
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import os_error_reason
 from common.files import is_locked, replace_text
@@ -27,18 +27,44 @@ from runs.summary import NAME as SUMMARY
 log = logging.getLogger("tinygpt")
 PAGE = "report.html"
 
-# The columns of the table, with their names in summary.json and the formats of their figures.
-MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {
-    "parameters": ("parameters", lambda number: si(number, 3, "")),
-    "tokens": ("tokens", lambda number: si(number, 3, "")),
-    "tokens/s": ("tokens_per_s", "{:,.0f}".format),
-    "decode tokens/s": ("decode_tokens_per_s", "{:,.0f}".format),
-    "cache B/token": ("cache_bytes_per_token", "{:,.0f}".format),
-    "peak memory": ("peak_memory_mb", "{:,.0f} MB".format),
-    "time": ("seconds", duration),
-    "± documents": ("val_bpb_stderr", "{:.4f}".format),  # the standard error of the result
-    "scored": ("val_tokens", "{:,.0f}".format),  # targets or answers that the result rests on
+# {format of a figure: its function}, as in pages/runs.html.
+FORMATS = {
+    "number": lambda figure: f"{figure:.4f}",
+    "grouped": lambda figure: f"{figure:,.0f}",
+    "short": lambda figure: si(figure, 3, ""),
+    "duration": duration,
 }
+
+
+class Column(NamedTuple):
+    """A column of the table."""
+
+    title: str
+    field: str
+    """Its field in Summary."""
+    format: str
+    larger: bool = False
+    """Whether more is better."""
+    timed: bool = False
+    """Whether it changes with the load of the machine."""
+    page_only: bool = False
+    """Whether leaderboard.md goes without it."""
+
+
+# Besides the result: the result is the last column here, and the second of the page.
+COLUMNS = (
+    Column("± documents", "val_bpb_stderr", "number"),  # the standard error of the result
+    Column("scored", "val_tokens", "grouped"),  # targets or answers that the result rests on
+    Column("val loss", "val_loss", "number", page_only=True),
+    Column("parameters", "parameters", "short"),
+    Column("tokens", "tokens", "short"),
+    Column("FLOPs", "flops", "short", page_only=True),
+    Column("tokens/s", "tokens_per_s", "grouped", larger=True, timed=True),
+    Column("decode tokens/s", "decode_tokens_per_s", "grouped", larger=True, timed=True),
+    Column("cache B/token", "cache_bytes_per_token", "grouped"),
+    Column("peak MB", "peak_memory_mb", "grouped"),
+    Column("time", "seconds", "duration", timed=True),
+)
 # Signs by which Markdown may turn a text into a link, an image, HTML or another font.
 ACTIVE = re.compile(r"[^\w\s.,;:+/=%()±–×'\"<-]|<[A-Za-z/!?]|://|www\.|\b_|_\b")
 
@@ -103,7 +129,7 @@ def recorded_jobs(table: Path) -> list[Job]:
             status = known.pop("status")
             figures = {each: float(known.pop(each)) for each in NUMBERS if each in known and each != "seed"}
             texts: Any = {each: known.pop(each, None) for each in TEXTS}
-            summary = Summary(status, **(texts | figures))
+            summary = Summary(status=status, **(texts | figures))
             jobs.append(Job(table.parent / name, name, known, summary))
     return sorted(jobs, key=lambda job: (len(job.name), job.name))
 
@@ -115,7 +141,7 @@ def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
     """
     found = read_summary(folder)
     if found is None and os.path.lexists(folder / SUMMARY):
-        return Summary("failed", reason or f"{SUMMARY} cannot be read")
+        return Summary(status="failed", reason=reason or f"{SUMMARY} cannot be read")
     summary = found or Summary()
     # On a CPU the jobs share a process, whose allocator keeps the memory of earlier jobs.
     if summary.device == "cpu":
@@ -234,24 +260,25 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
         names = [job.name for job in group]
         lines.append(figures | {"runs": names, "deviation": deviation(group, result)})
     best = min(range(len(shown)), key=lambda place: cost(shown[place], result), default=0)
-    return runs_page(sweep, swept_settings(jobs), runs, lines, best)
+    return runs_page(sweep, swept_settings(jobs), runs, lines, best, COLUMNS)
 
 
 def markdown(jobs: list[Job]) -> str:
     """Return the leaderboard as a table of Markdown, aligned as plain text."""
     swept = swept_settings(jobs)
     result = result_of(jobs)
-    measured = {name: column for name, column in MEASURED.items() if values(jobs, column[0])}
+    measured = [column for column in COLUMNS if not column.page_only and values(jobs, column.field)]
+    measured.sort(key=lambda column: column.field.startswith("val_"))  # what the result rests on stands beside it
     over_seeds = ", mean ± sd" if "seed" in swept else ""
-    table = [[*swept, *measured, result.replace("_", " ") + over_seeds]]
+    table = [[*swept, *(column.title for column in measured), result.replace("_", " ") + over_seeds]]
     for group in rank(jobs):
         cells = []
         for name in swept:
             given = dict.fromkeys(job.settings.get(name, "–") for job in group)
             cells.append(", ".join(given) if len(given) < 7 else f"{len(given)} of them")
-        for key, show in measured.values():
-            figure = mean(group, key)
-            cells.append("–" if figure is None else show(figure))
+        for column in measured:
+            figure = mean(group, column.field)
+            cells.append("–" if figure is None else FORMATS[column.format](figure))
         table.append([*cells, outcome(group, result)])
     lines = markdown_lines(table)
 

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -26,7 +26,7 @@ from model.size import flops_per_token
 from pages.report import Report
 from runs.checkpoint import read_meta
 from runs.metrics import Evaluation, read_metrics
-from runs.summary import Summary, read_summary, write_summary
+from runs.summary import NUMBERS, TEXTS, Summary, read_summary, write_summary
 from train import train
 from training.device import peak_flops, peak_memory
 from training.evaluation import evaluate, first_sequences
@@ -70,10 +70,16 @@ def test_metrics_are_json_whatever_the_numbers_are_and_what_cannot_be_read_is_pa
     found = read_metrics(file)
     assert [row["step"] for row in found] == [1, 3]
     assert (found[0]["loss"], found[0]["lr"], found[0]["of_heads"]) == (None, None, [[None, 0.5], [None]])
-    write_summary(run.directory, Summary("finished", val_loss=1e31))  # of a run that diverged
-    assert read_summary(run.directory) == Summary("finished")
+    write_summary(run.directory, Summary(status="finished", val_loss=1e31))  # of a run that diverged
+    assert read_summary(run.directory) == Summary(status="finished")
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError("closed")))
     assert read_metrics(file) == []
+
+
+def test_every_field_of_a_summary_is_read_as_it_was_written(tmp_path):
+    whole = Summary(status="stopped", **dict.fromkeys(TEXTS, "text"), **dict.fromkeys(NUMBERS, 1.5))
+    write_summary(tmp_path, whole)
+    assert read_summary(tmp_path) == whole and None not in asdict(whole).values()
 
 
 def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, monkeypatch, caplog):

@@ -20,14 +20,16 @@ from data.config import SOURCES, TOKENIZERS, VOCABULARIES, DataConfig, Tokenizer
 from data.tasks import TASKS
 from model.config import GPTConfig
 from pages import demo
+from sweeps.leaderboard import COLUMNS, FORMATS
 
-GPT_JS = Path(demo.__file__).with_name("gpt.js").read_text(encoding="utf-8")
+PAGES = Path(demo.__file__).parent
 
 
-def in_page(table: str) -> set[str]:
-    """The names of a table of gpt.js, with which lines begin."""
-    body = re.search(rf"^const {table} = \{{\n(.*?)^\}};", GPT_JS, re.M | re.S)[1]
-    return {*re.findall(r"^  (\w+):", body, re.M)}
+def in_page(table: str, file: str = "gpt.js") -> set[str]:
+    """The names of a table in JavaScript, with which lines begin."""
+    text = (PAGES / file).read_text(encoding="utf-8")
+    body = re.search(rf"^const {table} = \{{\n(.*?)^\}};", text, re.M | re.S)[1]
+    return {*re.findall(r"^  (\w+)[:,]", body, re.M)}
 
 
 def in_conf(group: str, key: str) -> set[str]:
@@ -109,6 +111,11 @@ CHOICES = {
         "TOKENIZERS of data/config.py": TOKENIZERS,
         "conf/tokenizer": in_conf("tokenizer", "name"),
         "the docstring of TokenizerConfig.name": in_help(TokenizerConfig, "name"),
+    },
+    "format of a column": {
+        "FORMATS of sweeps/leaderboard.py": {*FORMATS},
+        "formats of pages/runs.html": in_page("formats", "runs.html"),
+        "COLUMNS of sweeps/leaderboard.py": {column.format for column in COLUMNS},
     },
 }
 

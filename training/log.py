@@ -71,7 +71,12 @@ class SummaryFile(Logger):
         best = next((row for row in evaluations if row["step"] == run.progress.best_step), {})
         tokens = step * run.config.tokens_per_step
         summary = Summary(
-            status, reason, run.device.type, run.config.code_hash, run.config.seed, step,
+            status=status,
+            reason=reason,
+            device=run.device.type,
+            code_hash=run.config.code_hash,
+            seed=run.config.seed,
+            step=step,
             parameters=count_parameters(run.model).total(),
             parameters_in_blocks=sum(p.numel() for block in run.model.blocks for p in block.parameters()),
             tokens=tokens,
@@ -82,7 +87,7 @@ class SummaryFile(Logger):
             cache_bytes_per_token=None if run.is_sharded else round(cache_bytes_per_token(run.model), 1),
             peak_memory_mb=round(peak_memory(run.device) / 1e6, 1),
             **{name: best.get(name) for name in NUMBERS if name.startswith("val_")},
-        )  # fmt: skip
+        )
         write_summary(run.directory, summary)
 
 
