@@ -165,7 +165,7 @@ WRONG = [
     (OptimizerConfig, dict(beta1=1.0), "optimizer.beta1=1 must be at least 0 and below 1"),
     (OptimizerConfig, dict(beta2=-0.1), "optimizer.beta2=-0.1 must be"),
     (OptimizerConfig, dict(weight_decay=math.nan), "optimizer.weight_decay=nan must be finite and at least 0"),
-    (ScheduleConfig, dict(name="linear"), "schedule.name=linear is not known"),
+    (ScheduleConfig, dict(name="none"), "schedule.name=none is not known"),
     (ScheduleConfig, dict(warmup_steps=-1), "schedule.warmup_steps=-1 must be at least 0"),
     (ScheduleConfig, dict(decay_fraction=2.0), "schedule.decay_fraction=2 must be at least 0 and at most 1"),
     (ScheduleConfig, dict(final_factor=1.5), "schedule.final_factor=1.5 must be at least 0 and at most 1"),
