@@ -133,7 +133,7 @@ def is_eager() -> bool:
 
 
 def trains_norm(x: Float[Tensor, "*lead C"], weight: Float[Tensor, " C"]) -> bool:
-    """Return whether FusedRMSNorm serves a copy of x in the weight's dtype: trained in eager mode."""
+    """Return whether FusedRMSNorm serves x in the dtype of weight: trained in eager mode."""
     if not x.is_cpu or not is_eager():
         return False
     needs_both = torch.is_grad_enabled() and x.requires_grad and weight.requires_grad
