@@ -145,7 +145,8 @@ class FusedRMSNorm(torch.autograd.Function):
     """RMSNorm as one function, three operators forward and a fused kernel backward.
 
     F.rms_norm is a composition of operators on a CPU, each with a backward pass of its own. Forward and backward of
-    (2048, 128) take 1.1 ms instead of 2.3, of (2048, 384) 2.6 instead of 6.9 (AVX2, one thread, beside other jobs).
+    (2048, 128) take 1.1 ms instead of 2.3, of (2048, 384) 2.6 instead of 6.9. The queries and keys of 2,048 tokens with
+    4 heads of 32 channels take 2.6 ms instead of 4.5, in bf16 2.6 instead of 4.9 (AVX2; bf16: AVX-512; one thread).
     """
 
     @staticmethod
