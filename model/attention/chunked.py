@@ -1001,7 +1001,14 @@ def unpack(
     return inputs, Settings(*settings), [*tensors[count:]]
 
 
-@torch.library.custom_op("tinygpt::chunked", mutates_args=(), schema=f"(Tensor[] tensors, {SETTINGS}) -> Tensor[]")
+# Operators, so that torch.compile takes them as they are. torch.library.custom_op would import the compiler at the
+# first call, in two seconds.
+SCHEMA = f"(Tensor[] tensors, {SETTINGS}) -> Tensor[]"
+torch.library.define("tinygpt::chunked", SCHEMA)
+torch.library.define("tinygpt::chunked_backward", SCHEMA)
+
+
+@torch.library.impl("tinygpt::chunked", "default")
 def forward_operator(
     tensors: Sequence[Tensor],
     *settings: Any,
@@ -1013,7 +1020,7 @@ def forward_operator(
     return [*outputs]
 
 
-@forward_operator.register_fake
+@torch.library.register_fake("tinygpt::chunked")
 def _(
     tensors: Sequence[Tensor],
     *settings: Any,
@@ -1022,9 +1029,7 @@ def _(
     return [*make_outputs(inputs, named)]
 
 
-@torch.library.custom_op(
-    "tinygpt::chunked_backward", mutates_args=(), schema=f"(Tensor[] tensors, {SETTINGS}) -> Tensor[]"
-)
+@torch.library.impl("tinygpt::chunked_backward", "default")
 def backward_operator(
     tensors: Sequence[Tensor],
     *settings: Any,
@@ -1034,7 +1039,7 @@ def backward_operator(
     return [*backward_pass(Operands(inputs, named), Outputs(*outputs), dy)]
 
 
-@backward_operator.register_fake
+@torch.library.register_fake("tinygpt::chunked_backward")
 def _(
     tensors: Sequence[Tensor],
     *settings: Any,
@@ -1058,7 +1063,7 @@ def differentiate(
     inputs, settings, outputs = unpack(ctx.saved_tensors, ctx.settings)
     dy = arrived[0]
     d_loss = arrived[4]
-    gradients = Gradients(*backward_operator([*ctx.saved_tensors, dy], *ctx.settings))
+    gradients = Gradients(*torch.ops.tinygpt.chunked_backward.default([*ctx.saved_tensors, dy], *ctx.settings))
 
     # If all scores of a row rise alike, nothing changes: the gradients of a row and its sink sum to 0.
     d_sink = -gradients.row.sum((0, 2))
@@ -1071,7 +1076,15 @@ def differentiate(
     return of_inputs, *[None] * len(settings)
 
 
-forward_operator.register_autograd(differentiate, setup_context=keep)
+def refuse(
+    ctx: Any,
+    arrived: Sequence[Tensor],
+) -> None:
+    raise RuntimeError("attention by chunks has no second derivatives.")
+
+
+torch.library.register_autograd("tinygpt::chunked", differentiate, setup_context=keep)
+torch.library.register_autograd("tinygpt::chunked_backward", refuse)
 
 
 def by_chunks(
@@ -1146,7 +1159,7 @@ def chunked(
     scale = D**-0.5 if call.scale is None else call.scale
     settings = Settings(form, cap, call.window, dropout_p, scale, block, best, learns)
     tensors = [q.new_empty(0) if x is None else x for x in inputs]
-    outputs = Outputs(*forward_operator(tensors, *settings))
+    outputs = Outputs(*torch.ops.tinygpt.chunked.default(tensors, *settings))
     y = outputs.y
     if doc_starts is not None:
         y = y.masked_fill(sees_nothing, 0)
