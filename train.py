@@ -126,7 +126,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     run.scaler.update()
     run.count_skipped(skip)
 
-    # Set the gradients to None. DDP's are views of its buckets, which None would tear off: they are zeroed in place.
+    # Set the gradients to None. But DDP's are views of its buckets, and None would detach them: zero them in place.
     run.model.zero_grad(set_to_none=run.ddp_model is run.model)
     return batch_loss, grad_norm
 

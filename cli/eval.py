@@ -138,6 +138,9 @@ def check_tales(checkpoint: Checkpoint) -> None:
     slips = Counter(filter(None, map(first_slip, tales)))
     kept = TALES - slips.total()
     print_columns([checkpoint], [], {})
+    source = checkpoint.meta.config.get("data", {}).get("source", "tales")
+    if source != "tales":
+        print(f"note        the model has learned data={source}, not tales; checkpoint=RUN chooses another")
     print(f"tales       {kept} of {TALES} keep names, pronouns, things and who has them: {kept / TALES:.0%}")
     if slips:
         print("first slip  " + ", ".join(f"{slip} {count}" for slip, count in slips.most_common()))

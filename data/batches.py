@@ -60,8 +60,8 @@ class Batches:
         self.block_size = block_size
         self.batch_size = batch_size
         self.seed = seed
-        # One sequence fewer than the text has room for: the offset then has block_size tokens or more. A text with room
-        # for a single one keeps it.
+        # An epoch leaves out one sequence, so that its offset is one of block_size tokens or more. A text with room for
+        # a single sequence keeps it.
         self.sequences_per_epoch = max(1, len(tokens) // block_size - 1)
         # Keep two epochs in memory: a batch may have the last sequences of one and the first of the next.
         self.epoch = lru_cache(maxsize=2)(self.draw_epoch)

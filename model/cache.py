@@ -105,5 +105,6 @@ def first_kept(end: int, window: int | None) -> int:
     """
     if window is None:
         return 0
+    # Rows are dropped `spare` at a time: the first position is a multiple.
     spare = spare_rows(window)
     return max(0, end - window + 1) // spare * spare

@@ -162,11 +162,16 @@ def test_what_means_nothing_is_refused_in_a_sentence(schema, typed, said):
 def test_eval_prints_the_share_of_tales_that_are_kept_and_the_first_slips(tmp_path, monkeypatch, capsys):
     tokenizer = make_tokenizer(TokenizerConfig(name="byte"), [])
     model = random_gpt(vocab_size=tokenizer.n_vocab)
-    save_checkpoint(tmp_path / "one", model=model, tokenizer=tokenizer, config=TrainConfig(model=model.config))
+    trained = TrainConfig(model=model.config, data=DataConfig(source="tales"))
+    save_checkpoint(tmp_path / "one", model=model, tokenizer=tokenizer, config=trained)
+    save_checkpoint(tmp_path / "other", model=model, tokenizer=tokenizer, config=TrainConfig(model=model.config))
     config = EvalConfig(checkpoint=str(tmp_path / "one"), tales=True, device="cpu")
     assert score_checkpoints(config) == []
     shown = capsys.readouterr().out
     assert "tales       0 of 64 keep names" in shown and shown.endswith("\nfirst slip  a sentence 64\n")
+    assert "data=" not in shown
+    score_checkpoints(replace(config, checkpoint=str(tmp_path / "other")))
+    assert "has learned data=stdlib, not tales" in capsys.readouterr().out
 
     # A model that had learned the grammar, but for eight of its stories.
     stories = (

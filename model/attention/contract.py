@@ -118,8 +118,8 @@ def allowed_keys(
     """Reduce mask and is_causal to (allowed, has_keys), each None if it would be all True.
 
     has_keys, (…, T, 1), is False for a query that may attend nowhere. A softmax over nothing is 0/0, and its NaN
-    survives multiplication by zero, forwards and backwards. So `allowed` opens such a row to every key, and the caller
-    fills the row of the result with zeros, which cuts it out of the gradient too.
+    survives multiplication by zero, forwards and backwards. So `allowed` opens such a row to every key. The caller then
+    fills this row of the result with zeros, through which no gradient flows.
     """
     T = q.shape[-2]
     S = k.shape[-2]
