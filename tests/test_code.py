@@ -290,6 +290,27 @@ def test_the_check_finds_a_form_that_sees_the_future(tmp_path, capsys):
     assert check.main(["cheat", f"code={tmp_path / 'cheat.py'}"]) == 1
     assert "FAIL" in capsys.readouterr().out
 
+    # Neither a run nor a comparison starts with it.
+    variants = 'hydra.sweeper.variants=["attention=sdpa","attention=sdpa/cheat code=cheat.py"]'
+    for asked in (["attention=sdpa/cheat", "code=cheat.py"], ["-m", "hydra/sweeper=decide", variants]):
+        result = run_here(*asked, *tiny(tmp_path, max_steps=2), cwd=tmp_path)
+        assert result.returncode == 1 and "attention=cheat lets later tokens change earlier positions" in result.stderr
+        assert "step 1" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("q[..., 1:, :]", "attention=mine makes (2, 23, 32) of tokens (2, 24, 32): return (…, H, T, Dv), a row"),
+        ("q @ k", "code=mine.py, line 4: RuntimeError: Expected size"),
+    ],
+)
+def test_a_form_that_fails_is_tried_before_anything_else(result, said, tmp_path):
+    (tmp_path / "mine.py").write_text(f"{BEGINNING}@form('mine')\ndef mine(q, k, v, **others):\n    return {result}\n")
+    found = run_here("attention=mine", "code=mine.py", *tiny(tmp_path, max_steps=2), cwd=tmp_path)
+    assert found.returncode == 1 and said in found.stderr and found.stderr.splitlines()[-1].startswith("error: ")
+    assert "data " not in found.stdout
+
 
 def test_jobs_of_one_process_run_each_its_own_file_and_a_comparison_notes_their_hashes(own, tmp_path):
     (tmp_path / "other.py").write_text(

@@ -24,7 +24,8 @@ from data.tasks import Data, TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
 from model.attention import unused_settings
-from model.attention.code import run_code
+from model.attention.check import sees_future
+from model.attention.code import explained, run_code
 from model.config import GPTConfig
 from model.cpu import keep_freed_memory
 from model.size import count_weights, memory_of, without_weights
@@ -225,10 +226,29 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 
 
 def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Raise SettingsError if the model is too large here, or wandb is not set up."""
+    """Raise SettingsError if the model is too large here, or fails, or wandb is not set up."""
     refuse_too_large(config, device, ranks)
+    if config.code:
+        try_code(config, config.code)
     if config.wandb.active_mode == "online" and ranks.is_first:
         check_key()
+
+
+def try_code(config: TrainConfig, file: str) -> None:
+    """Raise SettingsError if layers with a person's file fail at a trial, or see later tokens.
+
+    One that sees these would win every comparison.
+    """
+    for layer, name in enumerate(config.model.attention.split("/")):
+        try:
+            leaks = sees_future(replace(config.model.at(layer), vocab_size=FEWEST_IDS))
+        except SettingsError:
+            raise
+        except Exception as error:  # of a person's file: any type
+            raise explained(f"code={file}", Path(file).expanduser().resolve(), error) from error
+        if leaks:
+            remedy = f"correct it; python -m model.attention.check {name} code={file} shows the error"
+            raise SettingsError(f"attention={name} lets later tokens change earlier positions", remedy)
 
 
 def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:

@@ -131,7 +131,7 @@ CHECKS = {
 
 
 def make_layer(attention: str) -> MultiHeadAttention:
-    """Make a small layer in eval mode, whose modifiers have moved from their initial values."""
+    """Make a small layer, as moved_layer() does."""
     config = GPTConfig(
         attention=attention,
         n_embd=C,
@@ -142,6 +142,11 @@ def make_layer(attention: str) -> MultiHeadAttention:
         block_size=T,
         vocab_size=2,
     )
+    return moved_layer(config)
+
+
+def moved_layer(config: GPTConfig) -> MultiHeadAttention:
+    """Make a layer in eval mode, whose modifiers have moved from their initial values."""
     layer = make_attention(config).eval()
     layer.register_forward_pre_hook(give_tokens)
     # At their initial values most modifiers are the identity, which would hide a mistake.
@@ -171,15 +176,35 @@ def run(
     if (check == "value+grad" and rounds) or (check == "padding" and not layer.accepts_mask):
         return "n/a"
     with torch.no_grad():
-        pairs = CHECKS[check](layer, torch.randn(B, T, C, device=device, dtype=dtype))
-    # Divide each error by the one that is allowed there.
+        share = largest_error(CHECKS[check](layer, torch.randn(B, T, C, device=device, dtype=dtype)), dtype)
+    return f"ok {share:.2f}" if share <= 1 else f"FAIL {share:.2g}"
+
+
+def largest_error(pairs: Pairs, dtype: torch.dtype) -> float:
+    """Return the largest error as a share of the one that is allowed there; NaN if any is NaN."""
     absolute, relative = TOLERANCE[dtype]
     shares = []
     for found, wanted in pairs:
         allowed = absolute + relative * wanted.double().abs()
         shares.append(((found.double() - wanted.double()).abs() / allowed).max())
-    share = torch.stack(shares).max().item()  # NaN where any is: that fails too
-    return f"ok {share:.2f}" if share <= 1 else f"FAIL {share:.2g}"
+    return torch.stack(shares).max().item()
+
+
+@torch.no_grad()
+def sees_future(config: GPTConfig) -> bool:
+    """Return whether later tokens change earlier positions in a layer with these settings.
+
+    Raises SettingsError if the layer does not return the shape of its input.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = moved_layer(config)
+        x = torch.randn(B, T, config.n_embd)
+        y = layer(x)
+        if y.shape != x.shape:
+            problem = f"attention={config.attention} makes {tuple(y.shape)} of tokens {tuple(x.shape)}"
+            raise SettingsError(problem, "return (…, H, T, Dv), a row for each query")
+        return largest_error(future_leak(layer, x), torch.float32) > 1
 
 
 def combinations() -> Iterator[str]:
