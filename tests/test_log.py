@@ -82,6 +82,12 @@ def test_every_field_of_a_summary_is_read_as_it_was_written(tmp_path):
     assert read_summary(tmp_path) == whole and None not in asdict(whole).values()
 
 
+def test_a_finished_run_on_text_fills_every_number_of_its_summary_but_the_accuracy_of_a_task(documents):
+    train(documents)
+    summary = read_summary(Path(documents.run_dir))
+    assert [name for name in NUMBERS if getattr(summary, name) is None] == ["val_accuracy"]
+
+
 def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, monkeypatch, caplog):
     def full_disk(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -20,6 +20,7 @@ from data.config import SOURCES, TOKENIZERS, VOCABULARIES, DataConfig, Tokenizer
 from data.tasks import TASKS
 from model.config import GPTConfig
 from pages import demo
+from runs.summary import NUMBERS
 from sweeps.leaderboard import COLUMNS, FORMATS
 
 PAGES = Path(demo.__file__).parent
@@ -126,3 +127,8 @@ def test_each_place_knows_every_name_that_another_does(choice):
     known = {name for names in places.values() for name in names}
     lacking = [f"{place} lacks {name}" for place, names in places.items() for name in sorted(known.difference(names))]
     assert not lacking, "\n".join(lacking)
+
+
+def test_each_column_shows_a_number_of_summary():
+    lacking = {column.field for column in COLUMNS}.difference(NUMBERS)
+    assert not lacking, f"COLUMNS of sweeps/leaderboard.py has {lacking}, which Summary lacks"

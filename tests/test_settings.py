@@ -26,7 +26,7 @@ from cli.overrides import CONF, SWEEP, check_typed
 from cli.with_torch import inherited_settings
 from common.errors import SettingsError, format_value
 from common.mistakes import sentence_for
-from common.settings import ALIASES, from_arguments, parse_overrides
+from common.settings import ALIASES, from_arguments, parse_overrides, settings_in
 from common.text import flat, hydra_quoted, seen_from_here
 from data.config import VOCABULARIES
 from eval import EvalConfig
@@ -322,6 +322,13 @@ def helped(script: str, *words: str) -> str:
     """What SCRIPT --help WORDS prints."""
     groups = group_options() if script == "train.py" else {}
     return help_text(SCHEMAS[script], CONF.parent / script, ["--help", *words], groups)
+
+
+@pytest.mark.parametrize("script", SCHEMAS)
+def test_every_setting_has_a_docstring_below_it(script):
+    named = [(kind, each.name) for _, each, kind in settings_in(SCHEMAS[script])]
+    lacking = [f"{kind.__name__}.{name} has no docstring" for kind, name in named if name not in setting_docs(kind)]
+    assert not lacking, "\n".join(lacking)
 
 
 @pytest.mark.parametrize("script", SCHEMAS)
