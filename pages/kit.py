@@ -27,7 +27,9 @@ def packed_shares(shares: np.ndarray) -> str:
 
 def shape(attention: object, layers: object, heads: object, width: object) -> str:
     """Return one line about a model: its attention and its sizes."""
-    return visible(f"{attention}, {layers} layers × {heads} heads × {width} wide")
+    layers = f"{layers} layer{'s' * (str(layers) != '1')}"
+    heads = f"{heads} head{'s' * (str(heads) != '1')}"
+    return visible(f"{attention}, {layers} × {heads} × {width} wide")
 
 
 def fill_page(file: str, title: str, data: Any) -> str:

@@ -27,6 +27,7 @@ from conftest import attention_maps
 from test_text_page import page_of_two
 
 from pages import report
+from pages.kit import shape
 from pages.report import MAP_BYTES, MAPPED, Report, commit, is_mapped
 from pages.runs import POINTS, run_page, spread, thin
 from runs.metrics import read_metrics
@@ -85,6 +86,11 @@ def test_the_page_holds_what_was_written_and_what_the_heads_did_at_each_evaluati
     assert alone["heads"][1]["attention_entropy"] == heads[-1]["attention_entropy"]
     title = re.search("<title>(.*)</title>", page_of(train_config).read_text())[1]
     assert title == f"sdpa, 2 layers × 2 heads × 32 wide, on {alone['begun'][0]['text']}" and "text.txt" in title
+
+
+def test_a_title_has_one_layer_and_several_heads():
+    assert shape("sdpa", 1, "1, 2", 32) == "sdpa, 1 layer × 1, 2 heads × 32 wide"
+    assert shape("sdpa", 2, "1", 32) == "sdpa, 2 layers × 1 head × 32 wide"
 
 
 def test_maps_of_a_repeated_text_are_the_models_weights(train_config, monkeypatch):
