@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import os
+import random
 import select
 import struct
 import sys
@@ -272,6 +273,16 @@ def test_a_loss_that_stays_at_chance_is_told(train_config, caplog, lr, told):
     train(replace(train_config, optimizer=rates, sample_tokens=0))
     sentence = f"no better than chance, ln 257 = 5.5491: lower optimizer.lr={lr:g}, or train longer"
     assert (sentence in caplog.messages) == told
+
+
+def test_a_run_that_has_learned_its_text_by_heart_is_told_to_add_text(train_config, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    (tmp_path / "small.txt").write_bytes(bytes(random.Random(1).choices(range(97, 123), k=700)))
+    data = replace(train_config.data, path=str(tmp_path / "small.txt"))
+    rates = OptimizerConfig(lr=1e-12, embedding_lr=None, lm_head_lr=None)
+    train(replace(train_config, data=data, max_steps=40, optimizer=rates, sample_tokens=0))
+    assert "beyond 4 the text teaches ever less" in caplog.text
+    assert "the model knows its training text by heart: add text, or train fewer steps" in caplog.text
 
 
 @pytest.mark.parametrize(

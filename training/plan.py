@@ -38,7 +38,7 @@ from training.optimizer import optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
 from training.start import check_machine, open_data, refuse_too_large, with_vocabulary
-from training.terminal import describe, typed_arguments
+from training.terminal import EPOCHS, describe, typed_arguments
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
 # The laws of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
@@ -46,7 +46,6 @@ UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 r
 SIZE, SIZE_POWER = 0.00691, 0.59
 FLOOR, UNIT, LOSS_POWER = 1.5, 3.9e11, -0.3
 SOURCE_CODE = 1.58  # bits per byte of bz2 on source code, with which another text is compared
-EPOCHS = 4  # repeated as often, a text teaches almost as much as new text (Muennighoff et al. 2023)
 MARGIN = 0.9  # share of a GPU's memory for a run: the allocator's gaps and libraries take the rest
 TrainStep = Callable[[Run, int], tuple[Tensor, Tensor]]
 """train_step(run, step) of train.py, an argument because no package imports a command."""

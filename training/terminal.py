@@ -27,6 +27,7 @@ from training.run import Run
 
 log = logging.getLogger("tinygpt")
 
+EPOCHS = 4  # repeated as often, a text teaches almost as much as new text (Muennighoff et al. 2023)
 QUIET = 25  # seconds without a line after which a run without a bar logs its progress
 
 
@@ -112,14 +113,17 @@ class Terminal(Logger):
 
     def log_result(self) -> None:
         # A uniform guess scores ln V: a run that ends there has learned nothing.
+        config = self.run.config
         progress = self.run.progress
         data = self.run.data
         best = progress.result
         log.info("\nbest validation loss %.4f nats/%s", best, "token" if data.tokenizer else "answer")
         chance = math.log(data.vocab_size)
         if progress.step and best > chance - 0.01:
-            message = "no better than chance, ln %d = %.4f: lower optimizer.lr=%g, or train longer"
-            log.warning(message, data.vocab_size, chance, self.run.config.optimizer.lr)
+            remedy = f"lower optimizer.lr={config.optimizer.lr:g}, or train longer"
+            if isinstance(data, TokenDataset) and progress.step * config.tokens_per_step > EPOCHS * len(data.train):
+                remedy = "the model knows its training text by heart: add text, or train fewer steps"
+            log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
 
 
 def typed_arguments(without: Collection[str]) -> list[str]:
@@ -152,7 +156,10 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
         lines = [f"text      {data.description}", f"tokens    {read}, {ids}"]
         if steps:
-            length += f", {steps * config.tokens_per_step / len(data.train):.2f} epochs"
+            epochs = steps * config.tokens_per_step / len(data.train)
+            length += f", {epochs:.2f} epochs"
+            if epochs > EPOCHS:
+                length += f"; beyond {EPOCHS} the text teaches ever less"
     else:
         counted = f"{plural(data.targets(block_size), 'answer')} in each sequence of {block_size:,} tokens"
         lines = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} sequences held out"]
