@@ -283,6 +283,20 @@ def test_a_modifier_that_reads_numbers_as_it_is_made_is_not_too_large(tmp_path):
         count_weights(GPTConfig(vocab_size=9, attention="sdpa+mine"))
 
 
+def test_a_leak_within_blocks_longer_than_the_checks_texts_is_found(tmp_path):
+    body = "y + y.unflatten(2, (-1, 32)).mean(3).repeat_interleave(32, 2) if y.size(2) % 32 == 0 else y"
+    (tmp_path / "blocks.py").write_text(
+        f"from model.attention.modifiers import Modifier\n{BEGINNING.replace('form', 'modifier')}"
+        "@modifier('blocks', changes='result')\nclass Blocks(Modifier):\n"
+        f"    def finish(self, y, v, x, ctx):\n        return {body}\n"
+    )
+    asked = ["attention=sdpa+blocks", "code=blocks.py", *tiny(tmp_path, max_steps=2), "model.block_size=64"]
+    result = run_here(*asked, cwd=tmp_path)
+    assert (
+        result.returncode == 1 and "attention=sdpa+blocks lets later tokens change earlier positions" in result.stderr
+    )
+
+
 def test_the_check_finds_a_form_that_sees_the_future(tmp_path, capsys):
     mean = "v.mean(2, keepdim=True).repeat_interleave(q.size(1) // v.size(1), 1)"
     source = f"{BEGINNING}@form('cheat')\ndef cheat(q, k, v, **others):\n    return {mean} + 0 * q\n"
@@ -301,7 +315,7 @@ def test_the_check_finds_a_form_that_sees_the_future(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        ("q[..., 1:, :]", "attention=mine makes (2, 23, 32) of tokens (2, 24, 32): return (…, H, T, Dv), a row"),
+        ("q[..., 1:, :]", "attention=mine makes (2, 15, 32) of tokens (2, 16, 32): return (…, H, T, Dv), a row"),
         ("q @ k", "code=mine.py, line 4: RuntimeError: Expected size"),
     ],
 )

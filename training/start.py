@@ -235,10 +235,7 @@ def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 
 
 def try_code(config: TrainConfig, file: str) -> None:
-    """Raise SettingsError if layers with a person's file fail at a trial, or see later tokens.
-
-    One that sees these would win every comparison.
-    """
+    """Raise SettingsError if layers with a person's file fail at a trial, or see later tokens."""
     for layer, name in enumerate(config.model.attention.split("/")):
         try:
             leaks = sees_future(replace(config.model.at(layer), vocab_size=FEWEST_IDS))
@@ -247,8 +244,8 @@ def try_code(config: TrainConfig, file: str) -> None:
         except Exception as error:  # of a person's file: any type
             raise explained(f"code={file}", Path(file).expanduser().resolve(), error) from error
         if leaks:
-            remedy = f"correct it; python -m model.attention.check {name} code={file} shows the error"
-            raise SettingsError(f"attention={name} lets later tokens change earlier positions", remedy)
+            problem = f"attention={name} lets later tokens change earlier positions"
+            raise SettingsError(problem, "correct it, for a layer that sees the future wins every comparison")
 
 
 def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:

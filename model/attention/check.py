@@ -23,6 +23,7 @@ from model.cache import KVCache
 from model.config import GPTConfig
 
 B, T, C, H, HKV, WINDOW = 2, 24, 32, 4, 2, 5
+LONGEST = 1024  # tokens of the text in which sees_future() looks for a leak
 # |a - b| may reach absolute + relative · |b|: a few roundings of the type, over the T terms of a sum.
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2)}
 Pairs = list[tuple[Tensor, Tensor]]  # what came out, what should have
@@ -87,10 +88,10 @@ def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list
     return [y, ctx.loss]
 
 
-def future_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Leave all outputs before position 16 unchanged if later tokens change."""
-    changed = torch.cat((x[:, :16], torch.randn_like(x[:, 16:])), dim=1)
-    return [(layer(changed)[:, :16], layer(x)[:, :16])]
+def future_leak(layer: MultiHeadAttention, x: Tensor, first: int = 16) -> Pairs:
+    """Leave all outputs before position `first` unchanged if the tokens from there on change."""
+    changed = torch.cat((x[:, :first], torch.randn_like(x[:, first:])), dim=1)
+    return [(layer(changed)[:, :first], layer(x)[:, :first])]
 
 
 def padding_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
@@ -194,17 +195,21 @@ def largest_error(pairs: Pairs, dtype: torch.dtype) -> float:
 def sees_future(config: GPTConfig) -> bool:
     """Return whether later tokens change earlier positions in a layer with these settings.
 
-    Raises SettingsError if the layer does not return the shape of its input.
+    A leak may need a long text: it has block_size tokens, at most LONGEST. Raises SettingsError if the layer does not
+    return the shape of its input.
     """
+    length = max(2, min(config.block_size, LONGEST))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layer = moved_layer(config)
-        x = torch.randn(B, T, config.n_embd)
+        x = torch.randn(B, length, config.n_embd)
         y = layer(x)
         if y.shape != x.shape:
             problem = f"attention={config.attention} makes {tuple(y.shape)} of tokens {tuple(x.shape)}"
             raise SettingsError(problem, "return (…, H, T, Dv), a row for each query")
-        return largest_error(future_leak(layer, x), torch.float32) > 1
+        firsts = (length - 1, 2 * length // 3, max(1, length // 3))
+        pairs = [pair for first in firsts for pair in future_leak(layer, x, first)]
+        return largest_error(pairs, torch.float32) > 1
 
 
 def combinations() -> Iterator[str]:
