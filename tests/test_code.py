@@ -283,18 +283,24 @@ def test_a_modifier_that_reads_numbers_as_it_is_made_is_not_too_large(tmp_path):
         count_weights(GPTConfig(vocab_size=9, attention="sdpa+mine"))
 
 
-def test_a_leak_within_blocks_longer_than_the_checks_texts_is_found(tmp_path):
-    body = "y + y.unflatten(2, (-1, 32)).mean(3).repeat_interleave(32, 2) if y.size(2) % 32 == 0 else y"
+@pytest.mark.parametrize(
+    "result",
+    [
+        "y + y.unflatten(2, (-1, 32)).mean(3).repeat_interleave(32, 2) if y.size(2) % 32 == 0 else y",
+        "torch.where(even, y + y.roll(-1, 2), y)",
+        "torch.where(even, y, y + torch.nn.functional.pad(y[:, :, 1:], (0, 0, 0, 1)))",
+    ],
+)
+def test_a_leak_between_few_tokens_or_in_long_blocks_is_found(result, tmp_path):
     (tmp_path / "blocks.py").write_text(
-        f"from model.attention.modifiers import Modifier\n{BEGINNING.replace('form', 'modifier')}"
+        f"import torch\nfrom model.attention.modifiers import Modifier\n{BEGINNING.replace('form', 'modifier')}"
         "@modifier('blocks', changes='result')\nclass Blocks(Modifier):\n"
-        f"    def finish(self, y, v, x, ctx):\n        return {body}\n"
+        "    def finish(self, y, v, x, ctx):\n"
+        f"        even = (torch.arange(y.size(2)) % 2 == 0)[:, None]\n        return {result}\n"
     )
     asked = ["attention=sdpa+blocks", "code=blocks.py", *tiny(tmp_path, max_steps=2), "model.block_size=64"]
-    result = run_here(*asked, cwd=tmp_path)
-    assert (
-        result.returncode == 1 and "attention=sdpa+blocks lets later tokens change earlier positions" in result.stderr
-    )
+    found = run_here(*asked, cwd=tmp_path)
+    assert found.returncode == 1 and "attention=sdpa+blocks lets later tokens change earlier positions" in found.stderr
 
 
 def test_the_check_finds_a_form_that_sees_the_future(tmp_path, capsys):

@@ -207,7 +207,8 @@ def sees_future(config: GPTConfig) -> bool:
         if y.shape != x.shape:
             problem = f"attention={config.attention} makes {tuple(y.shape)} of tokens {tuple(x.shape)}"
             raise SettingsError(problem, "return (…, H, T, Dv), a row for each query")
-        firsts = (length - 1, 2 * length // 3, max(1, length // 3))
+        # At an even and an odd place, for layers that join tokens in pairs.
+        firsts = (length - 1, max(1, length - 2), 2 * length // 3, max(1, length // 3))
         pairs = [pair for first in firsts for pair in future_leak(layer, x, first)]
         return largest_error(pairs, torch.float32) > 1
 
