@@ -214,10 +214,10 @@ class Comparison:
             ends = " (end)" if any(pick.at_end for pick in used) else ""
             shown = dict.fromkeys((f"{rates[0]:.3g}", f"{rates[-1]:.3g}"))
             row.cells[RATE] = " to ".join(shown) + ends
-        for title, key, shape, *_ in COLUMNS:
-            figures = values([pick.job for pick in used], key) if key in SHOWN else []
-            if figures:
-                row.cells[title] = FORMATS[shape](statistics.median(figures))
+        for column in COLUMNS:
+            figures = values([pick.job for pick in used], column.field)
+            if figures and column.field in SHOWN:
+                row.cells[column.title] = FORMATS[column.format](statistics.median(figures))
         return row
 
     def add_costs(self, row: VariantResult, plain: Estimate, times: float) -> None:

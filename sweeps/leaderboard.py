@@ -268,7 +268,7 @@ def markdown(jobs: list[Job]) -> str:
     swept = swept_settings(jobs)
     result = result_of(jobs)
     measured = [column for column in COLUMNS if not column.page_only and values(jobs, column.field)]
-    measured.sort(key=lambda column: column.field.startswith("val_"))  # what the result rests on stands beside it
+    measured.sort(key=lambda column: column.field.startswith("val_"))  # the basis of the result stands beside it
     over_seeds = ", mean ± sd" if "seed" in swept else ""
     table = [[*swept, *(column.title for column in measured), result.replace("_", " ") + over_seeds]]
     for group in rank(jobs):

@@ -66,9 +66,11 @@ class SummaryFile(Logger):
     def write(self, status: str = "running", reason: str | None = None) -> None:
         run = self.run
         step = run.progress.step
+        # The rows of metrics.jsonl: the speeds, and the best evaluation.
         speeds = [row["tokens_per_s"] for row in self.rows if is_number(row.get("tokens_per_s"))]
         evaluations = [row for row in self.rows if is_number(row.get("val_loss"))]
         best = next((row for row in evaluations if row["step"] == run.progress.best_step), {})
+        # The outcome so far, in the order of Summary.
         tokens = step * run.config.tokens_per_step
         summary = Summary(
             status=status,

@@ -38,7 +38,7 @@ from training.optimizer import optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
 from training.start import check_machine, open_data, refuse_too_large, with_vocabulary
-from training.terminal import EPOCHS, describe, typed_arguments
+from training.terminal import EPOCHS, describe, epochs, typed_arguments
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
 # The laws of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
@@ -279,8 +279,8 @@ def size_lines(
 
     # Predict the length and the loss of the run, and write its command.
     steps = round(60 * minutes / seconds)
-    epochs = steps * config.tokens_per_step / len(data.train)
-    compute = flops * token_size * len(data.train) * min(epochs, EPOCHS)
+    passes = epochs(config, data, steps)
+    compute = flops * token_size * len(data.train) * min(passes, EPOCHS)
     # By the root, because texts differ less to a model than to bz2: a tenth too much for Shakespeare.
     bpb = (FLOOR + (compute / UNIT) ** LOSS_POWER) * math.sqrt(bits / SOURCE_CODE)
     names = ("model.n_layer", "model.n_embd", "model.n_head", "model.block_size", "batch_size")
@@ -288,10 +288,10 @@ def size_lines(
     words = typed_arguments(("dry_run", "model", *names)) + shape
     deserved = f"{minutes:g} minutes and this text: {count_parameters(model).total():,} parameters"
     lines = [
-        f"size      for {deserved}, about {plural(steps, 'step')}, {epochs:,.1f} epochs, roughly {bpb:.1f} bits/byte",
+        f"size      for {deserved}, about {plural(steps, 'step')}, {passes:,.1f} epochs, roughly {bpb:.1f} bits/byte",
         f"          {command('train.py')} {shlex.join(words)}",
     ]
-    if epochs > EPOCHS:
+    if passes > EPOCHS:
         lines.append(f"          the text is seen more than {EPOCHS} times, and teaches less each time: add text")
     return lines
 

@@ -242,7 +242,7 @@ def try_code(config: TrainConfig, file: str) -> None:
         except SettingsError:
             raise
         except Exception as error:  # of a person's file: any type
-            raise explained(f"code={file}", Path(file).expanduser().resolve(), error) from error
+            raise explained(file, error) from error
         if leaks:
             problem = f"attention={name} lets later tokens change earlier positions"
             raise SettingsError(problem, "correct it, for a layer that sees the future wins every comparison")

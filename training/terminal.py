@@ -121,9 +121,14 @@ class Terminal(Logger):
         chance = math.log(data.vocab_size)
         if progress.step and best > chance - 0.01:
             remedy = f"lower optimizer.lr={config.optimizer.lr:g}, or train longer"
-            if isinstance(data, TokenDataset) and progress.step * config.tokens_per_step > EPOCHS * len(data.train):
+            if isinstance(data, TokenDataset) and epochs(config, data, progress.step) > EPOCHS:
                 remedy = "the model knows its training text by heart: add text, or train fewer steps"
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
+
+
+def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
+    """Return how many times the training text is read in some steps."""
+    return steps * config.tokens_per_step / len(data.train)
 
 
 def typed_arguments(without: Collection[str]) -> list[str]:
@@ -156,9 +161,9 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
         lines = [f"text      {data.description}", f"tokens    {read}, {ids}"]
         if steps:
-            epochs = steps * config.tokens_per_step / len(data.train)
-            length += f", {epochs:.2f} epochs"
-            if epochs > EPOCHS:
+            passes = epochs(config, data, steps)
+            length += f", {passes:.2f} epochs"
+            if passes > EPOCHS:
                 length += f"; beyond {EPOCHS} the text teaches ever less"
     else:
         counted = f"{plural(data.targets(block_size), 'answer')} in each sequence of {block_size:,} tokens"

@@ -987,9 +987,6 @@ def backward_pass(
     return gradients
 
 
-SETTINGS = "str form, float cap, int? window, float dropout_p, float scale, int block, int best, bool learns"
-
-
 def unpack(
     tensors: Sequence[Tensor],
     settings: Sequence[Any],
@@ -1003,6 +1000,7 @@ def unpack(
 
 # Operators, so that torch.compile takes them as they are. torch.library.custom_op would import the compiler at the
 # first call, in two seconds.
+SETTINGS = "str form, float cap, int? window, float dropout_p, float scale, int block, int best, bool learns"
 SCHEMA = f"(Tensor[] tensors, {SETTINGS}) -> Tensor[]"
 torch.library.define("tinygpt::chunked", SCHEMA)
 torch.library.define("tinygpt::chunked_backward", SCHEMA)

@@ -29,7 +29,7 @@ def run_code(name: str | None, *registries: dict[str, Any]) -> str | None:
     if name is None:
         return None
     try:
-        path = Path(name).expanduser().resolve()
+        path = path_of(name)
         if path not in RAN:
             files = [path, *execute(name, path, (FORMS, MODIFIERS, *registries))]
             RAN[path] = files, digest(files)
@@ -40,6 +40,11 @@ def run_code(name: str | None, *registries: dict[str, Any]) -> str | None:
     except (OSError, RuntimeError) as error:
         remedy = "give a Python file that registers a form, a modifier or a task"
         raise SettingsError(f"code={name} cannot be read ({os_error_reason(error)})", remedy) from None
+
+
+def path_of(name: str) -> Path:
+    """Return the path of the file of code=NAME."""
+    return Path(name).expanduser().resolve()
 
 
 def digest(files: list[Path]) -> str:
@@ -72,7 +77,7 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
         for registry, content in zip(registries, before, strict=True):
             registry.clear()
             registry.update(content)
-        raise explained(f"code={name}", path, error) from error
+        raise explained(name, error) from error
     loaded = [each for key, each in sys.modules.items() if key.startswith(f"{package.__name__}.") and each != module]
     return sorted(Path(each.__file__) for each in loaded if each.__file__)
 
@@ -113,8 +118,10 @@ def shapes(values: Any) -> list[tuple[int, ...] | str]:
     return [tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__ for value in values]
 
 
-def explained(setting: str, path: Path, error: BaseException) -> SettingsError:
-    """Print the traceback of an error in a file, from the file on; return its sentence."""
+def explained(name: str, error: BaseException) -> SettingsError:
+    """Print the traceback of an error in code=NAME, from the file on; return its sentence."""
+    setting = f"code={name}"
+    path = path_of(name)
     trace = error.__traceback__ and error.__traceback__.tb_next
     lines = [frame.lineno for frame in traceback.extract_tb(trace) if frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.lineno:
