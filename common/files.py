@@ -7,10 +7,8 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import UnionType
-from typing import IO, Any, get_args, get_origin
+from typing import IO
 
 from filelock import lock_descriptor  # flock, or LockFileEx on Windows
 
@@ -185,33 +183,6 @@ def pointed(link: Path) -> Path:
         target = link.with_name(read_foreign(link).decode().strip())
         link = target if target.is_dir() else link
     return link.resolve()
-
-
-def from_json(kind: Any, content: Any, name: str = "it") -> Any:
-    """Return decoded JSON as `kind`, a dataclass or a type.
-
-    Raises ValueError, with the field's name, for another type, and TypeError for a field that is missing or unknown.
-    """
-    if is_dataclass(kind) and isinstance(content, dict):
-        hints = {field.name: field.type for field in fields(kind)}
-        given = {name: from_json(hints.get(name, Any), value, name) for name, value in content.items()}
-        return kind(**given)  # type: ignore[operator]
-    if not is_of(content, kind):
-        raise ValueError(f"{name} is {content!r:.40}, not {getattr(kind, '__name__', kind)}")
-    if type(content) is int and float in (kind, *get_args(kind)):
-        return float(content)  # torch rejects an int of over 64 bits
-    return content
-
-
-def is_of(value: Any, hint: Any) -> bool:
-    """Return whether a decoded JSON value has the type of an annotation; a float may be 1."""
-    kind = get_origin(hint)
-    if kind is UnionType:
-        return any(is_of(value, one) for one in get_args(hint))
-    if kind in (list, dict) and type(value) is kind:
-        items = value if kind is list else value.values()
-        return all(is_of(item, get_args(hint)[-1]) for item in items)
-    return hint is Any or type(value) is hint or (hint is float and type(value) is int and abs(value) < 1e308)
 
 
 def flush_to_disk(path: Path) -> None:

@@ -27,7 +27,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common.errors import SettingsError
-from common.files import from_json, replace_text
+from common.files import replace_text
+from common.settings import build
+from common.text import flat
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from data.tokenizer import token_bytes
@@ -97,7 +99,7 @@ def read_tokens(checkpoint: Checkpoint) -> tuple[np.ndarray, list[np.ndarray]]:
     Prints the shares of repeated tokens and of known pairs.
     """
     config = checkpoint.meta.config
-    data = prepare(from_json(DataConfig, config["data"]), from_json(TokenizerConfig, config["tokenizer"]))
+    data = prepare(build(DataConfig, flat(config["data"])), build(TokenizerConfig, config["tokenizer"]))
     tokens = np.asarray(data.val[:])
     marks = repeated(checkpoint.tokenizer, np.asarray(data.train[:]), tokens)
     print(f"{marks.mean():.2%} of the validation tokens end in a run of {WORDS} words of the training text")

@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 
 from common.console import progress_bar
 from common.errors import DataError
-from common.files import from_json
+from common.settings import build
+from common.text import flat
 from data.batches import document_starts
 from data.config import DataConfig, TokenizerConfig, check_source
 from data.prepare import prepare
@@ -206,8 +207,8 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
     if not meta.data or meta.home != str(run.resolve()):
         raise DataError(f"{path} was not trained here and has no validation split", remedy)
     with readable(path):
-        source = from_json(DataConfig, meta.config["data"])
-        tokenizer = from_json(TokenizerConfig, meta.config["tokenizer"])
+        source = build(DataConfig, flat(meta.config["data"]))
+        tokenizer = build(TokenizerConfig, meta.config["tokenizer"])
     try:
         # Prepared tokens have the checkpoint's ids: its tokenizer saves a download.
         given = meta.own_tokenizer or source.source in ("nanogpt", "llmc")
@@ -230,7 +231,7 @@ def learned_task(checkpoint: Checkpoint) -> TaskData:
         check_source(source)
     # A text without a tokenizer is: name the missing file.
     with readable(checkpoint.path):
-        data = from_json(DataConfig, settings["data"])
+        data = build(DataConfig, flat(settings["data"]))
         if not data.is_task:
             raise KeyError(TOKENIZER)
         return TaskData(data.source, data.task, settings["seed"])

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from common.errors import HuggingFaceError
-from common.files import from_json, read_foreign, regular
+from common.files import read_foreign, regular
+from common.settings import build
 from interop import find_folder, importing
 from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
@@ -261,7 +262,7 @@ def read_config(where: str) -> GPTConfig:
             if name not in OPTIONAL or settings.get(theirs) is not None:
                 ours[name] = settings[theirs]
         ours["tie_embeddings"] = settings.get("tie_word_embeddings", model_type == "gpt2")
-        return from_json(GPTConfig, ours)
+        return build(GPTConfig, ours)
 
 
 def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

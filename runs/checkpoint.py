@@ -28,7 +28,8 @@ from tiktoken import Encoding
 from torch import Tensor
 
 from common.errors import CheckpointError, SettingsError, damage_named
-from common.files import from_json, pointed, reading, replace_text, replacing, user_path
+from common.files import pointed, reading, replace_text, replacing, user_path
+from common.settings import build
 from common.text import command
 from data.tokenizer import read_tokenizer, save_tokenizer
 from model.attention import check_names
@@ -193,7 +194,7 @@ def read_meta(path: Path) -> Meta:
         if content.pop("checksum") != meta_checksum(content):
             raise ValueError("meta.json does not match its checksum")
         del content["format_version"]
-        meta = from_json(Meta, content)
+        meta = Meta(**content | {"progress": Progress(**content["progress"])})
         # Older runs had no separator, settings that are gone, and a way to share that is gone.
         data = meta.config.get("data")
         if isinstance(data, dict):
@@ -216,7 +217,7 @@ def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
         settings = meta.config["model"]
         unknown = [f"model.{name}" for name in settings if name not in GPTConfig.__dataclass_fields__]
         refuse_unknown(f"checkpoint={path}", unknown, meta)
-        config = from_json(GPTConfig, settings)
+        config = build(GPTConfig, settings)
     with code_wanted(path, meta):
         check_names(config.attention)
     return config

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import SettingsError, first_line
-from common.files import from_json, replace_text
+from common.files import replace_text
 from runs.metrics import finite, is_number
 
 log = logging.getLogger("tinygpt")
@@ -83,8 +83,8 @@ def read_summary(directory: Path) -> Summary | None:
 
 def read_job(folder: Path) -> JobRecord | None:
     """Return a folder's job.json; None if it is missing or unreadable."""
-    with suppress(ValueError, TypeError):
-        return from_json(JobRecord, _read(folder / JOB))
+    with suppress(TypeError):
+        return JobRecord(**_read(folder / JOB))
     return None
 
 

