@@ -33,8 +33,6 @@ BPE_PATTERN = (
 )
 # byte merges nothing, so its pattern only sets the speed: 64 characters at a time are 5x as fast as one.
 BYTE_PATTERN = r"(?s:.){1,64}"
-PUBLISHED = {"gpt2": 50_257, "cl100k_base": 100_277, "o200k_base": 200_019}
-"""The published encodings with their numbers of ids, which are known without a download."""
 
 
 def make_tokenizer(config: TokenizerConfig, training_text: Iterable[str]) -> tiktoken.Encoding:

@@ -17,9 +17,9 @@ from test_resume import ROOT, before_step
 from torch.utils.flop_counter import FlopCounterMode
 
 import training.start
-from common.errors import DataError, SettingsError
+from common.errors import SettingsError
 from common.settings import from_arguments
-from data.config import DataConfig, TalesConfig, TokenizerConfig
+from data.config import DataConfig, TalesConfig
 from data.tales import tales
 from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
@@ -126,7 +126,7 @@ def test_predicting_takes_no_memory_and_less_is_predicted_where_less_is_kept(tra
 
 
 def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config, monkeypatch):
-    monkeypatch.setattr(plan, "seconds_per_step", lambda step, config, micro, *_: (0.5, micro))
+    monkeypatch.setattr(plan, "seconds_per_step", lambda step, config, micro, **_: (0.5, micro))
     config = replace(train_config, eval_interval=10**6, micro_batch_size=2)
     report = plan_run(train_step, config)
     said = "weights   embedding 8,224, |, for 257 ids|compute |cache |run       20 steps of 8 × 16 tokens, "
@@ -202,17 +202,6 @@ def test_a_plan_that_cannot_be_is_refused_before_the_text_is_prepared(
     monkeypatch.setattr(plan, "open_data", lambda *arguments, **options: pytest.fail("prepared"))
     with pytest.raises(SettingsError, match=named):
         plan_run(train_step, replace(train_config, **settings, plan=PlanConfig(device=device)))
-
-
-def test_a_published_tokenizer_is_planned_without_a_network(train_config, monkeypatch):
-    def offline(*arguments):
-        raise DataError("tokenizer=gpt2 could not be downloaded")
-
-    config = replace(train_config, tokenizer=TokenizerConfig(name="gpt2"), plan=PlanConfig(device="h100"))
-    monkeypatch.setattr(plan, "make_tokenizer", offline)
-    monkeypatch.setattr(plan, "predict_memory", lambda *given, **named: plan.Memory(1, 1, 1, 1, 1))
-    report = plan_run(train_step, config)
-    assert "for 50,257 ids" in report and "unknown without tokenizer=gpt2, which could not be downloaded" in report
 
 
 def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
@@ -301,7 +290,7 @@ def test_what_fits_is_not_refused_and_what_does_not_by_a_byte_is(monkeypatch):
 def sized(train_config, monkeypatch, minutes, count):
     """Return the lines about size for a machine of 1e11 FLOP/s, and the settings that they name."""
 
-    def seconds(train_step, config, *others):
+    def seconds(train_step, config, **others):
         return config.tokens_per_step * flops_per_token(without_weights(config.model)) / 1e11, 1
 
     monkeypatch.setattr(plan, "seconds_per_step", seconds)

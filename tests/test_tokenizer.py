@@ -16,7 +16,6 @@ from data.config import TokenizerConfig
 from data.tokenizer import (
     END_OF_TEXT,
     LONGEST,
-    PUBLISHED,
     encode_text,
     make_tokenizer,
     read_tokenizer,
@@ -27,7 +26,7 @@ from data.tokenizer import (
 )
 
 PUBLISHED_CACHE = Path(__file__).resolve().parent.parent / ".." / "shared" / "tiktoken_cache"
-NAMES = ["bpe", "byte", *(PUBLISHED if PUBLISHED_CACHE.is_dir() else ())]
+NAMES = ["bpe", "byte", *(("gpt2", "cl100k_base", "o200k_base") if PUBLISHED_CACHE.is_dir() else ())]
 TEXT = "".join(path.read_text() for path in sorted(Path(__file__).resolve().parent.parent.glob("data/*.py")))
 
 _ODD = " ,  ,\n,\r\n,\t,a,Z,é,字,ß,e\u0301,1,12,٣,²,_,.,'s,'LL,/,(,\u00a0,\u2003,\u0085,\x1c,\u200d,🙂,word, the,don't"
@@ -98,7 +97,6 @@ def test_bpe_of_a_text_with_few_pairs_is_smaller_and_works(texts, largest):
 def test_token_bytes_are_the_lengths_of_what_ids_decode_to(name):
     lengths = token_bytes(encoding(name))
     assert lengths.shape == (encoding(name).n_vocab,)
-    assert PUBLISHED.get(name, len(lengths)) == len(lengths), "the size that is known without a download"
     ids = encode_text(encoding(name), TEXT)
     assert lengths[ids].sum() == len(TEXT.encode()) and lengths[encoding(name).eot_token] == 0
     for unused in np.flatnonzero(lengths == 0):

@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from common.errors import DataError, one_of
+from common.errors import one_of
 from common.text import command, duration, flat, plural, si
 from data.config import TokenizerConfig
 from data.prepare import TokenDataset
 from data.tasks import Data
-from data.tokenizer import PUBLISHED, make_tokenizer
+from data.tokenizer import make_tokenizer
 from model.cpu import keep_freed_memory
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
@@ -163,7 +163,9 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
         rank_batch_size(config, 1)
 
     # Open the data, which decides the vocabulary.
-    config, data = planned_data(config)
+    config, _, encoding = open_pretrained(config)
+    data = open_data(config, encoding)
+    config = with_vocabulary(config, data.vocab_size)
     model = without_weights(config.model)
     config = replace(config, max_steps=steps_to_take(config, model))
 
@@ -172,14 +174,12 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     size = config.tokens_per_step
     parts = ", ".join(f"{kind} {count:,}" for kind, count in count_parameters(model).items() if count)
     tied = ", which is lm_head too" if config.model.tie_embeddings else ""
-    scored = partial(data.validation_tokens, config.model.block_size) if data else int
-    unknown = [f"text      unknown without tokenizer={config.tokenizer.name}, which could not be downloaded"]
     if config.plan.device:
-        price = on_gpu(train_step, config, flops, scored)
+        price = on_gpu(train_step, config, flops, data)
     else:
-        price = here(train_step, config, device, flops, scored, data)
+        price = here(train_step, config, device, flops, data)
     lines = [
-        *(describe(config, data, model) if data else unknown),
+        *describe(config, data, model),
         f"weights   {parts}{tied}, for {config.model.vocab_size:,} ids",
         f"compute   {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
         f"cache     {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
@@ -188,27 +188,12 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     return "\n".join(lines)
 
 
-def planned_data(config: TrainConfig) -> tuple[TrainConfig, Data | None]:
-    """Return config with a vocabulary, and the data or None if their tokenizer is unreachable."""
-    # A published tokenizer may be out of reach; its number of ids is known without it.
-    config, _, encoding = open_pretrained(config)
-    ids = PUBLISHED.get(config.tokenizer.name)
-    if encoding is None and not config.data.is_task and ids:
-        try:
-            make_tokenizer(config.tokenizer, ())
-        except DataError:
-            return with_vocabulary(config, ids), None
-    data = open_data(config, encoding)
-    return with_vocabulary(config, data.vocab_size), data
-
-
 def here(
     train_step: TrainStep,
     config: TrainConfig,
     device: torch.device,
     flops: float,
-    scored: Callable[[int], int],
-    data: Data | None,
+    data: Data,
 ) -> list[str]:
     """Return the lines about memory, time and the best size here, measured if a step fits."""
     # Predict the memory, and stop if there is too little.
@@ -228,15 +213,12 @@ def here(
         return [*lines, f"          too much for the {si(free)}B free on {device}: lower {lower} or the model"]
 
     # Measure a step, which gives the time of the run.
-    def measure(config: TrainConfig) -> tuple[float, int]:
-        with fast_products(device, precision):
-            return seconds_per_step(train_step, config, micro, device, precision)
-
+    measure = partial(seconds_per_step, train_step, micro=micro, device=device, dtype=precision)
     seconds, sequences = measure(config)
     rate = config.tokens_per_step / seconds
     measured = f"measured uncompiled on {plural(sequences, 'sequence')} on {device}"
     speed = f"          {seconds:.3g} s a step: {si(rate)}tokens/s, {si(rate * flops)}FLOP/s, {measured}"
-    lines += [time_line(config, seconds, scored), speed]
+    lines += [time_line(config, seconds, data), speed]
     # Weights that exist already have their size.
     if isinstance(data, TokenDataset) and not (config.init_from or config.resume):
         lines += size_lines(config, data, rate * flops, measure)
@@ -326,9 +308,10 @@ def seconds_per_step(
     # Time one sequence, then a micro-batch if that takes no more than 20 s.
     for sequences in (1, micro):
         run = trial_run(replace(config, batch_size=sequences, micro_batch_size=None), device, dtype)
-        train_step(run, 0)[0].item()  # warms up; item() waits for the device
-        started = time.perf_counter()
-        train_step(run, 1)[0].item()
+        with fast_products(device, dtype):
+            train_step(run, 0)[0].item()  # warms up; item() waits for the device
+            started = time.perf_counter()
+            train_step(run, 1)[0].item()
         each = (time.perf_counter() - started) / sequences
         if each * micro > 20:
             break
@@ -339,7 +322,7 @@ def on_gpu(
     train_step: TrainStep,
     config: TrainConfig,
     flops: float,
-    scored: Callable[[int], int],
+    data: Data,
 ) -> list[str]:
     """Return the lines about memory and time on plan.device."""
     peak, room = DEVICES[config.plan.device or ""]
@@ -353,15 +336,13 @@ def on_gpu(
     return [
         str(memory),
         f"plan      {config.plan.device}, {plural(micro, 'sequence')} at a time: {fits}",
-        f"{time_line(config, seconds, scored)}, at {UTILISATION:.0%} of {si(peak)}FLOP/s",
+        f"{time_line(config, seconds, data)}, at {UTILISATION:.0%} of {si(peak)}FLOP/s",
     ]
 
 
-def time_line(config: TrainConfig, seconds: float, scored: Callable[[int], int]) -> str:
-    """Return the line about the time of a run whose steps take `seconds`.
-
-    scored: returns the number of targets of an evaluation, given their upper bound.
-    """
+def time_line(config: TrainConfig, seconds: float, data: Data) -> str:
+    """Return the line about the time of a run whose steps take `seconds`."""
+    scored = partial(data.validation_tokens, config.model.block_size)
     # An evaluation takes forward passes, a third of a step.
     each = seconds / config.tokens_per_step / 3
     pause = each * scored(targets_scored(config))
