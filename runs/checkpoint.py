@@ -35,7 +35,6 @@ from data.tokenizer import read_tokenizer, save_tokenizer
 from model.attention import check_names
 from model.config import GPTConfig
 from model.gpt import GPT
-from model.size import count_weights
 from model.weights import load_weights, plain_weights, save_file
 
 T = TypeVar("T")
@@ -259,22 +258,13 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     config = read_settings(path, meta)
     with readable(path):
-        # Count the weights before the model is built: damaged settings may describe one that fits no memory.
+        model = GPT(config)
         weights = load_file(path / WEIGHTS)
-        found = len(weights), sum(tensor.numel() for tensor in weights.values())
-        expected = count_weights(config)
-        if found != expected:
-            has, wants = (f"{count:,} tensors of {numbers:,} numbers" for count, numbers in (found, expected))
-            raise ValueError(f"{WEIGHTS} has {has}, where its settings ask for {wants}")
+        load_weights(model, weights)
         for name, tensor in weights.items():
             if not tensor.isfinite().all():
                 raise ValueError(f"its {name} is not finite")
-        # Read the tokenizer; the model must have all its ids.
         tokenizer = read_tokenizer(path / TOKENIZER) if TOKENIZER in meta.files else None
-        if tokenizer and tokenizer.n_vocab > len(weights["token_embedding.weight"]):
-            raise ValueError(f"{TOKENIZER} has {tokenizer.n_vocab:,} ids, more than the model")
-        model = GPT(config)
-        load_weights(model, weights)
     return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
 
 

@@ -218,7 +218,7 @@ def test_weights_that_are_not_those_of_the_settings_or_not_finite_are_refused_na
     FORGERIES[forgery](weights)
     save_file(weights, saved / "model.safetensors")
     forge_file(saved, "model.safetensors")
-    reason = r"(model\.safetensors has |the weight (lm_head|extra)|its (final_norm|lm_head)\S+ is not finite)"
+    reason = r"(the weight (final_norm|lm_head|extra)|its (final_norm|lm_head)\S+ is not finite)"
     with pytest.raises(CheckpointError, match=rf"is damaged or incomplete \({reason}"):
         load_checkpoint(saved)
 
@@ -228,12 +228,10 @@ FORGED = [  # a part of meta.json, and what is said of it
     ({"format_version": 3}, r"format 3; this one reads 4: use tinygpt 0\.1, tag v0\.1\.0"),
     ({"format_version": "x"}, "damaged"),
     ({"config": {"model": {"_target_": "os.system"}}}, "_target_"),
-    *(({"config": {"model": {name: 10**9}}}, "numbers, where its settings ask") for name in ("n_layer", "vocab_size")),
     (
         {"config": {"model": {"warp": 9}}},
         r"has model\.warp, unknown here; tinygpt \? wrote it: read it with that version",
     ),
-    ({"config": {"model": {"n_embd": 10**30}}}, "more than 2^63 numbers"),
     ({"progress": []}, "damaged"),
     ({"progress": {"nothing": 1}}, "nothing"),
     *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "missing, or does not match") for name in ("/etc/passwd", "..")),
@@ -287,14 +285,6 @@ def test_settings_of_older_runs_that_are_gone_are_read_as_those_in_their_place(s
     forge(saved, config={"tensorboard": True, "distributed": "hsdp", "plan": {"devices": 2}})
     config = read_meta(saved).config
     assert config["distributed"] == "fsdp" and not {"tensorboard", "plan"} & config.keys()
-
-
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(saved):
-    tokenizer = json.loads((saved / "tokenizer.json").read_text())
-    (saved / "tokenizer.json").write_text(json.dumps(tokenizer | {"special_tokens": {"<|endoftext|>": 10**6}}))
-    forge_file(saved, "tokenizer.json")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json has 1,000,001 ids, more than the model"):
-        load_checkpoint(saved)
 
 
 def test_a_damaged_checkpoint_of_a_run_is_passed_over_saying_so_but_not_one_that_is_named(saved, caplog):
