@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from common.console import fit
 from common.errors import SettingsError
 from common.settings import setting_hints
 from common.text import visible
@@ -88,6 +87,6 @@ def train_or_plan(config: TrainConfig) -> float | None:
     from training.plan import plan_run
 
     if config.dry_run:
-        print(fit(visible(plan_run(train_step, config))), flush=True)
+        print(visible(plan_run(train_step, config)), flush=True)
         return None
     return train(config)

@@ -3,11 +3,8 @@
 import io
 import logging
 import os
-import re
-import shutil
 import signal
 import sys
-import textwrap
 import threading
 from contextlib import suppress
 from multiprocessing import parent_process
@@ -22,37 +19,8 @@ from common.text import LogFormatter
 log = logging.getLogger("tinygpt")
 
 
-def fit(text: str) -> str:
-    """Return text with its lines wrapped to the terminal's width.
-
-    Without a terminal it stays as it is. A labelled line continues below its text, and a line of a sample keeps its
-    bar. Words longer than a line, such as paths, stay whole. So do commands: they can be copied only from one line.
-    """
-    if not sys.stdout.isatty():
-        return text
-    columns = shutil.get_terminal_size().columns
-    lines = []
-    for line in text.split("\n"):
-        label = re.match(r"  │ |\w+ {2,}| *", line)[0]  # type: ignore[index]  # which matches anything
-        indent = label if "│" in label else " " * len(label)
-        if len(line) > columns and "  python " not in line:
-            line = textwrap.fill(
-                line, columns, subsequent_indent=indent, expand_tabs=False, replace_whitespace=False,
-                break_long_words=False, break_on_hyphens=False,
-            )  # fmt: skip
-        lines.append(line)
-    return "\n".join(lines)
-
-
-class ConsoleFormatter(LogFormatter):
-    """Makes log messages visible, in lines that fit the terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return fit(super().format(record))
-
-
 CONSOLE = logging.StreamHandler()
-CONSOLE.setFormatter(ConsoleFormatter())
+CONSOLE.setFormatter(LogFormatter())
 
 
 def print_error(line: str) -> None:

@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 import train as train_module
 import training.terminal
-from common.console import fit
 from data.config import DataConfig
 from generation.score import ScoringParams, score
 from model.size import flops_per_token
@@ -157,27 +156,6 @@ def test_a_terminal_shows_a_bar_that_moves_with_every_step_and_says_where_the_ru
     assert [n for n, *_ in seen] == list(range(1, 21))
     _, postfix, tokens = seen[-1]
     assert postfix.startswith("loss ") and f"epoch {20 * train_config.tokens_per_step / tokens:.2f}" in postfix
-
-
-@pytest.mark.parametrize("columns", [40, 57, 80])
-def test_lines_fit_the_terminal_below_their_beginnings_but_paths_and_commands_stay_whole(columns, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    path = "/home/somebody/a/long/folder/that/has/many/parts"
-    text = (
-        "text      stdlib of CPython 3.11: 532 files, 10.4 MB, and many more that stand in no other line\n"
-        f"output    {path}\n"
-        "  │     a = some_function(of_this, and_that, or_another)  # as Python has it, in more than eighty\n"
-        f"sample    python sample.py checkpoint={path}\n\nbest validation loss 3.6 nats/token, which is good enough"
-    )
-    assert fit(text) == text  # no terminal
-    monkeypatch.setattr("sys.stdout", Mock(isatty=lambda: True))
-    lines = fit(text).split("\n")
-    assert all(len(line) <= columns or path in line for line in lines) and "" in lines
-    assert f"sample    python sample.py checkpoint={path}" in lines
-    assert "".join(fit(text).replace("│", "").split()) == "".join(text.replace("│", "").split())
-    assert lines[1][:10] == " " * 10 and lines[1][10] != " "
-    sample = [line for line in lines if "│" in line]
-    assert all(line.startswith("  │ ") for line in sample) and sample[0].startswith("  │     a = ") and len(sample) > 1
 
 
 @pytest.mark.parametrize("max_steps", [20, None])
