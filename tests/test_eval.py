@@ -201,7 +201,7 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
         ({"data": {"path": "{tmp}/empty"}}, "nothing to score"),
         ({"data": {"path": "{tmp}/binary"}}, "is binary"),
         ({"data": {}}, "one was not trained here and has no validation split: give a text with data.path="),
-        ({"against": "/no/where"}, "against=/no/where does not exist"),
+        ({"against": "/no/where"}, "against=/no/where: checkpoint=/no/where does not exist"),
         (
             {"page": "/no/where.html"},
             "page=/no/where.html cannot be written (No such file or directory): make its folder first",
