@@ -35,20 +35,13 @@ def user_path(setting: str, path: str) -> Path:
 
 
 @contextmanager
-def os_errors_named(
-    setting: str, path: object, verb: str, remedy: str, without_folder: str | None = None
-) -> Iterator[None]:
-    """Turn an OSError within into a SettingsError: SETTING=PATH cannot be VERB (reason): REMEDY.
-
-    without_folder: the remedy if a folder on the way is missing.
-    """
+def os_errors_named(setting: str, path: object, verb: str, remedy: str) -> Iterator[None]:
+    """Turn an OSError within into a SettingsError: SETTING=PATH cannot be VERB (reason): REMEDY."""
     try:
         yield
     except BrokenPipeError:  # of the output that is printed meanwhile
         raise
     except OSError as error:
-        if without_folder and isinstance(error, FileNotFoundError):
-            remedy = without_folder
         raise SettingsError(f"{setting}={path} cannot be {verb} ({os_error_reason(error)})", remedy) from None
 
 
@@ -108,7 +101,7 @@ def writing(setting: str, path: str) -> Iterator[Path]:
     SettingsError.
     """
     place = user_path(setting, path)
-    with os_errors_named(setting, path, "written", "name another place", without_folder="make its folder first"):
+    with os_errors_named(setting, path, "written", "name another place, or make its folder first"):
         if place.is_dir():
             raise IsADirectoryError("Is a directory")
         if place.exists() and not place.is_file():

@@ -291,10 +291,10 @@ def saved_run(folder: Path, model: GPT, tokenizer=BYTE) -> str:
             dict(largest=30_000),
             "to=demo.html would have 132 kB, more than the 30 kB that browsers open: choose a smaller model.",
         ),
-        (dict(full=True), "to=demo.html cannot be written (No space left on device): name another place."),
+        (dict(full=True), "to=demo.html cannot be written (No space left on device): name another place, or make"),
         (
             dict(to="no/demo.html"),
-            "to=no/demo.html cannot be written (No such file or directory): make its folder first.",
+            "to=no/demo.html cannot be written (No such file or directory): name another place",
         ),
     ],
 )

@@ -204,7 +204,7 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
         ({"against": "/no/where"}, "against=/no/where: checkpoint=/no/where does not exist"),
         (
             {"page": "/no/where.html"},
-            "page=/no/where.html cannot be written (No such file or directory): make its folder first",
+            "page=/no/where.html cannot be written (No such file or directory): name another place",
         ),
     ],
     ids=str,

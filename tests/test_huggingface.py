@@ -301,7 +301,7 @@ REFUSED = [
     ({"checkpoint": "{tmp}/nan", "to": "{tmp}/out"}, "is not finite"),
     ({"import_from": "{tmp}/infinite", "to": "{tmp}/out"}, "its lm_head.weight is not finite"),
     ({"checkpoint": "{tmp}/step_1", "to": "/proc/no/out"}, "cannot be written"),
-    ({"checkpoint": "{tmp}/step_1", "to": "{tmp}/a/b"}, "No such file or directory.: make its folder first"),
+    ({"checkpoint": "{tmp}/step_1", "to": "{tmp}/a/b"}, "No such file or directory.: name another place"),
     ({"import_from": "{tmp}/step_1", "to": "{tmp}/out"}, "config.json"),
     ({"import_from": "{tmp}/half", "to": "{tmp}/out"}, "cannot be read"),
     ({"import_from": "{tmp}/untokenized", "to": "{tmp}/out"}, "tokenizer.json"),
