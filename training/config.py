@@ -106,11 +106,6 @@ class WandbConfig:
 
     def __post_init__(self) -> None:
         one_of("wandb.mode", self.mode or "disabled", WANDB_MODES)
-        # wandb refuses others, but only once the run has begun.
-        if self.project is not None and (not 0 < len(self.project) < 129 or set(self.project) & set("/\\#?%:")):
-            raise SettingsError(f"wandb.project={self.project} must be 1 to 128 characters, none of them / \\ # ? % :")
-        if not all(0 < len(tag) < 65 for tag in self.tags or ()):
-            raise SettingsError(f"wandb.tags={format_value(self.tags)} has a tag that is not of 1 to 64 characters")
 
     @property
     def active_mode(self) -> str:
