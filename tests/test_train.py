@@ -322,12 +322,3 @@ def test_a_python_program_may_give_paths_numpys_integers_and_dicts(train_config,
     assert written_settings(tmp_path / "own")["model.n_layer"] == 1
     with pytest.raises(SettingsError, match="batch_size=1.5 is not a whole number"):
         train(replace(config, batch_size=1.5))
-
-
-@pytest.mark.parametrize("given", [{"RANK": "x"}, {"WORLD_SIZE": "0"}, {"RANK": "2"}, {"LOCAL_WORLD_SIZE": "-1"}])
-def test_variables_of_torchrun_that_cannot_be_are_named(given, monkeypatch):
-    for name, value in ({"RANK": "0", "WORLD_SIZE": "2"} | given).items():
-        monkeypatch.setenv(name, value)
-    ((name, value),) = given.items()
-    with pytest.raises(SettingsError, match=rf"{name}={value}.* cannot be: start with torchrun"):
-        Ranks.of_torchrun()

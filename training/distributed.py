@@ -43,11 +43,7 @@ class Ranks:
         if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
             return cls()
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        given = {name: os.environ.get(name, "0") for name in names}
-        if not all(map(str.isdecimal, given.values())) or int(given["RANK"]) >= int(given["WORLD_SIZE"]):
-            problem = f"{' '.join(f'{name}={value}' for name, value in given.items())} cannot be"
-            raise SettingsError(problem, TORCHRUN)
-        rank, size, local_rank, local_size = map(int, given.values())
+        rank, size, local_rank, local_size = (int(os.environ.get(name, "0")) for name in names)
         return cls(rank, size, local_rank, local_size or size, launched=True)
 
     def join(self, device: torch.device) -> None:
