@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from common.errors import DeviceError, SettingsError, first_line
-from common.text import si
 from model import cpu
 
 log = logging.getLogger("tinygpt")
@@ -174,18 +173,12 @@ def memory_errors(problem: str, remedy: str) -> Iterator[None]:
 def memory_shortage(error: BaseException) -> str | None:
     """Return the message of an error of memory, or None for another error.
 
-    On a GPU it says how much is free and how much this process holds: other programs may hold the rest.
+    Of a GPU torch says how much is free and how much this process holds: other programs may hold the rest.
     """
     text = first_line(error)
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(words in text for words in NO_MEMORY):
         return None
-    if isinstance(error, MemoryError) or "CPU" in text or not torch.cuda.is_initialized():
-        return text
-    # Replace the figures at the end of torch's message by two that say enough.
-    free, total = torch.cuda.mem_get_info()
-    held = f"{si(free)}B of {si(total)}B are free, this process holds {si(torch.cuda.memory_reserved())}B"
-    said = text.partition(". GPU")[0]
-    return f"{said}; {held}"
+    return text.partition(" Of the allocated memory")[0]  # what follows are figures of the allocator
 
 
 def peak_flops(device: torch.device) -> float | None:
