@@ -300,7 +300,6 @@ MISTAKES = {
     "max_steps=0 seed=1,2": "error: max_steps=0 must be at least 1: correct it",
     "seed=1,two": "error: seed=two is not a whole number",
     "device=cpu,tpu": "error: device=tpu is not a device: choose auto, cpu",
-    "hydra.sweep.dir=null seed=1,2": "hydra.sweep.dir=null is no folder: name one",
     "hydra.sweep.dir=/proc/x seed=1,2": "hydra.sweep.dir=/proc/x cannot be used",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
     "hydra.launcher.n_jobs=2 seed=1,2": "there is no setting hydra.launcher.n_jobs",
