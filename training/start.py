@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 
 from common.console import Signals, in_notebook, show_log
-from common.errors import SettingsError, format_value
+from common.errors import SettingsError
 from common.files import os_errors_named, replace_text, user_path
 from common.settings import from_arguments
 from data.config import VOCABULARIES
@@ -120,7 +120,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     run = Run(config, device, precision, data, model, ddp_model, ranks, compiled, own_tokenizer, signals)
     if saved:
         restore(run, saved)
-        check_end(run, saved)
+        check_end(run)
     return run
 
 
@@ -143,21 +143,14 @@ def restore(run: Run, saved: Saved) -> None:
     run.skipped = torch.tensor([run.progress.skipped, run.progress.skipped_in_a_row], device=run.device)
 
 
-def check_end(run: Run, saved: Saved) -> None:
-    """Raise SettingsError if a resumed run is past its end, and tell of one that has finished."""
-    config = run.config
-    step = run.progress.step
-    minutes = run.progress.seconds / 60
-    # A run that max_minutes has ended is a little past it, which is no mistake: only another limit counts.
-    changed_limit = config.max_minutes if config.max_minutes != saved.meta.config.get("max_minutes") else None
-    ends = {name: getattr(config, name) for name in ("max_steps", "max_minutes", "max_flops")}
-    given = " and ".join(f"{name}={format_value(value)}" for name, value in ends.items() if value)
-    given = given or f"max_steps={run.max_steps}"
-    if step > (run.max_steps or math.inf) or minutes > (changed_limit or math.inf):
-        problem = f"{given} ends before step {step}, where resume={config.resume} is"
-        raise SettingsError(problem, "raise it, or leave it out")
-    if saved.meta.progress.finished and (step == run.max_steps or minutes >= (config.max_minutes or math.inf)):
-        log.info("resume=%s has finished: to train on, raise %s.", config.resume, given)
+def check_end(run: Run) -> None:
+    """Raise SettingsError if a resumed run is past its last step, and tell of one that is at its end."""
+    resume = run.config.resume
+    if run.max_steps and run.progress.step > run.max_steps:
+        problem = f"max_steps={run.max_steps} ends before step {run.progress.step}, where resume={resume} is"
+        raise SettingsError(problem, "raise it or max_flops, or leave it out")
+    if run.fraction_done() >= 1:
+        log.info("resume=%s has finished: to train on, raise max_steps, max_minutes or max_flops.", resume)
 
 
 def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool = True) -> Data:
