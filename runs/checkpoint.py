@@ -284,7 +284,7 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
     say: logs the problem of a damaged one, and the name of the next.
     """
     if not checkpoints:
-        raise CheckpointError("there is no checkpoint", "start a new run")
+        raise CheckpointError("there is no checkpoint yet", "wait for one, or start a new run")
     for path, following in pairwise(checkpoints):
         try:
             return read(path)

@@ -72,18 +72,13 @@ def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.inf
             with suppress(CheckpointError):
                 if not is_locked(run / ".lock") and not newest(run, read_meta).progress.finished:
                     return run
-        stopped = ""
-        if runs and not checkpoints_by_step(runs[0] / "checkpoints") and not is_locked(runs[0] / ".lock"):
-            stopped = f" ({runs[0]} was stopped before its first save)"
-        say("resume=auto finds no unfinished run with a checkpoint%s: a new run begins, as it is typed.", stopped)
+        say("resume=auto finds no unfinished run with a checkpoint: a new run begins, as it is typed.")
         return None
     run = user_path("resume", where)
     with reading("resume", where):
         if not (run / "checkpoints").is_dir():
             problem = f"resume={where} holds no run (no folder checkpoints)"
             raise SettingsError(problem, "give a run's directory, or auto")
-    if not checkpoints_by_step(run / "checkpoints") and is_locked(run / ".lock"):
-        raise SettingsError(f"resume={where} is still running, and has no checkpoint yet", "wait until it ends")
     return run
 
 
