@@ -255,16 +255,9 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
     needed = state + micro * sequence
     if needed <= memory:
         return
-
-    # Name the settings to lower.
-    names = ["n_layer", "n_embd", "vocab_size"]
-    if model.ngrams:
-        names.append("ngram_rows")
-    sizes = {name: getattr(model, name) for name in names}
-    remedy = f"lower {' or '.join(f'model.{name}={value}' for name, value in sizes.items() if value)}"
-    if state <= memory:
-        fit = (memory - state) // sequence
-        remedy = f"set micro_batch_size={fit} or less" if fit else f"lower model.block_size={model.block_size}"
+    remedy = f"lower micro_batch_size={micro} or model.block_size={model.block_size}"
+    if state > memory:
+        remedy = f"lower model.n_layer={model.n_layer}, model.n_embd={model.n_embd} or model.vocab_size"
     asked = f"{parameters:,} parameters and {micro:,} sequences of {model.block_size:,} tokens at a time"
     lack = f"need at least {needed / 1e9:,.1f} GB to be trained, and {device.type} has {memory / 1e9:,.1f} GB"
     raise SettingsError(f"{asked} {lack}", remedy)
