@@ -23,10 +23,8 @@ from data.prepare import prepare
 from data.tasks import Data, TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
-from model.attention import unused_settings
 from model.attention.check import sees_future
 from model.attention.code import explained, run_code
-from model.config import GPTConfig
 from model.cpu import keep_freed_memory
 from model.size import count_weights, memory_of, without_weights
 from model.weights import load_weights
@@ -199,16 +197,8 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Refuse settings that cannot train on this machine, warn of unused ones, set determinism."""
+    """Refuse settings that cannot train on this machine, and set determinism."""
     refuse_unable(config, device, ranks)
-
-    # Warn of settings of the heads that a form with one head ignores.
-    model = config.model
-    if "n_head" in unused_settings(model):
-        given = {name: getattr(model, name) for name in ("n_head", "n_kv_head", "head_size")}
-        idle = [f"model.{name}={value}" for name, value in given.items() if value != getattr(GPTConfig, name)]
-        if idle:
-            log.warning("attention=%s has one head, of width n_embd: %s is ignored.", model.attention, ", ".join(idle))
 
     # Set determinism, only if it changes: that imports torch's compiler, which takes longer than torch itself.
     if config.deterministic:
