@@ -288,7 +288,8 @@ def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_f
 @pytest.mark.slow
 def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
     process = start_torchrun(tmp_path, text_file, "batch_size=7")
-    assert messages(process) == ["error: batch_size=7 is not a multiple of the 2 processes: choose one that is."]
+    said = "batch_size=7 is not a multiple of micro_batch_size=1 × 2, the number of processes: choose one that is."
+    assert messages(process) == [f"error: {said}"]
 
 
 LATE_FIRST = """

@@ -279,7 +279,7 @@ def test_mistakes_that_need_no_text_are_told_before_it_is_prepared_or_a_run_over
             train(replace(train_config, run_dir=str(tmp_path / place)))
     for processes in (3, 4):
         monkeypatch.setattr(Ranks, "of_torchrun", lambda size=processes: Ranks(size=size))
-        with pytest.raises(SettingsError, match=f"batch_size=8 .* the {processes} processes × micro_batch_size=4"):
+        with pytest.raises(SettingsError, match=f"batch_size=8 .* micro_batch_size=4 × {processes}, the number of"):
             train(replace(train_config, run_dir=None, micro_batch_size=4))
 
 

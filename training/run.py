@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from common.console import Signals
-from common.errors import SettingsError, format_value
+from common.errors import SettingsError
 from common.text import plural
 from data.batches import StepBatch
 from data.tasks import Data
@@ -249,17 +249,11 @@ class Run:
         else:
             return
 
-        # List the remedies, and the latest checkpoint.
-        remedies = [f"lower optimizer.lr={config.optimizer.lr}"]
-        if not 0 < config.grad_clip <= 1:
-            remedies.append(f"set grad_clip=1 (it is {format_value(config.grad_clip)})")
-        if self.dtype != torch.float32:
-            remedies.append(f"set precision=fp32 (it is {self.precision})")
+        # Name the remedies, and the latest checkpoint.
+        remedy = f"lower optimizer.lr={config.optimizer.lr}, or set grad_clip=1 or precision=fp32"
         self.checkpointer.wait()
         last = self.checkpointer.last()
-        if last:
-            remedies[-1] += f"; the weights of step {last.name.removeprefix('step_')} are in {last}"
-        raise SettingsError(problem, " or ".join(remedies))
+        raise SettingsError(problem, f"{remedy}; the latest weights are in {last}" if last else remedy)
 
     def weights_are_finite(self) -> bool:
         """Return whether the weights are finite on all ranks; every rank must call."""
@@ -297,9 +291,8 @@ def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
 
 def rank_batch_size(config: TrainConfig, processes: int) -> int:
     """Return the sequences of a step for each process; SettingsError for an uneven division."""
-    size = config.micro_batch_size
-    if config.batch_size % (processes * (size or 1)):
-        parts = [f"the {processes} processes"] * (processes > 1) + [f"micro_batch_size={size}"] * bool(size)
-        problem = f"batch_size={config.batch_size} is not a multiple of {' × '.join(parts)}"
-        raise SettingsError(problem, "choose one that is")
+    size = config.micro_batch_size or 1
+    if config.batch_size % (processes * size):
+        parts = f"micro_batch_size={size} × {processes}, the number of processes"
+        raise SettingsError(f"batch_size={config.batch_size} is not a multiple of {parts}", "choose one that is")
     return config.batch_size // processes
