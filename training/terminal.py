@@ -150,18 +150,12 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
     length = plural(config.max_steps, "step") if config.max_steps else f"{config.max_minutes:g} minutes in steps"
     length += f" of {config.batch_size} × {block_size} tokens"
     if isinstance(data, TokenDataset):
-        steps = config.max_steps
-        counts = [None, steps]
-        if steps and steps <= config.eval_interval:  # the last evaluation is the only one
-            counts = [steps]
-        scored = dict.fromkeys(data.validation_tokens(block_size, targets_scored(config, count)) for count in counts)
-        counted = " and at the end ".join(f"{count:,}" for count in scored)
-        part = f" ({counted} of them, spread evenly, at each)" if min(scored) < len(data.val) else ""
-        read = f"{len(data.train):,} for training, {len(data.val):,} for validation{part}"
+        scored = data.validation_tokens(block_size, targets_scored(config, config.max_steps))
+        read = f"{len(data.train):,} for training, {len(data.val):,} for validation ({scored:,} in the last evaluation)"
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
         lines = [f"text      {data.description}", f"tokens    {read}, {ids}"]
-        if steps:
-            passes = epochs(config, data, steps)
+        if config.max_steps:
+            passes = epochs(config, data, config.max_steps)
             length += f", {passes:.2f} epochs"
             if passes > EPOCHS:
                 length += f"; beyond {EPOCHS} the text teaches ever less"
