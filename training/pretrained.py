@@ -1,6 +1,5 @@
 """Pretrained weights from which a new run starts."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,7 +21,6 @@ from runs.resume import WITHOUT_WEIGHTS
 from training.config import TrainConfig
 
 Read = Callable[[str], Tensor]
-log = logging.getLogger("tinygpt")
 
 # Forms of attention with the same weights.
 SAME_WEIGHTS = {*SOFTMAX, "stacked", "softmax1", "sigmoid", "sparsemax", "stick", "softcap", "moba"}
@@ -51,12 +49,6 @@ def open_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], N
             found, encoding = checkpoint.model.config, checkpoint.encoding
             read = plain_weights(checkpoint.model).__getitem__
         model = inherit(found, config.model)
-
-    # Log the parts that come from it.
-    asked = [f"{name}={format_value(now)}" for name, now in asdict(model).items() if now != getattr(found, name)]
-    but = f", but for {', '.join(asked)}" if asked else ""
-    kept = "weights, tokenizer and settings" if encoding else "weights and settings"
-    log.info("init_from=%s: its %s%s", config.init_from, kept, but)
     return replace(config, model=model), partial(copy_weights, read), encoding
 
 
