@@ -114,7 +114,8 @@ def copy_weights(read: Read, model: GPT) -> None:
 
 def name_of_theirs(where: str) -> str | None:
     """Return NAME of hf:NAME; None for a run or checkpoint, which must exist."""
-    if where == "hf:" or (not where.startswith("hf:") and not user_path("init_from", where).exists()):
-        problem = "it names nothing" if where == "hf:" else "it does not exist"
-        raise SettingsError(problem, "give a run directory, a checkpoint, or hf:NAME_OR_FOLDER")
-    return where.removeprefix("hf:") if where.startswith("hf:") else None
+    if where.startswith("hf:"):
+        return where.removeprefix("hf:")
+    if not user_path("init_from", where).exists():
+        raise SettingsError("it does not exist", "give a run directory, a checkpoint, or hf:NAME_OR_FOLDER")
+    return None
