@@ -61,13 +61,7 @@ def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_
     # Another thread would keep this process from ending; another process would survive a kill.
     trainer = rustbpe.Tokenizer()
     logging.getLogger("rustbpe").setLevel(logging.WARNING)  # at INFO it logs each percent
-    try:
-        trainer.train_from_iterator(iter(training_text), vocab_size - 1, pattern=pattern)
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of Rust; it is no Exception and cannot be imported
-            raise
-        problem = f"tokenizer=bpe cannot be trained ({first_line(error)})"
-        raise DataError(problem, "raise the limits that ulimit -a shows, or choose tokenizer=byte") from None
+    trainer.train_from_iterator(iter(training_text), vocab_size - 1, pattern=pattern)
     return _encoding("bpe", {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}, pattern)
 
 

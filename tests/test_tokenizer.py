@@ -151,11 +151,3 @@ def test_without_network_a_published_encoding_is_refused_with_the_remedy(tmp_pat
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     with pytest.raises(DataError, match=r"tokenizer=gpt2 could.*https.*TIKTOKEN_CACHE_DIR.*tokenizer=bpe"):
         make_tokenizer(TokenizerConfig(name="gpt2"), [])
-
-
-def test_a_panic_of_the_trainer_is_a_sentence(monkeypatch):
-    panic = type("PanicException", (BaseException,), {})  # what Rust's errors are
-    trainer = mock.Mock(train_from_iterator=mock.Mock(side_effect=panic("cannot spawn a thread")))
-    monkeypatch.setattr("rustbpe.Tokenizer", lambda: trainer)
-    with pytest.raises(DataError, match=r"tokenizer=bpe cannot be trained \(cannot spawn a thread\): raise the limits"):
-        make_tokenizer(TokenizerConfig(), ["text"])
