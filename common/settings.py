@@ -20,19 +20,16 @@ TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 ALIASES = {"learning_rate": "optimizer.lr", "max_iters": "max_steps", "out_dir": "run_dir", "d_model": "model.n_embd"}
 
 
-def parse_overrides(arguments: Iterable[str], page: str = "") -> dict[str, str]:
+def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
     """Return the values of NAME=VALUE arguments by name, without Hydra's leading +.
 
-    page: the setting that a bare FILE.html may mean. Raises SettingsError for any other argument, and for an empty
-    value: a shell variable that is not set gives one.
+    Raises SettingsError for any other argument, and for an empty value: a shell variable that is not set gives one.
     """
     values = {}
     for argument in arguments:
         name, equals, value = argument.lstrip("+").partition("=")
         if name.startswith("-") or not name or not equals:
             remedy = "settings are typed NAME=VALUE, without dashes; --help all lists them"
-            if page and argument.endswith(".html"):
-                remedy = f"did you mean {page}={argument}?"
             raise SettingsError(f"cannot read {argument!r}", remedy)
         if not value and name not in MAY_BE_EMPTY:
             raise SettingsError(f"{name}= is empty", "give it a value, or leave it out")
@@ -43,8 +40,7 @@ def parse_overrides(arguments: Iterable[str], page: str = "") -> dict[str, str]:
 def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
     """Return the `schema` object of NAME=VALUE arguments, which change `base` or the defaults."""
     values = {} if base is None else flat(asdict(base))  # type: ignore[call-overload]
-    page = next((name for name in ("to", "page") if hasattr(schema, name)), "")
-    return build(schema, values | parse_overrides(arguments, page))
+    return build(schema, values | parse_overrides(arguments))
 
 
 def build(schema: type[Schema], values: dict[str, Any]) -> Schema:

@@ -286,7 +286,7 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         ("sample.py", "interactive=true prompt=a", "prompt=a and interactive=true are given: choose one"),
         ("sample.py", "--top_k=4", "settings are typed NAME=VALUE, without dashes"),
         ("sample.py", "bogus", "cannot read 'bogus'"),
-        ("export.py", "demo.html", "cannot read 'demo.html': did you mean to=demo.html?"),
+        ("export.py", "demo.html", "cannot read 'demo.html': settings are typed"),
         ("eval.py", "data=x", "there is no setting data: did you mean data.path?"),
     ],
 )
