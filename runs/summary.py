@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import SettingsError, first_line
 from common.files import replace_text
-from runs.metrics import finite, is_number
+from runs.metrics import finite
 
 log = logging.getLogger("tinygpt")
 NAME = "summary.json"
@@ -74,11 +74,8 @@ def write_summary(directory: Path, summary: Summary) -> None:
 def read_summary(directory: Path) -> Summary | None:
     """Return a directory's summary.json; None if it is missing or unreadable."""
     found = _read(directory / NAME)
-    numbers = {name: found.get(name) for name in NUMBERS}
-    if found.get("status") not in STATUSES or not all(x is None or is_number(x) for x in numbers.values()):
-        return None
-    texts = {name: found[name] for name in TEXTS if isinstance(found.get(name), str)}
-    return Summary(status=found["status"], **texts, **numbers)
+    known = {field.name: found[field.name] for field in fields(Summary) if field.name in found}
+    return Summary(**known) if found.get("status") in STATUSES else None
 
 
 def read_job(folder: Path) -> JobRecord | None:
