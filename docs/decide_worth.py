@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from docs.estimates import p_value
 from sweeps.decide import ALPHA, CONFIRM_ALPHA
-from sweeps.evidence import judge, p_value
+from sweeps.evidence import judge
 
 COMPARISONS = 1000
 PAIRS = 20

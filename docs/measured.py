@@ -2,7 +2,7 @@
 
     python docs/measured.py FOLDER [RECALL]
 
-Writes FOLDER/measured.csv, whose columns `python -m sweeps.compare FOLDER` adds to its table, and FOLDER/rounds.csv,
+Writes FOLDER/measured.csv, whose columns `python docs/compare.py FOLDER` adds to its table, and FOLDER/rounds.csv,
 the seconds of each round. FOLDER is a sweep that compares variants, RECALL a sweep of data=recall with the same
 variants. Speed is the median, over ROUNDS interleaved rounds, of the baseline's time per training step divided by the
 variant's; the machine must be otherwise idle. Memory is predicted as by dry_run=true.
@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.paired import interleave, timed
 from common.errors import SettingsError
 from common.files import replace_text
+from docs.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
 from generation.score import ScoringParams, load_text
 from pages.probes import Probes
 from runs.checkpoint import Checkpoint, open_checkpoint
-from sweeps.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
 from sweeps.leaderboard import csv_text, read_jobs
 from train import train_step
 from training.config import TrainConfig

@@ -18,12 +18,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common.files import replace_text
 from data.tasks import NOTHING, TaskData
+from docs.compare import RATE, variants
+from docs.estimates import Estimate
 from generation.score import learned_task
 from model.gpt import GPT
 from model.size import cache_bytes_per_token
 from runs.checkpoint import open_checkpoint
-from sweeps.compare import RATE, variants
-from sweeps.evidence import Estimate
 from sweeps.leaderboard import csv_text, markdown_lines, read_jobs
 
 PAIRS = (4, 8, 16, 32)

@@ -33,9 +33,9 @@ from common.text import flat
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from data.tokenizer import token_bytes
+from docs.compare import RATE, variants
 from generation.score import ScoringParams, token_nats
 from runs.checkpoint import Checkpoint, open_checkpoint
-from sweeps.compare import RATE, variants
 from sweeps.leaderboard import Job, csv_text, read_jobs
 
 WORDS = 16

@@ -1,4 +1,4 @@
-"""sweeps.compare finds the best variant of a sweep, its lead, and the budget that was equal."""
+"""docs/compare.py finds the best variant of a sweep, its lead, and the budget that was equal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sweeping import put_job
 
 from common.errors import SettingsError
 from docs import measured
-from sweeps.compare import Comparison, Pick, chosen, compare
-from sweeps.evidence import Estimate, holm
-from sweeps.law import FAILED, Law, at_best_rate
+from docs.compare import Comparison, Pick, chosen, compare
+from docs.estimates import Estimate, holm
+from docs.law import FAILED, Law, at_best_rate
 from sweeps.leaderboard import read_jobs
 
 TRUE = Law(floor=1.0, scale=1.5, power=0.3)

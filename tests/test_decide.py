@@ -24,10 +24,11 @@ from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_
 
 from common.errors import SettingsError
 from docs import decide_worth as worth
+from docs.compare import Comparison
+from docs.estimates import Estimate, holm, p_value, t_quantile
 from runs.summary import Summary, read_job
-from sweeps.compare import Comparison
 from sweeps.decide import ALPHA, Decide
-from sweeps.evidence import MOST_PAIRS, Estimate, confidence_sequence, cuts, holm, judge, p_value, t_quantile
+from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
 
 VARIANTS = ["attention=sdpa", "attention=mla", "attention=delta"]
 

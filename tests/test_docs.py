@@ -188,11 +188,11 @@ def test_every_script_module_and_setting_that_a_page_names_exists(page):
 
 
 RECORDED = {  # runs of docs/results, by what makes a table of them
-    "attention": ("sweeps.compare", "which_attention"),
-    "attention_long": ("sweeps.compare", "which_attention"),
-    "attention_prose": ("sweeps.compare", "which_attention"),
-    "attention_2048_code": ("sweeps.compare", "which_attention"),
-    "attention_2048_prose": ("sweeps.compare", "which_attention"),
+    "attention": ("docs.compare", "which_attention"),
+    "attention_long": ("docs.compare", "which_attention"),
+    "attention_prose": ("docs.compare", "which_attention"),
+    "attention_2048_code": ("docs.compare", "which_attention"),
+    "attention_2048_prose": ("docs.compare", "which_attention"),
     "recall_8192": ("docs.recall", "which_attention"),
     "scaling": ("docs.scaling_law", "which_attention"),
     "null_runs.csv": ("docs.decide_worth", "sweeps"),

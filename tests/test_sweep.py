@@ -190,11 +190,11 @@ def test_a_damaged_file_of_one_job_is_told_in_its_row_and_ends_nothing(tmp_path,
 
 
 def test_the_command_for_a_folder_ends_in_one_line_for_a_mistake(tmp_path, monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "sweeps.compare", raising=False)
+    monkeypatch.delitem(sys.modules, "docs.compare", raising=False)
     for module, arguments, said in (
         ("sweeps", [], "error: python -m sweeps FOLDER is wanted: "),
         ("sweeps", [tmp_path], f"error: {tmp_path} holds no "),
-        ("sweeps.compare", [tmp_path], f"error: {tmp_path} holds no "),
+        ("docs.compare", [tmp_path], f"error: {tmp_path} holds no "),
     ):
         monkeypatch.setattr(sys, "argv", [module, *map(str, arguments)])
         with pytest.raises(SystemExit, match="1"):

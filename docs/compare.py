@@ -1,4 +1,4 @@
-"""Compare a sweep's variants with the first, by seed:  python -m sweeps.compare FOLDER
+"""Compare a sweep's variants with the first, by seed:  python docs/compare.py FOLDER
 
 python train.py -m +experiment=attention  makes such a FOLDER, which may be unfinished, or have its leaderboard.csv
 alone. This prints the table, and writes comparison.md and comparison.csv there. docs/which_attention.md explains the
@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from common.errors import SettingsError, at_least, positive
 from common.files import replace_text
 from common.mistakes import mistakes_explained
 from common.text import visible
-from sweeps.evidence import Estimate, holm, t_quantile
-from sweeps.law import FAILED, Law, at_best_rate
+from docs.estimates import Estimate, holm, t_quantile
+from docs.law import FAILED, Law, at_best_rate
 from sweeps.leaderboard import COLUMNS, FORMATS, Job, csv_text, markdown_lines, read_jobs, swept_settings, values
 
 SIZE = "model.n_embd"
@@ -313,5 +314,5 @@ def compare(folder: Path) -> str:
 if __name__ == "__main__":
     with mistakes_explained():
         if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-            raise SettingsError("python -m sweeps.compare FOLDER is wanted", "a folder that -m made under multirun/")
+            raise SettingsError("python docs/compare.py FOLDER is wanted", "a folder that -m made under multirun/")
         print(visible(compare(Path(sys.argv[1]))))

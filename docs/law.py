@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sweeps.evidence import Estimate
+from docs.estimates import Estimate
 
 FAILED = 1e9  # the loss of a run that failed: more than any that did not
 
