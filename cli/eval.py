@@ -13,6 +13,7 @@ from common.text import seen_from_here, visible
 from data.config import VOCABULARIES
 from data.tales import first_slip
 from data.tasks import HELD_OUT
+from data.tokenizer import gzip_bits
 from generation.config import EvalConfig, SampleConfig
 from generation.generate import encode_prompt, generate
 from generation.score import BLOCK_BYTES, PASS_TOKENS, Scores, ScoringParams, compare, learned_task, load_text, score
@@ -79,6 +80,7 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint], page: Path | N
     print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
     print_columns(checkpoints, totals, TEXT_FIGURES)
     bits = " and ".join(f"{each.bpb:.4f}" for each in totals)
+    print(f"{'gzip':12}{gzip_bits(checkpoints[0].tokenizer, texts[0]):.4f} bits/byte")
     summary = f"{description}. Bits per byte: {bits}."
     if len(scores) > 1:
         difference, stderr = compare(*scores)

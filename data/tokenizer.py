@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import zlib
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -16,6 +17,7 @@ import tiktoken
 from common.errors import DataError, damage_named, first_line
 from common.files import read_foreign
 from data.config import TokenizerConfig
+from data.shards import Tokens
 
 END_OF_TEXT = "<|endoftext|>"
 LONGEST = 1 << 18
@@ -116,6 +118,13 @@ def encode_text(encoding: tiktoken.Encoding, text: str) -> np.ndarray:
     for piece in pieces([replace_surrogates(text)[0]]):
         encoded.append(encoding.encode_to_numpy(piece, disallowed_special=()))
     return np.concatenate(encoded)
+
+
+def gzip_bits(encoding: tiktoken.Encoding, tokens: Tokens) -> float:
+    """Return the bits per byte of gzip -9 for a text, or for the beginning of a long one."""
+    beginning = tokens[:1_000_000]
+    text = encoding.decode_bytes(beginning[beginning != encoding.eot_token].tolist())
+    return 8 * len(zlib.compress(text, 9)) / max(1, len(text))
 
 
 def save_tokenizer(encoding: tiktoken.Encoding, path: Path) -> None:

@@ -302,7 +302,8 @@ def find_checkpoints(where: str | None) -> list[Path]:
     if where is None:
         where = next((str(run) for run in runs_by_age() if checkpoints_by_step(run / "checkpoints")), None)
         if where is None:
-            raise CheckpointError("there is no run under outputs/ yet", f"train one with `{command('train.py')}`")
+            remedy = f"train one with `{command('train.py')}`, or give checkpoint=RUN_DIR"
+            raise CheckpointError("there is no run under outputs/ or multirun/", remedy)
     path = user_path("checkpoint", where)
     if not where or not path.exists():
         raise CheckpointError(f"checkpoint={where} does not exist", "give a run directory or a checkpoint in it")

@@ -72,7 +72,8 @@ def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.inf
             with suppress(CheckpointError):
                 if not is_locked(run / ".lock") and not newest(run, read_meta).progress.finished:
                     return run
-        say("resume=auto finds no unfinished run with a checkpoint: a new run begins, as it is typed.")
+        where = run_dir or "outputs/ and multirun/"
+        say("resume=auto finds no unfinished run with a checkpoint in %s: a new run begins.", where)
         return None
     run = user_path("resume", where)
     with reading("resume", where):

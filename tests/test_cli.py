@@ -194,9 +194,8 @@ def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
     settings = [*TINY, f"data.path={text_file}", "tokenizer=bpe", "tokenizer.vocab_size=300", "max_steps=12"]
     trained = shell(f"{typed('train.py')} {shlex.join(settings)}", tmp_path)
     assert trained.returncode == 0, trained.stderr
-    *_, sampling, comparing = trained.stdout.strip().splitlines()
+    sampling = trained.stdout.strip().splitlines()[-1]
     script, *advice = shlex.split(sampling.removeprefix("sample    python "))
-    assert comparing.split()[0] == "compare" and shlex.split(comparing)[3:] == [*settings, "attention=sdpa+key_offset"]
     assert (tmp_path / script).resolve() == ROOT / "sample.py"  # from a folder without it
     by_advice = run_here("sample.py", *advice, cwd=tmp_path)
     newest = run_here("sample.py", cwd=tmp_path)

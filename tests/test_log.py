@@ -170,28 +170,6 @@ def test_the_bar_is_cut_at_the_terminals_width(train_config, max_steps, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("typed", "attention", "said"),
-    [
-        (["data=tales", "attention=sdpa", "run_dir=x"], "sdpa", "data=tales attention=sdpa+key_offset"),
-        (["model.attention=sdpa+sink", "seed=2"], "sdpa+sink", "seed=2 attention=sdpa"),
-        (["data.path=my notes.txt"], "sdpa", "'data.path=my notes.txt' attention=sdpa+key_offset"),
-        (["resume=auto"], "sdpa", None),
-        (["init_from=run"], "sdpa", None),
-        (["-m", "seed=1,2"], "sdpa", None),
-    ],
-)
-def test_the_last_line_is_the_same_run_with_another_attention(
-    train_config, typed, attention, said, monkeypatch, caplog
-):
-    caplog.set_level(logging.INFO, "tinygpt")
-    monkeypatch.setattr("sys.argv", ["/a/train.py", *typed])
-    with open_run(replace(train_config, model=replace(train_config.model, attention=attention))) as run:
-        Terminal(run).on_end(None)
-    lines = [message for message in caplog.messages if message.startswith("compare")]
-    assert [line.partition("train.py ")[2] for line in lines] == ([] if said is None else [said])
-
-
-@pytest.mark.parametrize(
     ("name", "peak"),
     [
         ("NVIDIA A100-SXM4-80GB", 312e12),

@@ -95,8 +95,11 @@ def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files
         (tmp_path / name).write_bytes(content)
     (tmp_path / "dangling.txt").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "e.jsonl").write_text('{"text": "third"}\n')
     source = of_path(tmp_path)
-    assert read(source) == ["first", "second"]
+    assert read(source) == ["first", "second", '{"text": "third"}\n']
+    raw = "Files of JSON lines read as they are (data=jsonl reads a field of each line)"
+    assert source.losses.pop(raw) == (1, f"{tmp_path}/e.jsonl")
     assert source.losses == {"Files left out that are not text in UTF-8": (2, f"{tmp_path}/c.bin")}
 
 
@@ -143,6 +146,7 @@ def test_the_fingerprint_changes_with_the_files_and_settings_and_only_with_them(
 # What is in them
 
 
+CRLF = "Files whose lines end in \\r\\n, which the model learns (to convert: dos2unix)"
 FILLER = "x" * (LONGEST - 1)  # a character begins in the first block and ends in the second
 
 
@@ -160,6 +164,7 @@ def test_text_is_read_as_it_is_and_what_is_not_utf8_becomes_u_fffd_and_is_counte
     source = of_path(tmp_path / "a.txt")
     for _ in range(2):
         assert read(source) == [text]
+        assert source.losses.pop(CRLF, None) == ((1, f"{tmp_path}/a.txt") if "\r\n" in text else None)
         assert [*source.losses.values()] == [(lost, f"{tmp_path}/a.txt")] * bool(lost)
 
 

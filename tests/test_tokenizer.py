@@ -1,6 +1,8 @@
 """data/tokenizer.py: every text becomes tokens and comes back, whatever it has."""
 
 import json
+import random
+import zlib
 from functools import cache
 from pathlib import Path
 from unittest import mock
@@ -17,6 +19,7 @@ from data.tokenizer import (
     END_OF_TEXT,
     LONGEST,
     encode_text,
+    gzip_bits,
     make_tokenizer,
     read_tokenizer,
     same_tokens,
@@ -151,3 +154,11 @@ def test_without_network_a_published_encoding_is_refused_with_the_remedy(tmp_pat
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     with pytest.raises(DataError, match=r"tokenizer=gpt2 could.*https.*TIKTOKEN_CACHE_DIR.*tokenizer=bpe"):
         make_tokenizer(TokenizerConfig(name="gpt2"), [])
+
+
+def test_gzips_bits_are_of_the_text_without_the_marks_between_documents():
+    encoding = make_tokenizer(TokenizerConfig(name="byte"), ())
+    text = random.Random(1).choices(range(32, 128), k=5000)
+    marked = np.array([encoding.eot_token, *text[:2500], encoding.eot_token, *text[2500:]])
+    assert gzip_bits(encoding, marked) == 8 * len(zlib.compress(bytes(text), 9)) / 5000 > 6
+    assert gzip_bits(encoding, marked[:1]) > 0, "a validation text of a mark alone"

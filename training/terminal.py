@@ -2,13 +2,11 @@
 
 import logging
 import math
-import shlex
 import sys
 import time
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -16,6 +14,7 @@ from common.console import progress_bar
 from common.text import command, hydra_quoted, plural
 from data.prepare import TokenDataset
 from data.tasks import HELD_OUT, Data
+from data.tokenizer import gzip_bits
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, parameters_read
 from runs.metrics import Row
@@ -103,10 +102,6 @@ class Terminal(Logger):
             log.info("curves    %s", run.directory / "report.html")
             if run.data.tokenizer:
                 log.info("sample    %s %s%s", command("sample.py"), hydra_quoted("checkpoint", run.directory), code)
-            # Another attention compares with a run from the start, not with a sweep or with trained weights.
-            is_alone = typed_arguments(("resume", "init_from", "-m", "--multirun")) == sys.argv[1:]
-            if Path(sys.argv[0]).name == "train.py" and is_alone:
-                log.info("compare   %s %s", command("train.py"), shlex.join(with_other_attention(run)))
         elif isinstance(error, SystemExit):
             again = f"{command('train.py')} {hydra_quoted('resume', run.directory)}{code}"
             log.info("stopped after step %d; to continue:  %s", run.progress.step, again)
@@ -118,6 +113,8 @@ class Terminal(Logger):
         data = self.run.data
         best = progress.result
         log.info("\nbest validation loss %.4f nats/%s", best, "token" if data.tokenizer else "answer")
+        if isinstance(data, TokenDataset):
+            log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
         chance = math.log(data.vocab_size)
         if progress.step and best > chance - 0.01:
             remedy = f"lower optimizer.lr={config.optimizer.lr:g}, or train longer"
@@ -134,13 +131,6 @@ def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
 def typed_arguments(without: Collection[str]) -> list[str]:
     """Return the arguments of this command, but for the settings `without`."""
     return [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in without]
-
-
-def with_other_attention(run: Run) -> list[str]:
-    """Return the arguments of this command, but for the attention and the folder of the run."""
-    kept = typed_arguments(("attention", "model.attention", "run_dir"))
-    other = "sdpa+key_offset" if run.config.model.attention == "sdpa" else "sdpa"
-    return [*kept, f"attention={other}"]
 
 
 def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
@@ -166,11 +156,11 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
     # Describe the model. The heads are counted in a layer, because some forms have one for any n_head.
     parts = count_parameters(model)
     reads = f" ({parameters_read(model):,} read by a token)" if parts["ngrams"] else ""
-    matrices = sum(p.numel() for block in model.blocks for p in block.parameters() if p.ndim == 2)
+    in_blocks = sum(p.numel() for block in model.blocks for p in block.parameters())
     blocks = f"{plural(config.model.n_layer, 'block')} of {plural(model.attentions[0].n_head, 'head')}"
     return [
         *lines,
-        f"model     {parts.total():,} parameters{reads}, {matrices:,} of them in {blocks} ({config.model.attention}), "
+        f"model     {parts.total():,} parameters{reads}, {in_blocks:,} of them in {blocks} ({config.model.attention}), "
         f"{config.model.n_embd} wide",
         f"run       {length}",
     ]
