@@ -1,9 +1,10 @@
 """What does each attention cost?
 
-    python benchmarks/attention.py [NAME ...] [--lengths T ...]
+    python benchmarks/attention.py [NAME ...] [code=FILE] [--lengths T ...]
 
 Forward and backward pass of one layer with each form and each modifier, as multiples of sdpa's: time, in turns with
-sdpa, and the most memory that the pass adds, each layer in a process of its own. Names choose some layers.
+sdpa, and the most memory that the pass adds, each layer in a process of its own. Names choose some layers; code=FILE
+registers more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import paired
 import torch
 
 from model.attention import FORMS, MODIFIERS, SETTINGS, AttentionContext, make_attention
+from model.attention.code import run_codes
 from model.config import GPTConfig
 from model.cpu import keep_freed_memory
 from training.device import choose_precision, fast_products, peak_memory, reset_peak_memory
@@ -37,7 +39,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="layers to measure beside sdpa; all by default")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, metavar="T", help="tokens in a sequence")
     asked = parser.parse_args()
-    names = ["sdpa", *(name for name in asked.names or LAYERS if name != "sdpa")]
+    chosen = run_codes(asked.names) or LAYERS
+    names = ["sdpa", *(name for name in chosen if name != "sdpa")]
     device = paired.device()
     paired.header()
 
@@ -50,7 +53,7 @@ def main() -> None:
 
     longest = max(asked.lengths)
     measure = peak if device.type == "cuda" else partial(paired.alone, peak)
-    megabytes = {name: measure(name, longest) / 1e6 for name in names}
+    megabytes = {name: measure(name, longest, asked.names) / 1e6 for name in names}
     rows = ([f"`{name}`", f"{mb:,.0f}", f"{mb / megabytes['sdpa']:.2f}"] for name, mb in megabytes.items())
     print(f"Peak memory of the pass above its inputs in float32, at T = {longest:,}:\n")
     paired.table(["layer", "MB", "× sdpa"], rows)
@@ -103,8 +106,12 @@ def make_pass(name: str, T: int, precision: torch.dtype) -> Callable[[], object]
     return once
 
 
-def peak(name: str, T: int) -> float:
-    """Return the growth of this process's peak memory in a pass, in bytes."""
+def peak(name: str, T: int, arguments: list[str]) -> float:
+    """Return the growth of this process's peak memory in a pass, in bytes.
+
+    arguments: those of the command, whose files of code=FILE a new process runs again.
+    """
+    run_codes(arguments)
     device = paired.device()
     make_pass(name, 16, torch.float32)()  # threads and code pages
     once = make_pass(name, T, torch.float32)

@@ -1,6 +1,6 @@
 """Measure speed, memory, extrapolation and recall of the variants of a sweep.
 
-    python docs/measured.py FOLDER [RECALL]
+    python docs/measured.py FOLDER [RECALL] [code=FILE]
 
 Writes FOLDER/measured.csv, whose columns `python docs/compare.py FOLDER` adds to its table, and FOLDER/rounds.csv,
 the seconds of each round. FOLDER is a sweep that compares variants, RECALL a sweep of data=recall with the same
@@ -24,6 +24,7 @@ from common.errors import SettingsError
 from common.files import replace_text
 from docs.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
 from generation.score import ScoringParams, load_text
+from model.attention.code import run_codes
 from pages.probes import Probes
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.leaderboard import csv_text, read_jobs
@@ -109,9 +110,10 @@ def accuracies(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3) or not Path(sys.argv[1]).is_dir():
-        sys.exit(__doc__)
     try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) == 3 else None)
+        folders = [Path(argument) for argument in run_codes(sys.argv[1:])]
+        if len(folders) not in (1, 2) or not folders[0].is_dir():
+            sys.exit(__doc__)
+        main(folders[0], folders[1] if len(folders) == 2 else None)
     except SettingsError as error:
         sys.exit(f"error: {error}")

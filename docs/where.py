@@ -1,6 +1,6 @@
 """Tell where in a window, and on which text, forms of attention differ.
 
-    python docs/where.py FOLDER
+    python docs/where.py FOLDER [code=FILE]
 
 FOLDER holds runs of one text with one tokenizer and one block_size, for example a sweep. For each variant of attention,
 at the learning rate whose mean loss is lowest, the table has the bits per byte of the validation text:
@@ -35,6 +35,7 @@ from data.prepare import prepare
 from data.tokenizer import token_bytes
 from docs.compare import RATE, variants
 from generation.score import ScoringParams, token_nats
+from model.attention.code import run_codes
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.leaderboard import Job, csv_text, read_jobs
 
@@ -177,9 +178,10 @@ def error_of(differences: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        sys.exit(__doc__)
     try:
-        main(Path(sys.argv[1]))
+        folders = run_codes(sys.argv[1:])
+        if len(folders) != 1 or not Path(folders[0]).is_dir():
+            sys.exit(__doc__)
+        main(Path(folders[0]))
     except SettingsError as error:
         sys.exit(f"error: {error}")

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import shlex
 import shutil
 import statistics
 import zlib
@@ -79,8 +80,10 @@ class Comparison:
             verdict += f", no verdict before pair {earliest}"
         if self.mean < self.low or self.mean > self.high:
             verdict += " for the typical pair (the pairs are skewed)"
-        between = f"{self.low:+.4g} to {self.high:+.4g}"
-        return [name_of(self.variant), verdict, f"{self.pairs}", f"{self.mean:+.4g}", f"{self.median:+.4g}", between]
+        figures = ["–", "–", "–"]
+        if self.pairs:
+            figures = [f"{self.mean:+.4g}", f"{self.median:+.4g}", f"{self.low:+.4g} to {self.high:+.4g}"]
+        return [name_of(self.variant), verdict, f"{self.pairs}", *figures]
 
 
 @dataclass
@@ -367,7 +370,9 @@ class Decide(Grid):
         chance = f"better or worse is false with a chance of {record.alpha:.3g} at most"
         first = literal_markdown(name_of(record.first))
         note = f"The differences are from the first, {first}; {better} is better; {chance}."
-        text = "\n".join([*markdown_lines([head, *rows]), "", note, ""])
+        settings = " ".join(map(shlex.quote, record.settings)) or "the defaults"
+        made = f"Settings of all runs: {literal_markdown(settings)}. Commit {record.commit}, text {record.text}."
+        text = "\n".join([*markdown_lines([head, *rows]), "", note, f"{made} {RECORD} has each pair.", ""])
 
         replace_text(self.folder / RECORD, json.dumps(finite(asdict(record)), indent=2) + "\n")
         replace_text(self.folder / "decide.md", text)

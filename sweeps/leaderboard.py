@@ -282,7 +282,11 @@ def markdown(jobs: list[Job]) -> str:
         table.append([*cells, outcome(group, result)])
     lines = markdown_lines(table)
 
-    # Warn if the results are of different texts.
+    # Warn if the results are of different seeds or texts.
+    finished = [group for group in rank(jobs) if group[0].status == "finished"]
+    seeds = {frozenset(job.settings.get("seed") for job in group) for group in finished}
+    if over_seeds and len(seeds) > 1:
+        lines += ["", "Some rows are means over other seeds than the rest: compare only those of the same."]
     texts = [name for name in swept if name.startswith("data") and name != "data.cache_dir"]
     if texts:
         names = ", ".join(map(literal_markdown, texts))

@@ -159,9 +159,7 @@ def test_the_newest_run_is_found_and_what_is_no_checkpoint_named(tmp_path, monke
         with pytest.raises(CheckpointError, match=f"checkpoint={where} {said}"):
             open_checkpoint(where)
     monkeypatch.chdir(tmp_path / "outputs")
-    with pytest.raises(
-        CheckpointError, match=r"no run under outputs/ or multirun/: train one with `python .*, or"
-    ):
+    with pytest.raises(CheckpointError, match=r"no run under outputs/ or multirun/: train one with `python .*, or"):
         find_checkpoints(None)
 
 

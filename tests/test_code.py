@@ -277,10 +277,37 @@ def test_a_modifier_that_reads_numbers_as_it_is_made_is_not_too_large(tmp_path):
         "import torch\nfrom model.attention.modifiers import Modifier\nfrom model.attention.registry import modifier\n"
     )
     body = "def __init__(self, *given):\n        super().__init__(*given)\n        torch.ones(3).sum().item()\n"
-    file.write_text(f"{head}@modifier('mine', changes='values')\nclass Mine(Modifier):\n    {body}")
+    mine = f"{head}@modifier('mine', changes='values')\nclass Mine(Modifier):\n    {body}"
+    file.write_text(f"{mine}    def mixes(self, q, k, v, x, ctx):\n        return q, k, v\n")
+    with pytest.raises(SettingsError, match=r"line 5: modifier Mine changes nothing: override mix\(\), score\(\) or"):
+        run_code(str(file))
+    file.write_text(f"{mine}    def mix(self, q, k, v, x, ctx):\n        return q, k, v\n")
     run_code(str(file))
     with pytest.raises(RuntimeError, match="meta tensors"):
         count_weights(GPTConfig(vocab_size=9, attention="sdpa+mine"))
+
+
+def test_a_parameter_that_no_gradient_reaches_is_named(tmp_path, caplog):
+    (tmp_path / "idle.py").write_text(
+        f"import torch\nfrom model.attention.modifiers import Modifier\n{BEGINNING.replace('form', 'modifier')}"
+        "@modifier('idle', changes='result')\nclass Idle(Modifier):\n"
+        "    def __init__(self, layer, config):\n        super().__init__(layer, config)\n"
+        "        self.used, self.unused = (torch.nn.Parameter(torch.ones(())) for _ in range(2))\n"
+        "    def finish(self, y, v, x, ctx):\n        return y * self.used\n"
+    )
+    found = run_here("attention=sdpa+idle", "code=idle.py", *tiny(tmp_path, max_steps=2), cwd=tmp_path)
+    told = "attention=sdpa+idle: no gradient reaches modifiers.idle.unused, so training does not change it."
+    assert found.returncode == 0 and found.stderr.count(told) + found.stdout.count(told) == 1, found
+
+
+def test_the_check_of_own_heads_of_another_shape_ends_in_a_sentence(tmp_path):
+    (tmp_path / "own.py").write_text(
+        f"{BEGINNING}@form('short')\ndef short(q, k, v, **given):\n    return v[..., :3, :]\n"
+    )
+    command = [sys.executable, "-m", "model.attention.check", "short", f"code={tmp_path / 'own.py'}"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 1 and found.stderr.startswith("error: attention=short"), found.stderr
+    assert "return (…, H, T, Dv), a row for each query" in found.stderr and "Traceback" not in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,9 @@ def test_seeds_share_a_row_with_their_mean_and_deviation_and_have_lines_of_their
     (tmp_path / "kept/leaderboard.csv").write_text(comma_separated(jobs))
     assert markdown(read_jobs(tmp_path / "kept")) == markdown(jobs)  # all that is kept of a sweep
     assert float(table[0]["val_bpb"]) == found["matmul"][int(table[0]["seed"])] and table[-1]["status"] == "failed"
+    unequal = "Some rows are means over other seeds than the rest"
+    put_job(tmp_path, 7, "attention=sdpa", "seed=7")
+    assert unequal not in markdown(jobs) and unequal in markdown(read_jobs(tmp_path))
 
 
 def test_failed_jobs_are_at_the_bottom_with_their_reason_and_unfinished_ones_marked(tmp_path):

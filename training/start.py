@@ -23,7 +23,7 @@ from data.prepare import prepare
 from data.tasks import Data, TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
-from model.attention.check import sees_future
+from model.attention.check import sees_future, unreached
 from model.attention.code import explained, run_code
 from model.cpu import keep_freed_memory
 from model.size import count_weights, memory_of, without_weights
@@ -220,8 +220,10 @@ def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 def try_code(config: TrainConfig, file: str) -> None:
     """Raise SettingsError if layers with a person's file fail at a trial, or see later tokens."""
     for layer, name in enumerate(config.model.attention.split("/")):
+        settings = replace(config.model.at(layer), vocab_size=FEWEST_IDS)
         try:
-            leaks = sees_future(replace(config.model.at(layer), vocab_size=FEWEST_IDS))
+            leaks = sees_future(settings)
+            untrained = unreached(settings)
         except SettingsError:
             raise
         except Exception as error:  # of a person's file: any type
@@ -229,6 +231,10 @@ def try_code(config: TrainConfig, file: str) -> None:
         if leaks:
             problem = f"attention={name} lets later tokens change earlier positions"
             raise SettingsError(problem, "correct it, for a layer that sees the future wins every comparison")
+        if untrained:
+            log.warning(
+                "attention=%s: no gradient reaches %s, so training does not change it.", name, ", ".join(untrained)
+            )
 
 
 def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:

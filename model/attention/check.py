@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from common.errors import SettingsError
+from common.errors import SettingsError, first_line
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, MultiHeadAttention, make_attention
-from model.attention.code import run_code
+from model.attention.code import run_codes
 from model.attention.layer import SoftCapped
 from model.attention.masks import padding_mask
 from model.attention.recurrent import Recurrent, token_by_token
@@ -23,6 +23,7 @@ from model.cache import KVCache
 from model.config import GPTConfig
 
 B, T, C, H, HKV, WINDOW = 2, 24, 32, 4, 2, 5
+FORM_RESULT = "return (…, H, T, Dv), a row for each query"
 LONGEST = 1024  # tokens of the text in which sees_future() looks for a leak
 # |a - b| may reach absolute + relative · |b|: a few roundings of the type, over the T terms of a sum.
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2)}
@@ -208,14 +209,28 @@ def sees_future(config: GPTConfig) -> bool:
         torch.manual_seed(0)
         layer = moved_layer(config)
         x = torch.randn(B, length, config.n_embd)
-        y = layer(x)
-        if y.shape != x.shape:
-            problem = f"attention={config.attention} makes {tuple(y.shape)} of tokens {tuple(x.shape)}"
-            raise SettingsError(problem, "return (…, H, T, Dv), a row for each query")
+        y = checked_output(layer, x, config.attention)
         # At an even and an odd place, for layers that join tokens in pairs.
         firsts = (length - 1, max(1, length - 2), 2 * length // 3, max(1, length // 3))
         pairs = [(with_other_end(layer, x, first), y[:, :first]) for first in firsts]
         return largest_error(pairs, torch.float32) > 1
+
+
+def checked_output(layer: MultiHeadAttention, x: Tensor, attention: str) -> Tensor:
+    """Return a layer's output; SettingsError if its shape is not that of x."""
+    y = layer(x)
+    if y.shape != x.shape:
+        raise SettingsError(f"attention={attention} makes {tuple(y.shape)} of tokens {tuple(x.shape)}", FORM_RESULT)
+    return y
+
+
+def unreached(config: GPTConfig) -> list[str]:
+    """Return the names of the parameters that the gradient of a layer's output does not reach."""
+    layer = moved_layer(config)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    y, loss = with_loss(layer, torch.randn(1, 2, config.n_embd), None)
+    gradients = torch.autograd.grad(y.sum() + loss, parameters, allow_unused=True)
+    return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
 
 
 def combinations() -> Iterator[str]:
@@ -237,13 +252,13 @@ def main(arguments: list[str]) -> int:
 
     arguments: the attentions, and code=FILE for a file that registers them.
     """
-    # Run the files first: they register names. Make every layer once, before the long work, to find a mistake.
-    for argument in arguments:
-        if argument.startswith("code="):
-            run_code(argument.removeprefix("code="))
-    attentions = [argument for argument in arguments if not argument.startswith("code=")]
+    # Run the files first: they register names. Try every layer once, before the long work, to find a mistake.
+    attentions = run_codes(arguments)
     for attention in attentions:
-        make_layer(attention)
+        try:
+            checked_output(make_layer(attention), torch.randn(B, T, C), attention)
+        except (RuntimeError, TypeError) as error:  # its arguments, or heads of another shape, do not fit
+            raise SettingsError(f"attention={attention} fails ({first_line(error)})", FORM_RESULT) from error
 
     # Print a table for each dtype, and by default one of all combinations.
     tables: list[tuple[torch.dtype, Iterable[str]]] = [(dtype, attentions or FORMS) for dtype in TOLERANCE]

@@ -42,6 +42,14 @@ def run_code(name: str | None, *registries: dict[str, Any]) -> str | None:
         raise SettingsError(f"code={name} cannot be read ({os_error_reason(error)})", remedy) from None
 
 
+def run_codes(arguments: Sequence[str]) -> list[str]:
+    """Run each file of code=FILE among the arguments of a command; return the other arguments."""
+    for argument in arguments:
+        if argument.startswith("code="):
+            run_code(argument.removeprefix("code="))
+    return [argument for argument in arguments if not argument.startswith("code=")]
+
+
 def path_of(name: str) -> Path:
     """Return the path of the file of code=NAME."""
     return Path(name).expanduser().resolve()

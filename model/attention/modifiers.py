@@ -39,6 +39,11 @@ class Modifier(nn.Module):
     on_weights = False
     """Whether finish() combines weights too, for a head that has several."""
 
+    def __init_subclass__(cls) -> None:
+        if (cls.mix, cls.score, cls.finish) == (Modifier.mix, Modifier.score, Modifier.finish):
+            problem = f"modifier {cls.__name__} changes nothing"
+            raise SettingsError(problem, "override mix(), score() or finish(), spelt so")
+
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__()
         self.layer_idx = layer.layer_idx
