@@ -154,6 +154,8 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
       const texts = [];
       await finished();  // the page opens with a text
       const opening = reading.places.map(({id}) => id);
+      await new Promise(requestAnimationFrame);
+      const shown = [$("text"), $("source")].map(box => [box.scrollTop, box.scrollHeight > box.clientHeight]);
       $("clear").click();
       const empty = $("source").value;
       $("max_new_tokens").value = 12;
@@ -166,7 +168,7 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
       const seed = $("seed").value;
       for (const key of ["Home", "ArrowRight", "ArrowRight"]) press(key);
       const found = {
-        opening, empty, labels: [$("heads").querySelector("text").textContent, $("row").options[1].text],
+        opening, empty, shown, labels: [$("heads").querySelector("text").textContent, $("row").options[1].text],
         times: [$("expected").textContent, $("heads").querySelector("b").textContent],
         texts, seed, chosen: $("chosen").textContent, active: $("text").getAttribute("aria-activedescendant"),
         surprise: $("surprise").textContent, rows: document.querySelectorAll("#heads text").length,
@@ -194,7 +196,7 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
     assert found == found | {
         "seed": "2", "chosen": "“b”", "active": "t2", "tinted": 3, "rows": 2 * 8, "csv": 2 + 8 * 3,
         "typed": [*ids, ord("!")], "next": "The next token", "options": 4,
-        "empty": "", "labels": ["L1 H1", "layer 1, head 1"],
+        "shown": [[0, False], [0, True]], "empty": "", "labels": ["L1 H1", "layer 1, head 1"],
         "times": [
             "Before it: the model expected (choose one to go on from there)",
             "After it: where “b” looks, to predict the next token",
