@@ -46,9 +46,9 @@ def test_the_model_and_the_run_of_the_readme_are_the_defaults():
     config = TrainConfig(model=GPTConfig(vocab_size=TokenizerConfig().vocab_size))
     model = without_weights(config.model)
     total = f"{count_parameters(model).total():,} parameters"
-    matrices = sum(p.numel() for block in model.blocks for p in block.parameters() if p.ndim == 2)
+    blocks = sum(p.numel() for block in model.blocks for p in block.parameters())
     shape = f"4 blocks of 4 heads (sdpa), {config.model.n_embd} wide"
-    assert f"{total}, {matrices:,} of them in {shape}" in page("README.md") and total in page("docs/scaling.md")
+    assert f"{total}, {blocks:,} of them in {shape}" in page("README.md") and total in page("docs/scaling.md")
     assert f"{DEFAULT_STEPS} steps of {config.batch_size} × {config.model.block_size} tokens" in page("README.md")
     assert f"the default is {DEFAULT_STEPS}\n" in page("docs/training.md")
 
@@ -96,9 +96,11 @@ def test_the_configurations_of_tests_are_counted():
 def test_the_default_texts_have_the_sizes_of_the_pages():
     stories = "".join(tales(TalesConfig(count=700)))
     assert f"({TalesConfig().count:,}, {len(stories) * 10 / 1e6:.0f} MB)" in page("docs/data.md")
-    code = b"".join(Path(file).read_bytes() for file in [*stdlib_files()][::10])
-    assert 8 * len(gzip.compress(code)) / len(code) == pytest.approx(1.9, abs=0.15)
-    assert "gzip needs 1.9" in page("README.md")
+    # The files held out are short ones, of which gzip learns little.
+    code = [Path(file).read_bytes() for file in stdlib_files()]
+    held_out = b"".join(text for text in code[::3] if len(text) < 13_000)
+    assert 8 * len(gzip.compress(held_out)) / len(held_out) == pytest.approx(2.24, abs=0.15)
+    assert "gzip      needs 2.24" in page("README.md") and "gzip\nneeds 2.24 for this text" in page("README.md")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
