@@ -2,7 +2,7 @@
 
 python eval.py                                 # the newest run, on its validation split
 python eval.py data.path=notes.txt against=outputs/DATE/TIME-xxxx page=text.html
-python eval.py probes=true                     # induction, long contexts, sinks
+python eval.py tales=true                      # how many of its tales keep every fact
 """
 
 from cli.command import run_command

@@ -1,6 +1,5 @@
-"""The work of eval.py: scores of a text or of a task, probes, and tales."""
+"""The work of eval.py: scores of a text or of a task, and tales."""
 
-import json
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import torch
 
 from common.errors import CheckpointError, SettingsError, naming
-from common.files import replace_text, writing
+from common.files import writing
 from common.text import seen_from_here, visible
 from data.config import VOCABULARIES
 from data.tales import first_slip
@@ -18,10 +17,9 @@ from generation.config import EvalConfig, SampleConfig
 from generation.generate import encode_prompt, generate
 from generation.score import BLOCK_BYTES, PASS_TOKENS, Scores, ScoringParams, compare, learned_task, load_text, score
 from model.attention.code import run_code
-from pages.probes import probe, probe_lines
 from pages.reading import write_page
 from runs.checkpoint import Checkpoint, open_checkpoint, readable
-from runs.metrics import Evaluation, finite
+from runs.metrics import Evaluation
 from training.device import choose_device, choose_precision
 from training.evaluation import evaluate
 
@@ -44,16 +42,13 @@ TASK_FIGURES = {
 
 
 def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
-    """Print and return the scores of one checkpoint, or of two; probes and tales return none."""
+    """Print and return the scores of one checkpoint, or of two; tales return none."""
     device = choose_device(config.device)
     run_code(config.code, VOCABULARIES)
     checkpoints = [open_checkpoint(config.checkpoint, device)]
     if config.against is not None:
         with naming(f"against={config.against}"):
             checkpoints.append(open_checkpoint(config.against, device))
-    if config.probes:
-        probe_checkpoint(config, checkpoints[0])
-        return []
     if config.tales:
         check_tales(checkpoints[0])
         return []
@@ -110,16 +105,6 @@ def score_task(config: EvalConfig, checkpoint: Checkpoint) -> list[Evaluation]:
     print(f"task        {task.name}: {HELD_OUT:,} held-out windows of {block_size:,} tokens")
     print_columns([checkpoint], [result], TASK_FIGURES)
     return [result]
-
-
-def probe_checkpoint(config: EvalConfig, checkpoint: Checkpoint) -> None:
-    """Print the results of the probes, and write them beside the checkpoint."""
-    file = checkpoint.path.with_name(f"{checkpoint.path.name}.probes.json")
-    figures = probe(checkpoint, scoring_params(checkpoint, config), config.data.path)
-    print_columns([checkpoint], [], {})
-    print(visible("\n".join(probe_lines(figures))), flush=True)
-    replace_text(file, json.dumps(finite(figures), indent=1) + "\n")
-    print(visible(f"figures     {seen_from_here(file)}"))
 
 
 def write_tales(checkpoint: Checkpoint) -> list[str]:

@@ -23,9 +23,9 @@ from benchmarks.paired import interleave, timed
 from common.errors import SettingsError
 from common.files import replace_text
 from docs.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
+from docs.probes import Probes
 from generation.score import ScoringParams, load_text
 from model.attention.code import run_codes
-from pages.probes import Probes
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.leaderboard import csv_text, read_jobs
 from train import train_step

@@ -125,9 +125,6 @@ class EvalConfig:
     page: str | None = None
     """File for an .html page of the text: the surprise at each token, the likeliest alternatives
     and the attention of every head."""
-    probes: bool = False
-    """Instead of scoring, probe the model: induction, loss by position up to 16 × block_size,
-    sinks. Figures go to step_N.probes.json beside the checkpoint."""
     tales: bool = False
     """Instead of scoring, let a model of data=tales write 64 tales; print the right share.
     A tale is right if it keeps names, pronouns, things and who has them to its end."""
@@ -142,11 +139,8 @@ class EvalConfig:
         at_least("stride", self.stride, 1)
         if self.page and not self.page.endswith(".html"):
             raise SettingsError(f"page={self.page} is a page", "give its name the ending .html")
-        # Probes and tales take the place of scoring, to which these settings belong.
-        instead = "probes=true" if self.probes else "tales=true"
-        for name in ("against", "stride", "page"):
-            if (self.probes or self.tales) and getattr(self, name):
-                raise SettingsError(f"{name}={getattr(self, name)} and {instead} are both given", "choose one")
-        if self.tales and (self.probes or self.data.path):
-            other = "probes=true" if self.probes else f"data.path={self.data.path}"
-            raise SettingsError(f"{other} and tales=true are both given", "choose one")
+        # Tales take the place of scoring, to which these settings belong.
+        of_scoring = {"against": self.against, "stride": self.stride, "page": self.page, "data.path": self.data.path}
+        for name, value in of_scoring.items():
+            if self.tales and value:
+                raise SettingsError(f"{name}={value} and tales=true are both given", "choose one")

@@ -234,7 +234,6 @@ def test_a_checkpoint_that_names_a_file_does_not_run_it(own, tmp_path):
         for script, arguments in (
             ("sample.py", ["checkpoint=run"]),
             ("eval.py", ["checkpoint=run"]),
-            ("eval.py", ["checkpoint=run", "probes=true"]),
             ("export.py", ["checkpoint=run", f"to={known}"]),
             ("train.py", ["resume=run", "max_steps=3", "allow_changes=true"]),
             ("train.py", ["init_from=run", "max_steps=3"]),

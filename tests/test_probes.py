@@ -1,22 +1,25 @@
-"""eval.py probes=true: known models give known figures; a missing part is named in words."""
+"""docs/probes.py: known models give known figures; a missing part is named in words."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_gpt, run_here
+from conftest import random_gpt
 
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
+from docs.probes import Probes, main, probe, probe_lines
 from generation.score import ScoringParams
 from model.config import GPTConfig
 from model.gpt import GPT
-from pages.probes import Probes, probe, probe_lines
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
@@ -77,13 +80,13 @@ def test_the_command_writes_figures_into_the_run_and_prints_them(tmp_path):
     tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
     save_checkpoint(tmp_path / "run/checkpoints/step_1", model=GPT(config.model), tokenizer=tokenizer, config=config)
     (tmp_path / "text.txt").write_text("a line of text\n" * 200)
-    asked = ("eval.py", "probes=true", f"checkpoint={tmp_path}/run", "data.path=text.txt", "device=cpu")
-    done = run_here(*asked, cwd=tmp_path)
+    command = [sys.executable, str(Path(__file__).parents[1] / "docs/probes.py"), "run", "text.txt"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "run/checkpoints/step_1.probes.json").read_text())
-    assert list(probe_lines(found)) == done.stdout.splitlines()[1:-1]
-    again = run_here(*asked, "against=run", cwd=tmp_path)
-    assert again.returncode == 1 and "against=run and probes=true are both given: choose one" in again.stderr
+    assert list(probe_lines(found)) == done.stdout.splitlines()[:-1]
+    again = subprocess.run([*command, "more"], cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 1 and "error: python docs/probes.py [CHECKPOINT [TEXT]] is wanted" in again.stderr
 
 
 def test_no_document_begins_between_the_two_copies(tmp_path, monkeypatch):
@@ -92,7 +95,7 @@ def test_no_document_begins_between_the_two_copies(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("a line of text\n" * 200)
     read, nats = [], Probes.nats
     monkeypatch.setattr(Probes, "nats", lambda self, rows: read.append(rows) or nats(self, rows))
-    monkeypatch.setattr("pages.probes.FARTHEST", 1)
+    monkeypatch.setattr("docs.probes.FARTHEST", 1)
     probe(open_checkpoint(str(tmp_path / "saved")), OFF, str(tmp_path / "text.txt"))
     assert read[0].shape == (8, 512) and read[0].max() == 255
 
@@ -105,14 +108,13 @@ def test_a_model_of_a_task_is_probed_on_its_windows(tmp_path):
     assert found.keys() == {"induction", "heads"}
 
 
-def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch):
+def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch, capsys):
     model = random_gpt(vocab_size=257)
     encoding = make_tokenizer(TokenizerConfig(name="byte"), ())
     save_checkpoint(tmp_path / "step_1", model=model, tokenizer=encoding, config=TrainConfig(model=model.config))
-    monkeypatch.setattr("cli.eval.probe", lambda *_: {})
-    monkeypatch.setattr("cli.eval.probe_lines", lambda found: ["all figures"])
+    (tmp_path / "text.txt").write_text("a line of text\n" * 200)
     denied = PermissionError(13, "Permission denied", "step_1.probes.json")
-    monkeypatch.setattr("cli.eval.replace_text", mock.Mock(side_effect=denied))
-    done = run_here("eval.py", "checkpoint=step_1", "probes=true", cwd=tmp_path)
-    assert "all figures" in done.stdout and done.returncode == 1
-    assert "error: step_1.probes.json cannot be used (Permission denied): check its name" in done.stderr
+    monkeypatch.setattr("docs.probes.replace_text", mock.Mock(side_effect=denied))
+    with pytest.raises(PermissionError):
+        main(str(tmp_path / "step_1"), str(tmp_path / "text.txt"))
+    assert "nats/token in 8 random ids" in capsys.readouterr().out

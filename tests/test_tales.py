@@ -151,7 +151,8 @@ def test_another_count_seed_or_grammar_is_another_text(monkeypatch):
         (TrainConfig, "data.tales.seed=-1", "data.tales.seed=-1 must be at least 0"),
         (EvalConfig, "page=a.html", "page=a.html and tales=true are both given: choose one"),
         (EvalConfig, "data.path=a", "data.path=a and tales=true are both given: choose one"),
-        (EvalConfig, "probes=true", "probes=true and tales=true are both given: choose one"),
+        (EvalConfig, "stride=3", "stride=3 and tales=true are both given: choose one"),
+        (EvalConfig, "against=a", "against=a and tales=true are both given: choose one"),
     ],
 )
 def test_what_means_nothing_is_refused_in_a_sentence(schema, typed, said):

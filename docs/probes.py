@@ -1,9 +1,16 @@
-"""Probes of a trained model: induction, loss by position, attention sinks.
+"""Probe a trained model: induction, loss by position, attention sinks.
 
-Figures of heads are lists by layer, then head; a layer without a score matrix has None.
+    python docs/probes.py [CHECKPOINT [TEXT]] [code=FILE]
+
+CHECKPOINT is a run's folder or a checkpoint, the newest run by default, and TEXT a file or a folder, by default the
+run's validation text. Prints a summary, and writes the figures beside the checkpoint, to step_N.probes.json. Figures of
+heads are lists by layer, then head; a layer without a score matrix has None.
 """
 
+import json
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +18,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cli.eval import scoring_params
+from common.errors import SettingsError
+from common.files import replace_text
+from common.mistakes import mistakes_explained
+from common.text import seen_from_here, visible
+from generation.config import EvalConfig
 from generation.score import ScoringParams, learned_task, load_text, model_inputs, token_nats
+from model.attention.code import run_codes
 from model.gpt import GPT
 from model.heads import Weights, for_each_layer
-from runs.checkpoint import Checkpoint
+from runs.checkpoint import Checkpoint, open_checkpoint
+from runs.metrics import finite
 
 SINK = 0.3  # a head is a sink if its mean weight on the first token is above this
 FARTHEST = 16  # longest sequence, in trained lengths
@@ -152,3 +168,21 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
     if None in induction["score"]:
         without = ", ".join(str(layer) for layer, row in enumerate(induction["score"]) if row is None)
         yield f"note        layer {without} keeps a state and has no score matrix: its heads are left out"
+
+
+def main(where: str | None = None, path: str | None = None) -> None:
+    """Print the results of the probes, and write them beside the checkpoint."""
+    checkpoint = open_checkpoint(where)
+    figures = probe(checkpoint, scoring_params(checkpoint, EvalConfig()), path)
+    file = checkpoint.path.with_name(f"{checkpoint.path.name}.probes.json")
+    print(visible("\n".join(probe_lines(figures))), flush=True)
+    replace_text(file, json.dumps(finite(figures), indent=1) + "\n")
+    print(visible(f"figures     {seen_from_here(file)}"))
+
+
+if __name__ == "__main__":
+    with mistakes_explained():
+        arguments = run_codes(sys.argv[1:])
+        if len(arguments) > 2 or any(argument.startswith("-") for argument in arguments):
+            raise SettingsError("python docs/probes.py [CHECKPOINT [TEXT]] is wanted", "a run's folder, a text")
+        main(*arguments)
