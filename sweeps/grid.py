@@ -28,7 +28,6 @@ from common.files import user_path
 from common.text import hydra_quoted, literal, quote, visible
 from runs.directory import lock_run
 from sweeps.leaderboard import write_leaderboard
-from sweeps.stop import launch_stoppable, run_stoppable
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 VARIANTS = """write 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
@@ -94,14 +93,10 @@ class Grid(Sweeper):
         config.hydra.sweep.dir = literal(str(self.folder))
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(self.folder)}")
 
-        # Make the launcher. Sweeps by joblib are stopped gently, but not on Windows: it has no masks of signals, by
-        # which a signal waits for a worker's first job.
-        self.is_stoppable = launcher == "joblib" and hasattr(signal, "pthread_sigmask")
-        job = partial(run_stoppable, task_function) if self.is_stoppable else task_function
         self.task_function: Any = task_function
         self.config: DictConfig = config
         self.hydra_context: HydraContext = hydra_context
-        self.launcher: Launcher = plugins.instantiate_launcher(hydra_context, job, config)
+        self.launcher: Launcher = plugins.instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
@@ -167,8 +162,6 @@ class Grid(Sweeper):
         """
         launcher = self.config.hydra.runtime.choices["hydra/launcher"]
         try:
-            if self.is_stoppable:
-                return launch_stoppable(self.launcher.launch, jobs, number)
             return self.launcher.launch(jobs, initial_job_idx=number)
         except Exception as error:
             # The basic launcher has no settings that could be wrong: show its exception as it is.

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from importlib.util import find_spec
 from subprocess import PIPE
 
@@ -18,7 +17,6 @@ import yaml
 from sweeping import ROOT, command, run, run_here, tiny, wait_for
 
 from cli.with_torch import device_of_job
-from common.console import ending_signals
 from runs.summary import read_job, read_summary
 from sweeps.grid import jobs_at_once
 
@@ -58,61 +56,42 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [pytest.param("joblib", marks=needs_joblib), "basic"])
-def test_a_stopped_sweep_saves_its_jobs_and_goes_on_with_them(tmp_path, launcher):
-    jobs = {"joblib": 2, "basic": 1}[launcher]
-    asked = ["-m", f"hydra/launcher={launcher}", "seed=1,2,3,4,5,6,7", "hydra.sweep.dir=here", "log_interval=1"]
-    asked += ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+def test_a_stopped_sweep_saves_its_job_and_goes_on_with_it(tmp_path):
+    asked = ["-m", "seed=1,2,3", "hydra.sweep.dir=here", "log_interval=1"]
     asked += tiny(tmp_path, max_steps=10**6, checkpoint_interval=10**6, eval_interval=10**6)
-    stopped_at = [0] * jobs
+    stopped_at = 0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process = subprocess.Popen(command(*asked), cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True, process_group=0)
-        for job in range(jobs):
-            wait_for(tmp_path / f"here/{job}/metrics.jsonl", f'"step": {stopped_at[job] + 20},')
+        wait_for(tmp_path / "here/0/metrics.jsonl", f'"step": {stopped_at + 20},')
         # A terminal sends Ctrl-C to all processes; the others come from whoever knows this one.
         (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 128 + number and "to go on:" in output, output + errors
         assert not errors.replace("finishing this step, then saving; Ctrl-C again leaves at once", "").strip()
-        assert output.count("(stopped, step ") == jobs and "(running" not in output
-        for job in range(jobs):
-            assert ("resuming at step" in output) == (number != signal.SIGINT)
-            summary = read_summary(tmp_path / f"here/{job}")
-            saved = json.loads((tmp_path / f"here/{job}/checkpoints/last/meta.json").read_text())
-            assert summary.status == "stopped" and saved["progress"]["step"] == summary.step > stopped_at[job]
-            stopped_at[job] = int(summary.step)
-        assert not list(tmp_path.rglob("*.unfinished")) and not (tmp_path / f"here/{jobs}").exists()
+        assert output.count("(stopped, step ") == 1 and "(running" not in output
+        assert ("resuming at step" in output) == (number != signal.SIGINT)
+        summary = read_summary(tmp_path / "here/0")
+        saved = json.loads((tmp_path / "here/0/checkpoints/last/meta.json").read_text())
+        assert summary.status == "stopped" and saved["progress"]["step"] == summary.step > stopped_at
+        stopped_at = int(summary.step)
+        assert not list(tmp_path.rglob("*.unfinished")) and not (tmp_path / "here/1").exists()
 
 
+@pytest.mark.slow
 @needs_joblib
-def test_a_worker_returns_from_a_job_that_a_signal_ends_and_begins_no_other():
-    code = """if True:
-        import os, signal
-        from sweeps.stop import run_stoppable
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
-        assert run_stoppable(abs, -3) == 3
-        print(run_stoppable(lambda number: [os.kill(os.getpid(), number), print("went on")], signal.SIGTERM))
-        os.kill(os.getpid(), signal.SIGINT)  # between two jobs
-        print(run_stoppable(print, "begun"))
-    """
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (ended.stdout, ended.stderr) == ("None\n" * 2, "")
-
-
-@needs_joblib
-def test_a_signal_waits_in_a_worker_until_its_first_job():
-    code = """if True:
-        import signal
-        import joblib
-        from sweeps.stop import launch_stoppable
-        def launch(jobs, initial_job_idx):
-            return joblib.Parallel(n_jobs=2)(joblib.delayed(signal.pthread_sigmask)(*job) for job in jobs)
-        masks = launch_stoppable(launch, [(signal.SIG_BLOCK, [])] * 2, 0)
-        print(*sorted(set.union(*masks)), len(masks), signal.pthread_sigmask(signal.SIG_BLOCK, []))
-    """
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    signals = sorted(map(int, ending_signals()))  # nohup leaves out SIGHUP
-    assert (ended.stdout, ended.stderr) == (f"{' '.join(map(str, signals))} 2 set()\n", "")
+def test_a_stopped_sweep_of_parallel_jobs_goes_on_with_their_last_checkpoints(tmp_path):
+    asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2,3,4", "hydra.sweep.dir=here"]
+    asked += tiny(tmp_path, max_steps=10**6, checkpoint_interval=10, eval_interval=10**6, log_interval=1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen(command(*asked), cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True, process_group=0)
+        for job in range(2):
+            lines = tmp_path / f"here/{job}/metrics.jsonl"
+            wait_for(lines, '"step": 30,' if number == signal.SIGINT else '"step": 60,')
+        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 128 + number and "to go on:" in output, output + errors
+        assert "Traceback" not in errors and output.count("(stopped, step ") == 2
+        assert output.count("resuming at step") == 2 * (number == signal.SIGTERM)
 
 
 @pytest.mark.slow
