@@ -106,7 +106,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
             with run.autocast:
                 # Divide by the targets of the global batch: the result does not depend on the micro-batch size.
                 loss = run.ddp_model(inputs, targets, doc_starts=doc_starts) / run.targets_per_step
-            # DDP and FSDP average gradients over the ranks; times the number of ranks, the mean is the sum.
+            # DDP averages gradients over the ranks; times the number of ranks, the mean is the sum.
             run.scaler.scale(loss * run.ranks.size).backward()
         batch_loss += loss.detach()
     run.ranks.sum_(batch_loss)
@@ -140,7 +140,7 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> None:
         result = evaluate_run(run, max_tokens)
         record_evaluation(run, result, max_tokens)
         sample = write_sample(run)
-        if finished and run.generates:
+        if finished and run.config.sample_tokens:
             run.note_activity("the measurement of decoding", "sample_tokens=0")
             run.decode_rate = decode_rate(run.model)
         run.note_activity("the measurement of the heads")  # by the loggers, for the page
@@ -176,7 +176,7 @@ def record_evaluation(run: Run, result: Evaluation, max_tokens: int) -> None:
 def write_sample(run: Run) -> str:
     """Return how the model continues sample_prompt; "" if it is not asked to, or cannot."""
     config = run.config
-    if not run.generates or not run.data.tokenizer:
+    if not run.config.sample_tokens or not run.data.tokenizer:
         return ""
     run.note_activity("the sample", "sample_tokens=0")
     text = generate_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)

@@ -29,9 +29,9 @@ class Linear(nn.Linear):
         return super().forward(x)
 
 
-# Norms return the input's dtype. FSDP may gather the weights in another dtype, autocast leaves them in float32, and
-# torch's fused kernels want one dtype for all. CUDA's autocast would return float32: queries and keys would reach
-# attention in float32 beside bf16 values, and it could not use its fast kernel.
+# Norms return the input's dtype. Autocast leaves the weights in float32, and torch's fused kernels want one dtype for
+# all. CUDA's autocast would return float32: queries and keys would reach attention in float32 beside bf16 values, and
+# it could not use its fast kernel.
 
 
 class RMSNorm(nn.RMSNorm):

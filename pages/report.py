@@ -58,8 +58,7 @@ class Report(Logger):
         if "val_loss" in row:
             self.evaluations += 1
             maps = {}
-            # A sharded model runs only on all ranks together, and rank 0 alone has loggers.
-            if is_mapped(self.evaluations) and not self.run.is_sharded:
+            if is_mapped(self.evaluations):
                 maps = repeated_maps(self.run)
             self.note(sample=sample, **maps)
 

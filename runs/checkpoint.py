@@ -194,14 +194,12 @@ def read_meta(path: Path) -> Meta:
             raise ValueError("meta.json does not match its checksum")
         del content["format_version"]
         meta = Meta(**content | {"progress": Progress(**content["progress"])})
-        # Older runs had no separator, settings that are gone, and a way to share that is gone.
+        # Older runs had no separator, and settings that are gone.
         data = meta.config.get("data")
         if isinstance(data, dict):
             data.setdefault("separator", None)
-        for gone in ("tensorboard", "plan"):  # no run depends on a plan
+        for gone in ("tensorboard", "distributed", "plan"):  # no run depends on a plan
             meta.config.pop(gone, None)
-        if meta.config.get("distributed") == "hsdp":
-            meta.config["distributed"] = "fsdp"
         return meta
 
 

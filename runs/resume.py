@@ -32,7 +32,7 @@ MAY_CHANGE_ON_RESUME = (
     *("code", "max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
     *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
     *("sample_tokens", "sample_prompt", "wandb", "data.path", "data.cache_dir"),
-    *("device", "compile", "deterministic", "distributed", "recompute", "micro_batch_size"),
+    *("device", "compile", "deterministic", "recompute", "micro_batch_size"),
 )
 
 # Settings of the model on which no weight depends. They may change with allow_changes.

@@ -22,7 +22,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import train as train_module
 import training.distributed
-import training.sharding
 from common.console import progress_bar
 from common.errors import SettingsError
 from model.config import GPTConfig
@@ -147,9 +146,8 @@ def test_a_rank_that_is_told_of_no_other_names_torchrun(monkeypatch):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch, how):
-    """One compiled block after the other: DDP and FSDP then exchange gradients meanwhile, not
+def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch):
+    """One compiled block after the other: DDP then exchanges gradients meanwhile, not
     the whole model as one compiled function."""
     happened = []
     model = random_gpt()
@@ -163,14 +161,13 @@ def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch, ho
 
     monkeypatch.setattr(type(model.blocks[0]), "compile", lambda block: happened.append("compiled"), raising=False)
     monkeypatch.setattr(training.distributed, "DistributedDataParallel", Wrapped)
-    monkeypatch.setattr(training.sharding, "shard", lambda *given: happened.append("wrapped") or given[0])
     ranks = Ranks(0, 2, 0, 2, launched=True)
     with torch._dynamo.config.patch(optimize_ddp=True):
-        forward = parallelize(model, ranks, how, torch.device("cpu"), torch.float32, compiled=True)
-        assert torch._dynamo.config.optimize_ddp == (how != "ddp")
+        forward = parallelize(model, ranks, torch.device("cpu"), compiled=True)
+        assert not torch._dynamo.config.optimize_ddp
     assert happened == ["compiled", "compiled", "wrapped"]
     assert model.runtime.loss_and_gradient is not plain_loss
-    assert getattr(forward, "module", forward) is model and isinstance(forward, Wrapped) == (how == "ddp")
+    assert isinstance(forward, Wrapped) and forward.module is model
 
 
 def test_long_runs_compile_on_a_gpu_others_when_asked_and_where_torch_cannot_it_says_so_once(monkeypatch, caplog):

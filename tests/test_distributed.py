@@ -1,4 +1,4 @@
-"""Several processes on one machine (gloo) learn the same as one, by DDP and FSDP2."""
+"""Several processes on one machine (gloo) learn the same as one, by DDP."""
 
 import json
 import os
@@ -15,8 +15,6 @@ import torch.distributed as dist
 from conftest import close
 from safetensors.torch import load_file
 from test_resume import ROOT, assert_same_run, rows, wait_for
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from model.config import GPTConfig
 from runs.checkpoint import load_checkpoint, read_meta
@@ -24,13 +22,12 @@ from train import train_step
 from training.config import TrainConfig
 from training.distributed import Ranks, parallelize
 from training.plan import trial_run
-from training.sharding import gather
 
 # Runs jobs one after the other, each on ranks that are forked, which needs no second import of torch.
 RANKS = """
 import faulthandler, json, os, signal, socket, sys
 from pathlib import Path
-import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor  # a rank would import them
+import torch, torch._dynamo  # a rank would import them
 import generation.generate, training.log, pages.report, training.start
 from data.batches import Batches
 from data.config import DataConfig, TokenizerConfig
@@ -57,7 +54,7 @@ def rank(job, number, size, port):
         return windows
     Batches.batch = record
     exec(job.get("patch", ""), {})
-    settings = dict(precision="fp32", distributed=job["how"], micro_batch_size=2, max_steps=20)
+    settings = dict(precision="fp32", micro_batch_size=2, max_steps=20)
     settings |= job.get("more", {})
     train(TrainConfig(
         model=GPTConfig(**dict(n_layer=2, n_head=2, n_embd=32, block_size=16, zero_init=False) | job.get("model", {})),
@@ -103,11 +100,11 @@ def run_ranks(folder: Path, *jobs: dict) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def job(name: str, how: str, ranks: int, optimizer: str = "adamw", **more) -> dict:
+def job(name: str, ranks: int, optimizer: str = "adamw", **more) -> dict:
     """ranks: 0 without torchrun's environment.
 
     more: settings, the model's, and code that runs first on every rank."""
-    return dict(name=name, ranks=ranks, how=how, optimizer=optimizer, **more)
+    return dict(name=name, ranks=ranks, optimizer=optimizer, **more)
 
 
 def figures(run_dir: Path, kind: str = "loss") -> list[float]:
@@ -135,71 +132,48 @@ train.train_step = stopping
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("optimizer", "tolerance", "model", "ways"),
-    [
-        ("adamw", 1e-5, {"ngrams": [2, 3], "ngram_rows": 51}, {"ddp": 2, "fsdp": 2}),
-        ("muon", 1e-3, {}, {"ddp": 2, "fsdp": 4}),
-    ],
+    ("optimizer", "tolerance", "model", "ranks"),
+    [("adamw", 1e-5, {"ngrams": [2, 3], "ngram_rows": 51}, 2), ("muon", 1e-3, {}, 2)],
     ids=["adamw", "muon"],
 )
 def test_several_learn_what_one_process_does_from_the_same_batches_and_resume_to_the_same_bits(
-    text_file, tmp_path, optimizer, tolerance, model, ways
+    text_file, tmp_path, optimizer, tolerance, model, ranks
 ):
     made = partial(job, optimizer=optimizer, model=model)
-    alone, jobs = tmp_path / "alone", [made("alone", "ddp", 0)]
-    for how, ranks in ways.items():
-        stopped = made(f"{how}_resumed", how, ranks)
-        resumed = stopped | {"more": {"resume": str(tmp_path / f"{how}_resumed")}}
-        jobs += [made(how, how, ranks), stopped | {"patch": STOP}, resumed]
-    run_ranks(tmp_path, *jobs)
+    stopped = made("resumed", ranks)
+    resumed = stopped | {"more": {"resume": str(tmp_path / "resumed")}}
+    run_ranks(tmp_path, made("alone", 0), made("several", ranks), stopped | {"patch": STOP}, resumed)
+    alone, several = tmp_path / "alone", tmp_path / "several"
     expected, kept = figures(alone), alone / "checkpoints/last"
     assert len(expected) == 20 and expected[-1] < expected[0] - 0.5
-    weights = load_file(kept / "model.safetensors")
-    for how, ranks in ways.items():
-        found = tmp_path / how
-        assert all_batches(tmp_path, how, ranks) == all_batches(tmp_path, "alone", 1)
-        assert figures(found) == pytest.approx(expected, rel=tolerance)
-        assert figures(found, "val_bpb") == pytest.approx(figures(alone, "val_bpb"), rel=tolerance)
-        assert_same_run(found, tmp_path / f"{how}_resumed")
-        assert "resuming at step 13" in (tmp_path / f"{how}_resumed/train.log").read_text()
-        # A checkpoint is the same for all: whole, under plain names.
-        saved = load_file(found / "checkpoints/last/model.safetensors")
-        assert saved.keys() == weights.keys() and ("ngrams.tables.1.weight" in saved) == ("ngrams" in model)
-        for name, weight in weights.items():
-            close(saved[name], weight, rtol=10 * tolerance, atol=tolerance)
-        assert read_meta(found / "checkpoints/last").files.keys() == read_meta(kept).files.keys()
+    assert all_batches(tmp_path, "several", ranks) == all_batches(tmp_path, "alone", 1)
+    assert figures(several) == pytest.approx(expected, rel=tolerance)
+    assert figures(several, "val_bpb") == pytest.approx(figures(alone, "val_bpb"), rel=tolerance)
+    assert_same_run(several, tmp_path / "resumed")
+    assert "resuming at step 13" in (tmp_path / "resumed/train.log").read_text()
+    # A checkpoint is the same for all: under plain names.
+    weights, saved = (load_file(run / "checkpoints/last/model.safetensors") for run in (alone, several))
+    assert saved.keys() == weights.keys() and ("ngrams.tables.1.weight" in saved) == ("ngrams" in model)
+    for name, weight in weights.items():
+        close(saved[name], weight, rtol=10 * tolerance, atol=tolerance)
+    assert read_meta(several / "checkpoints/last").files.keys() == read_meta(kept).files.keys()
 
 
 @pytest.mark.slow
-def test_sharded_runs_gather_in_bf16_and_begin_and_learn_as_one_process_does(text_file, tmp_path):
-    """The losses differ by under 1%: norms and embedding have bf16 weights in one of them."""
-    bf16 = {"precision": "bf16", "max_steps": 6}
-    deep = {"model": {"dropout": 0.1, "tie_embeddings": True, "norm": "layernorm", "bias": True}}
-    first = {"init_from": str(tmp_path / "alone"), "max_steps": 1}
-    run_ranks(
-        tmp_path,
-        job("alone", "ddp", 0, more=bf16, **deep),
-        job("fsdp", "fsdp", 2, more=bf16 | {"recompute": "block"}, **deep),
-        job("begun_alone", "ddp", 0, more=first, **deep),
-        job("begun", "fsdp", 2, more=first, **deep),
-    )
-    expected = figures(tmp_path / "alone")
-    assert figures(tmp_path / "fsdp") == pytest.approx(expected, rel=1e-2)
-    assert figures(tmp_path / "fsdp")[0] == pytest.approx(expected[0], rel=1e-3)
-    assert figures(tmp_path / "begun") == pytest.approx(figures(tmp_path / "begun_alone"), rel=1e-5)
-    assert figures(tmp_path / "begun")[0] < expected[0] - 0.05
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_ranks_and_another_way(text_file, tmp_path):
+def test_a_run_goes_on_with_another_number_of_ranks_and_begins_with_weights_of_one(text_file, tmp_path):
     dropout = {"model": {"dropout": 0.1, "tie_embeddings": True}}
     jobs = []
-    for number, (how, ranks) in enumerate([("ddp", 0), ("fsdp", 4), ("fsdp", 2), ("ddp", 2), ("ddp", 0)], 1):
+    for number, ranks in enumerate((0, 4, 2, 0), 1):
         resume = {"resume": str(tmp_path / "chain")} if jobs else {}
-        jobs.append(job("chain", how, ranks, "muon", more={"max_steps": 4 * number, **resume}, **dropout))
+        jobs.append(job("chain", ranks, "muon", more={"max_steps": 5 * number, **resume}, **dropout))
+    first = {"init_from": str(tmp_path / "chain"), "max_steps": 1, "recompute": "block"}
+    jobs += [job("begun_alone", 0, more=first, **dropout), job("begun", 2, more=first, **dropout)]
     run_ranks(tmp_path, *jobs)
+    losses = [row["loss"] for row in rows(tmp_path / "chain") if "loss" in row]
     assert [row["step"] for row in rows(tmp_path / "chain") if "loss" in row] == list(range(1, 21))
     assert load_checkpoint(tmp_path / "chain/checkpoints/last").meta.progress.step == 20
+    assert figures(tmp_path / "begun") == pytest.approx(figures(tmp_path / "begun_alone"), rel=1e-5)
+    assert figures(tmp_path / "begun")[0] < losses[0] - 0.05
 
 
 @pytest.fixture
@@ -219,7 +193,7 @@ def test_gradients_of_all_micro_batches_are_kept_where_ddp_sends_them(alone):
     for ranks in (Ranks(), alone):
         torch.manual_seed(0)
         run = trial_run(config, cpu, torch.float32)
-        run.ranks, run.ddp_model = ranks, parallelize(run.model, ranks, "ddp", cpu, torch.float32, False)
+        run.ranks, run.ddp_model = ranks, parallelize(run.model, ranks, cpu, False)
         places = []
 
         def note(module, arguments, run=run, places=places):
@@ -231,17 +205,6 @@ def test_gradients_of_all_micro_batches_are_kept_where_ddp_sends_them(alone):
     assert len(places) == 16 and all(place == places[-1] for place in places[8:])  # torch orders the buckets anew once
     assert len(places[-1]) == 1 and None not in places[-1]
     assert losses[0] == losses[1]
-
-
-def test_only_the_first_rank_copies_what_is_gathered_to_its_main_memory(alone, monkeypatch):
-    mesh = init_device_mesh("cpu", (1,))
-    weights = {"a": distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [Shard(0)]), "b": torch.ones(2)}
-    copied = []
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copied.append(tensor) or tensor)
-    found = gather(weights)
-    assert found["a"].tolist() == [[0, 1], [2, 3], [4, 5]] and found["b"].tolist() == [1, 1] and len(copied) == 2
-    monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    assert gather(weights) == {} and len(copied) == 2
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -277,7 +240,7 @@ in_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun'
 @pytest.mark.slow
 @in_proc
 def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_file, tmp_path):
-    process = start_torchrun(tmp_path, text_file, "distributed=fsdp")
+    process = start_torchrun(tmp_path, text_file)
     wait_for(tmp_path / "run/checkpoints/last/meta.json")
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     (message,) = messages(process)
@@ -334,7 +297,7 @@ run_train_command()
 def test_a_slow_save_outlives_the_signal_of_one_rank_and_those_that_come_twice(text_file, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (script := tmp_path / "slow.py").write_text(SLOW_SAVES)
-    process = start_torchrun(tmp_path, text_file, "checkpoint_interval=1000000", "distributed=fsdp", script=script)
+    process = start_torchrun(tmp_path, text_file, "checkpoint_interval=1000000", script=script)
     wait_for(tmp_path / "run/metrics.jsonl")
     ranks = ranks_of(process)
     os.kill(ranks[1], signal.SIGTERM)

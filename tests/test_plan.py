@@ -268,18 +268,15 @@ def test_what_fits_is_not_refused_and_what_does_not_by_a_byte_is(monkeypatch):
     config = TrainConfig(model=GPTConfig(vocab_size=257), batch_size=16)
     state = 12 * count_parameters(without_weights(config.model)).total()
     window = 128 * (8 + 2 * 128 * 4)
-    for memory, how, size, refused in [
-        (state + 16 * window, "ddp", 1, None),
-        (state + 16 * window - 1, "ddp", 1, r"and 16 sequences of 128 tokens .*: lower micro_batch_size=16"),
-        (state + window - 1, "ddp", 1, r"at least 0\.0 GB .* cpu has 0\.0 GB: lower .* or model\.block_size=128"),
-        (state - 1, "ddp", 1, r"parameters .* need at least .* lower model\.n_layer=4, model\.n_embd=128"),
-        (state // 2 + 8 * window, "fsdp", 2, None),
-        (state // 2 + 8 * window, "ddp", 2, "micro_batch_size|n_layer"),
-        (state // 4 + 4 * window, "fsdp", 4, None),
-        (state // 4 + 4 * window - 1, "fsdp", 4, "micro_batch_size=4"),
+    for memory, size, refused in [
+        (state + 16 * window, 1, None),
+        (state + 16 * window - 1, 1, r"and 16 sequences of 128 tokens .*: lower micro_batch_size=16"),
+        (state + window - 1, 1, r"at least 0\.0 GB .* cpu has 0\.0 GB: lower .* or model\.block_size=128"),
+        (state - 1, 1, r"parameters .* need at least .* lower model\.n_layer=4, model\.n_embd=128"),
+        (state // 2 + 8 * window, 2, "micro_batch_size|n_layer"),
     ]:
         monkeypatch.setattr(training.start, "memory_of", lambda device, memory=memory: memory)
-        ranks, asked = Ranks(size=size), replace(config, distributed=how)
+        ranks, asked = Ranks(size=size), config
         if refused is None:
             refuse_too_large(asked, CPU, ranks)
             continue

@@ -165,8 +165,6 @@ class TrainConfig:
     """torch.compile: auto, on or off. auto is on for long runs with CUDA on Linux."""
     deterministic: bool = False
     """On CUDA, use only kernels that repeat their results to the bit; slower."""
-    distributed: str = "ddp"
-    """Under torchrun: ddp copies the model to each process, fsdp shards it over all processes."""
     recompute: str = "none"
     """Activations that the backward pass recomputes: none, or block for all within each block.
     block saves most of their memory for a third more arithmetic; the result is the same."""
@@ -216,7 +214,6 @@ class TrainConfig:
         # Check each setting alone, then pairs that exclude each other.
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("auto", "on", "off"))
-        one_of("distributed", self.distributed, ("ddp", "fsdp"))
         one_of("recompute", self.recompute, ("none", "block"))
         intervals = ("log_interval", "eval_interval", "checkpoint_interval")
         sizes = ("batch_size", "micro_batch_size", "eval_batch_size")

@@ -69,7 +69,7 @@ def start_problem(device: torch.device) -> str | None:
     """
     try:
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # FSDP and CUDA graphs use the current device
+            torch.cuda.set_device(device)  # CUDA graphs use the current device
         if device.type != "cpu":
             torch.ones(1, device=device).add(1).item()
     except RuntimeError as error:

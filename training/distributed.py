@@ -1,4 +1,4 @@
-"""Several processes that train one model under torchrun: ranks, collectives, DDP and FSDP.
+"""Several processes that train one model under torchrun: ranks, collectives, DDP.
 
 A single process is rank 0 of 1, on which nothing here has an effect. The numbers on which ranks agree at every step go
 from CPU to CPU by gloo, so no device waits for them.
@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import SettingsError, first_line
 from model.gpt import GPT
-from model.size import without_weights
 from training.config import TrainConfig
 
 Value = TypeVar("Value")
@@ -76,6 +75,11 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def send_(self, tensor: Tensor) -> None:
+        """Replace a tensor by rank 0's."""
+        if self.launched:
+            dist.broadcast(tensor, src=0)
+
     def divide(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         """Return function(rows) for rows (N, …), the same on all ranks; each computes a part."""
         if self.size == 1:
@@ -97,16 +101,6 @@ class Ranks:
         return box[0]
 
 
-def new_model(config: TrainConfig, ranks: Ranks, device: torch.device) -> GPT:
-    """Return the model with fresh weights."""
-    # For FSDP rank 0 has the weights in main memory, the others only their shapes: shard() scatters them.
-    if config.distributed == "ddp" or not ranks.launched:
-        model = GPT(config.model).to(device)
-    else:
-        model = GPT(config.model) if ranks.is_first else without_weights(config.model)
-    return with_recompute(model, config)
-
-
 def with_recompute(model: GPT, config: TrainConfig) -> GPT:
     """Let a new model's blocks checkpoint their activations if config.recompute asks for it."""
     for block in model.blocks:
@@ -114,10 +108,11 @@ def with_recompute(model: GPT, config: TrainConfig) -> GPT:
     return model
 
 
-def parallelize(
-    model: GPT, ranks: Ranks, distributed: str, device: torch.device, dtype: torch.dtype, compiled: bool
-) -> nn.Module:
-    """Return a new_model() for the training step: compiled, wrapped by DDP or sharded by FSDP2."""
+def parallelize(model: GPT, ranks: Ranks, device: torch.device, compiled: bool) -> nn.Module:
+    """Return a model for the training step: compiled, and under torchrun wrapped by DDP.
+
+    DDP gives rank 0's weights to the others.
+    """
     # Compile in place: the loss, and block by block, so that a block's gradients are sent while the next one's are
     # computed.
     if compiled:
@@ -126,36 +121,19 @@ def parallelize(
         model.runtime.loss_and_gradient = torch.compile(model.runtime.loss_and_gradient)
     if not ranks.launched:
         return model
-
-    # DDP: each rank holds the whole model.
-    if distributed == "ddp":
-        if compiled:
-            # DDP would split each block's graph at the 25 MB of its buckets. Blocks are small enough.
-            torch._dynamo.config.optimize_ddp = False
-        devices = [device.index] if device.type == "cuda" else None
-        # As views of the buckets, gradients are not copied into them.
-        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-
-    # FSDP2: each rank holds some rows of each weight.
-    from training.sharding import shard  # half a second that only torchrun needs
-
-    shard(model, device, dtype)
-    return model
+    if compiled:
+        # DDP would split each block's graph at the 25 MB of its buckets. Blocks are small enough.
+        torch._dynamo.config.optimize_ddp = False
+    devices = [device.index] if device.type == "cuda" else None
+    # As views of the buckets, gradients are not copied into them.
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
 
 def sync_gradients(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     """Return a context for a micro-batch; only in the step's `last` do ranks average gradients."""
-    # FSDP sums each time, because no rank has room for whole gradients.
     return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
 
 
 def gradient_norm(model: nn.Module) -> Tensor:
-    """Return the norm of all gradients of a model together, on every rank."""
-    norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])
-    # Under FSDP each rank has a part of the norm.
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's rows of a sharded tensor; a plain tensor unchanged."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    """Return the norm of all gradients of a model together."""
+    return torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])

@@ -66,8 +66,7 @@ def evaluate(
     )
     with eval_mode(model):
         while batch_of_ranks := list(itertools.islice(batches, ranks.size)):
-            # At the end a rank without a batch repeats another's: FSDP gathers weights from all ranks, so all must
-            # compute.
+            # At the end a rank without a batch repeats another's, whose figures it leaves out.
             own = batch_of_ranks[min(ranks.rank, len(batch_of_ranks) - 1)]
             scored = torch.from_numpy(own.targets != IGNORE_INDEX).to(device)
             own_figures = score_batch(model, own, device, autocast)[: 1 + is_task, scored]

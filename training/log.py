@@ -86,7 +86,7 @@ class SummaryFile(Logger):
             seconds=round(run.seconds, 3),
             tokens_per_s=round(statistics.median(speeds), 1) if speeds else None,
             decode_tokens_per_s=None if run.decode_rate is None else round(run.decode_rate, 1),
-            cache_bytes_per_token=None if run.is_sharded else round(cache_bytes_per_token(run.model), 1),
+            cache_bytes_per_token=round(cache_bytes_per_token(run.model), 1),
             peak_memory_mb=round(peak_memory(run.device) / 1e6, 1),
             **{name: best.get(name) for name in NUMBERS if name.startswith("val_")},
         )
@@ -142,14 +142,15 @@ class Loggers:
         if not self.loggers:
             return
         run = self.run
-        figures = dict[str, Any]()
-        # The statistics run the model on this rank alone, which a sharded model cannot.
-        if not run.is_sharded:
-            heads = head_statistics(run.model, *first_sequences(run.model, run.data))
-            figures = {"attention_entropy": heads.entropy, "attention_relative_entropy": heads.relative_entropy}
-            figures |= {"attention_distance": heads.distance, "head_similarity": heads.similarity}
-            # Round the numbers in nested lists, by way of JSON.
-            figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
+        heads = head_statistics(run.model, *first_sequences(run.model, run.data))
+        figures: dict[str, Any] = {
+            "attention_entropy": heads.entropy,
+            "attention_relative_entropy": heads.relative_entropy,
+            "attention_distance": heads.distance,
+            "head_similarity": heads.similarity,
+        }
+        # Round the numbers in nested lists, by way of JSON.
+        figures = json.loads(json.dumps(figures), parse_float=lambda digits: round(float(digits), 4))
         self._call("on_row", self._row(**result.figures, **figures), sample)
         # The time of the evaluation does not count for the speed of training.
         self.last_report = (run.progress.step, time.perf_counter())

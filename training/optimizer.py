@@ -6,7 +6,7 @@ They are not torch.optim's, whose constructors import torch's compiler and so do
 import math
 from collections import defaultdict
 from functools import partial
-from typing import Any, TypedDict, cast
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from model.gpt import GPT
 from model.layers import Linear
 from training.config import OptimizerConfig, ScheduleConfig
 from training.device import choose_precision
-from training.distributed import Ranks, local
+from training.distributed import Ranks
 
 
 class Group(TypedDict):
@@ -77,8 +77,8 @@ def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
 
 
 def with_gradients(group: Group) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return the parameters of a group that have gradients, each with this rank's rows of it."""
-    return [(weight, local(weight.grad)) for weight in group["params"] if weight.grad is not None]
+    """Return the parameters of a group that have gradients, each with its gradient."""
+    return [(weight, weight.grad) for weight in group["params"] if weight.grad is not None]
 
 
 def zeros(groups: list[Group], *names: str) -> State:
@@ -115,10 +115,10 @@ class AdamW:
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
             torch._fused_adamw_(
-                [local(weight) for weight, _ in pairs],
+                [weight for weight, _ in pairs],
                 gradients,
-                [local(state["exp_avg"]) for state in states],
-                [local(state["exp_avg_sq"]) for state in states],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
                 max_exp_avg_sqs=[],
                 state_steps=steps,
                 lr=group["lr"],
@@ -169,7 +169,7 @@ class Muon:
                 batches[parameter.shape, self.parts[parameter]].append((parameter, gradient))
             for (_, parts), pairs in batches.items():
                 # Update the momentum; in a skipped step towards itself.
-                momenta = [local(self.state[weight]["momentum_buffer"]) for weight, _ in pairs]
+                momenta = [self.state[weight]["momentum_buffer"] for weight, _ in pairs]
                 gradients = [gradient / divisor for _, gradient in pairs]
                 if not skip.is_cpu:
                     gradients = [torch.where(skip, mean, grad) for mean, grad in zip(momenta, gradients, strict=True)]
@@ -178,16 +178,10 @@ class Muon:
 
                 # Orthogonalise it, each rank a part of the matrices.
                 update = partial(self.update, parts=parts, channels=channels)
-                first = pairs[0][0]
-                if hasattr(first, "device_mesh"):
-                    from training.sharding import on_whole_matrices  # half a second that only torchrun needs
-
-                    updates = on_whole_matrices(update, nesterov, cast(Any, first))
-                else:
-                    updates = self.ranks.divide(update, nesterov)
+                updates = self.ranks.divide(update, nesterov)
 
                 # Update the weights.
-                weights = [local(weight) for weight, _ in pairs]
+                weights: list[Tensor] = [weight for weight, _ in pairs]
                 rate = moves * group["lr"]
                 if group["weight_decay"]:
                     torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
@@ -283,12 +277,10 @@ def load_optimizer_state(
         wrong = shapes.items() ^ saved_shapes.items()
         if wrong:
             raise ValueError(f"the optimizer's {min(wrong)[0]} is missing, or does not have its shape")
-    if ranks.launched:
-        from training.sharding import scatter  # half a second that only torchrun needs
-
-        return scatter(saved, state)
     for name, tensor in state.items():
-        tensor.copy_(saved[name])
+        if ranks.is_first:
+            tensor.copy_(saved[name])
+        ranks.send_(tensor)
 
 
 # {name: (default steps of the warm-up, decay)}. A decay of 1 is the peak rate, 0 is final_factor. It is a function of

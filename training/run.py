@@ -26,7 +26,7 @@ from runs.checkpointer import AsyncCheckpointer
 from runs.directory import log_sizes
 from training import __version__
 from training.config import TrainConfig
-from training.distributed import Ranks, local
+from training.distributed import Ranks
 from training.optimizer import AdamW, Muon, make_optimizers, optimizer_state
 
 log = logging.getLogger("tinygpt")
@@ -46,7 +46,7 @@ class Run:
     data: Data
     model: GPT
     ddp_model: nn.Module
-    """The model for the training step: itself, wrapped by DDP, or sharded in place by FSDP."""
+    """The model for the training step: itself, or wrapped by DDP."""
     ranks: Ranks = field(default_factory=Ranks)
     compiled: bool = False
     """Whether torch compiles the model."""
@@ -132,17 +132,6 @@ class Run:
         """The name of dtype."""
         return str(self.dtype).removeprefix("torch.")
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether each rank holds only some rows of each weight (FSDP)."""
-        return self.ranks.launched and self.config.distributed != "ddp"
-
-    @property
-    def generates(self) -> bool:
-        """Whether evaluations write a sample."""
-        # Under FSDP they cannot: generation bypasses the hooks that gather the weights.
-        return self.config.sample_tokens > 0 and not self.is_sharded
-
     def micro_batch_starts(self) -> range:
         """Return the index in the global batch of the first sequence of each micro-batch here."""
         count = self.config.batch_size // self.ranks.size
@@ -194,18 +183,11 @@ class Run:
         progress.finished = finished
         self.started = time.perf_counter()
 
-        # Copy the tensors, unless this step's checkpoint has them already. Under FSDP gather them first.
-        weights = dict[str, Tensor]()
-        optimizer = dict[str, Tensor]()
-        if not self.ranks.broadcast(self.ranks.is_first and self.checkpointer.has(progress.step)):
-            weights = plain_weights(self.model)
-            optimizer = optimizer_state(self.model, self.optimizers)
-        if self.is_sharded:
-            from training.sharding import gather  # slow to import
-
-            weights = gather(weights)
-            optimizer = gather(optimizer)
+        # Save the tensors, unless this step's checkpoint has them already.
         if self.ranks.is_first:
+            has_tensors = self.checkpointer.has(progress.step)
+            weights = {} if has_tensors else plain_weights(self.model)
+            optimizer = {} if has_tensors else optimizer_state(self.model, self.optimizers)
             self.checkpointer.save(weights, optimizer, self.meta())
         return True
 
@@ -257,7 +239,7 @@ class Run:
 
     def weights_are_finite(self) -> bool:
         """Return whether the weights are finite on all ranks; every rank must call."""
-        finite = torch.stack([local(weight.detach()).isfinite().all() for weight in self.model.parameters()]).all()
+        finite = torch.stack([weight.detach().isfinite().all() for weight in self.model.parameters()]).all()
         return not self.ranks.max(float(not finite))
 
     def computed_on(self) -> dict[str, Any]:

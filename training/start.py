@@ -26,6 +26,7 @@ from data.tokenizer import read_tokenizer
 from model.attention.check import sees_future, unreached
 from model.attention.code import explained, run_code
 from model.cpu import keep_freed_memory
+from model.gpt import GPT
 from model.size import count_weights, memory_of, without_weights
 from model.weights import load_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
@@ -33,7 +34,7 @@ from runs.directory import lock_run, log_to, make_run_directory
 from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import TrainConfig
 from training.device import can_compile, choose_device, choose_precision, memory_errors
-from training.distributed import Ranks, new_model, parallelize
+from training.distributed import Ranks, parallelize, with_recompute
 from training.optimizer import load_optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
@@ -103,14 +104,14 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     torch.manual_seed(config.seed)
     lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
     with memory_errors(f"the model's weights are more than the memory of {device} holds", lower):
-        model = new_model(config, ranks, device)
+        model = with_recompute(GPT(config.model).to(device), config)
         if ranks.is_first:
             copy_pretrained(model)
         if saved and ranks.is_first:
             with readable(saved.path):
                 load_weights(model, load_file(saved.path / WEIGHTS))
         compiled = choose_compile(config, device, steps_to_take(config, model))
-        ddp_model = parallelize(model, ranks, config.distributed, device, precision, compiled)
+        ddp_model = parallelize(model, ranks, device, compiled)
 
     # Build the run, with its progress.
     own_tokenizer = encoding is not None and not config.data.is_task
@@ -244,7 +245,7 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
     model = config.model
     memory = memory_of(device)
     parameters = count_weights(replace(model, vocab_size=model.vocab_size or FEWEST_IDS))[1]
-    state = 12 * parameters // (ranks.size if config.distributed == "fsdp" else 1)
+    state = 12 * parameters
     share = rank_batch_size(config, ranks.size)
     micro = config.micro_batch_size or share
     sequence = model.block_size * (8 + 2 * model.n_embd * model.n_layer)

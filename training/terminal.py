@@ -37,7 +37,7 @@ class Terminal(Logger):
         self.run = run
         progress = run.progress
         if not progress.step:
-            processes = f" × {run.ranks.size} ({run.config.distributed})" if run.ranks.size > 1 else ""
+            processes = f" × {run.ranks.size}" if run.ranks.size > 1 else ""
             about = "\n".join(describe(replace(run.config, max_steps=run.max_steps), run.data, run.model))
             log.info("%s, on %s%s in %s\noutput    %s", about, run.device, processes, run.precision, run.directory)
         bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
