@@ -1,7 +1,7 @@
 """Measure how well a checkpoint predicts text:  python eval.py [NAME=VALUE ...]
 
 python eval.py                                 # the newest run, on its validation split
-python eval.py data.path=notes.txt against=outputs/DATE/TIME-xxxx page=text.html
+python eval.py data.path=notes.txt against=outputs/DATE/TIME-xxxx
 python eval.py tales=true                      # how many of its tales keep every fact
 """
 

@@ -1,13 +1,10 @@
 """The work of eval.py: scores of a text or of a task, and tales."""
 
 from collections import Counter
-from contextlib import nullcontext
-from pathlib import Path
 
 import torch
 
 from common.errors import CheckpointError, SettingsError, naming
-from common.files import writing
 from common.text import seen_from_here, visible
 from data.config import VOCABULARIES
 from data.tales import first_slip
@@ -17,7 +14,6 @@ from generation.config import EvalConfig, SampleConfig
 from generation.generate import encode_prompt, generate
 from generation.score import BLOCK_BYTES, PASS_TOKENS, Scores, ScoringParams, compare, learned_task, load_text, score
 from model.attention.code import run_code
-from pages.reading import write_page
 from runs.checkpoint import Checkpoint, open_checkpoint, readable
 from runs.metrics import Evaluation
 from training.device import choose_device, choose_precision
@@ -54,12 +50,11 @@ def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
         return []
     if config.data.path is None and checkpoints[0].encoding is None:
         return score_task(config, checkpoints[0])
-    with writing("page", config.page) if config.page else nullcontext() as page:
-        return score_text(config, checkpoints, page)
+    return score_text(config, checkpoints)
 
 
-def score_text(config: EvalConfig, checkpoints: list[Checkpoint], page: Path | None) -> list[Scores]:
-    """Print and return the scores of checkpoints on one text; write its page if asked for."""
+def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores]:
+    """Print and return the scores of checkpoints on one text."""
     # Score the text by each checkpoint, in the tokens of that checkpoint's tokenizer.
     description, texts = load_text(config.data.path, checkpoints)
     params = [scoring_params(checkpoint, config) for checkpoint in checkpoints]
@@ -74,9 +69,7 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint], page: Path | N
     totals = [each.total for each in scores]
     print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
     print_columns(checkpoints, totals, TEXT_FIGURES)
-    bits = " and ".join(f"{each.bpb:.4f}" for each in totals)
     print(f"{'gzip':12}{gzip_bits(checkpoints[0].tokenizer, texts[0]):.4f} bits/byte")
-    summary = f"{description}. Bits per byte: {bits}."
     if len(scores) > 1:
         difference, stderr = compare(*scores)
         figure = f"{difference:+.4f}"
@@ -85,10 +78,6 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint], page: Path | N
             figure += f" ± {stderr:.4f}"
             note = "standard error"
         print(f"difference  {figure} bits/byte ({note})")
-        summary += f" The second minus the first: {figure}."
-    if page:
-        write_page(page, checkpoints, texts, params, summary)
-        print(f"page        {visible(config.page)}")
     return scores
 
 
@@ -96,9 +85,8 @@ def score_task(config: EvalConfig, checkpoint: Checkpoint) -> list[Evaluation]:
     """Print and return the score of a checkpoint on its task, on held-out sequences."""
     task = learned_task(checkpoint)
     block_size = checkpoint.model.config.block_size
-    for name, path in (("page", config.page), ("against", config.against)):
-        if path:
-            raise SettingsError(f"{name}={path} needs a text, and data={task.name} has none", "leave it out")
+    if config.against:
+        raise SettingsError(f"against={config.against} needs a text, and data={task.name} has none", "leave it out")
     batch_size = max(1, PASS_TOKENS // block_size)
     autocast = scoring_params(checkpoint, config).autocast
     result = evaluate(checkpoint.model, task, block_size, batch_size, autocast)

@@ -55,7 +55,11 @@ def naming(setting: str) -> Iterator[None]:
     try:
         yield
     except SettingsError as error:
-        raise type(error)(f"{setting}: {error.problem}", error.remedy) from error
+        name, _, value = setting.partition("=")
+        # The message may begin with the same value, as NAME=VALUE or checkpoint=VALUE: it is not said twice.
+        problem = error.problem.removeprefix(f"{name}=").removeprefix("checkpoint=")
+        problem = problem.removeprefix(value) if problem.startswith(f"{value} ") else f": {problem}"
+        raise type(error)(f"{setting}{problem}", error.remedy) from error
     except ValueError as error:
         raise SettingsError(f"{setting}: {first_line(error)}") from error
 

@@ -122,9 +122,6 @@ class EvalConfig:
     """Distance between the scored sequences; an eighth of block_size if null. Every token after
     the first block_size has at least block_size - stride tokens before it. 1 is exact and slow; block_size
     is the largest and fastest, and the one that the trainer reports."""
-    page: str | None = None
-    """File for an .html page of the text: the surprise at each token, the likeliest alternatives
-    and the attention of every head."""
     tales: bool = False
     """Instead of scoring, let a model of data=tales write 64 tales; print the right share.
     A tale is right if it keeps names, pronouns, things and who has them to its end."""
@@ -137,10 +134,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         at_least("stride", self.stride, 1)
-        if self.page and not self.page.endswith(".html"):
-            raise SettingsError(f"page={self.page} is a page", "give its name the ending .html")
         # Tales take the place of scoring, to which these settings belong.
-        of_scoring = {"against": self.against, "stride": self.stride, "page": self.page, "data.path": self.data.path}
+        of_scoring = {"against": self.against, "stride": self.stride, "data.path": self.data.path}
         for name, value in of_scoring.items():
             if self.tales and value:
                 raise SettingsError(f"{name}={value} and tales=true are both given", "choose one")

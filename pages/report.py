@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import tiktoken
 import torch
 
 from common.files import replace_text
+from common.text import visible
 from model.heads import for_each_layer
 from pages.kit import packed_shares
 from pages.runs import RECORD, run_page
-from pages.text import name_of
 from runs.directory import open_log
 from runs.metrics import Row
 from training.evaluation import first_sequences
@@ -129,3 +130,17 @@ def commit() -> str | None:
         return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def name_of(tokenizer: tiktoken.Encoding, token: int) -> str:
+    """Return the visible name of a token.
+
+    That is its text; its bytes as ‹E6› if they are part of a character; its id as ‹257› if it has no bytes.
+    """
+    try:
+        content = tokenizer.decode_single_token_bytes(token)
+        return visible(content.decode())
+    except UnicodeDecodeError:
+        return f"‹{content.hex(' ').upper()}›"
+    except KeyError:  # of a padded vocabulary
+        return f"‹{token}›"

@@ -11,7 +11,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from browser import data_of
 from conftest import random_gpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -201,11 +200,7 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
         ({"data": {"path": "{tmp}/empty"}}, "nothing to score"),
         ({"data": {"path": "{tmp}/binary"}}, "is binary"),
         ({"data": {}}, "one was not trained here and has no validation split: give a text with data.path="),
-        ({"against": "/no/where"}, "against=/no/where: checkpoint=/no/where does not exist"),
-        (
-            {"page": "/no/where.html"},
-            "page=/no/where.html cannot be written (No such file or directory): name another place",
-        ),
+        ({"against": "/no/where"}, "against=/no/where does not exist"),
     ],
     ids=str,
 )
@@ -239,28 +234,8 @@ def test_a_model_of_a_task_is_scored_on_its_windows_alone(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("task        recall: ") and f"accuracy    {found.accuracy:.4f}" in shown
     assert re.search(rf"nats/answer +{found.loss:.4f}\n", shown)
-    for name, path in (("page", "x.html"), ("against", asked["checkpoint"])):
-        with pytest.raises(SettingsError, match=rf"^{name}=.* needs a text, and data=recall has none: leave it out"):
-            score_checkpoints(EvalConfig(**asked, **{name: path}))
-
-
-# The page
-
-
-def test_the_page_tints_a_token_by_its_own_surprise_and_says_what_it_leaves_out(text_settings, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pages.reading.LONGEST", 50)
-    scores = score_checkpoints(EvalConfig(**text_settings, page="t.html", against=str(save(tmp_path / "two", 2))))
-    data = data_of(tmp_path / "t.html")
-    assert re.search(r"wide \(one\) and sdpa, .* wide \(two\)</title>", (tmp_path / "t.html").read_text())
-    for model, scored, other in zip(data["models"], scores, scores[::-1], strict=True):
-        assert len(model["bits"]) == 50 and model["bits"][0] is None
-        np.testing.assert_allclose(model["bits"][1:17], scored.nats[:16] / math.log(2), atol=1e-3)
-        np.testing.assert_allclose(model["other"][1:17], other.nats[:16] / math.log(2), atol=2e-3)
-    assert "Shown here are the first 50 tokens." in data["summary"]
-    apart = scores[1].total.bpb - scores[0].total.bpb
-    both = f"Bits per byte: {scores[0].total.bpb:.4f} and {scores[1].total.bpb:.4f}."
-    assert f"{both} The second minus the first: {apart:+.4f} ± " in data["summary"]
+    with pytest.raises(SettingsError, match=r"^against=.* needs a text, and data=recall has none: leave it out"):
+        score_checkpoints(EvalConfig(**asked, against=asked["checkpoint"]))
 
 
 def test_the_tokens_of_a_nanogpt_folder_are_those_of_the_checkpoints_tokenizer(

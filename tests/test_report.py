@@ -24,7 +24,6 @@ import pytest
 import torch
 from browser import browse, data_of, drawn_on_paper, needs_axe, needs_browser, violations
 from conftest import attention_maps
-from test_text_page import page_of_two
 
 from pages import report
 from pages.kit import shape
@@ -342,17 +341,16 @@ def test_a_link_leads_to_its_folder_whatever_that_is_called(tmp_path):
 
 
 @pytest.fixture
-def every_page(train_config, sweep, tmp_path) -> list[Path]:
+def every_page(train_config, sweep) -> list[Path]:
     train(train_config)
-    page_of_two(tmp_path / "text.html")
-    return [page_of(train_config), sweep, tmp_path / "text.html"]
+    return [page_of(train_config), sweep]
 
 
 @needs_browser
 @needs_axe
 @pytest.mark.parametrize("looks", [{}, {"dark": True}, {"width": 400}], ids=str)
 def test_axe_finds_nothing_wrong_on_any_page(every_page, looks):
-    assert [violations(page, **looks) for page in every_page] == [[], [], []]
+    assert [violations(page, **looks) for page in every_page] == [[], []]
 
 
 @needs_browser

@@ -361,7 +361,7 @@ def test_a_run_whose_only_checkpoint_is_unusable_is_refused_in_a_sentence_and_st
         typed = [f"resume={run}", "max_steps=2", f"data.path={train_config.data.path}"]
         refused = run_here("train.py", *typed, cwd=tmp_path)
         assert refused.returncode == 1 and len(refused.stderr.splitlines()) == 1, (forgery, refused.stderr)
-        named = f"resume={run}: checkpoint={run}/checkpoints/step_1 " if forgery in ("newer", "emptied") else ""
+        named = f"resume={run}: {run}/checkpoints/step_1 " if forgery in ("newer", "emptied") else ""
         assert refused.stderr.startswith(f"error: {named}"), refused.stderr
         assert {path: path.stat().st_size for path in run.rglob("*")} == before
 

@@ -149,7 +149,6 @@ def test_another_count_seed_or_grammar_is_another_text(monkeypatch):
         (TrainConfig, "data.tales.count=0", "data.tales.count=0 must be at least 1"),
         (TrainConfig, "data.tales.seed=many", "data.tales.seed=many is not a whole number"),
         (TrainConfig, "data.tales.seed=-1", "data.tales.seed=-1 must be at least 0"),
-        (EvalConfig, "page=a.html", "page=a.html and tales=true are both given: choose one"),
         (EvalConfig, "data.path=a", "data.path=a and tales=true are both given: choose one"),
         (EvalConfig, "stride=3", "stride=3 and tales=true are both given: choose one"),
         (EvalConfig, "against=a", "against=a and tales=true are both given: choose one"),

@@ -143,7 +143,7 @@ def restore(run: Run, saved: Saved) -> None:
 
 
 def check_end(run: Run) -> None:
-    """Raise SettingsError if a resumed run is past its last step, and tell of one that is at its end."""
+    """Raise SettingsError if a resumed run is past its last step; tell of one at its end."""
     resume = run.config.resume
     if run.max_steps and run.progress.step > run.max_steps:
         problem = f"max_steps={run.max_steps} ends before step {run.progress.step}, where resume={resume} is"
