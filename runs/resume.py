@@ -51,10 +51,7 @@ class Saved(NamedTuple):
 
 
 def refuse_used(directory: Path) -> None:
-    """Raise SettingsError if a directory is below a file, or holds a run."""
-    file = next((place for place in (directory, *directory.parents) if place.is_file()), None)
-    if file:
-        raise SettingsError(f"run_dir={directory} cannot be made, because {file} is a file", "choose another folder")
+    """Raise SettingsError if a directory holds a run."""
     if checkpoints_by_step(directory / "checkpoints"):
         remedy = f"choose another, remove it first, or continue it by {hydra_quoted('resume', directory)}"
         raise SettingsError(f"run_dir={directory} already holds a run", remedy)

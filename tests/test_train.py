@@ -264,9 +264,7 @@ def test_the_recipe_for_a_cpu_reaches_nanogpts_loss(tmp_path):
 # What cannot be
 
 
-def test_mistakes_that_need_no_text_are_told_before_it_is_prepared_or_a_run_overwritten(
-    train_config, tmp_path, monkeypatch
-):
+def test_mistakes_that_need_no_text_are_told_before_it_is_prepared_or_a_run_overwritten(train_config, monkeypatch):
     train(replace(train_config, max_steps=1, sample_tokens=0))
     before = metrics(train_config.run_dir)
     monkeypatch.setattr(start_module, "open_data", lambda *arguments, **options: pytest.fail("prepared"))
@@ -274,9 +272,6 @@ def test_mistakes_that_need_no_text_are_told_before_it_is_prepared_or_a_run_over
     with pytest.raises(SettingsError, match=said):
         train(train_config)
     assert metrics(train_config.run_dir) == before
-    for place in ("text.txt", "text.txt/run"):
-        with pytest.raises(SettingsError, match=rf"run_dir=.*{place} cannot be made, because .*text\.txt is a file"):
-            train(replace(train_config, run_dir=str(tmp_path / place)))
     for processes in (3, 4):
         monkeypatch.setattr(Ranks, "of_torchrun", lambda size=processes: Ranks(size=size))
         with pytest.raises(SettingsError, match=f"batch_size=8 .* micro_batch_size=4 × {processes}, the number of"):
