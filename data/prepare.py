@@ -129,7 +129,7 @@ def make_folder(
         if isinstance(tokenizer, TokenizerConfig):
             tokenizer = make_tokenizer(tokenizer, split.sample(BPE_CHARACTERS * tokenizer.vocab_size))
         save_tokenizer(tokenizer, unfinished / "tokenizer.json")
-        write_tokens(split, tokenizer, unfinished, log)
+        write_tokens(split, tokenizer, unfinished)
         # Check that nobody changed the text meanwhile, and that both splits have tokens.
         if Source(source.config).fingerprint != source.fingerprint:
             problem = f"data={source.config.source} changes while it is read ({source.description})"
@@ -251,10 +251,9 @@ def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     yield job
 
 
-def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> None:
+def write_tokens(split: Split, encoding: Encoding, folder: Path) -> None:
     """Write train.bin and val.bin, in the order of the text, encoded on all cores."""
     dtype = token_dtype(encoding.n_vocab)
-    logged = time.monotonic()
     mark = np.array([encoding.eot_token], np.uint32)
 
     def encode(job: list[Piece]) -> list[np.ndarray]:
@@ -273,10 +272,6 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path, log: Log) -> No
                 for (name, _, text), ids in zip(job, encoded, strict=True):
                     files[name].write(ids.astype(dtype).tobytes())
                     bar.update(len(text))
-            # Log a line every 30 seconds if no terminal shows the bar.
-            if bar.disable and time.monotonic() > logged + 30:
-                log(f"{files['train'].tell():,} bytes of tokens are written.")
-                logged = time.monotonic()
 
 
 def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> TokenDataset:

@@ -104,12 +104,6 @@ def test_a_folder_of_the_cache_is_nanogpts_train_bin_and_val_bin(tmp_path, text_
     assert (prepare.token_dtype(65_536), prepare.token_dtype(65_537)) == (np.dtype("<u2"), np.dtype("<u4"))
 
 
-def test_without_a_terminal_a_line_at_least_every_half_minute_says_how_far_it_is(tmp_path, text_file, monkeypatch):
-    monkeypatch.setattr(prepare.time, "monotonic", itertools.count(0, 31).__next__)
-    prepared(tmp_path, text_file, log=(log := []))
-    assert log[1:] == ["11,342 bytes of tokens are written."]
-
-
 @pytest.mark.parametrize("head", [100_000, 10**9])
 def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monkeypatch, head):
     monkeypatch.setattr(prepare, "HEAD", head)  # the last file is beyond the first
