@@ -42,12 +42,12 @@ def in_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
-def progress_bar(is_shown: bool = True, **options: Any) -> "tqdm[NoReturn]":
+def progress_bar(**options: Any) -> "tqdm[NoReturn]":
     """Return a tqdm bar, hidden in a sweep's worker and on a dumb terminal."""
-    is_hidden = not is_shown or parent_process() is not None
+    is_worker = parent_process() is not None
     # None lets tqdm hide the bar if stderr is no terminal, which a notebook's never is.
     disable = False if in_notebook() else os.environ.get("TERM") == "dumb" or None
-    return tqdm(disable=is_hidden or disable, dynamic_ncols=True, **options)
+    return tqdm(disable=is_worker or disable, dynamic_ncols=True, **options)
 
 
 def ending_signals() -> list[int]:

@@ -298,8 +298,6 @@ def test_bars_are_for_terminals_that_can_go_back_and_for_notebooks(monkeypatch, 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     with progress_bar(total=2) as bar:
         assert bar.disable is not shown
-    with progress_bar(False, total=2) as bar:
-        assert bar.disable
     monkeypatch.setattr("common.console.parent_process", lambda: "a sweep")
     with progress_bar(total=2) as bar:
         assert bar.disable

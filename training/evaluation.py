@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from common.console import progress_bar
 from data.batches import Batch
 from data.prepare import TokenDataset
 from data.tasks import Data
@@ -60,10 +59,6 @@ def evaluate(
     figures = []
     sizes = []
     batches = data.validation(block_size, batch_size, max_tokens)
-    total = data.validation_tokens(block_size, max_tokens)
-    bar = progress_bar(
-        ranks.is_first, total=total, desc="evaluating", unit="token", unit_scale=True, delay=2, leave=False
-    )
     with eval_mode(model):
         while batch_of_ranks := list(itertools.islice(batches, ranks.size)):
             # At the end a rank without a batch repeats another's, whose figures it leaves out.
@@ -75,8 +70,6 @@ def evaluate(
                 zeros = own_figures.new_zeros(len(own_figures), len(targets))
                 figures.append(own_figures if rank == ranks.rank else zeros)
                 sizes.append(lengths[targets])
-                bar.update(batch.inputs.size)
-    bar.close()
 
     # Sum over the ranks: each has zeros for the batches of the others.
     all_nats, *hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
