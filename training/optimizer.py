@@ -270,13 +270,8 @@ def load_optimizer_state(
     saved: dict[str, Tensor],
     ranks: Ranks,
 ) -> None:
-    """Load rank 0's `saved` optimizer_state() on all ranks; ValueError on rank 0 if it misfits."""
+    """Load rank 0's `saved` optimizer_state() on all ranks; KeyError if a tensor is missing."""
     state = optimizer_state(model, optimizers)
-    if ranks.is_first:
-        shapes, saved_shapes = ({name: t.shape for name, t in tensors.items()} for tensors in (state, saved))
-        wrong = shapes.items() ^ saved_shapes.items()
-        if wrong:
-            raise ValueError(f"the optimizer's {min(wrong)[0]} is missing, or does not have its shape")
     for name, tensor in state.items():
         if ranks.is_first:
             tensor.copy_(saved[name])
