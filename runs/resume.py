@@ -94,11 +94,10 @@ def newest_intact(run: Path) -> Saved:
     return newest(run, lambda path: Saved(path, verify_checkpoint(path)), log.warning)
 
 
-def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, Any]:
+def settings_to_go_on(run: Path, known: Collection[str]) -> dict[str, Any]:
     """Return the settings that a resumed run inherits, nested, without its paths if it moved.
 
     known: the dotted names of all settings; CheckpointError if the run has others.
-    typed: names of the settings that are given. Raises SettingsError if a moved run needs data.path among them.
     """
     meta = newest(run, read_meta)
     refuse_unknown(f"resume={run}", [name for name in flat(meta.config) if name not in known], meta)
@@ -107,13 +106,9 @@ def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] 
     # A moved run may come from another person or machine: its paths and its wandb settings stay behind.
     if meta.home != str(run.resolve()):
         with readable(run):
-            path = settings["data"].get("path")
             data = settings["data"].items()
             settings |= {"data": {name: value for name, value in data if name not in ("path", "cache_dir")}}
         settings.pop("wandb", None)
-        if path and not {"data", "data.path"} & {*typed}:
-            problem = f"resume={run} was moved here from {meta.home}, where it had data.path={path}"
-            raise SettingsError(problem, "give data.path=, the place of its text now")
     return settings
 
 
