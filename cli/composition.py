@@ -175,7 +175,9 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> st
         raise
     except InterpolationResolutionError:  # a value that only the job knows, such as ${hydra:job.num}
         return None
-    with_torch().check_job_start(config, cfg.hydra.runtime.choices["hydra/launcher"])
+    # A cluster's machines have other devices and files. A plan itself refuses a device that is missing here.
+    on_cluster = cfg.hydra.runtime.choices["hydra/launcher"] == "submitit_slurm"
+    with_torch().check_start(config, is_here=not on_cluster and not config.dry_run)
     return config.code_hash
 
 

@@ -21,7 +21,7 @@ from runs.resume import find_run, settings_to_go_on
 from training.config import TrainConfig
 from training.distributed import Ranks
 from training.pretrained import pretrained_config
-from training.start import check_start
+from training.start import check_start as check_start
 
 log = logging.getLogger("tinygpt")
 
@@ -66,12 +66,6 @@ def idle_model_settings(model: GPTConfig) -> dict[str, str]:
     # A choice of model= may set n_head, and position=learned is the GPT's, not the attention's.
     used = {"n_head"} | ({"position"} if model.position != "alibi" else set())
     return {f"model.{name}": f"attention={model.attention}" for name in unused_settings(model) - used}
-
-
-def check_job_start(config: TrainConfig, launcher: str) -> None:
-    """Raise SettingsError if a job of a sweep cannot run, before its text is read."""
-    # A cluster's machines have other devices and files. A plan itself refuses a device that is missing here.
-    check_start(config, is_here=launcher != "submitit_slurm" and not config.dry_run)
 
 
 def device_of_job(device: str, number: int) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,7 @@ class Run:
         """Return the meta.json of a checkpoint of the run's current state."""
         return Meta(
             config=asdict(self.config),
-            progress=Progress(**asdict(self.progress)),
+            progress=replace(self.progress),
             home=str(self.directory.resolve()),
             data=self.data.fingerprint,
             own_tokenizer=self.own_tokenizer,

@@ -184,7 +184,7 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
     sized = replace(config.model, vocab_size=config.model.vocab_size or FEWEST_IDS)
     if is_here:
         ranks = Ranks.of_torchrun()
-        refuse_unable(config, choose_device(config.device, ranks.local_rank, ranks.local_size), ranks)
+        check_machine(config, choose_device(config.device, ranks.local_rank, ranks.local_size), ranks)
     else:
         count_weights(sized)
 
@@ -198,8 +198,12 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Refuse settings that cannot train on this machine, and set determinism."""
-    refuse_unable(config, device, ranks)
+    """Set determinism; SettingsError if the model is too large here, or fails, or wandb is not set up."""
+    refuse_too_large(config, device, ranks)
+    if config.code:
+        try_code(config, config.code)
+    if config.wandb.active_mode == "online" and ranks.is_first:
+        check_key()
 
     # Set determinism, only if it changes: that imports torch's compiler, which takes longer than torch itself.
     if config.deterministic:
@@ -207,15 +211,6 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
         torch.backends.cudnn.benchmark = False
     if config.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(config.deterministic)
-
-
-def refuse_unable(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Raise SettingsError if the model is too large here, or fails, or wandb is not set up."""
-    refuse_too_large(config, device, ranks)
-    if config.code:
-        try_code(config, config.code)
-    if config.wandb.active_mode == "online" and ranks.is_first:
-        check_key()
 
 
 def try_code(config: TrainConfig, file: str) -> None:
