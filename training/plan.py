@@ -269,13 +269,10 @@ def size_lines(
     shape = [f"{name}={flat(asdict(chosen))[name]}" for name in names]
     words = typed_arguments(("dry_run", "model", *names)) + shape
     deserved = f"{minutes:g} minutes and this text: {count_parameters(model).total():,} parameters"
-    lines = [
+    return [
         f"size      for {deserved}, about {plural(steps, 'step')}, {passes:,.1f} epochs, roughly {bpb:.1f} bits/byte",
         f"          {command('train.py')} {shlex.join(words)}",
     ]
-    if passes > EPOCHS:
-        lines.append(f"          the text is seen more than {EPOCHS} times, and teaches less each time: add text")
-    return lines
 
 
 def with_width(config: TrainConfig, width: int) -> TrainConfig:
