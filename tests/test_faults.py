@@ -185,7 +185,7 @@ def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, 
         train(replace(short, resume=short.run_dir))
         assert steps_of(run) == [1, 2, 3, 4, 5, 6] and not list(run.glob("checkpoints/.*"))
     else:
-        assert "there is no good checkpoint yet" in told and "start a new run" in str(ended.value)
+        assert "the last good checkpoint is None" in told and "start a new run" in str(ended.value)
 
 
 def test_a_stop_that_cannot_be_saved_is_an_error_and_not_a_stop(short, monkeypatch):
@@ -332,7 +332,7 @@ def test_a_step_that_is_skipped_in_fp16_is_saved_unless_the_scale_cannot_fall_fu
     config = replace(train_config, precision="fp16", max_steps=12, eval_interval=100, sample_tokens=0)
     train(replace(config, checkpoint_interval=4, keep_checkpoints=9))
     assert sorted(int(one.name[5:]) for one in Path(config.run_dir).glob("checkpoints/step_*")) == saved
-    assert ("step 8 is skipped, so it is not saved" in caplog.text) == (8 not in saved)
+    assert ("step 8 is not finite, so it is not saved" in caplog.text) == (8 not in saved)
 
 
 def test_weights_that_are_not_finite_replace_no_checkpoint(train_config, monkeypatch, caplog):
@@ -345,7 +345,7 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(train_config, monkeyp
     config = replace(train_config, eval_interval=100, checkpoint_interval=1, keep_checkpoints=1, sample_tokens=0)
     with pytest.raises(SettingsError, match="a weight is not finite at the end: lower optimizer"):
         train(config)
-    assert "step 14 has weights that are not finite, so it is not saved: the checkpoints stay" in caplog.text
+    assert "step 14 is not finite, so it is not saved: the checkpoints stay" in caplog.text
     assert load_checkpoint(Path(config.run_dir) / "checkpoints/last").meta.progress.step == 13
 
 

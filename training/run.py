@@ -176,8 +176,7 @@ class Run:
         # In fp16 a skipped step is no divergence while the scale of the loss can fall; elsewhere the scale is 1.
         diverges = progress.skipped_in_a_row and self.scaler.get_scale() <= 1
         if (diverges and not finished) or not self.weights_are_finite():
-            reason = "is skipped" if progress.skipped_in_a_row else "has weights that are not finite"
-            log.warning("step %d %s, so it is not saved: the checkpoints stay as they are.", progress.step, reason)
+            log.warning("step %d is not finite, so it is not saved: the checkpoints stay as they are.", progress.step)
             return False
         progress.seconds = self.seconds
         progress.finished = finished
