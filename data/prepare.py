@@ -22,8 +22,18 @@ import numpy as np
 from tiktoken import Encoding
 
 from common.console import progress_bar
-from common.errors import DataError, first_line, os_error_reason
-from common.files import UNFINISHED, is_locked, lock, read_foreign, reading, remove, replacing, user_path
+from common.errors import DataError, first_line
+from common.files import (
+    UNFINISHED,
+    is_locked,
+    lock,
+    os_errors_named,
+    read_foreign,
+    reading,
+    remove,
+    replacing,
+    user_path,
+)
 from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
 from data.shards import open_shards
@@ -61,7 +71,7 @@ def prepare(
     encoding: replaces `tokenizer`, as the one of a model to fine-tune does.
     prepares: False waits for another process to encode, such as rank 0.
     Encoding takes all cores and bounded memory. If two runs start at once, one encodes and the other waits. Raises
-    DataError if the text, the tokenizer or the cache folder cannot be used, or if the text changes meanwhile.
+    SettingsError if the text, the tokenizer or the cache folder cannot be used, or if the text changes meanwhile.
     """
     # Others have made the tokens of these sources.
     made = {"nanogpt": open_nanogpt, "llmc": open_llmc}
@@ -74,7 +84,7 @@ def prepare(
     tokenizer_key = tokenizer_content(encoding) if encoding else asdict(tokenizer)
     key = json.dumps([FORMAT, source.fingerprint, data.validation_fraction, tokenizer_key], sort_keys=True)
     folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    try:
+    with os_errors_named("data.cache_dir", data.cache_dir, "used", "give a writable folder on a disk with room"):
         # Fill the folder, or wait for the process that does.
         while not prepares and not is_whole(folder):
             time.sleep(0.1)
@@ -87,9 +97,6 @@ def prepare(
         encoding = encoding or read_tokenizer(folder / "tokenizer.json")
         train, val = open_folder(folder, encoding, str(folder), "delete this folder: the next run makes it again")
         return TokenDataset(encoding, train, val, folder.name, source.description, data.document_mask)
-    except OSError as error:
-        problem = f"data.cache_dir={data.cache_dir} cannot be used ({os_error_reason(error)})"
-        raise DataError(problem, "give a writable folder on a disk with room") from error
 
 
 def is_whole(folder: Path) -> bool:

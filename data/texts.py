@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from urllib.request import urlopen
 
 from common.errors import DataError, first_line, naming, os_error_reason
-from common.files import replacing, user_path
+from common.files import reading, replacing, user_path
 from data.config import DIVISIBLE, DataConfig
 from data.tales import LISTS, RULES, tales
 from data.tokenizer import LONGEST, pieces, replace_surrogates
@@ -242,17 +242,15 @@ def _dataset_records(config: DataConfig, files: Files) -> Iterator[tuple[str, di
 def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data.path") -> Files:
     """Return the regular files that a setting names: a file, a folder's or a glob's.
 
-    Leaves out a folder's hidden files, and those with other endings. Raises DataError if there is no file.
+    Leaves out a folder's hidden files, and those with other endings. Raises SettingsError if they cannot be found.
     """
 
     def fail(error: OSError) -> None:  # os.walk() would pass over a closed folder
         raise error
 
-    # Find the files, or the reason why there are none.
     root = user_path(setting, path)
-    problem = f"names no {' or '.join(endings) or 'regular'} file"
     found = [root]
-    try:
+    with reading(setting, path):
         if root.is_dir():
             walked = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
             shown = [file for file in walked if not any(part[0] == "." for part in file.relative_to(root).parts)]
@@ -260,11 +258,8 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
         elif not root.exists():
             found = [*map(Path, glob.glob(str(root), recursive=True))]  # noqa: PTH207 (Path.glob wants a relative one)
         files = sizes_of(found)
-    except OSError as error:
-        files = {}
-        problem = f"cannot be read ({os_error_reason(error)}: {error.filename})"
     if not files:
-        problem = f"{setting}={path} {problem} (seen from {Path.cwd()})"
+        problem = f"{setting}={path} names no {' or '.join(endings) or 'regular'} file (seen from {Path.cwd()})"
         raise DataError(problem, "give a file, a folder or a quoted glob that holds text")
     return files
 

@@ -15,7 +15,7 @@ from conftest import split_patterns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import DataError
+from common.errors import DataError, SettingsError
 from data import prepare
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import LONGEST_SHARE, Split, TokenDataset
@@ -344,7 +344,7 @@ def test_text_that_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path, mo
     if name == "full.txt":
         monkeypatch.setattr(prepare, "save_tokenizer", mock.Mock(side_effect=OSError(28, "No space left on device")))
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(SettingsError, match=message):
         prepared(tmp_path, tmp_path / name, name="bpe")
     assert cache_names(tmp_path) == []
 
