@@ -22,7 +22,13 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+)
 
 from cli.overrides import CONF, check_typed
 from common.console import show_log
@@ -224,7 +230,9 @@ def explain(error: BaseException) -> str | None:
         remedy = f"{quoted}, as in 'data.path=\"notes (1).txt\"'; ranges are choice(2,4,8) and range(1,5)"
         return f"cannot read the override {error.override!r}: {remedy}."
     for mistake in (error.__cause__, error):
+        if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):
+            return f"there is no setting {mistake.full_key}: --cfg hydra shows those of Hydra."
         if isinstance(mistake, OmegaConfBaseException):
-            problem = f"{mistake.full_key or 'a value'} cannot be read ({first_line(mistake)})"
-            return f"{problem}: ${{NAME}} stands for the value of a setting, and --cfg hydra shows those of Hydra."
+            place = mistake.full_key or "a value"
+            return f"{place} cannot be read ({first_line(mistake)}): ${{NAME}} stands for the value of a setting."
     return " ".join(str(error).split()) if isinstance(error, HydraException) else None

@@ -15,7 +15,7 @@ from common.text import flat
 Schema = TypeVar("Schema")
 MAY_BE_EMPTY = ("prompt", "sample_prompt")
 """Settings whose empty text has a meaning."""
-TRUTHS = {"true": True, "false": False}
+TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # Names of settings in other trainers, for the hint in an error.
 ALIASES = {"learning_rate": "optimizer.lr", "max_iters": "max_steps", "out_dir": "run_dir", "d_model": "model.n_embd"}
 

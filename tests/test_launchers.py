@@ -139,7 +139,7 @@ def test_each_cuda_device_has_a_job_or_else_each_core(monkeypatch):
 MISTAKES = {
     "hydra.launcher.n_jobs=0": "hydra/launcher=joblib gave up (n_jobs == 0",
     "hydra.launcher.n_jobs=two": "hydra.launcher.n_jobs cannot be read (Value 'two'",
-    "hydra.launcher.jobs=2": "hydra.launcher.jobs cannot be read (Key",
+    "hydra.launcher.jobs=2": "there is no setting hydra.launcher.jobs",
 }
 
 

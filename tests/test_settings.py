@@ -135,7 +135,7 @@ def test_what_is_not_text_is_read_by_its_type():
     assert from_arguments(EvalConfig, ["data.path=null", "stride=3"]) == EvalConfig(stride=3)
     assert from_arguments(SampleConfig, ["seed=3"], read).temperature == 1e-3  # on top of others
     numbers = ["max_steps=1e3", "max_flops=1e3", "batch_size=16.0", "grad_clip=2"]
-    many = composed(*numbers, "dry_run=true", "wandb.tags=[a, 5]")
+    many = composed(*numbers, "dry_run=on", "wandb.tags=[a, 5]")
     assert (many.max_steps, many.max_flops, many.batch_size, many.dry_run) == (1000, 1000.0, 16, True)
     assert many.wandb.tags == ["a", "5"] and isinstance(many.grad_clip, float)
 
@@ -206,7 +206,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "+foo=1": "there is no setting foo: --help all lists them",
     "data.path.x=3": "there is no setting data.path.x: did you mean data.path?",
     **{f"{alias}=1": f"did you mean {setting}" for alias, setting in ALIASES.items()},
-    "-m hydra.foo=1": "hydra.foo cannot be read (Key",
+    "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
     "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m, or leave it out",
     "model.n_head=many": "model.n_head=many is not a whole number",
     "max_steps=1.5": "max_steps=1.5 is not a whole number, or null",

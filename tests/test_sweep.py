@@ -297,8 +297,8 @@ MISTAKES = {
     "seed=1,two": "error: seed=two is not a whole number",
     "device=cpu,tpu": "error: device=tpu is not a device: choose auto, cpu",
     "hydra.sweep.dir=/proc/x seed=1,2": "hydra.sweep.dir=/proc/x cannot be used",
-    "hydra.sweeper.values=3": "hydra.sweeper.values cannot be read (Key",
-    "hydra.launcher.n_jobs=2 seed=1,2": "hydra.launcher.n_jobs cannot be read (Key",
+    "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
+    "hydra.launcher.n_jobs=2 seed=1,2": "there is no setting hydra.launcher.n_jobs",
     "hydra/sweeper=grid2 seed=1,2": "hydra/sweeper=grid2 does not exist: choose hydra/sweeper from",
 }
 
