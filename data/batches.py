@@ -16,7 +16,6 @@ import numpy as np
 from tiktoken import Encoding
 
 from common.errors import DataError
-from data.shards import Tokens
 from data.tokenizer import token_bytes
 
 
@@ -51,7 +50,7 @@ class Batches:
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: np.ndarray,
         block_size: int,
         batch_size: int,
         seed: int,
@@ -91,7 +90,7 @@ class Batches:
 
 
 def evaluation_batches(
-    tokens: Tokens, block_size: int, batch_size: int, max_tokens: int | None = None
+    tokens: np.ndarray, block_size: int, batch_size: int, max_tokens: int | None = None
 ) -> Iterator[np.ndarray]:
     """Yield sequences in the order of the text, int64 (B, T + 1).
 
@@ -112,9 +111,9 @@ def evaluation_batches(
         yield sequences_at(tokens, [targets - rest], rest + 1)  # (1, rest + 1)
 
 
-def sequences_at(tokens: Tokens, first_tokens: Iterable[int], length: int) -> np.ndarray:
+def sequences_at(tokens: np.ndarray, first_tokens: Iterable[int], length: int) -> np.ndarray:
     """Return `length` tokens from each position of `first_tokens` on, int64 (B, length)."""
-    # Shards have slices, but no arrays of indices. A slice reads its own tokens alone from the disk.
+    # Slices read their own tokens alone from the disk.
     return np.stack([tokens[first : first + length] for first in first_tokens]).astype(np.int64)
 
 
@@ -143,8 +142,8 @@ class TokenDataset:
     """
 
     tokenizer: Encoding
-    train: Tokens
-    val: Tokens
+    train: np.ndarray
+    val: np.ndarray
     fingerprint: str
     """A string that changes with the text, its split and the tokenizer."""
     description: str

@@ -10,7 +10,7 @@ TOKENIZERS = ("bpe", "byte", "gpt2", "cl100k_base", "o200k_base")
 VAL_FRACTIONS = {"stdlib": 0.04, "tales": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01, "hf": 0.01}
 # The synthetic tasks, with the default of data.task.vocab_size.
 VOCABULARIES = {"recall": 1024, "copy": 32, "induction": 16}
-SOURCES = (*VAL_FRACTIONS, "nanogpt", "llmc", *VOCABULARIES)
+SOURCES = (*VAL_FRACTIONS, "nanogpt", *VOCABULARIES)
 """The built-in sources; VOCABULARIES may get more from code=FILE."""
 DIVISIBLE = ("text", "jsonl", "hf")
 """The sources that data.separator divides into documents."""
@@ -61,13 +61,12 @@ class DataConfig:
 
     source: str = "stdlib"
     """Source of the text: stdlib (the running Python's standard library), tales (stories from a
-    grammar), shakespeare (downloads 1.1 MB), text, jsonl, hf, nanogpt, llmc, recall, copy or induction
+    grammar), shakespeare (downloads 1.1 MB), text, jsonl, hf, nanogpt, recall, copy or induction
     (synthetic tasks). jsonl has one JSON object a line. hf is a Hugging Face dataset,
-    streamed, or Parquet files. nanogpt is a folder with train.bin and val.bin, llmc a folder of llm.c's shards, such as
-    FineWeb's."""
+    streamed, or Parquet files. nanogpt is a folder with train.bin and val.bin."""
     path: str | None = None
     """For text, jsonl and hf: a file, a folder (searched at any depth) or a quoted glob;
-    .gz files are unpacked. For nanogpt and llmc: the folder. With source=stdlib, tales or shakespeare
+    .gz files are unpacked. For nanogpt: the folder. With source=stdlib, tales or shakespeare
     a path means source=text, or source=hf if it ends in .parquet."""
     separator: str | None = "<|endoftext|>"
     """For text, jsonl and hf: the text that separates documents; when null each file or record
@@ -95,7 +94,7 @@ class DataConfig:
             self.source = "hf" if str(self.path).endswith(".parquet") else "text"
         check_source(self.source)
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
-        needs_path = self.source in ("text", "jsonl", "nanogpt", "llmc") or (self.source == "hf" and not self.name)
+        needs_path = self.source in ("text", "jsonl", "nanogpt") or (self.source == "hf" and not self.name)
         if needs_path and not self.path:
             remedy = "give data.path=..., a file or folder, or for hf data.name=..., a dataset"
             raise SettingsError(f"data={self.source} has nothing to read", remedy)

@@ -36,7 +36,6 @@ from common.files import (
 )
 from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
-from data.shards import open_shards
 from data.texts import Source, fingerprint, sizes_of
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 
@@ -73,11 +72,9 @@ def prepare(
     Encoding takes all cores and bounded memory. If two runs start at once, one encodes and the other waits. Raises
     SettingsError if the text, the tokenizer or the cache folder cannot be used, or if the text changes meanwhile.
     """
-    # Others have made the tokens of these sources.
-    made = {"nanogpt": open_nanogpt, "llmc": open_llmc}
-    if data.source in made:
+    if data.source == "nanogpt":
         with reading("data.path", str(data.path)):
-            return made[data.source](data, tokenizer, encoding)
+            return open_nanogpt(data, tokenizer, encoding)
     # Name the folder by a hash of everything that the tokens depend on.
     root = user_path("data.cache_dir", data.cache_dir) / "tokens"
     source = Source(data)
@@ -304,24 +301,6 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     train, val = open_folder(folder, encoding, f"data.path={data.path}", remedy)
     name = f"nanogpt-{fingerprint(files)}"
     return TokenDataset(encoding, train, val, name, f"tokens of {data.path}", data.document_mask)
-
-
-def open_llmc(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> TokenDataset:
-    """Return the tokens of a folder of llm.c's shards, memory-mapped.
-
-    Raises DataError if a split has none, or if one is damaged or of another tokenizer than `encoding` or `tokenizer`.
-    """
-    folder = user_path("data.path", str(data.path))
-    files = [sizes_of(folder.glob(f"*_{split}[_.]*bin")) for split in SPLITS]
-    # Refuse a folder without shards before a tokenizer is downloaded.
-    if not all(files):
-        remedy = "give a folder with shards such as fineweb_train_000001.bin and fineweb_val_000000.bin"
-        raise DataError(f"data.path={data.path} has no shards for both splits (seen from {Path.cwd()})", remedy)
-    encoding = encoding or make_tokenizer(tokenizer, ())
-    train, val = (open_shards([*map(Path, split)], encoding.n_vocab) for split in files)
-    count = sum(map(len, files))
-    name = f"llmc-{fingerprint(files[0] | files[1])}"
-    return TokenDataset(encoding, train, val, name, f"{count:,} shards of {data.path}", data.document_mask)
 
 
 def open_folder(

@@ -17,7 +17,6 @@ import tiktoken
 from common.errors import DataError, damage_named, first_line
 from common.files import read_foreign
 from data.config import TokenizerConfig
-from data.shards import Tokens
 
 END_OF_TEXT = "<|endoftext|>"
 LONGEST = 1 << 18
@@ -120,7 +119,7 @@ def encode_text(encoding: tiktoken.Encoding, text: str) -> np.ndarray:
     return np.concatenate(encoded)
 
 
-def gzip_bits(encoding: tiktoken.Encoding, tokens: Tokens) -> float:
+def gzip_bits(encoding: tiktoken.Encoding, tokens: np.ndarray) -> float:
     """Return the bits per byte of gzip -9 for a text, or for the beginning of a long one."""
     beginning = tokens[:1_000_000]
     text = encoding.decode_bytes(beginning[beginning != encoding.eot_token].tolist())

@@ -211,7 +211,7 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
         tokenizer = build(TokenizerConfig, meta.config["tokenizer"])
     try:
         # Prepared tokens have the checkpoint's ids: its tokenizer saves a download.
-        given = meta.own_tokenizer or source.source in ("nanogpt", "llmc")
+        given = meta.own_tokenizer or source.source == "nanogpt"
         data = prepare(source, tokenizer, encoding=checkpoint.tokenizer if given else None)
     except DataError as error:
         raise DataError(f"the validation split of {path} cannot be read ({error.problem})", remedy) from error

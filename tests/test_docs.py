@@ -215,7 +215,7 @@ TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_siz
 TINY += ["sample_tokens=8", "data.cache_dir=cache"]
 RUN = ("training", "generation", "data", "tasks", "interop", "scaling", "hardware")
 # What needs a network, another project, a GPU, many processes, many runs or many minutes.
-ELSEWHERE = r"^-m|--help|nanogpt|experiment=|wandb|hf:|=hf|=llmc|parquet|gpt2|=shakespeare|max_minutes|max_flops"
+ELSEWHERE = r"^-m|--help|nanogpt|experiment=|wandb|hf:|=hf|parquet|gpt2|=shakespeare|max_minutes|max_flops"
 
 
 @pytest.mark.slow

@@ -251,7 +251,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m seed=1,2 hydra.sweep.dir=": "hydra.sweep.dir= is empty",
     **{f"{name}=~no_user/x": f"{name}=~no_user/x names no user" for name in ("resume", "init_from")},
     "resume=/nowhere": "resume=/nowhere holds no run (no folder checkpoints): give a run's directory, or auto",
-    "init_from=hf:": "init_from=hf:: checkpoint=hf: does not exist",
+    "init_from=hf:": "init_from=hf: does not exist",
     "init_from=nothere tokenizer=byte": "init_from=nothere: it does not exist",
     "=5": "cannot read '=5': settings are typed NAME=VALUE, without dashes; --help all lists them",
     "bogus": "cannot read 'bogus': settings are typed NAME=VALUE",

@@ -198,7 +198,7 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
-    """Set determinism; SettingsError if the model is too large here, or fails, or wandb is not set up."""
+    """Set determinism; SettingsError if the model is too large, fails, or wandb is not set up."""
     refuse_too_large(config, device, ranks)
     if config.code:
         try_code(config, config.code)
