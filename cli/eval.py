@@ -77,7 +77,7 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores
         if stderr is not None:
             figure += f" ± {stderr:.4f}"
             note = "standard error"
-        print(f"difference  {figure} bits/byte ({note})")
+        print(f"difference  {figure} bits/byte, the second less the first ({note})")
     return scores
 
 

@@ -127,7 +127,9 @@ class Source:
             if file.endswith(ENDINGS["jsonl"]):
                 self._note("Files of JSON lines read as they are (data=jsonl reads a field of each line)", 1, file)
             if "\r\n" in block:
-                self._note("Files whose lines end in \\r\\n, which the model learns (to convert: dos2unix)", 1, file)
+                self._note(
+                    "Files with \\r\\n at line ends, which the model learns (to convert: sed -i 's/\\r$//')", 1, file
+                )
             while block:
                 yield self._in_unicode(block, file)
                 block = stream.read(LONGEST)

@@ -147,7 +147,9 @@ def test_another_tokenizer_reads_the_documents_of_the_validation_split_and_no_ot
 def test_a_text_too_short_for_a_standard_error_is_compared_without_one(text_settings, tmp_path, text_file, capsys):
     text_file.write_text("a" * 1999)
     score_checkpoints(EvalConfig(**text_settings, against=str(save(tmp_path / "two", 2, BYTE))))
-    shown = r"^difference +[+-]\d\.\d+ bits/byte \(with a standard error from 2,000 bytes on\)$"
+    shown = (
+        r"^difference +[+-]\d\.\d+ bits/byte, the second less the first \(with a standard error from 2,000 bytes on\)$"
+    )
     assert re.search(shown, capsys.readouterr().out, re.M)
 
 

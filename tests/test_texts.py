@@ -146,7 +146,7 @@ def test_the_fingerprint_changes_with_the_files_and_settings_and_only_with_them(
 # What is in them
 
 
-CRLF = "Files whose lines end in \\r\\n, which the model learns (to convert: dos2unix)"
+CRLF = "Files with \\r\\n at line ends, which the model learns (to convert: sed -i 's/\\r$//')"
 FILLER = "x" * (LONGEST - 1)  # a character begins in the first block and ends in the second
 
 

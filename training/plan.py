@@ -269,10 +269,15 @@ def size_lines(
     shape = [f"{name}={flat(asdict(chosen))[name]}" for name in names]
     words = typed_arguments(("dry_run", "model", *names)) + shape
     deserved = f"{minutes:g} minutes and this text: {count_parameters(model).total():,} parameters"
-    return [
+    lines = [
         f"size      for {deserved}, about {plural(steps, 'step')}, {passes:,.1f} epochs, roughly {bpb:.1f} bits/byte",
         f"          {command('train.py')} {shlex.join(words)}",
     ]
+    if passes > EPOCHS:
+        lines.append(
+            f"          the text is read more than {EPOCHS} times: train shorter, add text, or set model.dropout=0.2"
+        )
+    return lines
 
 
 def with_width(config: TrainConfig, width: int) -> TrainConfig:

@@ -27,6 +27,7 @@ from training.run import Run
 log = logging.getLogger("tinygpt")
 
 EPOCHS = 4  # repeated as often, a text teaches almost as much as new text (Muennighoff et al. 2023)
+BY_HEART = "The model learns its text by heart: add text, train fewer steps, or set model.dropout=0.2"
 QUIET = 25  # seconds without a line after which a run without a bar logs its progress
 
 
@@ -112,15 +113,18 @@ class Terminal(Logger):
         progress = self.run.progress
         data = self.run.data
         best = progress.result
-        log.info("\nbest validation loss %.4f nats/%s", best, "token" if data.tokenizer else "answer")
+        unit = "token" if data.tokenizer else "answer"
+        log.info("\nbest validation loss %.4f nats/%s, at step %d", best, unit, progress.best_step)
         if isinstance(data, TokenDataset):
             log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
         chance = math.log(data.vocab_size)
         if progress.step and best > chance - 0.01:
             remedy = f"lower optimizer.lr={config.optimizer.lr:g}, or train longer"
             if isinstance(data, TokenDataset) and epochs(config, data, progress.step) > EPOCHS:
-                remedy = "the model knows its training text by heart: add text, or train fewer steps"
+                remedy = BY_HEART
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
+        elif isinstance(data, TokenDataset) and progress.metrics.get("val_loss", best) > 1.02 * best:
+            log.warning("since then the loss has risen; sample.py takes that step's checkpoint. %s", BY_HEART)
 
 
 def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
@@ -148,7 +152,7 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
             passes = epochs(config, data, config.max_steps)
             length += f", {passes:.2f} epochs"
             if passes > EPOCHS:
-                length += f"; beyond {EPOCHS} the text teaches ever less"
+                length += f"; beyond {EPOCHS} a model may learn the text by heart"
     else:
         counted = f"{plural(data.targets(block_size), 'answer')} in each sequence of {block_size:,} tokens"
         lines = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} sequences held out"]
