@@ -154,7 +154,7 @@ def make_run(
         return Batch(rows[:, :-1], rows[:, 1:])
 
     run.batch = batch
-    run.ddp_model = parallelize(run.model, run.ranks, "ddp", device, dtype, compiled)
+    run.ddp_model = parallelize(run.model, run.ranks, device, compiled)
     return run
 
 

@@ -20,7 +20,7 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         if not is_hydras and name not in GROUPS and name not in hints:
             raise unknown_setting(name, [*GROUPS, *hints])
         if is_hydras and not is_sweep:
-            raise SettingsError(f"{name}={value} is for sweeps", "add -m, or leave it out")
+            raise SettingsError(f"{name}={value} is for sweeps", "add -m; run_dir= names the folder of a run")
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         if "," in value and is_one and not is_sweep:
             raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")

@@ -368,6 +368,8 @@ class Decide(Grid):
         rows = [each.row(self.earliest) for each in record.comparisons]
         better = "more" if record.metric in LARGER else "less"
         chance = f"better or worse is false with a chance of {record.alpha:.3g} at most"
+        if record.delta is not None:
+            chance += ", and so is no difference; its intervals are narrower than those of between"
         first = literal_markdown(name_of(record.first))
         note = f"The differences are from the first, {first}; {better} is better; {chance}."
         settings = " ".join(map(shlex.quote, record.settings)) or "the defaults"

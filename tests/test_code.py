@@ -277,8 +277,11 @@ def test_a_modifier_that_reads_numbers_as_it_is_made_is_not_too_large(tmp_path):
     )
     body = "def __init__(self, *given):\n        super().__init__(*given)\n        torch.ones(3).sum().item()\n"
     mine = f"{head}@modifier('mine', changes='values')\nclass Mine(Modifier):\n    {body}"
-    file.write_text(f"{mine}    def mixes(self, q, k, v, x, ctx):\n        return q, k, v\n")
+    file.write_text(mine)
     with pytest.raises(SettingsError, match=r"line 5: modifier Mine changes nothing: override mix\(\), score\(\) or"):
+        run_code(str(file))
+    file.write_text(f"{mine}    def mixx(self, q, k, v, x, ctx):\n        return q, k, v\n")
+    with pytest.raises(SettingsError, match=r"line 5: modifier Mine has mixx, which nothing calls: write mix\(\)"):
         run_code(str(file))
     file.write_text(f"{mine}    def mix(self, q, k, v, x, ctx):\n        return q, k, v\n")
     run_code(str(file))
@@ -286,14 +289,17 @@ def test_a_modifier_that_reads_numbers_as_it_is_made_is_not_too_large(tmp_path):
         count_weights(GPTConfig(vocab_size=9, attention="sdpa+mine"))
 
 
+OWN_IDLE = (
+    f"import torch\nfrom model.attention.modifiers import Modifier\n{BEGINNING.replace('form', 'modifier')}"
+    "@modifier('idle', changes='result')\nclass Idle(Modifier):\n"
+    "    def __init__(self, layer, config):\n        super().__init__(layer, config)\n"
+    "        self.used, self.unused = (torch.nn.Parameter(torch.ones(())) for _ in range(2))\n"
+    "    def finish(self, y, v, x, ctx):\n        return y * self.used\n"
+)
+
+
 def test_a_parameter_that_no_gradient_reaches_is_named(tmp_path, caplog):
-    (tmp_path / "idle.py").write_text(
-        f"import torch\nfrom model.attention.modifiers import Modifier\n{BEGINNING.replace('form', 'modifier')}"
-        "@modifier('idle', changes='result')\nclass Idle(Modifier):\n"
-        "    def __init__(self, layer, config):\n        super().__init__(layer, config)\n"
-        "        self.used, self.unused = (torch.nn.Parameter(torch.ones(())) for _ in range(2))\n"
-        "    def finish(self, y, v, x, ctx):\n        return y * self.used\n"
-    )
+    (tmp_path / "idle.py").write_text(OWN_IDLE)
     found = run_here("attention=sdpa+idle", "code=idle.py", *tiny(tmp_path, max_steps=2), cwd=tmp_path)
     told = "attention=sdpa+idle: no gradient reaches modifiers.idle.unused, so training does not change it."
     assert found.returncode == 0 and found.stderr.count(told) + found.stdout.count(told) == 1, found
@@ -305,8 +311,14 @@ def test_the_check_of_own_heads_of_another_shape_ends_in_a_sentence(tmp_path):
     )
     command = [sys.executable, "-m", "model.attention.check", "short", f"code={tmp_path / 'own.py'}"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert found.returncode == 1 and found.stderr.startswith("error: attention=short"), found.stderr
-    assert "return (…, H, T, Dv), a row for each query" in found.stderr and "Traceback" not in found.stderr
+    assert found.returncode == 1 and found.stderr.startswith(f"error: code={tmp_path / 'own.py'}: RuntimeError"), found
+    assert "Traceback" not in found.stderr
+    (tmp_path / "own.py").write_text(OWN_IDLE)
+    command = [sys.executable, "-m", "model.attention.check", "sdpa+idle", f"code={tmp_path / 'own.py'}"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (
+        found.stdout.startswith("note: no gradient reaches modifiers.idle.unused of sdpa+idle\n") and not found.stderr
+    )
 
 
 @pytest.mark.parametrize(

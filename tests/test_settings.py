@@ -207,7 +207,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "data.path.x=3": "there is no setting data.path.x: did you mean data.path?",
     **{f"{alias}=1": f"did you mean {setting}" for alias, setting in ALIASES.items()},
     "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
-    "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m, or leave it out",
+    "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m; run_dir= names",
     "model.n_head=many": "model.n_head=many is not a whole number",
     "max_steps=1.5": "max_steps=1.5 is not a whole number, or null",
     "optimizer.lr=fast": "optimizer.lr=fast is not a number",

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from common.errors import SettingsError, first_line
+from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, MultiHeadAttention, make_attention
-from model.attention.code import run_codes
+from model.attention.code import explained, run_codes
 from model.attention.layer import SoftCapped
 from model.attention.masks import padding_mask
 from model.attention.recurrent import Recurrent, token_by_token
@@ -23,7 +23,6 @@ from model.cache import KVCache
 from model.config import GPTConfig
 
 B, T, C, H, HKV, WINDOW = 2, 24, 32, 4, 2, 5
-FORM_RESULT = "return (…, H, T, Dv), a row for each query"
 LONGEST = 1024  # tokens of the text in which sees_future() looks for a leak
 # |a - b| may reach absolute + relative · |b|: a few roundings of the type, over the T terms of a sum.
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2)}
@@ -139,7 +138,12 @@ CHECKS = {
 
 def make_layer(attention: str) -> MultiHeadAttention:
     """Make a small layer, as moved_layer() does."""
-    config = GPTConfig(
+    return moved_layer(small_config(attention))
+
+
+def small_config(attention: str) -> GPTConfig:
+    """Return the settings of a small layer."""
+    return GPTConfig(
         attention=attention,
         n_embd=C,
         n_head=H,
@@ -149,7 +153,6 @@ def make_layer(attention: str) -> MultiHeadAttention:
         block_size=T,
         vocab_size=2,
     )
-    return moved_layer(config)
 
 
 def moved_layer(config: GPTConfig) -> MultiHeadAttention:
@@ -220,7 +223,8 @@ def checked_output(layer: MultiHeadAttention, x: Tensor, attention: str) -> Tens
     """Return a layer's output; SettingsError if its shape is not that of x."""
     y = layer(x)
     if y.shape != x.shape:
-        raise SettingsError(f"attention={attention} makes {tuple(y.shape)} of tokens {tuple(x.shape)}", FORM_RESULT)
+        problem = f"attention={attention} makes {tuple(y.shape)} of tokens {tuple(x.shape)}"
+        raise SettingsError(problem, "return (…, H, T, Dv), a row for each query")
     return y
 
 
@@ -254,11 +258,17 @@ def main(arguments: list[str]) -> int:
     """
     # Run the files first: they register names. Try every layer once, before the long work, to find a mistake.
     attentions = run_codes(arguments)
+    files = [argument.removeprefix("code=") for argument in arguments if argument not in attentions]
     for attention in attentions:
         try:
             checked_output(make_layer(attention), torch.randn(B, T, C), attention)
         except (RuntimeError, TypeError) as error:  # its arguments, or heads of another shape, do not fit
-            raise SettingsError(f"attention={attention} fails ({first_line(error)})", FORM_RESULT) from error
+            if not files:
+                raise
+            raise explained(files[0], error) from error
+        untrained = unreached(small_config(attention))
+        if untrained:
+            print(f"note: no gradient reaches {', '.join(untrained)} of {attention}\n")
 
     # Print a table for each dtype, and by default one of all combinations.
     tables: list[tuple[torch.dtype, Iterable[str]]] = [(dtype, attentions or FORMS) for dtype in TOLERANCE]

@@ -4,6 +4,7 @@ A modifier is a class that overrides one of Modifier's methods. Most start as th
 equals the plain one. Modifiers act in the order of this file, but those that add a key act last.
 """
 
+import difflib
 import math
 from typing import ClassVar
 
@@ -40,9 +41,12 @@ class Modifier(nn.Module):
     """Whether finish() combines weights too, for a head that has several."""
 
     def __init_subclass__(cls) -> None:
+        hooks = ("mix", "score", "finish")
+        for name in vars(cls).keys() - {*hooks}:
+            if near := difflib.get_close_matches(name, hooks, n=1, cutoff=0.8):
+                raise SettingsError(f"modifier {cls.__name__} has {name}, which nothing calls", f"write {near[0]}()")
         if (cls.mix, cls.score, cls.finish) == (Modifier.mix, Modifier.score, Modifier.finish):
-            problem = f"modifier {cls.__name__} changes nothing"
-            raise SettingsError(problem, "override mix(), score() or finish(), spelt so")
+            raise SettingsError(f"modifier {cls.__name__} changes nothing", "override mix(), score() or finish()")
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__()
