@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -42,11 +41,11 @@ def fused_cross_entropy(
     loss_and_gradient: chunk_loss_and_gradient, which training may compile.
     largest_chunk: bytes of float32 logits at a time; by default it depends on the device.
 
-    Raises ValueError on a CPU for other targets than ids and IGNORED; on a GPU, which is not waited for, its kernels
-    assert that.
+    torch raises RuntimeError on a CPU for other targets than ids and IGNORED; on a GPU, which is not waited for, its
+    kernels assert that. There are no second derivatives: take F.cross_entropy of the logits for them.
     """
     how = (softcap, loss_and_gradient or chunk_loss_and_gradient, largest_chunk)
-    return _SummedNats.apply(x.flatten(0, -2), weight, targets.flatten(), *how)[0]
+    return _SummedNats.apply(x.flatten(0, -2), weight, targets.flatten(), *how)
 
 
 @torch.no_grad()
@@ -145,14 +144,14 @@ def chunk_loss_and_gradient(
 class _SummedNats(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx: Any,
         x: Float[Tensor, "N C"],
         weight: Float[Tensor, "V C"],
         targets: Int[Tensor, " N"],
         softcap: float | None,
         loss_and_gradient: Callable[..., Any],
         largest_chunk: int | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss and, for setup_context(), its gradients by x and weight."""
+    ) -> Tensor:
         ids = len(weight)
         dtype = autocast_dtype(x)
         is_scored = scored_places(targets)
@@ -162,11 +161,9 @@ class _SummedNats(torch.autograd.Function):
 
         # A task scores few targets: leave out the others if that waits for no device and there are numbers to read.
         some = None
-        if x.is_cpu and type(targets) is Tensor:
-            check_ids(targets, ids)
-            if 0 < np.count_nonzero(is_scored.numpy()) < len(is_scored):
-                some = is_scored
-                rows, scored, targets = rows[some], scored[some], targets[some]
+        if x.is_cpu and type(targets) is Tensor and 0 < is_scored.sum() < len(is_scored):
+            some = is_scored
+            rows, scored, targets = rows[some], scored[some], targets[some]
 
         # Loss and gradients, chunk by chunk.
         heads = padded(weight.to(dtype))
@@ -186,51 +183,16 @@ class _SummedNats(torch.autograd.Function):
             else:
                 to_heads += slope.mT @ counted
 
-        # The gradient of left-out targets is 0.
+        # The gradient of targets that do not count, or were left out, is 0.
         to_x = (to_x * scored).to(x.dtype)
         if some is not None:
             to_x = torch.zeros_like(x).masked_scatter_(some[:, None], to_x)
-        return summed, to_x, to_heads[:ids].to(weight.dtype)
+        ctx.save_for_backward(to_x, to_heads[:ids].to(weight.dtype))
+        return summed
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, weight, targets, ctx.softcap, *_ = inputs
-        gradients = output[1:]
-        ctx.mark_non_differentiable(*gradients)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, targets, *gradients)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor, *unused: None) -> tuple[Tensor | None, ...]:
-        x, weight, targets, to_x, to_weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # by create_graph=True or torch.func: someone may ask for second derivatives
-            slope = loss_slope(x, weight, targets, ctx.softcap).to(x.dtype)
-            to_x = slope @ weight.to(x.dtype)  # (N, V) @ (V, C)
-            to_weight = (slope.mT @ x).to(weight.dtype)  # (V, N) @ (N, C)
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # by create_graph=True: the second derivatives would be wrong
+            raise RuntimeError("the loss has no second derivatives: take F.cross_entropy of the logits")
+        to_x, to_weight = ctx.saved_tensors
         return to_x * upstream, to_weight * upstream, None, None, None, None
-
-
-def loss_slope(
-    x: Float[Tensor, "N C"],
-    weight: Float[Tensor, "V C"],
-    targets: Int[Tensor, " N"],
-    softcap: float | None,
-) -> Float[Tensor, "N V"]:
-    """Return the loss's derivative by each product x · head, itself differentiable."""
-    logits = F.linear(x, weight.to(x.dtype)).to(torch.promote_types(x.dtype, torch.float32))
-    scored = scored_places(targets)[:, None]
-    wanted = F.one_hot(targets.masked_fill(~scored[:, 0], 0), len(weight))
-    if softcap is None:
-        return (logits.softmax(-1) - wanted) * scored
-    squashed = torch.tanh(logits / softcap)
-    slope = (softcap * squashed).softmax(-1) - wanted
-    return slope * (1 - squashed.square()) * scored
-
-
-def check_ids(targets: Int[Tensor, "N 1"], ids: int) -> None:
-    """Raise ValueError for a target that is no id below `ids`."""
-    numbers = targets.numpy()
-    wrong = numbers[(numbers < 0) | (numbers >= ids)]
-    if len(wrong):
-        problem = f"targets hold {wrong[0]}, which is neither an id below {ids} nor"
-        raise ValueError(f"{problem} {' or '.join(map(str, IGNORED))}, which no loss counts.")
