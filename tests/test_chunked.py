@@ -86,21 +86,14 @@ def test_every_form_is_its_definition_at_every_length_with_a_cache_and_shared_he
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("form", DEFINITIONS)
-def test_every_form_is_its_definition_under_windows_documents_and_masks(form, dtype):
+def test_every_form_is_its_definition_under_windows_and_documents(form, dtype):
     for T, S in SIZES_OF[dtype]:
         seen, starts = causal_mask(T, S), documents(T, S)
-        holes = torch.rand(2, 1, T, S) < 0.7
-        holes[0, 0, T // 2] = False  # a query that sees nothing
-        by_head = torch.rand(4, T, S) < 0.5
         cases = [
             ({"window": 20}, causal_mask(T, S, window=20)),
             ({"window": 90}, causal_mask(T, S, window=90)),
             ({"doc_starts": starts}, seen & document_mask(starts, S)),
             ({"doc_starts": starts, "window": 30}, causal_mask(T, S, window=30) & document_mask(starts, S)),
-            ({"mask": holes}, seen & holes),
-            ({"mask": by_head, "window": 30}, causal_mask(T, S, window=30) & by_head),
-            ({"mask": holes, "doc_starts": starts}, seen & holes & document_mask(starts, S)),
-            ({"mask": torch.arange(S) % 3 > 0}, seen & (torch.arange(S) % 3 > 0)),
         ]
         for given, mask in cases:
             compare(
@@ -209,21 +202,17 @@ def test_in_bf16_only_the_products_are_rounded(form):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("given", ["nothing", "documents", "window", "holes", "everything"])
-def test_blocks_are_mobas_choice_under_documents_windows_and_masks(given, dtype):
+@pytest.mark.parametrize("given", ["nothing", "documents", "window", "both"])
+def test_blocks_are_mobas_choice_under_documents_and_windows(given, dtype):
     for T, S in SIZES:
         mask = causal_mask(T, S)
         more = {}
-        if given in ("documents", "everything"):
+        if given in ("documents", "both"):
             more["doc_starts"] = documents(T, S)
             mask = mask & document_mask(more["doc_starts"], S)
-        if given in ("window", "everything"):
+        if given in ("window", "both"):
             more["window"] = 90
             mask = mask & causal_mask(T, S, window=90)
-        if given in ("holes", "everything"):
-            more["mask"] = torch.rand(2, 4, T, S) < 0.7
-            more["mask"][0, 0, T // 2] = False
-            mask = mask & more["mask"]
         block = max(1, T // 8)
         column = torch.randn(2, 4, S)
 
@@ -239,7 +228,7 @@ def test_blocks_are_mobas_choice_under_documents_windows_and_masks(given, dtype)
         )
 
 
-@pytest.mark.parametrize("given", [{}, {"window": 40}, {"documents": True}, {"masked": True}])
+@pytest.mark.parametrize("given", [{}, {"window": 40}, {"documents": True}])
 def test_an_index_chooses_and_learns_as_the_layer_says(given):
     for T in (1, 7, 130, 300):
         config = AttentionConfig(
@@ -251,18 +240,14 @@ def test_an_index_chooses_and_learns_as_the_layer_says(given):
         x[:, 5::7] = x[:, :1]  # tokens that nothing tells apart
         q, k, v = inputs(T, T, heads=4)
         starts = documents(T, T) if "documents" in given else None
-        mask = None
-        if "masked" in given:
-            mask = torch.rand(2, 1, T, T) < 0.8
-            mask[0, 0, T // 2] = False
         learned = [layer.index_proj.weight, layer.index_norm.weight, layer.index_norm.bias]
 
-        ctx = AttentionContext(loss=torch.zeros((), dtype=torch.float64), doc_starts=starts, mask=mask)
+        ctx = AttentionContext(loss=torch.zeros((), dtype=torch.float64), doc_starts=starts)
         wanted = layer.attend(layer.see(q, k, v, ctx), x, ctx), ctx.loss
 
         asks, key, share = layer.index_proj(x).split(layer.index_proj.parts, -1)
         asks = asks.unflatten(-1, (layer.index_heads, -1)).transpose(1, 2)
-        call = Call(q, k, v, mask, starts, given.get("window"))
+        call = Call(q, k, v, doc_starts=starts, window=given.get("window"))
         index = asks, layer.index_norm(key), share
         found = chunks.chunked("softmax", call, index=index, best=layer.best, learns=True)
 

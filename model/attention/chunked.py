@@ -68,7 +68,6 @@ class Inputs(NamedTuple):
     index_k: Tensor | None  # (B, S, Di)
     index_w: Tensor | None  # (B, T, J)
     doc_starts: Tensor | None  # (B, T)
-    mask: Tensor | None  # bool, (B, H, T, S) or ones in place of any of these
     seed: Tensor | None  # (): where dropout begins to draw
 
 
@@ -404,9 +403,6 @@ class Operands:
             self.first_seen = torch.maximum(doc_starts, self.first_seen)
             bounds = torch.stack(self.first_seen.aminmax(dim=0))
             self.earliest, self.latest = bounds.flatten(1).tolist()
-        self.mask = inputs.mask
-        if self.mask is not None:
-            self.mask = self.mask.expand(-1, -1, self.T, self.S)
 
     def by_group(self, x: Tensor) -> Tensor:
         """(B, H, T, …) -> (N, G, T, …)."""
@@ -476,17 +472,13 @@ class Chunk:
         # before the first that all see.
         self.query = torch.arange(own, last, device=operands.device)[:, None]
         self.first_seen = operands.first_seen[:, :, self.now]
-        self.empty: Tensor | None = None
-        if operands.mask is None:
-            later = torch.ones(self.n, self.n, dtype=torch.bool, device=operands.device)
-            later = later.triu(0 if operands.form.strict else 1)
-            self.unseen = [(self.length - self.n, later)]
-            far = max(operands.latest[self.now])
-            if far > self.first:
-                key = torch.arange(self.first, far, device=operands.device)
-                self.unseen.append((0, key < self.first_seen))
-        else:
-            self.unseen = [(0, self.read_mask(operands.mask))]
+        later = torch.ones(self.n, self.n, dtype=torch.bool, device=operands.device)
+        later = later.triu(0 if operands.form.strict else 1)
+        self.unseen = [(self.length - self.n, later)]
+        far = max(operands.latest[self.now])
+        if far > self.first:
+            key = torch.arange(self.first, far, device=operands.device)
+            self.unseen.append((0, key < self.first_seen))
 
         # The statistic of each row, sink and bias: rows (N, G · n, 1), columns (N, G, 1, keys).
         self.statistic = operands.zero
@@ -505,26 +497,10 @@ class Chunk:
             self.row = row.view(N, -1, 1)
             self.column = operands.ordered(column, -1)[:, :, None]
 
-    def read_mask(self, mask: Tensor) -> Tensor:
-        """Return the keys that mask, causality, window and documents hide.
-
-        A query that sees nothing is let see all; its result is then 0, without a gradient: see `allowed_keys` in
-        contract.py.
-        """
-        key = torch.arange(self.first, self.places.stop, device=mask.device)
-        seen = (key <= self.query) & (key >= self.first_seen)
-        seen = seen & mask[:, :, self.now, self.places]  # (B or 1, H or 1, n, keys)
-        self.empty = ~seen.any(-1, keepdim=True)
-        seen = seen | self.empty
-        self.number_seen = seen.sum(-1, keepdim=True)
-        if self.operands.form.strict:
-            seen = seen & (key < self.query)
-        return ~seen
-
     def seen(self) -> Tensor:
         """Return how many keys each query sees, (N, G · n, 1)."""
         operands = self.operands
-        number = self.query + 1 - self.first_seen if self.empty is None else self.number_seen
+        number = self.query + 1 - self.first_seen  # (B or 1, 1, n, 1)
         number = number.expand(operands.B, operands.H, -1, -1).to(operands.dtype)
         return number.reshape(operands.N, -1, 1)
 
@@ -570,12 +546,6 @@ class Chunk:
                 begin, end = self.length - end, self.length - begin
             pairs = self.by_head(scores)[..., begin:end]
             pairs.add_(overlay(unseen, hidden, scores))
-
-    def without_empty(self, x: Tensor) -> Tensor:
-        """Return x (N, G · n, D), with zeros for queries that see nothing."""
-        if self.empty is None:
-            return x
-        return self.by_head(x).masked_fill(self.empty, 0).view(x.shape)
 
     def scores(self) -> Tensor:
         """Return the scores in a workspace."""
@@ -645,7 +615,7 @@ class BlockChoice:
 
         It is None unless all blocks are counted from the first key in reach.
         """
-        if len(chunk.unseen) > 1 or chunk.empty is not None:
+        if len(chunk.unseen) > 1:
             return None
         count = chunk.length // self.block
         whole = chunk.by_head(scores)[..., : count * self.block]
@@ -751,9 +721,6 @@ class IndexChoice:
         surprise = wanted.clamp_min(tiny).log2_().mul_(1 / LOG2E)
         surprise.sub_(found).mul_(wanted)
         d = found.mul_(LOG2E).exp2_().sub_(wanted)
-        if chunk.empty is not None:
-            surprise.masked_fill_(chunk.empty[:, 0], 0)
-            d.masked_fill_(chunk.empty[:, 0], 0)
         outputs.loss.add_(surprise.sum())
 
         # The gradients of w, q and k.
@@ -900,7 +867,7 @@ def forward_pass(operands: Operands, outputs: Outputs) -> None:
         part = torch.bmm(weights.to(operands.narrow), values)  # (N, G · n, keys) @ (N, keys, Dv)
         if factor is not None:
             part = part * factor
-        chunk.write(chunk.without_empty(part), y)
+        chunk.write(part, y)
         if statistic is not None:
             chunk.write(statistic, outputs.statistic)
 
@@ -958,7 +925,7 @@ def backward_pass(
         weights = form.again(scores, chunk)
 
         # The gradient of the weights, less Σ d w; that of a dropped one is 0.
-        arrived = chunk.without_empty(chunk.read(dy)).to(operands.narrow)  # (N, G · n, Dv)
+        arrived = chunk.read(dy).to(operands.narrow)  # (N, G · n, Dv)
         values = operands.values[:, reach]
         less = chunk.read(delta) if form.centred else operands.zero
         d = operands.multiply(operands.zero if p else less, arrived, values.mT, chunk.space(3))
@@ -1068,8 +1035,8 @@ def differentiate(
     # The first pass has computed the gradients of the index.
     d_index = [d_loss * x for x in outputs[5:]] if settings.learns else [None] * 3
 
-    # In the order of the inputs, then of the settings; documents, mask and seed have none.
-    found = [*gradients, d_sink, *d_index, None, None, None]
+    # In the order of the inputs, then of the settings; documents and seed have none.
+    found = [*gradients, d_sink, *d_index, None, None]
     of_inputs = [None if x is None else d for d, x in zip(found, inputs, strict=True)]
     return of_inputs, *[None] * len(settings)
 
@@ -1112,24 +1079,23 @@ def chunked(
 ) -> tuple[Tensor, Tensor]:
     """Return causal attention (B, H, T, Dv), and the loss of an index, 0 without one.
 
-    form: softmax, softcap (with `cap`), sigmoid, sparsemax or stick, over the keys of a call. one_more adds a key that
-        scores 0 and has the value zero. A query that sees nothing gets zeros.
+    call: without a mask.
+    form: softmax, softcap (with `cap`), sigmoid, sparsemax or stick, over the keys of the call. one_more adds a key
+        that scores 0 and has the value zero.
     index: the queries (B, J, T, Di), keys (B, S, Di) and weights (B, T, J) of an index, which chooses `best` keys for
         each query; learns: whether it learns to.
     block: the length of the blocks of keys, of which a query chooses `best`: see sparse.py.
     """
+    assert call.mask is None, "a call with a mask goes by a matrix of scores"
     q = call.q
     B, H, T, D = q.shape
     S = call.k.shape[2]
 
-    # Give bias and mask all four axes.
+    # Give the bias all axes.
     row = column = None
     if call.bias is not None:
         row = call.bias[0].expand(B, H, T)
         column = call.bias[1].expand(B, H, S)
-    mask = call.mask
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.ndim)]
 
     # Let a query before its document see itself: its result is set to zeros afterwards.
     doc_starts = call.doc_starts
@@ -1151,7 +1117,6 @@ def chunked(
         index_k,
         index_w,
         doc_starts,
-        mask,
         torch.randint(2**62, ()) if dropout_p else None,
     )
     scale = D**-0.5 if call.scale is None else call.scale

@@ -278,14 +278,15 @@ class MultiHeadAttention(nn.Module):
 
     def takes_chunks(self, call: Call, ctx: AttentionContext) -> bool:
         """Return whether chunked.py serves the call, faster and without a (T, S) matrix."""
-        # sdpa is faster still if only causality hides keys, or on a GPU if the caller's mask is such a matrix already.
-        if self.function is sdpa and (is_plain(call) or (call.mask is not None and not call.q.is_cpu)):
+        # sdpa is faster still if only causality hides keys.
+        if self.function is sdpa and is_plain(call):
             return False
         return hasattr(self.function, "by_chunks") and self.is_long(call, ctx)
 
     def is_long(self, call: Call, ctx: AttentionContext) -> bool:
         """Return whether chunks of queries are faster than a matrix of all scores, and can be taken."""
-        if ctx.weights_only or is_transformed() or call.q.device.type not in ("cpu", "cuda"):
+        # A mask is such a matrix already.
+        if ctx.weights_only or call.mask is not None or is_transformed() or call.q.device.type not in ("cpu", "cuda"):
             return False
         T = call.q.shape[-2]
         S = call.k.shape[-2]

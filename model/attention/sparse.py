@@ -96,8 +96,7 @@ class IndexedAttention(MultiHeadAttention):
             index_k = ctx.cache.append(self.layer_idx, "index", index_k, self.window)
 
         # A long text goes by chunks, loss and all.
-        by_head = call.mask is not None and call.mask.ndim > 2 and call.mask.shape[-3] > 1
-        if self.is_long(call, ctx) and not by_head and "logn" not in self.modifiers:  # which counts chosen keys
+        if self.is_long(call, ctx) and "logn" not in self.modifiers:  # which counts chosen keys
             y, loss = chunked(
                 "softmax",
                 self.modified(call, x, ctx),
