@@ -7,21 +7,26 @@ from conftest import close, layer
 from generation.config import SamplingParams
 from generation.generate import filter_logits, sample
 from model.attention import MultiHeadAttention
-from model.layers import SIDE, cumulative_sum
 
 FORMS = ("linear", "retention", "delta", "kda", "stick", "sparsemax", "sdpa+forget", "sdpa+fade")
 
 
 @pytest.fixture
 def no_cumsum(monkeypatch):
-    """Let the cumulative sum of floats raise, as it does on CUDA in deterministic mode."""
+    """Let the cumulative sum of floats raise, as it does on CUDA in deterministic mode, but for copies on the CPU."""
     cumsum = torch.Tensor.cumsum
+    copies = []
+
+    def cpu(x):
+        copies.append(x.clone())
+        return copies[-1]
 
     def raises(x, *dim, **dtype):
-        if x.is_floating_point():
+        if x.is_floating_point() and not any(x is copy for copy in copies):
             raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
         return cumsum(x, *dim, **dtype)
 
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     for owner in (torch, torch.Tensor):
         monkeypatch.setattr(owner, "cumsum", raises)
     torch.use_deterministic_algorithms(True)
@@ -42,19 +47,10 @@ def wanted():
     return {name: (*pair, output_and_gradients(*pair)) for name, pair in made.items()}
 
 
-def test_every_form_that_sums_up_trains_without_cumsum_as_with_it(wanted, no_cumsum):
+def test_every_form_that_sums_up_trains_without_cumsum_on_the_device_as_with_it(wanted, no_cumsum):
     for attention, x, results in wanted.values():
         for a, b in zip(output_and_gradients(attention, x), results, strict=True):
             close(a, b, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("n", [1, SIDE - 1, SIDE, SIDE + 1, SIDE**2 + 3])
-@pytest.mark.parametrize("dim", [0, -1])
-def test_a_sum_by_products_is_cumsum(n, dim, request):
-    x = torch.randn((n, 3) if dim == 0 else (3, n)).double()
-    wanted = x.cumsum(dim)
-    request.getfixturevalue("no_cumsum")
-    close(cumulative_sum(x, dim), wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_tokens_are_drawn_without_cumsum(no_cumsum):

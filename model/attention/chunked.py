@@ -717,11 +717,8 @@ class IndexChoice:
         found = self.index.clamp_min_(NEVER).add_(self.hidden).log_softmax(-1)
 
         # The loss and its gradient.
-        tiny = torch.finfo(wanted.dtype).tiny
-        surprise = wanted.clamp_min(tiny).log2_().mul_(1 / LOG2E)
-        surprise.sub_(found).mul_(wanted)
-        d = found.mul_(LOG2E).exp2_().sub_(wanted)
-        outputs.loss.add_(surprise.sum())
+        outputs.loss.add_(F.kl_div(found, wanted, reduction="sum"))
+        d = found.exp_().sub_(wanted)
 
         # The gradients of w, q and k.
         d = d[:, None]

@@ -209,7 +209,7 @@ def sparsemax(scores: Scores) -> Scores:
     """
     ordered = scores.sort(-1, descending=True).values
     number = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    summed = cumulative_sum(ordered.masked_fill(ordered.isinf(), 0), -1)  # −∞ would spoil the sums
+    summed = cumulative_sum(ordered, -1)
     above = ordered * number + 1 > summed  # True for the largest scores of each row, those that keep a weight
     tau = (ordered.masked_fill(~above, 0).sum(-1, keepdim=True) - 1) / above.sum(-1, keepdim=True)
     return (scores - tau).clamp(min=0)

@@ -139,9 +139,10 @@ class MultiHeadAttention(nn.Module):
         q = self.rotate(q, ctx)
         k = self.rotate(k, ctx)
 
-        # Remember: the cache appends the new rows and returns all S that it holds. Without a cache, S = T.
+        # Remember: the cache appends the new rows and returns all S that it holds; a state keeps no rows. Without a
+        # cache, S = T.
         keys, values = k, v
-        if ctx.cache is not None:
+        if ctx.cache is not None and self.has_kv_cache:
             keys, values = self.remember(k, v, ctx)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
 
         # See: the keys in reach, with the window, mask, documents and bias. Every attention function hides later keys.
@@ -227,11 +228,11 @@ class MultiHeadAttention(nn.Module):
         mask = ctx.mask
         if mask is not None:
             mask = as_bool(mask)
+            if reach < S:
+                mask = mask[..., -reach:]
             if mask.ndim > 2 and mask.shape[-3] > 1:
                 # The mask has a row for each head. A head of diff has two queries, which share it.
                 mask = repeat_heads(mask, self.query_heads)
-            if reach < S and mask.shape[-1] > 1:
-                mask = mask[..., -reach:]
         doc_starts = ctx.doc_starts
         if reach < S and doc_starts is not None:
             doc_starts = (doc_starts - (S - reach)).clamp(min=0)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from model.attention.context import AttentionContext, Call
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
 from model.attention.functions import matmul
-from model.attention.layer import NORM_EPS, MultiHeadAttention, NewKeys, NewValues, Stream
+from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
 from model.config import POSITION_SETTINGS, AttentionConfig
@@ -221,25 +221,6 @@ class Recurrent(MultiHeadAttention):
     def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
         """Return ln α and β; β is None if all of v is written."""
         return x.new_zeros(1, x.shape[1], 1), None
-
-    def remember(
-        self,
-        k: NewKeys,
-        v: NewValues,
-        ctx: AttentionContext,
-    ) -> tuple[NewKeys, NewValues]:
-        """Keep no rows: the state remembers."""
-        return k, v
-
-    def see(
-        self,
-        q: Query,
-        k: Key,
-        v: Value,
-        ctx: AttentionContext,
-    ) -> Call:
-        """Hide nothing: there are no scores."""
-        return Call(q, k, v)
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Read and write the state, in float32 at least, without autocast."""
