@@ -41,7 +41,7 @@ def store_by_columns(model: nn.Module) -> None:
     if model.training or not has_fbgemm():
         return
     for module in model.modules():
-        # A quantised or sharded weight is of another class: no view shows its numbers.
+        # A quantised weight is of another class: no view shows its numbers.
         if not isinstance(module, nn.Linear) or type(module.weight) is not nn.Parameter:
             continue
         if module.weight.is_cpu and module.weight.is_contiguous():
