@@ -59,8 +59,8 @@ class Batches:
         self.block_size = block_size
         self.batch_size = batch_size
         self.seed = seed
-        # An epoch leaves out one sequence, so that its offset is one of block_size tokens or more. A text with room for
-        # a single sequence keeps it.
+        # An epoch leaves out one sequence: it may then begin at any of the first block_size tokens. A text with room
+        # for a single sequence keeps it.
         self.sequences_per_epoch = max(1, len(tokens) // block_size - 1)
         # Keep two epochs in memory: a batch may have the last sequences of one and the first of the next.
         self.epoch = lru_cache(maxsize=2)(self.draw_epoch)

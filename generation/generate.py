@@ -132,6 +132,7 @@ class Decoder:
     def __init__(self, model: GPT) -> None:
         self.model = model
         self.device = model.token_embedding.weight.device
+        # Both only make a step on a CPU faster.
         store_by_columns(model)
         self.row_blocks = block_steps(model)
 
@@ -168,7 +169,8 @@ class Decoder:
             text.append(token)
         limit = self.model.longest_context
         if limit and self.cache.position == limit:
-            # Cut a text to half the context, so that prefills are rare. A text that was padded may still fit whole.
+            # Cut a text to half the context, so that prefills are rare. To drop the oldest row alone would not do: the
+            # later rows were computed with it. A text that was padded may still fit whole.
             half = max(1, limit // 2)
             texts = [text if len(text) <= limit else text[-half:] for text in self.texts]
             return self.prefill(texts, room=limit)

@@ -63,7 +63,7 @@ def autocast_dtype(x: Float[Tensor, "*shape"]) -> torch.dtype:
 
 
 def cumulative_sum(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
-    """Return x.cumsum(dim), in deterministic runs computed on the CPU: CUDA's is not deterministic."""
+    """Return x.cumsum(dim), by the CPU in deterministic runs: CUDA's is not deterministic."""
     return x.cpu().cumsum(dim).to(x.device) if torch.are_deterministic_algorithms_enabled() else x.cumsum(dim)
 
 

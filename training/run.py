@@ -140,7 +140,8 @@ class Run:
 
     def seed_dropout(self, step: int, first: int) -> None:
         """Seed the dropout of the micro-batch of `step` that begins with sequence `first`."""
-        # Step and sequence alone decide: a resumed run, or one with other processes, draws the same.
+        # Step and sequence alone decide: a resumed run draws the same, and so do other processes with micro-batches of
+        # this size.
         digest = hashlib.sha256(f"dropout {self.config.seed} {step} {first}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "little"))
 

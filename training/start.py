@@ -318,4 +318,7 @@ def prepare_directory(run: Run, saved: Saved | None, stack: ExitStack) -> None:
         now = run.computed_on().items()
         changes = [f"{name} {value} (was {before.get(name)})" for name, value in now if value != before.get(name)]
         if changes:
-            log.info("with %s: the same text in the same order, but results differ by rounding", ", ".join(changes))
+            log.info(
+                "with %s: the same text in the same order, but results differ by rounding, and dropout may",
+                ", ".join(changes),
+            )

@@ -215,7 +215,7 @@ class MultiHeadAttention(nn.Module):
 
     def see(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
         """Return the arguments of the attention function, for the keys and values in reach."""
-        # The keys in reach: the first of the T queries sees a window of keys, each later query one key more.
+        # The keys in reach of any query: a window for the first of the T queries, and a key more for each later one.
         T = q.shape[-2]
         S = ctx.past + T
         reach = S if self.window is None else min(S, self.window + T - 1)
