@@ -181,7 +181,7 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
       await type("ab!");
       const typed = reading.places.map(({id}) => id);
       press("Escape");
-      return {...found, branch, typed, next: $("chosen").textContent,
+      return {...found, branch, typed, said: $("said").textContent, next: $("chosen").textContent,
         options: $("text").querySelectorAll("[role=option]").length};"""
     found = browse(page, script)
     assert found["opening"] == [256, *written(model, "", temperature=0.8, max_new_tokens=256)]
@@ -196,7 +196,7 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
     assert found == found | {
         "seed": "2", "chosen": "“b”", "active": "t2", "tinted": 3, "rows": 2 * 8, "csv": 2 + 8 * 3,
         "typed": [*ids, ord("!")], "next": "The next token", "options": 4,
-        "shown": [[0, False], [0, True]], "empty": "", "labels": ["L1 H1", "layer 1, head 1"],
+        "shown": [[0, False], [0, True]], "empty": "", "said": "", "labels": ["L1 H1", "layer 1, head 1"],
         "times": [
             "Before it: the model expected (choose one to go on from there)",
             "After it: where “b” looks, to predict the next token",

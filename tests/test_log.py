@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -31,7 +32,7 @@ from training.device import peak_flops, peak_memory
 from training.evaluation import evaluate, first_sequences
 from training.log import Loggers, MetricsFile, SummaryFile
 from training.start import open_run
-from training.terminal import Terminal, describe
+from training.terminal import Terminal, by_heart, describe
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -249,3 +250,21 @@ def test_an_evaluation_keeps_documents_apart_and_computes_as_training_does(docum
         tokens, doc_starts = first_sequences(run.model, run.data)
         begun = doc_starts > 0  # others before the window
         assert begun.any() and tokens.gather(1, doc_starts)[begun].eq(run.data.tokenizer.eot_token).all()
+
+
+def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(train_config, caplog):
+    with open_run(replace(train_config, sample_tokens=0)) as run:
+        run.progress.best_loss, run.progress.best_step, run.progress.best_tokens = 2.0, 10, 100
+        run.progress.evaluated, run.progress.metrics = 20, {"val_loss": 2.5, "val_tokens": 100}
+        for changed, remedies in (
+            ({}, "add text, train fewer steps, set model.dropout=0.2, or lower eval_interval to catch the best"),
+            ({"dropout": 0.1}, "add text, train fewer steps, or lower eval_interval to catch the best"),
+        ):
+            run.config = replace(run.config, eval_interval=10, model=replace(run.config.model, **changed))
+            Terminal(run).log_result()
+            assert caplog.messages[-1] == (
+                "since then the loss has risen; sample.py takes that step's checkpoint. "
+                f"The model learns its text by heart: {remedies}"
+            )
+        bpe = replace(run.data, tokenizer=SimpleNamespace(name="bpe"))
+        assert by_heart(run.config, bpe).endswith("train fewer steps, set tokenizer=byte")

@@ -327,7 +327,8 @@ def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
 
 def test_more_time_than_four_readings_of_the_text_is_warned_of(train_config, monkeypatch):
     lines, _ = sized(train_config, monkeypatch, 5, count=400)
-    assert lines[2].strip() == "the text is read more than 4 times: train shorter, add text, or set model.dropout=0.2"
+    remedies = "add text, train fewer steps, set model.dropout=0.2"
+    assert lines[2].strip() == f"the text is read more than 4 times. The model learns its text by heart: {remedies}"
 
 
 def test_a_plan_without_a_time_says_how_to_learn_the_size_of_new_weights(train_config):

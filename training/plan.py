@@ -38,7 +38,7 @@ from training.optimizer import optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
 from training.start import check_machine, open_data, refuse_too_large, with_vocabulary
-from training.terminal import EPOCHS, describe, epochs, typed_arguments
+from training.terminal import EPOCHS, by_heart, describe, epochs, typed_arguments
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
 # The laws of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
@@ -274,9 +274,7 @@ def size_lines(
         f"          {command('train.py')} {shlex.join(words)}",
     ]
     if passes > EPOCHS:
-        lines.append(
-            f"          the text is read more than {EPOCHS} times: train shorter, add text, or set model.dropout=0.2"
-        )
+        lines.append(f"          the text is read more than {EPOCHS} times. {by_heart(config, data)}")
     return lines
 
 

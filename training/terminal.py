@@ -27,7 +27,7 @@ from training.run import Run
 log = logging.getLogger("tinygpt")
 
 EPOCHS = 4  # repeated as often, a text teaches almost as much as new text (Muennighoff et al. 2023)
-BY_HEART = "The model learns its text by heart: add text, train fewer steps, or set model.dropout=0.2"
+SMALL = 150_000  # tokens of a text in which most of bpe's tokens are rare: 300 KB
 QUIET = 25  # seconds without a line after which a run without a bar logs its progress
 
 
@@ -121,10 +121,22 @@ class Terminal(Logger):
         if progress.step and best > chance - 0.01:
             remedy = f"lower optimizer.lr={config.optimizer.lr:g}, or train longer"
             if isinstance(data, TokenDataset) and epochs(config, data, progress.step) > EPOCHS:
-                remedy = BY_HEART
+                remedy = by_heart(config, data)
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
         elif isinstance(data, TokenDataset) and progress.metrics.get("val_loss", best) > 1.02 * best:
-            log.warning("since then the loss has risen; sample.py takes that step's checkpoint. %s", BY_HEART)
+            earlier = ", or lower eval_interval to catch the best" if progress.best_step <= config.eval_interval else ""
+            remedy = by_heart(config, data) + earlier
+            log.warning("since then the loss has risen; sample.py takes that step's checkpoint. %s", remedy)
+
+
+def by_heart(config: TrainConfig, data: TokenDataset) -> str:
+    """Return what helps if a text is read so often that the model learns it by heart."""
+    remedies = "The model learns its text by heart: add text, train fewer steps"
+    if not config.model.dropout:
+        remedies += ", set model.dropout=0.2"
+    if len(data.train) < SMALL and data.tokenizer.name == "bpe":
+        remedies += ", set tokenizer=byte"
+    return remedies
 
 
 def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
