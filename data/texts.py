@@ -123,7 +123,7 @@ class Source:
                     raise DataError(problem, "convert it, e.g. with iconv")
                 self._note("Files left out that are not text in UTF-8", 1, file)
                 return
-            # What a folder's text rarely means to teach is read as it is, with a word.
+            # Report what a person rarely means to teach; it is read as it is.
             if file.endswith(ENDINGS["jsonl"]):
                 self._note("Files of JSON lines read as they are (data=jsonl reads a field of each line)", 1, file)
             if "\r\n" in block:

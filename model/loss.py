@@ -163,7 +163,9 @@ class _SummedNats(torch.autograd.Function):
         some = None
         if x.is_cpu and type(targets) is Tensor and 0 < is_scored.sum() < len(is_scored):
             some = is_scored
-            rows, scored, targets = rows[some], scored[some], targets[some]
+            rows = rows[some]
+            scored = scored[some]
+            targets = targets[some]
 
         # Loss and gradients, chunk by chunk.
         heads = padded(weight.to(dtype))

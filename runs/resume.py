@@ -69,8 +69,8 @@ def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.inf
             with suppress(CheckpointError):
                 if not is_locked(run / ".lock") and not newest(run, read_meta).progress.finished:
                     return run
-        where = run_dir or "outputs/ and multirun/"
-        say("resume=auto finds no unfinished run with a checkpoint in %s: a new run begins.", where)
+        place = run_dir or "outputs/ and multirun/"
+        say("resume=auto finds no unfinished run with a checkpoint in %s: a new run begins.", place)
         return None
     run = user_path("resume", where)
     with reading("resume", where):

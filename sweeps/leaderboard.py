@@ -271,7 +271,8 @@ def markdown(jobs: list[Job]) -> str:
     measured.sort(key=lambda column: column.field.startswith("val_"))  # the basis of the result stands beside it
     over_seeds = ", mean ± sd" if "seed" in swept else ""
     table = [[*swept, *(column.title for column in measured), result.replace("_", " ") + over_seeds]]
-    for group in rank(jobs):
+    groups = rank(jobs)
+    for group in groups:
         cells = []
         for name in swept:
             given = dict.fromkeys(job.settings.get(name, "–") for job in group)
@@ -283,7 +284,7 @@ def markdown(jobs: list[Job]) -> str:
     lines = markdown_lines(table)
 
     # Warn if the results are of different seeds or texts.
-    finished = [group for group in rank(jobs) if group[0].status == "finished"]
+    finished = [group for group in groups if group[0].status == "finished"]
     seeds = {frozenset(job.settings.get("seed") for job in group) for group in finished}
     if over_seeds and len(seeds) > 1:
         lines += ["", "Some rows are means over other seeds than the rest: compare only those of the same."]

@@ -178,7 +178,7 @@ def memory_shortage(error: BaseException) -> str | None:
     text = first_line(error)
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(words in text for words in NO_MEMORY):
         return None
-    return text.partition(" Of the allocated memory")[0]  # what follows are figures of the allocator
+    return text.partition(" Of the allocated memory")[0]  # the rest are the allocator's figures
 
 
 def peak_flops(device: torch.device) -> float | None:

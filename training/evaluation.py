@@ -1,7 +1,5 @@
 """Evaluation: the nats of a model on the validation text or a task."""
 
-import itertools
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -54,24 +52,23 @@ def evaluate(
     device = next(model.parameters()).device
     is_task = not isinstance(data, TokenDataset)
 
-    # Score one batch on each rank at a time. Keep the nats of each target, in a task its hit too, and its bytes.
+    # The ranks take turns. Keep the nats of each target, in a task its hit too, and its bytes; zeros for the targets
+    # that another rank scores.
     lengths = torch.from_numpy(data.token_bytes())
     figures = []
     sizes = []
     batches = data.validation(block_size, batch_size, max_tokens)
     with eval_mode(model):
-        while batch_of_ranks := list(itertools.islice(batches, ranks.size)):
-            # At the end a rank without a batch repeats another's, whose figures it leaves out.
-            own = batch_of_ranks[min(ranks.rank, len(batch_of_ranks) - 1)]
-            scored = torch.from_numpy(own.targets != IGNORE_INDEX).to(device)
-            own_figures = score_batch(model, own, device, autocast)[: 1 + is_task, scored]
-            for rank, batch in enumerate(batch_of_ranks):
-                targets = torch.from_numpy(batch.targets[batch.targets != IGNORE_INDEX])
-                zeros = own_figures.new_zeros(len(own_figures), len(targets))
-                figures.append(own_figures if rank == ranks.rank else zeros)
-                sizes.append(lengths[targets])
+        for number, batch in enumerate(batches):
+            targets = torch.from_numpy(batch.targets)
+            scored = targets != IGNORE_INDEX
+            if number % ranks.size == ranks.rank:
+                figures.append(score_batch(model, batch, device, autocast)[: 1 + is_task, scored.to(device)])
+            else:
+                figures.append(torch.zeros(1 + is_task, int(scored.sum()), device=device))
+            sizes.append(lengths[targets[scored]])
 
-    # Sum over the ranks: each has zeros for the batches of the others.
+    # Sum over the ranks.
     all_nats, *hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
     return Evaluation.of_tokens(all_nats.numpy(), torch.cat(sizes).numpy(), hits[0].mean().item() if hits else None)
 

@@ -4,8 +4,9 @@ import bz2
 import itertools
 import math
 import shlex
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -38,7 +39,7 @@ from training.optimizer import optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
 from training.start import check_machine, open_data, refuse_too_large, with_vocabulary
-from training.terminal import EPOCHS, by_heart, describe, epochs, typed_arguments
+from training.terminal import EPOCHS, by_heart, describe, epochs
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
 # The laws of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
@@ -276,6 +277,11 @@ def size_lines(
     if passes > EPOCHS:
         lines.append(f"          the text is read more than {EPOCHS} times. {by_heart(config, data)}")
     return lines
+
+
+def typed_arguments(without: Collection[str]) -> list[str]:
+    """Return the arguments of this command, but for the settings `without`."""
+    return [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in without]
 
 
 def with_width(config: TrainConfig, width: int) -> TrainConfig:

@@ -23,7 +23,7 @@ from data.prepare import prepare
 from data.tasks import Data, TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
-from model.attention.check import sees_future, unreached
+from model.attention.check import moved_layer, sees_future, unreached
 from model.attention.code import explained, run_code
 from model.cpu import keep_freed_memory
 from model.gpt import GPT
@@ -219,7 +219,7 @@ def try_code(config: TrainConfig, file: str) -> None:
         settings = replace(config.model.at(layer), vocab_size=FEWEST_IDS)
         try:
             leaks = sees_future(settings)
-            untrained = unreached(settings)
+            untrained = unreached(moved_layer(settings), torch.randn(1, 2, settings.n_embd))
         except SettingsError:
             raise
         except Exception as error:  # of a person's file: any type

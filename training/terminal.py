@@ -2,9 +2,7 @@
 
 import logging
 import math
-import sys
 import time
-from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -130,7 +128,7 @@ class Terminal(Logger):
 
 
 def by_heart(config: TrainConfig, data: TokenDataset) -> str:
-    """Return what helps if a text is read so often that the model learns it by heart."""
+    """Return the remedies for a text that the model learns by heart."""
     remedies = "The model learns its text by heart: add text, train fewer steps"
     if not config.model.dropout:
         remedies += ", set model.dropout=0.2"
@@ -142,11 +140,6 @@ def by_heart(config: TrainConfig, data: TokenDataset) -> str:
 def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
     """Return how many times the training text is read in some steps."""
     return steps * config.tokens_per_step / len(data.train)
-
-
-def typed_arguments(without: Collection[str]) -> list[str]:
-    """Return the arguments of this command, but for the settings `without`."""
-    return [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in without]
 
 
 def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:

@@ -138,12 +138,7 @@ CHECKS = {
 
 def make_layer(attention: str) -> MultiHeadAttention:
     """Make a small layer, as moved_layer() does."""
-    return moved_layer(small_config(attention))
-
-
-def small_config(attention: str) -> GPTConfig:
-    """Return the settings of a small layer."""
-    return GPTConfig(
+    config = GPTConfig(
         attention=attention,
         n_embd=C,
         n_head=H,
@@ -153,6 +148,7 @@ def small_config(attention: str) -> GPTConfig:
         block_size=T,
         vocab_size=2,
     )
+    return moved_layer(config)
 
 
 def moved_layer(config: GPTConfig) -> MultiHeadAttention:
@@ -228,11 +224,10 @@ def checked_output(layer: MultiHeadAttention, x: Tensor, attention: str) -> Tens
     return y
 
 
-def unreached(config: GPTConfig) -> list[str]:
+def unreached(layer: MultiHeadAttention, x: Tensor) -> list[str]:
     """Return the names of the parameters that the gradient of a layer's output does not reach."""
-    layer = moved_layer(config)
     names, parameters = zip(*layer.named_parameters(), strict=True)
-    y, loss = with_loss(layer, torch.randn(1, 2, config.n_embd), None)
+    y, loss = with_loss(layer, x, None)
     gradients = torch.autograd.grad(y.sum() + loss, parameters, allow_unused=True)
     return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
 
@@ -260,13 +255,15 @@ def main(arguments: list[str]) -> int:
     attentions = run_codes(arguments)
     files = [argument.removeprefix("code=") for argument in arguments if argument not in attentions]
     for attention in attentions:
+        layer = make_layer(attention)
+        x = torch.randn(B, T, C)
         try:
-            checked_output(make_layer(attention), torch.randn(B, T, C), attention)
+            checked_output(layer, x, attention)
         except (RuntimeError, TypeError) as error:  # its arguments, or heads of another shape, do not fit
             if not files:
                 raise
             raise explained(files[0], error) from error
-        untrained = unreached(small_config(attention))
+        untrained = unreached(layer, x)
         if untrained:
             print(f"note: no gradient reaches {', '.join(untrained)} of {attention}\n")
 
