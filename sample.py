@@ -10,7 +10,7 @@ from generation.config import SampleConfig
 
 
 def sample(config: SampleConfig) -> None:
-    """Print the samples, or write them to a file, as they are generated."""
+    """Print the samples as they are generated."""
     from cli.sample import write_samples  # with torch: --help and mistakes in the settings do not wait for it
 
     write_samples(config)

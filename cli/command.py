@@ -32,9 +32,8 @@ FIRST = {
     },
     "SampleConfig": {
         "Model": "checkpoint device",
-        "Prompt": "prompt prompt_file prompts interactive",
+        "Prompt": "prompt prompt_file interactive",
         "Sampling": "temperature top_k top_p max_new_tokens stop num_samples seed",
-        "Output": "results",
     },
 }
 COLUMN = 30  # where the meanings begin

@@ -1,4 +1,4 @@
-"""The work of sample.py: samples in the terminal or in a file, and an interactive session."""
+"""The work of sample.py: samples in the terminal, and an interactive session."""
 
 import sys
 from contextlib import suppress
@@ -8,12 +8,12 @@ import tiktoken
 import torch
 
 from common.errors import CheckpointError, SettingsError, format_value
+from common.files import read_foreign, reading, user_path
 from common.settings import from_arguments
 from common.text import seen_from_here, visible
 from data.config import VOCABULARIES
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
-from generation.jsonl import read_input, read_prompts, warn_if_cropped, write_results
 from model.attention.code import run_code
 from model.gpt import GPT
 from runs.checkpoint import Checkpoint, open_checkpoint
@@ -27,11 +27,10 @@ CHANGEABLE = [*(field.name for field in fields(SamplingParams)), "seed", "num_sa
 
 
 def write_samples(config: SampleConfig) -> None:
-    """Print the samples, or write them to a file, as they are generated."""
+    """Print the samples as they are generated."""
     device = choose_device(config.device)
-    # Read the prompts first: their mistakes need not wait for the model.
-    prompt = read_input("prompt_file", config.prompt_file) if config.prompt_file else config.prompt
-    records = read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}]
+    # Read the prompt first: its mistakes need not wait for the model.
+    prompt = read_prompt(config.prompt_file) if config.prompt_file else config.prompt
     # Load the model, and convert its weights.
     run_code(config.code, VOCABULARIES)
     checkpoint = open_checkpoint(config.checkpoint, device)
@@ -42,18 +41,23 @@ def write_samples(config: SampleConfig) -> None:
         model.runtime.compiled_hidden = torch.compile(model.hidden, dynamic=True)
     if config.checkpoint is None or sys.stderr.isatty():
         print(f"{visible(seen_from_here(checkpoint.path))}, step {checkpoint.meta.progress.step}", file=sys.stderr)
-    # Write the session, the file or the text.
+    # Begin the session, or write the text.
     try:
         with memory_errors(f"batch_size={config.batch_size} needs more memory than there is", "lower it"):
             if config.interactive:
                 converse(checkpoint, config)
-            elif config.prompts or config.results:
-                write_results(checkpoint, config, records)
             else:
                 print_samples(model, checkpoint.tokenizer, config, prompt)
     except FloatingPointError as error:
         remedy = "set precision=bf16" if config.precision == "fp16" else "take an earlier one"
         raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
+
+
+def read_prompt(where: str) -> str:
+    """Return the text of prompt_file=WHERE; - is standard input."""
+    with reading("prompt_file", where):
+        content = sys.stdin.buffer.read() if where == "-" else read_foreign(user_path("prompt_file", where))
+    return content.decode("utf-8-sig", "replace")
 
 
 def print_samples(
@@ -69,7 +73,9 @@ def print_samples(
     """
     count = config.num_samples
     tokens = encode_prompt(tokenizer, prompt, config.special_tokens)
-    warn_if_cropped(tokens, model.config.block_size)
+    if len(tokens) > model.config.block_size:
+        size = f"The prompt has {len(tokens):,} tokens, but the model sees {model.config.block_size:,}"
+        print(f"{size}: only its end is read.", file=sys.stderr)
     shown_prompt = visible(prompt)
 
     def heading(number: int) -> str:

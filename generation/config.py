@@ -51,24 +51,18 @@ class SampleConfig(SamplingParams):
     """Text to continue; the start of a document if empty."""
     prompt_file: str | None = None
     """File with the prompt; - is standard input."""
-    prompts: str | None = None
-    """File with many prompts, {"prompt": "…"} a line; - is standard input."""
-    results: str | None = None
-    """New file for the samples as JSON, one a line; - is standard output."""
     interactive: bool = False
     """Ask for prompts until Ctrl-D; /help lists the commands."""
     special_tokens: bool = False
     """Read names such as <|endoftext|> in a prompt as special tokens instead of text."""
 
     num_samples: int = 1
-    """Samples for each prompt."""
+    """Number of samples."""
     batch_size: int = 16
     """Samples to generate in one batch."""
     temperature: float = 0.8
     seed: int = 1
-    """Sample i of a prompt has the seed `seed + i`."""
-    logprobs: bool = False
-    """Add each token's log-probability to results, in nats, before temperature and filters."""
+    """Sample i has the seed `seed + i`."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
@@ -80,14 +74,10 @@ class SampleConfig(SamplingParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # One input and one output.
-        for alternatives in (("prompt", "prompt_file", "prompts", "interactive"), ("results", "interactive")):
-            given = [name for name in alternatives if getattr(self, name)]
-            if len(given) > 1:
-                settings = " and ".join(f"{name}={format_value(getattr(self, name))}" for name in given)
-                raise SettingsError(f"{settings} are given", "choose one")
-        if self.logprobs and not (self.results or self.prompts):
-            raise SettingsError("logprobs=true is written as JSON", "add results=FILE, or results=- to see it here")
+        given = [name for name in ("prompt", "prompt_file", "interactive") if getattr(self, name)]
+        if len(given) > 1:
+            settings = " and ".join(f"{name}={format_value(getattr(self, name))}" for name in given)
+            raise SettingsError(f"{settings} are given", "choose one")
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("on", "off"))
         at_least("num_samples", self.num_samples, 1)

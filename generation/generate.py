@@ -37,8 +37,6 @@ class Chunk(NamedTuple):
     text: str
     finish: str | None = None
     """Why the sample ended, in its last chunk: "end" (of the document), "stop" or "length"."""
-    logprob: tuple[int, float] | None = None
-    """The token and its log-probability in nats, if asked for; then every token gives a chunk."""
 
 
 @torch.inference_mode()
@@ -49,7 +47,6 @@ def generate(
     *,
     seeds: list[int],
     params: SamplingParams,
-    logprobs: bool = False,
 ) -> Iterator[Chunk]:
     """Yield the continuations of `prompts` (from encode_prompt) as chunks of text.
 
@@ -85,21 +82,17 @@ def generate(
                 uniform = [torch.rand(1, generator=generators[number]) for number in samples]
                 drawn = sample(filtered, torch.cat(uniform))
 
-            # 3) Read tokens and flag in one transfer: without logprobs a step waits for the device only here.
+            # 3) Read tokens and flag in one transfer: a step waits for the device only here.
             *tokens, is_finite = torch.cat((drawn, finite[None])).tolist()
             if not is_finite:
                 raise FloatingPointError("its logits are not finite")
-            nats = []
-            if logprobs:
-                # The log-probability among all tokens that have a text, before the filters.
-                nats = logits.log_softmax(-1).gather(-1, drawn[:, None])[:, 0].tolist()
 
             # 4) Yield the text that no later token can change.
             alive = []  # the rows of the samples that have not ended
             for row, (number, token) in enumerate(zip(samples, tokens, strict=True)):
                 text, finish = detokenizers[number].feed(token, last=not remaining)
-                if text or finish or logprobs:
-                    yield Chunk(number, text, finish, (token, nats[row]) if logprobs else None)
+                if text or finish:
+                    yield Chunk(number, text, finish)
                 if finish is None:
                     alive.append(row)
             if not alive:

@@ -89,7 +89,7 @@ def test_what_is_logged_without_a_handler_steers_no_terminal():
 LONG = "x" * 300
 NAMED = {
     "train.py": ["resume", "run_dir", "init_from", "data.cache_dir", "data.path", "data=nanogpt data.path"],
-    "sample.py": ["checkpoint", "checkpoint=run results", "checkpoint=run prompts", "prompt_file"],
+    "sample.py": ["checkpoint", "prompt_file"],
     "eval.py": ["checkpoint", "checkpoint=run against", "checkpoint=run data.path"],
     "export.py": ["checkpoint", "to"],
 }
@@ -175,7 +175,7 @@ def test_tab_completes_settings_options_and_attentions_as_the_page_says():
         "train.py optimizer=": "optimizer=adamw optimizer=muon",
         "train.py model.n_l": "model.n_layer=",
         "train.py attention=sdpa+ga": "attention=sdpa+gate",
-        "sample.py prompt": "prompt= prompt_file= prompts=",
+        "sample.py prompt": "prompt= prompt_file=",
     }
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     bash = ["bash", "-c", f'{line}; for asked in "$@"; do {ask}; done', "bash", *expected]

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from browser import AXE, browse, data_of, needs_axe, needs_browser
-from conftest import random_gpt, run_here, split_patterns
+from conftest import random_gpt, run_here, split_patterns, tokens_drawn
 
 import pages.demo
 from common.errors import SettingsError
@@ -20,7 +20,7 @@ from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, encode_text, make_tokenizer, train_bpe
 from export import ExportConfig
 from generation.config import SamplingParams
-from generation.generate import encode_prompt, generate
+from generation.generate import encode_prompt
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.heads import for_each_layer
@@ -60,8 +60,8 @@ def write_demo(page: Path, model: GPT, tokenizer=BYTE, dtype: str = "float32", *
 def written(model: GPT, prompt: str, seed: int = 1, tokenizer=BYTE, **params) -> list[int]:
     """The ids that sample.py writes after a prompt, without the one that ends the text."""
     prompts = [encode_prompt(tokenizer, prompt)]
-    found = generate(model, tokenizer, prompts, seeds=[seed], params=SamplingParams(**params), logprobs=True)
-    return [chunk.logprob[0] for chunk in found if chunk.logprob and chunk.finish != "end"]
+    (drawn,) = tokens_drawn(model, tokenizer, prompts, [seed], SamplingParams(**params))
+    return [token for token in drawn if token != tokenizer.eot_token]
 
 
 @needs_browser

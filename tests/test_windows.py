@@ -16,7 +16,6 @@ COMMANDS = """
 train.py resume=auto run_dir=run max_steps=4
 train.py resume=run max_steps=8
 sample.py checkpoint=run/checkpoints/last max_new_tokens=5
-sample.py checkpoint=run max_new_tokens=5 results=drawn.jsonl
 eval.py checkpoint=run
 export.py checkpoint=run to=exported
 """
@@ -51,5 +50,4 @@ def test_the_commands_work_where_posix_is_hidden_and_links_are_refused(tmp_path)
         verify_checkpoint(checkpoint)
     summary = json.loads((tmp_path / "run/summary.json").read_bytes())
     assert (summary["status"], summary["peak_memory_mb"]) == ("finished", 700)
-    for made in ("drawn.jsonl", "exported/model.safetensors"):
-        assert (tmp_path / made).stat().st_size > 9
+    assert (tmp_path / "exported/model.safetensors").stat().st_size > 9
