@@ -1,10 +1,10 @@
 """The costs of a model: parameters by part, floating-point operations, cache."""
 
-import os
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -66,10 +66,6 @@ def memory_of(device: torch.device) -> int:
     """Return the total memory of a device in bytes, used or not; for a CPU the RAM."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    if hasattr(os, "sysconf"):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    import psutil  # on Windows
-
     return psutil.virtual_memory().total
 
 

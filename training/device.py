@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
@@ -209,7 +210,5 @@ def peak_memory(device: torch.device) -> int:
     try:
         import resource
     except ImportError:  # on Windows
-        import psutil
-
-        return psutil.Process().memory_info().peak_wset
+        return psutil.Process().memory_info().peak_wset  # type: ignore[attr-defined]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS, in bytes

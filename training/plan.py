@@ -7,14 +7,13 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from weakref import finalize
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,7 +29,7 @@ from data.tokenizer import make_tokenizer
 from model.cpu import keep_freed_memory
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
-from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
+from model.size import cache_bytes_per_token, count_parameters, flops_per_token, without_weights
 from training.config import TrainConfig
 from training.device import DEVICES, choose_device, choose_precision, fast_products
 from training.distributed import Ranks, with_recompute
@@ -299,12 +298,10 @@ def with_width(config: TrainConfig, width: int) -> TrainConfig:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device; half of the main memory on other systems than Linux."""
+    """Return the free bytes of a device; for a CPU those of the RAM."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    with suppress(OSError):
-        return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
-    return memory_of(device) // 2
+    return psutil.virtual_memory().available
 
 
 def seconds_per_step(
