@@ -52,10 +52,6 @@ def with_torch() -> ModuleType:
 
 def ask_hydra(arguments: list[str]) -> None:
     """Print the offers of tab completion, or the settings of --cfg."""
-    typed = re.search(r"\s((?:model\.)?attention=)(\S*)$", os.environ.get("COMP_LINE", ""))
-    if typed:
-        print(*(typed[1] + name for name in with_torch().completions(typed[2])))
-        return
     register_schema({})
     call_hydra(arguments)
 

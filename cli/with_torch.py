@@ -15,7 +15,6 @@ from common.settings import setting_hints
 from common.text import visible
 from model.attention import unused_settings
 from model.attention.code import run_code as run_code
-from model.attention.registry import completions as completions  # for tab completion
 from model.config import GPTConfig
 from runs.resume import find_run, settings_to_go_on
 from training.config import TrainConfig

@@ -168,13 +168,12 @@ def test_hydras_own_flag_shows_the_settings_of_a_run_and_nothing_is_written(tmp_
     assert shown.returncode == 0 and "n_embd: 512" in shown.stdout and not list(tmp_path.iterdir())
 
 
-def test_tab_completes_settings_options_and_attentions_as_the_page_says():
+def test_tab_completes_settings_and_options_as_the_page_says():
     (line,) = re.findall(r'^`(eval "\$\(python .*\)")`', (ROOT / "docs/training.md").read_text(encoding="utf-8"), re.M)
     ask = 'COMP_LINE="python $asked" COMP_POINT=99 COMP_CWORD=2; hydra_bash_completion; echo ${COMPREPLY[@]}'
     expected = {
         "train.py optimizer=": "optimizer=adamw optimizer=muon",
         "train.py model.n_l": "model.n_layer=",
-        "train.py attention=sdpa+ga": "attention=sdpa+gate",
         "sample.py prompt": "prompt= prompt_file=",
     }
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")

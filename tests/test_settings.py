@@ -32,7 +32,6 @@ from data.config import VOCABULARIES
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
-from model.attention.registry import FORMS, MODIFIERS, completions
 from model.config import GPTConfig
 from training.config import OptimizerConfig, ScheduleConfig, TrainConfig, WandbConfig
 
@@ -143,12 +142,6 @@ def test_what_is_not_text_is_read_by_its_type():
 def test_a_value_is_shown_as_it_is_typed():
     values = {None: "null", True: "true", 2.0: "2", 0.1: "0.1", math.nan: "nan", 1e-06: "1e-06", 7: "7", "a.0": "a.0"}
     assert {value: format_value(value) for value in values} == values and format_value(["a", 1]) == "[a,1]"
-
-
-def test_tab_offers_what_an_attention_may_be_made_of():
-    assert completions("") == completions("sd") == [*FORMS]
-    assert completions("delta/s") == [f"delta/{form}" for form in FORMS]
-    assert completions("delta/sdpa+g")[2:] == [f"delta/sdpa+{modifier}" for modifier in MODIFIERS]
 
 
 # Mistakes

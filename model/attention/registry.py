@@ -85,9 +85,3 @@ def check_names(attention: str) -> None:
                 raise SettingsError(problem, remedy)
             if names.count(name) > 1:
                 raise SettingsError(f"attention={attention} has {name} twice in one layer", "leave one out")
-
-
-def completions(typed: str) -> list[str]:
-    """Return the completions of a pattern such as sdpa+g: forms, or after a + modifiers."""
-    begun = typed[: max(typed.rfind("/"), typed.rfind("+")) + 1]
-    return [begun + name for name in ([*SETTINGS, *MODIFIERS] if begun.endswith("+") else FORMS)]
