@@ -21,6 +21,7 @@ from urllib.request import urlopen
 
 from common.errors import DataError, first_line, naming, os_error_reason
 from common.files import reading, replacing, user_path
+from common.text import plural
 from data.config import DIVISIBLE, DataConfig
 from data.tales import LISTS, RULES, tales
 from data.tokenizer import LONGEST, pieces, replace_surrogates
@@ -70,7 +71,8 @@ class Source:
         count = len(self.files)
         size = sum(size for size, _ in self.files.values())
         amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
-        self.description = f"{name}: {count:,} file{'s' * (count > 1)}, {amount}" if self.files else f"{name}"
+        kind = f"{ENDINGS[config.source][0]} file" if config.source in ENDINGS else "file"
+        self.description = f"{name}: {plural(count, kind)}, {amount}" if self.files else f"{name}"
         """The text in words: "stdlib of CPython 3.11: 532 files, 10.4 MB"."""
 
         # Hash all that may change its content. Shakespeare is the same in every folder.

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -123,6 +124,9 @@ def describe(checkpoint: Checkpoint) -> tuple[str, str]:
     bpb = meta.progress.metrics.get("val_bpb")
     if bpb is not None:  # an imported model has none, and its text is unknown
         notes = read_metrics(checkpoint.path.parents[1] / RECORD)
-        title += f", trained on {text_of(flat(meta.config), notes)}"
+        settings = flat(meta.config)
+        # The page may be sent to others: it does not tell in which folder the text lies.
+        path = settings.get("data.path") or ""
+        title += f", trained on {text_of(settings, notes).replace(path, PurePath(path).name)}"
         figures += f", {bpb:.4f} bits per byte"
     return title, figures

@@ -36,7 +36,10 @@ const cut = (text, most) => (text.length > most ? `${text.slice(0, most / 2)}…
 
 const number = (x, digits = 4) => (isFinite(x ?? NaN) ? x.toFixed(digits) : "–");
 const grouped = x => Math.round(x).toLocaleString("en");
-const percent = share => `${share >= 0.0995 ? (100 * share).toFixed(0) : (100 * share).toPrecision(2)} %`;
+const percent = share => {
+  if (share >= 0.995 && share < 1) return "> 99 %";
+  return `${share >= 0.0995 ? (100 * share).toFixed(0) : (100 * share).toPrecision(2)} %`;
+};
 
 // Visible white space, for a token that is shown by itself.
 const signs = {" ": "·", "\n": "⏎", "\t": "→", "\r": "␍"};

@@ -242,6 +242,15 @@ def test_a_hostile_name_prompt_or_token_stays_text(hostile_page):
     assert "2 layers × 4 heads" in about and ", 1.5000 bits per byte, " in about
 
 
+def test_a_page_to_send_does_not_tell_in_which_folder_its_text_lies(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/report.jsonl").write_text(json.dumps({"step": 0, "text": "/home/jane/diary/: 3 files, 2.0 MB"}))
+    config, progress = {"model": {}, "data": {"path": "/home/jane/diary/"}}, Progress(1, metrics={"val_bpb": 1.5})
+    write_demo(tmp_path / "demo.html", random_gpt(vocab_size=257), config=config, progress=progress)
+    page = (tmp_path / "demo.html").read_text(encoding="utf-8")
+    assert "trained on diary: 3 files, 2.0 MB</title>" in page and "jane" not in page
+
+
 @needs_browser
 @needs_axe
 @pytest.mark.parametrize("looks", [{"width": 390}, {"width": 1280}, {"width": 1280, "dark": True}])

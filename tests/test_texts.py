@@ -119,6 +119,8 @@ def test_a_glob_a_file_a_packed_file_and_one_at_home_are_read(tmp_path, monkeypa
     ):
         assert read(of_path(tmp_path / name)) == read(of_path(f"~/{name}")) == expected
     assert of_path(tmp_path / "one.txt").description == f"{tmp_path}/one.txt: 1 file, 3 bytes"
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    assert of_path(tmp_path, "jsonl").description == f"{tmp_path}: 1 .jsonl file, 3 bytes"  # of several files
 
 
 def test_the_fingerprint_changes_with_the_files_and_settings_and_only_with_them(tmp_path, monkeypatch):
