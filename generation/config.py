@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from common.errors import SettingsError, at_least, format_value, fraction, one_of, positive
+from common.errors import SettingsError, at_least, format_value, fraction, one_of
 
 
 @dataclass(kw_only=True)
@@ -19,8 +19,6 @@ class SamplingParams:
     probabilities sum to p."""
     min_p: float = 0.0
     """Sample from tokens at least this fraction as likely as the likeliest (Nguyen et al. 2024)."""
-    repetition_penalty: float = 1.0
-    """Above 1, tokens that the text already has become less likely (Keskar et al. 2019)."""
     max_new_tokens: int = 256
     """Length limit of a sample in tokens; it also ends where the model ends the document."""
     stop: list[str] = field(default_factory=list)
@@ -33,7 +31,6 @@ class SamplingParams:
         at_least("top_k", self.top_k, 1)
         fraction("top_p", self.top_p, above=0)
         fraction("min_p", self.min_p)
-        positive("repetition_penalty", self.repetition_penalty)
         at_least("max_new_tokens", self.max_new_tokens, 1)
         if "" in self.stop:
             raise SettingsError("stop has an empty string, which every text contains", "remove it")

@@ -64,18 +64,12 @@ def generate(
         # 1) Prefill: read the prompts. From here on each row of the batch is a sample.
         logits = decoder.prefill(prompts, params.max_new_tokens)  # (B, V)
         samples = list(range(len(prompts)))  # the sample in each row
-        seen = None  # the tokens of each row's text so far, for the penalty
-        if params.repetition_penalty != 1:
-            seen = torch.zeros_like(logits, dtype=torch.bool)
-            for row, prompt in enumerate(prompts):
-                seen[row, prompt] = True
-
         for remaining in reversed(range(params.max_new_tokens)):
             # 2) Draw the next token of each row, on the device.
             finite = logits.isfinite().all()
             if allowed is not None:  # an id without a text is never drawn
                 logits = logits.masked_fill(~allowed, -torch.inf)
-            filtered = filter_logits(logits, params, seen)
+            filtered = filter_logits(logits, params)
             if params.temperature == 0:
                 drawn = filtered.argmax(-1)  # (B,)
             else:
@@ -99,8 +93,6 @@ def generate(
                 return
 
             # 5) Drop the rows that have ended, and feed the others their tokens.
-            if seen is not None:
-                seen = seen.scatter(-1, drawn[:, None], True)[alive]
             samples = [samples[row] for row in alive]
             decoder.take(alive)
             logits = decoder.step([tokens[row] for row in alive])
@@ -192,22 +184,16 @@ class Decoder:
             return self.model.logits(x[:, -1]).float()
 
 
-def filter_logits(logits: Logits, params: SamplingParams, seen: Bool[Tensor, "B V"] | None = None) -> Logits:
+def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
     """Return the filtered logits; a dropped token has −∞.
 
     The filters run in the order of Hugging Face's `generate`:
 
-    repetition_penalty: make tokens that the text has `seen` less likely (Keskar et al. 2019, CTRL, section 4.1).
     temperature: divide by it, unless it is 0.
     top_k: keep the k likeliest tokens (Fan et al. 2018), and any that tie with the last of them.
     top_p: keep the nucleus, the fewest likeliest tokens whose probabilities reach p (Holtzman et al. 2020).
     min_p: keep tokens at least min_p times as probable as the likeliest (Nguyen et al. 2024, eq. 1).
     """
-    if seen is not None:
-        # A negative logit is multiplied, because dividing it would make the token likelier.
-        penalty = params.repetition_penalty
-        penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
-        logits = torch.where(seen, penalized, logits)
     if params.temperature == 0:
         return logits  # the caller takes the largest, which no filter changes
     logits = logits / params.temperature

@@ -199,7 +199,7 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
         model = on_gpu(without_weights(model_config), decoding_precision("auto", GPU)).eval()
         watch, decoder = Watch(model), Decoder(model)
         decoder.cache = KVCache(32)
-        params = SamplingParams(top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.1)
+        params = SamplingParams(top_p=0.9, top_k=5, min_p=0.1)
         uniform = torch.rand(2)
         with watch.patched(), torch.inference_mode():
             logits = decoder._forward(torch.zeros(2, 16, dtype=torch.int64))

@@ -174,7 +174,7 @@ def test_any_number_of_samples_takes_the_memory_of_one_batch(run_directory, monk
 # What is refused.
 
 OUT_OF_RANGE = dict(temperature=(-0.1, 1e-45, 1e-7, nan, inf), top_k=(0,), top_p=(0.0, 2.0, nan), min_p=(1.5, -0.1))
-OUT_OF_RANGE |= dict(repetition_penalty=(0.0, inf), seed=(-1, 2**63 - 1), num_samples=(0,), max_new_tokens=(0,))
+OUT_OF_RANGE |= dict(seed=(-1, 2**63 - 1), num_samples=(0,), max_new_tokens=(0,))
 OUT_OF_RANGE |= dict(batch_size=(0,))
 REFUSED = [
     *(
