@@ -256,6 +256,7 @@ def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(trai
     with open_run(replace(train_config, sample_tokens=0)) as run:
         run.progress.best_loss, run.progress.best_step, run.progress.best_tokens = 2.0, 10, 100
         run.progress.evaluated, run.progress.metrics = 20, {"val_loss": 2.5, "val_tokens": 100}
+        run.progress.step = 200
         for changed, remedies in (
             ({}, "add text, train fewer steps, set model.dropout=0.2, or lower eval_interval to catch the best"),
             ({"dropout": 0.1}, "add text, train fewer steps, or lower eval_interval to catch the best"),
@@ -266,5 +267,8 @@ def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(trai
                 "since then the loss has risen; sample.py takes that step's checkpoint. "
                 f"The model learns its text by heart: {remedies}"
             )
+        run.progress.step = 1
+        Terminal(run).log_result()
+        assert "Every token was new: lower optimizer.lr=" in caplog.messages[-1]
         bpe = replace(run.data, tokenizer=SimpleNamespace(name="bpe"))
         assert by_heart(run.config, bpe).endswith("train fewer steps, set tokenizer=byte")

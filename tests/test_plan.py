@@ -325,10 +325,14 @@ def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
     assert float(bits[4]) == pytest.approx((1.5 + (compute / 3.9e11) ** -0.3) * ease, abs=0.051)
 
 
-def test_more_time_than_four_readings_of_the_text_is_warned_of(train_config, monkeypatch):
-    lines, _ = sized(train_config, monkeypatch, 5, count=400)
-    remedies = "add text, train fewer steps, set model.dropout=0.2"
-    assert lines[2].strip() == f"the text is read more than 4 times. The model learns its text by heart: {remedies}"
+def test_a_run_on_a_short_text_ends_after_four_epochs(train_config, monkeypatch):
+    lines, named = sized(train_config, monkeypatch, 5, count=400)
+    assert lines[2].strip() == "4 epochs end before max_minutes=5: only more text deserves more time"
+    assert f"for {named.max_minutes:g} minutes" in lines[0] and ", 4.0 epochs, " in lines[0]
+    whole, at_five = sized(train_config, monkeypatch, 5, count=4000)
+    assert len(whole) == 2 and at_five.max_minutes == 5 and at_five.model == named.model
+    steps = int(re.search(r"about ([\d,]+) steps", whole[0])[1].replace(",", "")) * named.max_minutes / 5
+    assert steps * 8 * 16 == pytest.approx(4 * 0.96 * 400 * 581, rel=0.02)
 
 
 def test_a_plan_without_a_time_says_how_to_learn_the_size_of_new_weights(train_config):

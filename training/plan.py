@@ -38,7 +38,7 @@ from training.optimizer import optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
 from training.start import check_machine, open_data, refuse_too_large, with_vocabulary
-from training.terminal import EPOCHS, by_heart, describe, epochs
+from training.terminal import EPOCHS, describe, epochs
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
 # The laws of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
@@ -259,22 +259,29 @@ def size_lines(
         seconds, _ = measure(chosen)
         rate = flops * config.tokens_per_step / seconds
 
+    # End the run before the model learns a short text by heart.
+    length = minutes
+    ends_early = epochs(config, data, round(60 * minutes / seconds)) > EPOCHS
+    if ends_early:
+        length = EPOCHS * len(data.train) / config.tokens_per_step * seconds / 60
+
     # Predict the length and the loss of the run, and write its command.
-    steps = round(60 * minutes / seconds)
+    steps = round(60 * length / seconds)
     passes = epochs(config, data, steps)
-    compute = flops * token_size * len(data.train) * min(passes, EPOCHS)
+    compute = flops * token_size * len(data.train) * passes
     # By the root, because texts differ less to a model than to bz2: a tenth too much for Shakespeare.
     bpb = (FLOOR + (compute / UNIT) ** LOSS_POWER) * math.sqrt(bits / SOURCE_CODE)
     names = ("model.n_layer", "model.n_embd", "model.n_head", "model.block_size", "batch_size")
     shape = [f"{name}={flat(asdict(chosen))[name]}" for name in names]
-    words = typed_arguments(("dry_run", "model", *names)) + shape
-    deserved = f"{minutes:g} minutes and this text: {count_parameters(model).total():,} parameters"
+    words = [*typed_arguments(("dry_run", "max_minutes", "model", *names)), f"max_minutes={length:.3g}", *shape]
+    deserved = f"{length:.3g} minutes and this text: {count_parameters(model).total():,} parameters"
     lines = [
         f"size      for {deserved}, about {plural(steps, 'step')}, {passes:,.1f} epochs, roughly {bpb:.1f} bits/byte",
         f"          {command('train.py')} {shlex.join(words)}",
     ]
-    if passes > EPOCHS:
-        lines.append(f"          the text is read more than {EPOCHS} times. {by_heart(config, data)}")
+    if ends_early:
+        asked = f"max_minutes={config.max_minutes:g}"
+        lines.append(f"          {EPOCHS} epochs end before {asked}: only more text deserves more time")
     return lines
 
 

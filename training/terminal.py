@@ -124,6 +124,8 @@ class Terminal(Logger):
         elif isinstance(data, TokenDataset) and progress.metrics.get("val_loss", best) > 1.02 * best:
             earlier = ", or lower eval_interval to catch the best" if progress.best_step <= config.eval_interval else ""
             remedy = by_heart(config, data) + earlier
+            if epochs(config, data, progress.step) <= 1:
+                remedy = f"Every token was new: lower optimizer.lr={config.optimizer.lr:g}"
             log.warning("since then the loss has risen; sample.py takes that step's checkpoint. %s", remedy)
 
 
