@@ -1,7 +1,7 @@
 """Print the tales that keep all facts, for each attention of a sweep:  python docs/tales_kept.py FOLDER_OR_CSV
 
-FOLDER is a sweep of data=tales, or holds runs of it. Each model writes 64 tales, as for eval.py tales=true. Their counts
-are written to FOLDER/tales.csv, which the script also reads.
+FOLDER is a sweep of data=tales, or holds runs of it. Each model writes 64 tales, as for eval.py tales=true. Their
+counts are written to FOLDER/tales.csv, which the script also reads.
 """
 
 import csv
