@@ -193,7 +193,11 @@ def read_meta(path: Path) -> Meta:
         if content.pop("checksum") != meta_checksum(content):
             raise ValueError("meta.json does not match its checksum")
         del content["format_version"]
-        meta = Meta(**content | {"progress": Progress(**content["progress"])})
+        progress = content.pop("progress")
+        meta = Meta(**content)
+        unknown = [f"progress.{name}" for name in progress if name not in Progress.__dataclass_fields__]
+        refuse_unknown(f"checkpoint={path}", unknown, meta)
+        meta.progress = Progress(**progress)
         # Older runs had no separator, and settings that are gone.
         data = meta.config.get("data")
         if isinstance(data, dict):

@@ -188,6 +188,22 @@ def random_gpt(seed: int = 0, **settings) -> GPT:
     return model
 
 
+@contextlib.contextmanager
+def started(command: list, **options) -> Iterator[subprocess.Popen]:
+    """A process with pipes that hears every signal, also under nohup, and that is killed at the end."""
+
+    def hear() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, preexec_fn=hear, **pipes, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
 def tokens_drawn(model: GPT, tokenizer, prompts: list[list[int]], seeds: list[int], params) -> list[list[int]]:
     """The tokens that generate() draws after each prompt."""
     drawn: dict[Detokenizer, list[int]] = {}  # of each sample, in their order

@@ -233,7 +233,7 @@ FORGED = [  # a part of meta.json, and what is said of it
         r"has model\.warp, unknown here; tinygpt \? wrote it: read it with that version",
     ),
     ({"progress": []}, "damaged"),
-    ({"progress": {"nothing": 1}}, "nothing"),
+    ({"progress": {"nothing": 1}}, r"has progress\.nothing, unknown here; tinygpt \? wrote it"),
     *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "missing, or does not match") for name in ("/etc/passwd", "..")),
 ]
 

@@ -7,13 +7,12 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from importlib.util import find_spec
-from subprocess import PIPE
 
 import pytest
 import torch
 import yaml
+from conftest import started
 from sweeping import ROOT, command, run, run_here, tiny, wait_for
 
 from cli.with_torch import device_of_job
@@ -61,11 +60,11 @@ def test_a_stopped_sweep_saves_its_job_and_goes_on_with_it(tmp_path):
     asked += tiny(tmp_path, max_steps=10**6, checkpoint_interval=10**6, eval_interval=10**6)
     stopped_at = 0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        process = subprocess.Popen(command(*asked), cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True, process_group=0)
-        wait_for(tmp_path / "here/0/metrics.jsonl", f'"step": {stopped_at + 20},')
-        # A terminal sends Ctrl-C to all processes; the others come from whoever knows this one.
-        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-        output, errors = process.communicate(timeout=120)
+        with started(command(*asked), cwd=tmp_path, text=True, process_group=0) as process:
+            wait_for(tmp_path / "here/0/metrics.jsonl", f'"step": {stopped_at + 20},')
+            # A terminal sends Ctrl-C to all processes; the others come from whoever knows this one.
+            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+            output, errors = process.communicate(timeout=120)
         assert process.returncode == 128 + number and "to go on:" in output, output + errors
         assert not errors.replace("finishing this step, then saving; Ctrl-C again leaves at once", "").strip()
         assert output.count("(stopped, step ") == 1 and "(running" not in output
@@ -83,12 +82,12 @@ def test_a_stopped_sweep_of_parallel_jobs_goes_on_with_their_last_checkpoints(tm
     asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2,3,4", "hydra.sweep.dir=here"]
     asked += tiny(tmp_path, max_steps=10**6, checkpoint_interval=10, eval_interval=10**6, log_interval=1)
     for number in (signal.SIGINT, signal.SIGTERM):
-        process = subprocess.Popen(command(*asked), cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True, process_group=0)
-        for job in range(2):
-            lines = tmp_path / f"here/{job}/metrics.jsonl"
-            wait_for(lines, '"step": 30,' if number == signal.SIGINT else '"step": 60,')
-        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-        output, errors = process.communicate(timeout=120)
+        with started(command(*asked), cwd=tmp_path, text=True, process_group=0) as process:
+            for job in range(2):
+                lines = tmp_path / f"here/{job}/metrics.jsonl"
+                wait_for(lines, '"step": 30,' if number == signal.SIGINT else '"step": 60,')
+            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+            output, errors = process.communicate(timeout=120)
         assert process.returncode == 128 + number and "to go on:" in output, output + errors
         assert "Traceback" not in errors and output.count("(stopped, step ") == 2
         assert output.count("resuming at step") == 2 * (number == signal.SIGTERM)

@@ -7,7 +7,6 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import NoReturn
 import pytest
 import safetensors.torch
 import torch
-from conftest import run_here
+from conftest import run_here, started
 from test_checkpoint import forge, forge_file
 
 import train as train_module
@@ -463,11 +462,10 @@ def test_nohup_is_kept_and_other_threads_set_no_handlers(monkeypatch):
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_path, number, status):
     endless = ["max_steps=1000000", "eval_interval=100000", "run_dir=the_run"]
     command = [sys.executable, ROOT / "train.py", *tiny(text_file), *endless]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process = subprocess.Popen(command, cwd=tmp_path, **pipes)
-    wait_for(tmp_path / "the_run/metrics.jsonl")
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    with started(command, cwd=tmp_path) as process:
+        wait_for(tmp_path / "the_run/metrics.jsonl")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == status
     line = output.decode().strip().splitlines()[-1]
     steps = int(line.split("stopped after step ")[1].split(";")[0])
