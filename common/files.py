@@ -97,16 +97,12 @@ def replacing(path: Path) -> Iterator[Path]:
 def writing(setting: str, path: str) -> Iterator[Path]:
     """Yield a temporary name for a file or folder that replaces SETTING=PATH atomically.
 
-    A link is followed; a pipe or a device is written directly. An OSError, here or in the body, becomes a
-    SettingsError.
+    A link is followed. An OSError, here or in the body, becomes a SettingsError.
     """
     place = user_path(setting, path)
     with os_errors_named(setting, path, "written", "name another place, or make its folder first"):
-        if place.is_dir():
-            raise IsADirectoryError("Is a directory")
-        if place.exists() and not place.is_file():
-            yield place
-            return
+        if place.exists():
+            regular(place)
         with replacing(Path(os.path.realpath(place))) as unfinished:
             # Refuse a folder that cannot be written before the body works for minutes.
             unfinished.touch()
