@@ -196,6 +196,7 @@ RECORDED = {  # runs of docs/results, by what makes a table of them
     "recall_8192": ("docs.recall", "which_attention"),
     "scaling": ("docs.scaling_law", "which_attention"),
     "null_runs.csv": ("docs.decide_worth", "sweeps"),
+    "tales.csv": ("docs.tales_kept", "attention"),
 }
 
 
@@ -209,6 +210,7 @@ def test_a_pages_table_of_runs_is_what_its_command_makes_of_the_recorded_ones(na
     runpy.run_module(module, run_name="__main__")
     table = re.findall(r"^\|.*\n", capsys.readouterr().out, re.MULTILINE)
     assert "".join(table) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8") and len(table) > 4
+    assert name != "tales.csv" or "".join(table) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_size=16", "data.path=notes.txt"]
