@@ -22,7 +22,8 @@ from common.mistakes import mistakes_explained
 from common.text import visible
 from docs.estimates import Estimate, holm, t_quantile
 from docs.law import FAILED, Law, at_best_rate
-from sweeps.leaderboard import COLUMNS, FORMATS, Job, csv_text, markdown_lines, read_jobs, swept_settings, values
+from docs.recorded import recorded_jobs
+from sweeps.leaderboard import COLUMNS, FORMATS, Job, csv_text, markdown_lines, swept_settings, values
 
 SIZE = "model.n_embd"
 RATE = "optimizer.lr"
@@ -119,7 +120,7 @@ class Comparison:
     """
 
     def __init__(self, folder: Path) -> None:
-        jobs = read_jobs(folder)
+        jobs = recorded_jobs(folder)
         if not jobs:
             problem = f"{folder} holds no sweep (no job.json in its folders)"
             raise SettingsError(problem, "give the folder that -m made")

@@ -24,10 +24,11 @@ from common.errors import SettingsError
 from common.files import replace_text
 from docs.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
 from docs.probes import Probes
+from docs.recorded import recorded_jobs
 from generation.score import ScoringParams, load_text
 from model.attention.code import run_codes
 from runs.checkpoint import Checkpoint, open_checkpoint
-from sweeps.leaderboard import csv_text, read_jobs
+from sweeps.leaderboard import csv_text
 from train import train_step
 from training.config import TrainConfig
 from training.device import choose_precision, fast_products
@@ -100,7 +101,7 @@ def memory(checkpoint: Checkpoint) -> int:
 
 def accuracies(folder: Path) -> dict[str, str]:
     """Return each variant's best accuracy in a sweep of data=recall."""
-    jobs, found = read_jobs(folder), dict[str, float]()
+    jobs, found = recorded_jobs(folder), dict[str, float]()
     for name, job in zip(variants(jobs), jobs, strict=True):
         if job.status == "finished" and (accuracy := job.summary.val_accuracy) is not None:
             found[name] = max(accuracy, found.get(name, 0.0))

@@ -9,7 +9,6 @@ import re
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -21,7 +20,7 @@ from common.text import duration, si, visible
 from pages.runs import describe_run, runs_page
 from runs.directory import OF_THIS_INVOCATION, written_settings
 from runs.metrics import is_number, read_metrics
-from runs.summary import JOB, NUMBERS, TEXTS, JobRecord, Summary, read_job, read_summary
+from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
 from runs.summary import NAME as SUMMARY
 
 log = logging.getLogger("tinygpt")
@@ -90,18 +89,13 @@ Group = list[Job]
 
 
 def read_jobs(sweep: Path) -> list[Job]:
-    """Return the jobs in a sweep's folder by number; without jobs, all runs below it.
-
-    Without runs too, return the jobs of leaderboard.csv: it may be the only file left of a sweep.
-    """
+    """Return the jobs in a sweep's folder by number; without jobs, all runs below it."""
     # Read the records of the jobs, by folder.
     found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
     if not found:
         for path in sorted(sweep.glob(f"*/**/{SUMMARY}")):
             own = settings_of(path.parent)
             found[path.parent] = JobRecord(0, own) if own else unreadable(path.with_name("config.yaml"))
-    if not found:
-        return recorded_jobs(sweep / "leaderboard.csv")
 
     # Add their settings and summaries.
     is_going_on = is_locked(sweep / ".lock")
@@ -116,22 +110,6 @@ def read_jobs(sweep: Path) -> list[Job]:
 
 def unreadable(file: Path) -> JobRecord:
     return JobRecord(sys.maxsize, [], f"{file.parent.name}/{file.name} cannot be read")
-
-
-def recorded_jobs(table: Path) -> list[Job]:
-    """Return the jobs of a leaderboard.csv; none if it is missing or unreadable."""
-    # The columns are the job, the swept settings and the fields of Summary; an empty cell has no value.
-    jobs = []
-    with suppress(OSError, LookupError, ValueError, csv.Error), table.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            known = {name: text for name, text in row.items() if text}
-            name = known.pop("job")
-            status = known.pop("status")
-            figures = {each: float(known.pop(each)) for each in NUMBERS if each in known and each != "seed"}
-            texts: Any = {each: known.pop(each, None) for each in TEXTS}
-            summary = Summary(status=status, **(texts | figures))
-            jobs.append(Job(table.parent / name, name, known, summary))
-    return sorted(jobs, key=lambda job: (len(job.name), job.name))
 
 
 def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:

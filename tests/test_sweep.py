@@ -40,6 +40,7 @@ from cli.composition import check_job, register_schema
 from cli.overrides import CONF
 from common.errors import SettingsError
 from common.files import is_locked
+from docs.recorded import recorded_jobs
 from hydra_plugins._tinygpt import AfterJob
 from runs.directory import lock_run
 from runs.metrics import read_metrics
@@ -51,7 +52,6 @@ from sweeps.leaderboard import (
     markdown,
     rank,
     read_jobs,
-    recorded_jobs,
     swept_settings,
     write_leaderboard,
 )
@@ -110,7 +110,7 @@ def test_seeds_share_a_row_with_their_mean_and_deviation_and_have_lines_of_their
     assert [row["job"] for row in table] == [job.name for row in rank(jobs) for job in row] and len(table) == 7
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/leaderboard.csv").write_text(comma_separated(jobs))
-    assert markdown(read_jobs(tmp_path / "kept")) == markdown(jobs)  # all that is kept of a sweep
+    assert markdown(recorded_jobs(tmp_path / "kept")) == markdown(jobs)  # all that is kept of a sweep
     assert float(table[0]["val_bpb"]) == found["matmul"][int(table[0]["seed"])] and table[-1]["status"] == "failed"
     unequal = "Some rows are means over other seeds than the rest"
     put_job(tmp_path, 7, "attention=sdpa", "seed=7")
@@ -150,7 +150,9 @@ def test_any_value_of_a_setting_comes_through_every_file_and_means_nothing_there
     table = list(csv.DictReader((tmp_path / "leaderboard.csv").open(encoding="utf-8", newline="")))
     assert {row["sample_prompt"] for row in table} == set(HOSTILE)
     assert [job.settings["sample_prompt"] for job in read_jobs(tmp_path)] == HOSTILE
-    recorded = recorded_jobs(tmp_path / "leaderboard.csv")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "leaderboard.csv").rename(tmp_path / "kept/leaderboard.csv")
+    recorded = recorded_jobs(tmp_path / "kept")
     assert [job.settings["sample_prompt"] for job in recorded] == HOSTILE
     text = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
     assert len({len(row) for row in cells(text)}) == 1 and "\u202e" not in text

@@ -1,0 +1,31 @@
+"""The jobs of a sweep, also if only its leaderboard.csv is left."""
+
+import csv
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from runs.summary import NUMBERS, TEXTS, Summary
+from sweeps.leaderboard import Job, read_jobs
+
+
+def recorded_jobs(sweep: Path) -> list[Job]:
+    """Return the jobs in a sweep's folder; without runs, those of its leaderboard.csv.
+
+    A leaderboard.csv that is missing or cannot be read has none.
+    """
+    jobs = read_jobs(sweep)
+    if jobs:
+        return jobs
+    # The columns are the job, the swept settings and the fields of Summary; an empty cell has no value.
+    table = sweep / "leaderboard.csv"
+    with suppress(OSError, LookupError, ValueError, csv.Error), table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            known = {name: text for name, text in row.items() if text}
+            name = known.pop("job")
+            status = known.pop("status")
+            figures = {each: float(known.pop(each)) for each in NUMBERS if each in known and each != "seed"}
+            texts: Any = {each: known.pop(each, None) for each in TEXTS}
+            summary = Summary(status=status, **(texts | figures))
+            jobs.append(Job(sweep / name, name, known, summary))
+    return sorted(jobs, key=lambda job: (len(job.name), job.name))
