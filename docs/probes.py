@@ -24,8 +24,9 @@ from common.errors import SettingsError
 from common.files import replace_text
 from common.mistakes import mistakes_explained
 from common.text import seen_from_here, visible
+from data.batches import document_starts
 from generation.config import EvalConfig
-from generation.score import ScoringParams, learned_task, load_text, model_inputs, token_nats
+from generation.score import ScoringParams, learned_task, load_text, token_nats
 from model.attention.code import run_codes
 from model.gpt import GPT
 from model.heads import Weights, for_each_layer
@@ -55,7 +56,10 @@ class Probes:
 
     def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> list[list[float] | None]:
         """Return `function` of each layer's weights, a number for each of its heads."""
-        tokens, doc_starts = model_inputs(self.model, rows, self.params.separator)
+        tokens = torch.from_numpy(rows.astype(np.int64))
+        doc_starts = None
+        if self.params.separator is not None:
+            doc_starts = torch.from_numpy(document_starts(rows, self.params.separator))
         with self.params.autocast:
             figures = for_each_layer(self.model, tokens, function, doc_starts)
         layers = zip(self.model.attentions, figures, strict=True)

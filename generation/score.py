@@ -8,21 +8,20 @@ from typing import NamedTuple
 import numpy as np
 import tiktoken
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 
 from common.console import progress_bar
 from common.errors import DataError
 from common.settings import build
 from common.text import flat
-from data.batches import document_starts
+from data.batches import Batch, sequences_at
 from data.config import DataConfig, TokenizerConfig, check_source
 from data.prepare import prepare
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
-from model.cache import DocStarts, Tokens
 from model.gpt import GPT
+from model.loss import nats_of_each
 from runs.checkpoint import TOKENIZER, Checkpoint, code_wanted, readable
 from runs.metrics import Evaluation
 
@@ -76,7 +75,7 @@ def score(
     with progress_bar(total=targets, desc="scoring", unit="token", unit_scale=True) as bar:
         for starts, scored in passes(targets, length, params.stride, batch_size):
             # A sequence has `length` inputs and one more token, the target of the last.
-            sequences = np.stack([tokens[start : start + length + 1] for start in starts])  # (B, length + 1)
+            sequences = sequences_at(tokens, starts, length + 1)  # (B, length + 1)
             rows = token_nats(model, sequences, scored, params)  # (B, scored)
             for start, row in zip(starts, rows, strict=True):
                 end = start + length
@@ -118,30 +117,15 @@ def token_nats(
 
     A sequence may be longer than block_size.
     """
-    inputs, doc_starts = model_inputs(model, sequences[:, :-1], params.separator)
-    targets = torch.from_numpy(sequences[:, -scored:].astype(np.int64)).to(inputs.device)
-    block_size = model.config.block_size
-    nats = []
+    device = model.token_embedding.weight.device
+    batch = Batch.of(sequences.astype(np.int64), params.separator)
+    inputs, targets = (torch.from_numpy(ids).to(device) for ids in batch[:2])  # (B, T)
+    doc_starts = None if batch.doc_starts is None else torch.from_numpy(batch.doc_starts).to(device)
     with params.autocast:
         x = model.hidden(inputs, doc_starts=doc_starts)[:, -scored:]  # (B, scored, C)
-        # Logits are V wide: only block_size tokens have theirs in memory at a time.
-        chunks = zip(x.split(block_size, 1), targets.split(block_size, 1), strict=True)
-        for chunk, chunk_targets in chunks:
-            logits = model.logits(chunk).float().transpose(1, 2)  # (B, V, chunk)
-            nats.append(F.cross_entropy(logits, chunk_targets, reduction="none"))
-    return torch.cat(nats, 1).cpu().numpy()
-
-
-def model_inputs(model: GPT, sequences: Int[np.ndarray, "B T"], separator: int | None) -> tuple[Tokens, DocStarts]:
-    """Return sequences on the model's device, and their document starts.
-
-    separator: the token that begins a document; None means that documents are not kept apart.
-    """
-    device = model.token_embedding.weight.device
-    doc_starts = None
-    if separator is not None:
-        doc_starts = torch.from_numpy(document_starts(sequences, separator)).to(device)
-    return torch.from_numpy(sequences.astype(np.int64)).to(device), doc_starts
+        x = model.final_norm(x)
+        nats, _ = nats_of_each(x, model.lm_head.weight, targets[:, -scored:], model.config.logit_softcap)
+    return nats.cpu().numpy()
 
 
 def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
