@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from itertools import chain
 from typing import Any
 
 from hydra.core.utils import JobReturn
@@ -68,10 +67,6 @@ class Comparison:
     """The metric in the variant's runs."""
     seconds: float = 0
     """The duration of the variant's runs."""
-
-    @property
-    def differences(self) -> list[float]:
-        return [own - first for own, first in zip(self.own, self.first, strict=True)]
 
     def row(self, earliest: int) -> list[str]:
         """Return the variant's cells in decide.md; no verdict comes before pair `earliest`."""
@@ -146,21 +141,21 @@ class Decide(Grid):
 
         Raises SettingsError if a failed job left a variant undecided.
         """
-        # Number the comparisons by variant. Number 0 is the first variant, with which the others are paired.
         self.check(arguments)
-        comparisons = {number: Comparison(variant) for number, variant in enumerate(self.record.variants, 1)}
-        self.record.comparisons = [*comparisons.values()]
+        comparisons = [Comparison(variant) for variant in self.record.variants]
+        self.record.comparisons = comparisons
 
         # Run the pairs, seed after seed, until all have a verdict.
         with self.keeping_folder():
             for pair in range(self.max_pairs):
-                undecided = {number: each for number, each in comparisons.items() if each.verdict == OPEN}
+                # Number 0 is the first variant, with which the others are paired.
+                undecided = {number: each for number, each in enumerate(comparisons, 1) if each.verdict == OPEN}
                 if undecided:
                     self.run_pairs(pair, undecided)
-            for each in comparisons.values():
+            for each in comparisons:
                 if each.verdict == OPEN:
                     each.verdict = f"undecided after {self.max_pairs} pairs"
-        failed = sum(each.verdict.startswith(FAILED) for each in comparisons.values())
+        failed = sum(each.verdict.startswith(FAILED) for each in comparisons)
         if failed:
             problem = f"{failed} of {len(comparisons)} variants stay undecided, because a job failed"
             raise SettingsError(problem, f"the reasons are above and in {self.folder / 'decide.md'}")
@@ -199,19 +194,20 @@ class Decide(Grid):
         self.earliest = 1 + sum(k < 0 for k in cuts(two_sided, self.max_pairs, self.late))
 
         # Make the record. Earlier records must agree with it: of this sweep in all but the comparisons, of a baseline
-        # or a find in their code and text.
-        test = (self.metric, self.delta, self.max_pairs)
-        first, *others = map(" ".join, self.groups)
-        self.record = Record(*test, first, others, settings, seed, alpha, *self.origin(settings), code)
+        # or a find in their commit and text.
+        first, *others = code
+        commit, text = self.origin(settings)
+        self.record = Record(
+            self.metric, self.delta, self.max_pairs, first, others, settings, seed, alpha, commit, text, code
+        )
         if (self.folder / RECORD).exists():
-            fixed = [each.name for each in fields(Record)][:-1]
+            fixed = [each.name for each in fields(Record)][:-2]
             self.agree("hydra.sweep.dir", self.folder, fixed, "type what it began with, or name another folder")
         if self.baseline:
-            same = ("first", "settings", "commit", "text", "code")
+            same = ("first", "settings", "commit", "text")
             self.agree("hydra.sweeper.baseline", self.baseline, same, "leave it out: the first variant runs again")
         if self.confirm:
-            own = ("commit", "text", "code")
-            self.agree("hydra.sweeper.confirm", self.confirm, own, "find it again, then confirm it")
+            self.agree("hydra.sweeper.confirm", self.confirm, ("commit", "text"), "find it again, then confirm it")
 
     def read_settings(self, arguments: list[str]) -> tuple[list[str], int]:
         """Return the overrides that all jobs share, and the seed of the first pair."""
@@ -247,8 +243,8 @@ class Decide(Grid):
         self.groups = [name.split() for name in (find.first, *names)]
         # The fresh seeds are a function of the find: the same command has the same ones. They differ from find to find,
         # or all would share the luck of one baseline.
-        last = max(chain.from_iterable(each.seeds for each in find.comparisons))
-        return find.settings, last + 1 + zlib.crc32(repr(names).encode()) % 10**6
+        unused = find.seed + max(each.pairs for each in find.comparisons)
+        return find.settings, unused + zlib.crc32(repr(names).encode()) % 10**6
 
     def origin(self, settings: list[str]) -> tuple[str | None, str | None]:
         """Return the commit of the code, and the fingerprint of the text; None for an unknown one."""
@@ -268,7 +264,7 @@ class Decide(Grid):
         names: Iterable[str],
         remedy: str,
     ) -> None:
-        """Raise SettingsError unless an earlier record has the same values as this one."""
+        """Raise SettingsError unless an earlier record has the same values and code as this one."""
         # Runs of another sweep are as good as its commit: with changed files nobody knows which code ran.
         earlier = read_record(setting, folder)
         if setting != "hydra.sweep.dir" and (earlier.commit or "-dirty").endswith("-dirty"):
@@ -277,15 +273,13 @@ class Decide(Grid):
         for name in names:
             before = getattr(earlier, name)
             now = getattr(self.record, name)
-            if isinstance(before, dict):  # by variant: compare those that are in both records
-                before = {variant: before[variant] for variant in before if variant in now}
-                now = {variant: now[variant] for variant in before}
-            if before != now and name == "code":
-                problem = f"{setting}={folder} ran another version of the file of code="
-                raise SettingsError(problem, f"restore that version, or {remedy}")
             if before != now:
                 problem = f"{setting}={folder} has {name}={format_value(before)}, not {format_value(now)}"
                 raise SettingsError(problem, remedy)
+        # Compare the code of the variants that are in both records.
+        if any(self.record.code.get(variant, code) != code for variant, code in earlier.code.items()):
+            problem = f"{setting}={folder} ran another version of the file of code="
+            raise SettingsError(problem, f"restore that version, or {remedy}")
 
     def run_pairs(self, pair: int, undecided: dict[int, Comparison]) -> None:
         """Run a pair of each undecided variant, counted from 0; judge, write and print them."""
@@ -302,7 +296,7 @@ class Decide(Grid):
             name = f"{seed}-{number}"
             jobs[name] = [*record.settings, f"seed={seed}", *self.groups[number], f"hydra.sweep.subdir={name}"]
         results = self.launch([*jobs.values()], pair * len(self.groups))
-        outcomes = dict(zip(numbers, map(self.outcome, jobs, results), strict=True))
+        outcomes = dict(zip(numbers, map(self.outcome, numbers, jobs, results), strict=True))
         for number, comparison in undecided.items():
             self.add_pair(comparison, seed, outcomes[0], outcomes[number])
             name, verdict, count, mean, median, between = comparison.row(self.earliest)
@@ -318,13 +312,13 @@ class Decide(Grid):
             with replacing(self.folder / name) as unfinished:
                 shutil.copytree(theirs, unfinished, ignore=shutil.ignore_patterns("checkpoints"))
 
-    def outcome(self, name: str, result: JobReturn) -> Summary | str:
+    def outcome(self, number: int, name: str, result: JobReturn) -> Summary | str:
         """Return the summary of a job that has the metric, or the reason why there is none."""
         error = error_of(result)
         if error:
             return f"job {name} failed: {sentence_of(error)}"
         summary = read_summary(self.folder / name)
-        variant = " ".join(self.groups[int(name.rpartition("-")[2])])
+        variant = " ".join(self.groups[number])
         # A parallel worker may have read the file of code= after it changed.
         if summary and summary.code_hash != self.record.code[variant]:
             return f"job {name} ran another version of its code"
@@ -351,7 +345,7 @@ class Decide(Grid):
         comparison.first.append(getattr(first, self.metric))
         comparison.own.append(getattr(own, self.metric))
         comparison.seconds += own.seconds or 0
-        differences = comparison.differences
+        differences = [ours - theirs for ours, theirs in zip(comparison.own, comparison.first, strict=True)]
         comparison.mean = statistics.fmean(differences)
         comparison.median = statistics.median(differences)
         alpha = self.record.alpha

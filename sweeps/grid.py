@@ -23,8 +23,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from common.console import ending_signals
-from common.errors import SettingsError, first_line, os_error_reason
-from common.files import user_path
+from common.errors import SettingsError, first_line
+from common.files import os_errors_named, user_path
 from common.text import hydra_quoted, literal, quote, visible
 from runs.directory import lock_run
 from sweeps.leaderboard import write_leaderboard
@@ -184,12 +184,9 @@ class Grid(Sweeper):
             yield
             return
         with ExitStack() as stack:
-            try:
+            with os_errors_named("hydra.sweep.dir", self.folder, "used", "name another folder"):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                lock_run(self.folder, stack)
-            except (OSError, SettingsError) as error:
-                problem = f"hydra.sweep.dir={self.folder} cannot be used ({os_error_reason(error)})"
-                raise SettingsError(problem, "name another folder") from error
+                lock_run(self.folder, stack, "hydra.sweep.dir")
             # Let a signal raise SystemExit, as Ctrl-C raises KeyboardInterrupt; the stack restores its handler.
             for kind in set(ending_signals()) - {signal.SIGINT}:
                 stack.callback(signal.signal, kind, signal.signal(kind, lambda number, _: sys.exit(128 + number)))

@@ -93,7 +93,7 @@ def read_jobs(sweep: Path) -> list[Job]:
     # Read the records of the jobs, by folder.
     found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
     if not found:
-        for path in sorted(sweep.glob(f"*/**/{SUMMARY}")):
+        for path in sweep.glob(f"*/**/{SUMMARY}"):
             own = settings_of(path.parent)
             found[path.parent] = JobRecord(0, own) if own else unreadable(path.with_name("config.yaml"))
 
@@ -119,7 +119,7 @@ def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
     """
     found = read_summary(folder)
     if found is None and os.path.lexists(folder / SUMMARY):
-        return Summary(status="failed", reason=reason or f"{SUMMARY} cannot be read")
+        reason = reason or f"{SUMMARY} cannot be read"
     summary = found or Summary()
     # On a CPU the jobs share a process, whose allocator keeps the memory of earlier jobs.
     if summary.device == "cpu":

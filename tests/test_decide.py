@@ -521,11 +521,11 @@ def test_a_job_that_fails_leaves_its_variant_undecided_and_one_of_the_first_all_
 def test_other_figures_have_their_own_better_side_and_one_that_is_missing_is_told(tmp_path):
     sweeper = decide(metric="tokens_per_s", variants=VARIANTS[:2])
     in_memory(sweeper, tmp_path, noisy)
-    outcome, number = sweeper.outcome, iter(range(100))
+    outcome, noise = sweeper.outcome, iter(range(100))
 
-    def faster(name: str, result: object) -> Summary | str:
-        put_summary(tmp_path / name, tokens_per_s=500.0 + 100 * name.endswith("-1") + next(number) % 7)
-        return outcome(name, result)
+    def faster(number: int, name: str, result: object) -> Summary | str:
+        put_summary(tmp_path / name, tokens_per_s=500.0 + 100 * number + next(noise) % 7)
+        return outcome(number, name, result)
 
     sweeper.outcome = faster
     sweeper.sweep([])
@@ -537,7 +537,7 @@ def test_other_figures_have_their_own_better_side_and_one_that_is_missing_is_tol
     assert "job 1-0 has no val_accuracy" in (tmp_path / "other/decide.md").read_text()
     put_summary(tmp_path / "1-0", status="stopped", tokens_per_s=500.0)
     completed = JobReturn(_return_value=None, status=JobStatus.COMPLETED)
-    assert outcome("1-0", completed) == "job 1-0 has no tokens_per_s"
+    assert outcome(0, "1-0", completed) == "job 1-0 has no tokens_per_s"
 
 
 MISTAKES = {

@@ -285,9 +285,7 @@ def test_a_sweep_that_is_stopped_frees_its_folder_and_the_signal_and_says_how_to
     assert "– (stopped, step 0)" in said and f"python train.py -m 'a=[x, y]' hydra.sweep.dir={tmp_path}\n" in said
     with ExitStack() as stack:
         lock_run(tmp_path, stack)
-        with pytest.raises(
-            SettingsError, match=f"^hydra.sweep.dir={tmp_path} cannot be used .*is in use.*: name another"
-        ):
+        with pytest.raises(SettingsError, match=f"^hydra.sweep.dir={tmp_path} is in use by a run .*: stop that one"):
             sweeper.sweep(["seed=1,2"])
 
 
