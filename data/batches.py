@@ -40,6 +40,7 @@ StepBatch = Callable[[int, int, int], Batch]
 """batch(step, start, stop): the sequences `start` to `stop` of a step."""
 
 
+@dataclass
 class Batches:
     """The training sequences of every step, in an order set by `seed`.
 
@@ -48,29 +49,23 @@ class Batches:
     the ends of the text appear in others. The order takes 8 bytes of memory a sequence.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        block_size: int,
-        batch_size: int,
-        seed: int,
-    ) -> None:
-        self.tokens = tokens
-        self.block_size = block_size
-        self.batch_size = batch_size
-        self.seed = seed
+    tokens: np.ndarray
+    block_size: int
+    batch_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
         # An epoch leaves out one sequence: it may then begin at any of the first block_size tokens. A text with room
         # for a single sequence keeps it.
-        self.sequences_per_epoch = max(1, len(tokens) // block_size - 1)
+        self.sequences_per_epoch = max(1, len(self.tokens) // self.block_size - 1)
         # Keep two epochs in memory: a batch may have the last sequences of one and the first of the next.
         self.epoch = lru_cache(maxsize=2)(self.draw_epoch)
 
-    def batch(self, step: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Return a step's sequences from `start` to `stop`, or all: int64 (B, block_size + 1)."""
+    def batch(self, step: int, start: int, stop: int) -> np.ndarray:
+        """Return a step's sequences from `start` to `stop`, int64 (B, block_size + 1)."""
         # Count the sequences of all steps: step 0 has numbers 0 to batch_size - 1, step 1 the next, and so on.
         first = step * self.batch_size
-        in_step = range(start, self.batch_size if stop is None else stop)
-        first_tokens = [self.first_token(first + place) for place in in_step]
+        first_tokens = [self.first_token(first + place) for place in range(start, stop)]
         return sequences_at(self.tokens, first_tokens, self.block_size + 1)
 
     def first_token(self, number: int) -> int:
@@ -188,9 +183,9 @@ class TokenDataset:
         """Return the length in bytes of each id's text, int64 (V,)."""
         return token_bytes(self.tokenizer)
 
-    def validation_tokens(self, block_size: int, max_tokens: int | None = None) -> int:
+    def validation_tokens(self, block_size: int, max_tokens: int) -> int:
         """Return the number of tokens that an evaluation of at most `max_tokens` reads."""
-        return len(self.val) if max_tokens is None else min(max_tokens, len(self.val))
+        return min(max_tokens, len(self.val))
 
     def check(self, block_size: int) -> None:
         """Raise DataError if a split is shorter than one sequence."""

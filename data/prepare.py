@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
 from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
 
@@ -260,10 +259,14 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path) -> None:
     dtype = token_dtype(encoding.n_vocab)
     mark = np.array([encoding.eot_token], np.uint32)
 
-    def encode(job: list[Piece]) -> list[np.ndarray]:
-        # <|endoftext|> within a piece is ordinary text. Only `mark` begins a document.
-        encode_piece = partial(encoding.encode_to_numpy, disallowed_special=())
-        return [np.append(mark[:begins], encode_piece(text)) for _, begins, text in job]
+    def encode(job: list[Piece]) -> list[tuple[str, bytes, int]]:
+        """Return the split of each piece, its tokens, and its length."""
+        encoded = []
+        for name, begins, text in job:
+            # <|endoftext|> within a piece is ordinary text. Only `mark` begins a document.
+            ids = np.append(mark[:begins], encoding.encode_to_numpy(text, disallowed_special=()))
+            encoded.append((name, ids.astype(dtype).tobytes(), len(text)))
+        return encoded
 
     waiting = jobs(split.pieces(split.documents()))
     with ExitStack() as stack:
@@ -272,10 +275,9 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path) -> None:
         bar = stack.enter_context(progress_bar(desc="preparing tokens", unit=" characters", unit_scale=True))
         while batch := list(islice(waiting, AT_ONCE)):
             # Threads suffice, because tiktoken releases the GIL. map() keeps the order of the text.
-            for job, encoded in zip(batch, pool.map(encode, batch), strict=True):
-                for (name, _, text), ids in zip(job, encoded, strict=True):
-                    files[name].write(ids.astype(dtype).tobytes())
-                    bar.update(len(text))
+            for name, tokens, characters in chain.from_iterable(pool.map(encode, batch)):
+                files[name].write(tokens)
+                bar.update(characters)
 
 
 def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encoding | None) -> TokenDataset:

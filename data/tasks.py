@@ -136,10 +136,9 @@ class TaskData:
         """Return 0 for each id: none is text."""
         return np.zeros(self.vocab_size, dtype=np.int64)
 
-    def validation_tokens(self, block_size: int, max_tokens: int | None = None) -> int:
+    def validation_tokens(self, block_size: int, max_tokens: int) -> int:
         """Return the number of tokens that an evaluation of at most `max_tokens` reads."""
-        count = HELD_OUT if max_tokens is None else min(HELD_OUT, max(1, max_tokens // block_size))
-        return count * block_size
+        return block_size * min(HELD_OUT, max(1, max_tokens // block_size))
 
     def check(self, block_size: int) -> None:
         """Raise SettingsError if a sequence or the vocabulary is too small for the task."""
@@ -173,7 +172,9 @@ class TaskData:
         max_tokens: int | None = None,
     ) -> Iterator[Batch]:
         """Yield the validation sequences, of at most `max_tokens` tokens, in batches."""
-        count = self.validation_tokens(block_size, max_tokens) // block_size
+        count = HELD_OUT
+        if max_tokens is not None:
+            count = self.validation_tokens(block_size, max_tokens) // block_size
         # Make all of them: a smaller evaluation then scores the first of the same sequences.
         inputs, targets = (ids[:count] for ids in self._make(HELD_OUT, block_size, self.seed, "held out"))
         for first in range(0, count, batch_size):

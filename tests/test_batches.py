@@ -17,7 +17,7 @@ def epoch(source: Batches, number: int) -> list[int]:
     """Where the sequences of an epoch begin, in their order."""
     assert source.batch_size == 1
     count = source.sequences_per_epoch
-    return [int(source.batch(step)[0, 0]) for step in range(number * count, (number + 1) * count)]
+    return [int(source.batch(step, 0, source.batch_size)[0, 0]) for step in range(number * count, (number + 1) * count)]
 
 
 @given(length=st.integers(2, 3000), block_size=st.integers(1, 40), seed=st.integers(0, 2**64), number=st.integers(0, 3))
@@ -34,25 +34,25 @@ def test_each_sequence_of_an_epoch_comes_exactly_once(length, block_size, seed, 
 @pytest.mark.parametrize("length", [9, 15, 16, 17, 23, 24, 100, 103])
 def test_over_the_epochs_every_token_is_a_target(length):
     source = batches(length, batch_size=100)
-    seen = np.concatenate([source.batch(step)[:, 1:].ravel() for step in range(20)])
+    seen = np.concatenate([source.batch(step, 0, source.batch_size)[:, 1:].ravel() for step in range(20)])
     assert set(seen.tolist()) == set(range(1, length))
 
 
 def test_a_batch_never_changes_between_releases():
     # Resuming a run of an older version must see the sequences that it would have seen. An epoch ends after the second.
-    assert batches(1000, batch_size=6, seed=3).batch(41)[:, 0].tolist() == [596, 124, 643, 67, 907, 3]
+    assert batches(1000, batch_size=6, seed=3).batch(41, 0, 6)[:, 0].tolist() == [596, 124, 643, 67, 907, 3]
     assert random_stream("a", 1).random_sample(2).tolist() == [0.13433907272685963, 0.08454942021612388]
 
 
 @pytest.mark.parametrize("step", [0, 5, 33, 10**9])
 def test_one_process_with_four_micro_batches_sees_what_four_processes_see(step):
     whole = batches(1000, batch_size=12)
-    whole.batch(step + 700)  # changes nothing
+    whole.batch(step + 700, 0, 12)  # changes nothing
     micro = [whole.batch(step, start, start + 3) for start in range(0, 12, 3)]
     ranks = [batches(1000, batch_size=12).batch(step, rank * 3, rank * 3 + 3) for rank in range(4)]
-    assert np.array_equal(np.concatenate(micro), whole.batch(step))
-    assert np.array_equal(np.concatenate(ranks), whole.batch(step)) and whole.batch(step).shape == (12, 9)
-    assert whole.batch(step).dtype == np.int64
+    assert np.array_equal(np.concatenate(micro), whole.batch(step, 0, 12))
+    assert np.array_equal(np.concatenate(ranks), whole.batch(step, 0, 12)) and whole.batch(step, 0, 12).shape == (12, 9)
+    assert whole.batch(step, 0, 12).dtype == np.int64
 
 
 def test_epochs_and_seeds_differ_in_order_and_in_borders():
