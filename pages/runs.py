@@ -1,4 +1,4 @@
-"""The page of one run, with samples and attention heads, and of many, with a table."""
+"""The page of one run, with samples and attention heads, and parts of the page of many."""
 
 import math
 from collections.abc import Sequence
@@ -24,39 +24,6 @@ POINTS = 160  # of a curve on the page of many runs
 POINTS_ALONE = 1200  # of a curve on the page of one run
 SAMPLES = 60  # evaluations with their sample
 MAPS = 40  # evaluations with their attention maps
-
-
-def runs_page(
-    folder: Path,
-    swept: list[str],
-    runs: list[dict[str, Any]],
-    rows: list[dict[str, Any]],
-    best: int,
-    columns: Sequence[Any],
-) -> str:
-    """Return the page of a folder's runs.
-
-    swept: the settings that vary. runs: the results of describe_run(), the best first, each with "page", the relative
-    path of its page or None. rows: the rows of the table, each with the names of runs that differ only in their seed,
-    the deviation of their result and, if there are several, their mean figures. best: the index of the best row.
-    columns: title, figure and format of the columns of the table.
-    """
-    # The headline has the settings that all runs share, and a few values of each that varies.
-    first = folder / runs[0]["name"]
-    shown = {}
-    for name in swept:
-        values = [*dict.fromkeys(run["settings"].get(name, "–") for run in runs)]
-        shown[name] = ", ".join(values[:4]) + ", …" * (len(values) > 4)
-    title = headline(written_settings(first) | shown, read_metrics(first / RECORD))
-    data = {
-        "folder": visible(folder),
-        "settings": swept,
-        "runs": runs,
-        "rows": rows,
-        "best": best,
-        "columns": columns,
-    }
-    return fill_page("runs.html", title, data)
 
 
 def run_page(directory: Path) -> str:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from common.errors import os_error_reason
 from common.files import is_locked, replace_text
 from common.text import duration, si, visible
-from pages.runs import describe_run, runs_page
+from pages.kit import fill_page
+from pages.runs import RECORD, describe_run, headline
 from runs.directory import OF_THIS_INVOCATION, written_settings
 from runs.metrics import is_number, read_metrics
 from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
@@ -220,9 +221,10 @@ def write_leaderboard(sweep: Path) -> str:
 def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
     """Return the page of a sweep, which draws the ranking made here."""
     groups = rank(jobs)
+    swept = swept_settings(jobs)
     result = result_of(jobs)
 
-    # Describe the runs, with their curves.
+    # Describe the runs, the best first, with their curves.
     runs = []
     for job in chain.from_iterable(groups):
         rows = read_metrics(job.directory / "metrics.jsonl")
@@ -238,7 +240,22 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
         names = [job.name for job in group]
         lines.append(figures | {"runs": names, "deviation": deviation(group, result)})
     best = min(range(len(shown)), key=lambda place: cost(shown[place], result), default=0)
-    return runs_page(sweep, swept_settings(jobs), runs, lines, best, COLUMNS)
+
+    # The headline has the settings that all runs share, and a few values of each that varies.
+    first = sweep / runs[0]["name"]
+    settings = written_settings(first)
+    for name in swept:
+        given = [*dict.fromkeys(run["settings"].get(name, "–") for run in runs)]
+        settings[name] = ", ".join(given[:4]) + ", …" * (len(given) > 4)
+    data = {
+        "folder": visible(sweep),
+        "settings": swept,
+        "runs": runs,
+        "rows": lines,
+        "best": best,
+        "columns": COLUMNS,
+    }
+    return fill_page("runs.html", headline(settings, read_metrics(first / RECORD)), data)
 
 
 def markdown(jobs: list[Job]) -> str:
