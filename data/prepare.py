@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
@@ -85,7 +85,13 @@ def prepare(
         while not prepares and not is_whole(folder):
             time.sleep(0.1)
         if not is_whole(folder):
-            with cache_locked(root, log):
+            root.mkdir(parents=True, exist_ok=True)
+            if is_locked(root / ".lock"):
+                log(f"Another run is preparing a text in {root}; waiting for it.")
+            with lock(root / ".lock", wait=math.inf):
+                # Remove the unfinished folders of killed runs.
+                for leftover in root.glob(f".*{UNFINISHED}"):
+                    remove(leftover)
                 # Ask again: another run may have filled it while this one waited for the lock.
                 if not is_whole(folder):
                     make_folder(folder, source, encoding or tokenizer, log)
@@ -102,18 +108,6 @@ def is_whole(folder: Path) -> bool:
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
-
-
-@contextmanager
-def cache_locked(root: Path, log: Log) -> Iterator[None]:
-    """Hold the lock of the cache, and remove the unfinished folders of killed runs."""
-    root.mkdir(parents=True, exist_ok=True)
-    if is_locked(root / ".lock"):
-        log(f"Another run is preparing a text in {root}; waiting for it.")
-    with lock(root / ".lock", wait=math.inf):
-        for leftover in root.glob(f".*{UNFINISHED}"):
-            remove(leftover)
-        yield
 
 
 def make_folder(

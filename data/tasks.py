@@ -176,9 +176,10 @@ class TaskData:
         if max_tokens is not None:
             count = self.validation_tokens(block_size, max_tokens) // block_size
         # Make all of them: a smaller evaluation then scores the first of the same sequences.
-        inputs, targets = (ids[:count] for ids in self._make(HELD_OUT, block_size, self.seed, "held out"))
-        for first in range(0, count, batch_size):
-            yield Batch(inputs[first : first + batch_size], targets[first : first + batch_size])
+        made = self._make(HELD_OUT, block_size, self.seed, "held out")
+        for start in range(0, count, batch_size):
+            stop = min(start + batch_size, count)
+            yield Batch(*(ids[start:stop] for ids in made))
 
     def _make(self, B: int, block_size: int, *key: object) -> Sequences:
         return TASKS[self.name](random_stream(self.name, *key), B, block_size, self.task)

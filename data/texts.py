@@ -65,7 +65,8 @@ class Source:
             # Do not look for a new revision on the hub: each start would need the network.
             name = f"dataset {config.name}, split {config.split}"
             local = user_path("data.name", str(config.name))
-            self.files = find_files(str(local), setting="data.name") if local.is_dir() else {}
+            if local.is_dir():
+                self.files = find_files(str(local), setting="data.name")
 
         # Describe it.
         count = len(self.files)
