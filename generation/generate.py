@@ -98,12 +98,10 @@ def generate(
             logits = decoder.step([tokens[row] for row in alive])
 
 
-def generate_text(
-    model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int, seed: int = 0
-) -> Iterator[str]:
-    """Yield the continuation of `prompt`, chunk by chunk."""
+def generate_text(model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int) -> Iterator[str]:
+    """Yield the continuation of `prompt` with seed 0, chunk by chunk."""
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    for chunk in generate(model, tokenizer, [encode_prompt(tokenizer, prompt)], seeds=[seed], params=params):
+    for chunk in generate(model, tokenizer, [encode_prompt(tokenizer, prompt)], seeds=[0], params=params):
         yield chunk.text
 
 
@@ -263,7 +261,7 @@ class Detokenizer:
     Bytes that are not UTF-8 become U+FFFD.
     """
 
-    def __init__(self, tokenizer: tiktoken.Encoding, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: tiktoken.Encoding, stop: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         self.stop = stop
         self.pending = ""

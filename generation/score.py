@@ -1,7 +1,7 @@
 """Scoring: the surprise of a model at each token of a text, and a paired comparison."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,7 +91,7 @@ def passes(
     length: int,
     stride: int | None,
     batch_size: int,
-) -> Iterator[tuple[list[int], int]]:
+) -> Iterator[tuple[Sequence[int], int]]:
     """Yield each forward pass: the starts of its sequences, and how many targets to score.
 
     Each sequence scores its last targets: the sequences before it have scored the others. stride: the distance between
@@ -100,11 +100,11 @@ def passes(
     # The first sequence scores all its targets: no other one has more context for them.
     yield [0], length
     stride = min(stride or max(1, length // 8), length)
-    starts = list(range(stride, targets - length + 1, stride))
+    starts = range(stride, targets - length + 1, stride)
     for first in range(0, len(starts), batch_size):
         yield starts[first : first + batch_size], stride
     # The last sequence ends with the text, and overlaps the one before it by more than the others.
-    done = (starts[-1] if starts else 0) + length
+    done = len(starts) * stride + length
     if done < targets:
         yield [targets - length], targets - done
 

@@ -200,8 +200,8 @@ def test_a_model_that_has_decoded_is_saved_opened_and_trained_as_before(tmp_path
 def test_nothing_but_the_tokens_is_changed():
     gpt = byte_gpt(dropout=0.5).train()
     state, weights = torch.get_rng_state(), copy.deepcopy(gpt.state_dict())
-    parts = list(generate_text(gpt, BYTE, "hi", max_new_tokens=40, seed=3))
-    assert "".join(parts) == "".join(generate_text(gpt, BYTE, "hi", max_new_tokens=40, seed=3)) and len(parts) > 1
+    parts = list(generate_text(gpt, BYTE, "hi", max_new_tokens=40))
+    assert "".join(parts) == "".join(generate_text(gpt, BYTE, "hi", max_new_tokens=40)) and len(parts) > 1
     assert gpt.training and torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, weights[name]) for name, value in gpt.state_dict().items())
     next(parts := generate(gpt, BYTE, [[1]], seeds=[0], params=SamplingParams()))
