@@ -22,10 +22,18 @@ from runs.metrics import read_metrics
 # The names in attention= that gpt.js knows.
 FORMS = (*SOFTMAX, "stacked", "single_head", "softmax1")
 MODIFIERS = (
-    *("window", "nope", "value_residual", "key_offset", "forget", "fade", "sink", "xsa"),
-    *("gate", "gate_element", "gate_silu"),
+    "window",
+    "nope",
+    "value_residual",
+    "key_offset",
+    "forget",
+    "fade",
+    "sink",
+    "xsa",
+    "gate",
+    "gate_element",
+    "gate_silu",
 )
-DTYPES = {"float16": torch.float16, "float32": torch.float32}
 LARGEST = 500_000_000
 """Bytes of the largest page."""
 
@@ -42,7 +50,7 @@ FOREIGN = r"\(\?[^:=!]|\\[bBdDwWhRXAzZG]|(?<!\\)\."  # not in JavaScript, or wit
 
 
 def demo_page(checkpoint: Checkpoint, to: str, dtype: str) -> str:
-    """Return the page TO of a checkpoint, with weights of `dtype`, a key of DTYPES.
+    """Return the page TO of a checkpoint, with weights of `dtype`, float16 or float32.
 
     Raises SettingsError if the page cannot compute or hold the model.
     """
@@ -60,7 +68,7 @@ def demo_page(checkpoint: Checkpoint, to: str, dtype: str) -> str:
         "dtype": dtype,
         "weights": {},
     }
-    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in plain_weights(model).items()}
+    weights = {name: tensor.to(getattr(torch, dtype)) for name, tensor in plain_weights(model).items()}
     size = sum(tensor.nbytes for tensor in weights.values()) * 4 // 3  # in base64
     if size > LARGEST:
         problem = f"to={to} would have {si(size, 3)}B, more than the {si(LARGEST, 3)}B that browsers open"

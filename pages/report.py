@@ -58,9 +58,7 @@ class Report(Logger):
     def on_row(self, row: Row, sample: str) -> None:
         if "val_loss" in row:
             self.evaluations += 1
-            maps = {}
-            if is_mapped(self.evaluations):
-                maps = repeated_maps(self.run)
+            maps = repeated_maps(self.run) if is_mapped(self.evaluations) else {}
             self.note(sample=sample, **maps)
 
     def on_end(self, error: BaseException | None) -> None:
@@ -100,9 +98,9 @@ def repeated_maps(run: Run) -> dict[str, Any]:
     size = min(32, max(8, math.isqrt(2 * MAP_BYTES // heads)), config.block_size)
     half = windows[:1, -max(1, size // 2) :]  # the end of a window: its start may begin a document
     tokens = half.repeat(1, 2)[:, :size]  # (1, size)
-    rows, columns = torch.tril_indices(tokens.size(1), tokens.size(1)).tolist()
+    triangle = torch.tril_indices(tokens.size(1), tokens.size(1))  # rows and columns
     layers = for_each_layer(run.model, tokens, lambda weights: weights[0].float().cpu().clamp(0, 1))
-    triangles = torch.cat([layer[:, rows, columns] for layer in layers])  # (heads, size · (size + 1) / 2)
+    triangles = torch.cat([layer[:, *triangle] for layer in layers])  # (heads, size · (size + 1) / 2)
     encoding = run.data.tokenizer
     texts = [name_of(encoding, token) if encoding else str(token) for token in tokens[0].tolist()]
     return {
@@ -119,15 +117,7 @@ def commit() -> str | None:
     command = ["git", "--git-dir=.git", "describe", "--always", "--dirty", "--abbrev=10"]
     root = Path(__file__).parents[1]
     try:
-        done = subprocess.run(
-            command,
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-        return done.stdout.strip()
+        return subprocess.check_output(command, cwd=root, text=True, timeout=5, stderr=subprocess.DEVNULL).strip()
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from common.text import visible
 from pages.kit import fill_page, shape
@@ -12,7 +12,6 @@ from runs.directory import written_settings
 from runs.metrics import Row, is_number, read_metrics
 from runs.summary import Summary, read_summary
 
-T = TypeVar("T")
 RECORD = "report.jsonl"
 """A run's file of JSON lines for its page, beside metrics.jsonl.
 
@@ -65,7 +64,7 @@ def text_of(settings: dict[str, Any], notes: list[Row]) -> str:
     return visible(next((note["text"] for note in notes if note.get("text")), settings.get("data.source", "?")))
 
 
-def spread(items: list[T], most: int) -> list[T]:
+def spread(items: list[Any], most: int) -> list[Any]:
     """Return at most `most` items at even distances, the first and the last among them."""
     count = min(most, len(items))
     distance = (len(items) - 1) / max(1, count - 1)
