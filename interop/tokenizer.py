@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,16 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
 
     The saved tokenizer puts an <|endoftext|> before our ids. Unlike our encoding, it parses special tokens in a text.
     """
-    # The tokens, with a visible letter for each byte.
+    # The tokens in the order of their ids, with a visible letter for each byte.
     letters = _byte_letters()
-    ranks = {"".join(letters[byte] for byte in token): rank for token, rank in encoding._mergeable_ranks.items()}
+    by_id = itemgetter(1)
+    tokens = sorted(encoding._mergeable_ranks.items(), key=by_id)
+    ranks = {"".join(letters[byte] for byte in token): rank for token, rank in tokens}
 
     # The merges. tiktoken joins any two neighbours that make a token, the lowest rank first. Theirs joins listed pairs,
     # the top of the list first. So list all pairs that make a token, by its rank.
     merges: list[tuple[str, str]] = []
-    for token in sorted(ranks, key=ranks.__getitem__):
+    for token in ranks:
         halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
         known = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
         merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
@@ -55,7 +58,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     special = [
         {"id": token, "content": text, "special": True} | plain
-        for text, token in sorted(encoding._special_tokens.items(), key=lambda item: item[1])
+        for text, token in sorted(encoding._special_tokens.items(), key=by_id)
     ]
     byte_level = {**BYTE_LEVEL, "trim_offsets": True, "use_regex": False}
     split = {**SPLIT, "pattern": {"Regex": pattern}}
@@ -76,7 +79,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
         "model": {
             "type": "BPE",
             "ignore_merges": True,  # as in tiktoken, a piece that is a token stays whole
-            "vocab": dict(sorted(ranks.items(), key=lambda item: item[1])),
+            "vocab": ranks,
             "merges": merges,
         },
     }

@@ -15,7 +15,7 @@ import statistics
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hydra.core.utils import JobReturn
@@ -201,7 +201,7 @@ class Decide(Grid):
             self.metric, self.delta, self.max_pairs, first, others, settings, seed, alpha, commit, text, code
         )
         if (self.folder / RECORD).exists():
-            fixed = [each.name for each in fields(Record)][:-2]
+            fixed = [*asdict(self.record)][:-2]
             self.agree("hydra.sweep.dir", self.folder, fixed, "type what it began with, or name another folder")
         if self.baseline:
             same = ("first", "settings", "commit", "text")

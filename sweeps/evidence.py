@@ -87,7 +87,7 @@ def judge(
     low, high = confidence_sequence(differences, alpha, pairs, late=delta is not None)
     if not low <= 0 <= high:
         return "better" if (low > 0) == larger else "worse"
-    is_ahead = math.fsum(differences) > 0 if larger else math.fsum(differences) < 0
-    if give_up is not None and count >= give_up and not is_ahead:
+    gain = math.fsum(differences) if larger else -math.fsum(differences)
+    if give_up is not None and count >= give_up and not gain > 0:
         return f"dropped: not ahead after {count} pairs"
     return ""
