@@ -1,7 +1,6 @@
 """Settings of export.py."""
 
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from common.errors import SettingsError, one_of
 
@@ -32,7 +31,7 @@ class ExportConfig:
         one_of("dtype", self.dtype, ("float16", "float32"))
         if not self.to:
             raise SettingsError("to= is needed", "give to=FOLDER for Hugging Face, or to=demo.html for a page")
-        if PurePath(self.to).suffix.lower() in OTHER_FILES:
+        if self.to.lower().endswith(OTHER_FILES):
             raise SettingsError(f"to={self.to} is no page and no folder", "give its name the ending .html, or none")
         if self.checkpoint and self.import_from:
             given = f"checkpoint={self.checkpoint} and import_from={self.import_from}"

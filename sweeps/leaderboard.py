@@ -164,7 +164,7 @@ def rank(jobs: list[Job]) -> list[Group]:
     # Only finished jobs are grouped; any other is a group alone.
     groups: dict[Any, Group] = {}
     for job in jobs:
-        but_seed = tuple(sorted((name, value) for name, value in job.settings.items() if name != "seed"))
+        but_seed = frozenset((name, value) for name, value in job.settings.items() if name != "seed")
         groups.setdefault((but_seed, job.status == "finished" or job.name), []).append(job)
     result = result_of(jobs)
     places = {"finished": 0, "failed": 2}
@@ -242,7 +242,7 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
     best = min(range(len(shown)), key=lambda place: cost(shown[place], result), default=0)
 
     # The headline has the settings that all runs share, and a few values of each that varies.
-    first = sweep / runs[0]["name"]
+    first = groups[0][0].directory
     settings = written_settings(first)
     for name in swept:
         given = [*dict.fromkeys(run["settings"].get(name, "–") for run in runs)]
