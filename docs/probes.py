@@ -56,10 +56,10 @@ class Probes:
 
     def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> list[list[float] | None]:
         """Return `function` of each layer's weights, a number for each of its heads."""
-        tokens = torch.from_numpy(rows.astype(np.int64))
+        tokens = torch.from_numpy(rows.astype(np.int64)).to(self.model.token_embedding.weight.device)
         doc_starts = None
         if self.params.separator is not None:
-            doc_starts = torch.from_numpy(document_starts(rows, self.params.separator))
+            doc_starts = torch.from_numpy(document_starts(rows, self.params.separator)).to(tokens.device)
         with self.params.autocast:
             figures = for_each_layer(self.model, tokens, function, doc_starts)
         layers = zip(self.model.attentions, figures, strict=True)
