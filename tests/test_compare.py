@@ -74,6 +74,7 @@ def change(folder: Path, chosen: dict[str, str], **figures: object) -> None:
             file.write_text(json.dumps(json.loads(file.read_text()) | figures))
 
 
+@pytest.mark.slow
 def test_the_law_is_recovered_and_inverted_and_knows_its_error():
     law = Law.fit(LENGTHS, [TRUE.loss(x) for x in LENGTHS])
     assert law.times_to(TRUE.loss(1.5)) == pytest.approx(1.5, rel=0.01)

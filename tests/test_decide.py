@@ -580,6 +580,7 @@ def test_what_cannot_be_compared_is_refused_before_any_run(asked, arguments, sai
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_real_runs_that_are_equal_end_after_three_pairs_and_are_a_baseline_until_the_text_changes(
     tmp_path, monkeypatch

@@ -353,6 +353,7 @@ def test_axe_finds_nothing_wrong_on_any_page(every_page, looks):
     assert [violations(page, **looks) for page in every_page] == [[], []]
 
 
+@pytest.mark.slow
 @needs_browser
 def test_on_paper_every_page_is_light_whatever_the_theme(every_page):
     for page in every_page:
