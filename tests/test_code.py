@@ -305,6 +305,7 @@ def test_a_parameter_that_no_gradient_reaches_is_named(tmp_path, caplog):
     assert found.returncode == 0 and found.stderr.count(told) + found.stdout.count(told) == 1, found
 
 
+@pytest.mark.slow
 def test_the_check_of_own_heads_of_another_shape_ends_in_a_sentence(tmp_path):
     (tmp_path / "own.py").write_text(
         f"{BEGINNING}@form('short')\ndef short(q, k, v, **given):\n    return v[..., :3, :]\n"

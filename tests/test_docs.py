@@ -108,6 +108,7 @@ assert losses[-1] < 0.5 * losses[0], losses
 """
 
 
+@pytest.mark.slow
 def test_attention_and_then_the_model_work_where_the_page_says_to_take_them_with_ones_own_moved_in(tmp_path):
     text = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
     text = text[text.index("## Attention in another project") :]
