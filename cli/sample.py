@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import fields
 
 import tiktoken
-import torch
 
 from common.errors import CheckpointError, SettingsError, format_value
 from common.files import read_foreign, reading, user_path
@@ -17,13 +16,13 @@ from generation.generate import encode_prompt, generate
 from model.attention.code import run_code
 from model.gpt import GPT
 from runs.checkpoint import Checkpoint, open_checkpoint
-from training.device import can_compile, choose_device, decoding_precision, memory_errors
+from training.device import choose_device, decoding_precision, memory_errors
 
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
 A line that ends in \\ continues in the next one.
 Ctrl-C stops the text, Ctrl-D or /quit ends the session.
 //text is a prompt that begins with a slash. /temperature 0.5 changes a setting for the next texts. The settings:"""
-CHANGEABLE = [*(field.name for field in fields(SamplingParams)), "seed", "num_samples", "special_tokens"]
+CHANGEABLE = [*(field.name for field in fields(SamplingParams)), "seed", "num_samples"]
 
 
 def write_samples(config: SampleConfig) -> None:
@@ -36,9 +35,6 @@ def write_samples(config: SampleConfig) -> None:
     checkpoint = open_checkpoint(config.checkpoint, device)
     model = checkpoint.model
     model.to(decoding_precision(config.precision, device))
-    if config.compile == "on" and can_compile(device, is_required=True):
-        # dynamic: one graph for all lengths and numbers of texts. torch compiles another one for a single text.
-        model.runtime.compiled_hidden = torch.compile(model.hidden, dynamic=True)
     if config.checkpoint is None or sys.stderr.isatty():
         print(f"{visible(seen_from_here(checkpoint.path))}, step {checkpoint.meta.progress.step}", file=sys.stderr)
     # Begin the session, or write the text.
@@ -72,7 +68,7 @@ def print_samples(
     and a terminal shows the prompt dimmed. In an interactive session, Ctrl-C stops only the text.
     """
     count = config.num_samples
-    tokens = encode_prompt(tokenizer, prompt, config.special_tokens)
+    tokens = encode_prompt(tokenizer, prompt)
     if len(tokens) > model.config.block_size:
         size = f"The prompt has {len(tokens):,} tokens, but the model sees {model.config.block_size:,}"
         print(f"{size}: only its end is read.", file=sys.stderr)

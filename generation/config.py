@@ -50,8 +50,6 @@ class SampleConfig(SamplingParams):
     """File with the prompt; - is standard input."""
     interactive: bool = False
     """Ask for prompts until Ctrl-D; /help lists the commands."""
-    special_tokens: bool = False
-    """Read names such as <|endoftext|> in a prompt as special tokens instead of text."""
 
     num_samples: int = 1
     """Number of samples."""
@@ -64,10 +62,6 @@ class SampleConfig(SamplingParams):
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"
     """Type of the weights: fp32, bf16 or fp16; auto is bf16 on GPUs that have it, else fp32."""
-    compile: str = "off"
-    """torch.compile the decoding step: on or off. It takes a minute or more before the second
-    token. On a GPU, launching some 28 kernels a layer is most of a step's time; a few should be left (not
-    measured on a GPU yet). On a CPU it seldom pays. torch cannot trace attention=index as a whole."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +70,6 @@ class SampleConfig(SamplingParams):
             settings = " and ".join(f"{name}={format_value(getattr(self, name))}" for name in given)
             raise SettingsError(f"{settings} are given", "choose one")
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
-        one_of("compile", self.compile, ("on", "off"))
         at_least("num_samples", self.num_samples, 1)
         at_least("batch_size", self.batch_size, 1)
         # A sample's seed is seed + its number, and torch's seeds have 63 bits.

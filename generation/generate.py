@@ -168,12 +168,9 @@ class Decoder:
 
     def _forward(self, tokens: Tokens, doc_starts: DocStarts = None) -> Logits:
         """Return the logits after the last token, in float32."""
-        # A prefill, at position 0, is not compiled: every length of a prompt would compile again.
-        compiled = self.model.runtime.compiled_hidden if self.cache.position else None
-        hidden = compiled or self.model.hidden
         is_row = tokens.numel() == 1 and doc_starts is None and self.cache.doc_starts is None
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
-            x = hidden(
+            x = self.model.hidden(
                 copy_to(self.device, tokens),
                 doc_starts=doc_starts,
                 cache=self.cache,
@@ -235,13 +232,9 @@ def copy_to(device: torch.device, tensor: Tensor) -> Tensor:
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str, special_tokens: bool = False) -> list[int]:
-    """Return a prompt's tokens as the start of a document: <|endoftext|>, then the text.
-
-    special_tokens: read names of special tokens in the prompt as these tokens, not as text.
-    """
-    text = tokenizer.encode(prompt, allowed_special="all") if special_tokens else encode_text(tokenizer, prompt)
-    return [tokenizer.eot_token, *map(int, text)]
+def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str) -> list[int]:
+    """Return a prompt's tokens as the start of a document: <|endoftext|>, then the text."""
+    return [tokenizer.eot_token, *map(int, encode_text(tokenizer, prompt))]
 
 
 def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] | None:

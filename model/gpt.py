@@ -197,14 +197,12 @@ class GPT(nn.Module):
 
 @dataclass
 class Runtime:
-    """Options that training and sampling set for this process; no checkpoint has them."""
+    """Options that training sets for this process; no checkpoint has them."""
 
     loss_and_gradient: Callable[..., Any] = chunk_loss_and_gradient
     """The loss of a chunk of tokens; in a compiled run torch.compile() of it."""
     largest_chunk: int | None = None
     """The most bytes of float32 logits at a time; None for the default of fused_cross_entropy."""
-    compiled_hidden: Callable[..., Stream] | None = None
-    """torch.compile() of GPT.hidden(), for the steps of decoding; None if it is not compiled."""
 
 
 class Block(nn.Module):

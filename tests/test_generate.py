@@ -285,11 +285,10 @@ def test_what_is_streamed_is_what_the_whole_is_decoded_to_up_to_a_stop_string(co
     assert not any(word in shown for word in stop)
 
 
-def test_a_prompt_begins_a_document_and_its_special_tokens_are_text_unless_allowed():
+def test_a_prompt_begins_a_document_and_its_special_tokens_are_text():
     end = BYTE.eot_token
     assert encode_prompt(BYTE, "") == [end]
     assert encode_prompt(BYTE, END_OF_TEXT) == [end, *END_OF_TEXT.encode()]
-    assert encode_prompt(BYTE, f"a{END_OF_TEXT}b", special_tokens=True) == [end, *b"a", end, *b"b"]
 
 
 def test_a_text_without_a_token_cannot_be_continued():

@@ -67,12 +67,11 @@ def test_the_newest_run_is_named_beside_the_text(run_directory, monkeypatch, cap
     assert said.err == f"{Path('outputs/day/run/checkpoints/step_1')}, step 1\n" and "step_1" not in said.out
 
 
-@pytest.mark.parametrize("special_tokens", [False, True])
-def test_a_prompt_of_any_kind_is_continued_and_of_a_long_one_the_tail_saying_so(special_tokens, say, monkeypatch):
+def test_a_prompt_of_any_kind_is_continued_and_of_a_long_one_the_tail_saying_so(say, monkeypatch):
     assert say(prompt="x" * 30 + "the last sixteen").startswith("x" * 30 + "the last sixteen")
     for prompt in ("\ud800", "\x00", " " * 5000 + "a", "👩‍🚀" * 50, END_OF_TEXT * 3, "\ufeff"):
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), errors="replace"))
-        say(prompt=prompt, special_tokens=special_tokens, max_new_tokens=3)
+        say(prompt=prompt, max_new_tokens=3)
     errors = io.StringIO()
     monkeypatch.setattr(sys, "stderr", errors)
     say(prompt="x" * 46)

@@ -126,10 +126,10 @@ def test_a_text_of_any_characters_is_what_was_typed(text):
 
 
 def test_what_is_not_text_is_read_by_its_type():
-    typed = ["top_k=null", "checkpoint=null", "temperature=1e-3", "special_tokens=True", "max_new_tokens=1e2"]
+    typed = ["top_k=null", "checkpoint=null", "temperature=1e-3", "interactive=True", "max_new_tokens=1e2"]
     read = from_arguments(SampleConfig, [*typed, 'stop=["\\n\\n", "${x}", no, 1]'])
     assert read.stop == ["\n\n", "${x}", "no", "1"] and (read.top_k, read.checkpoint) == (None, None)
-    assert (read.temperature, read.special_tokens, read.max_new_tokens) == (1e-3, True, 100)
+    assert (read.temperature, read.interactive, read.max_new_tokens) == (1e-3, True, 100)
     assert from_arguments(SampleConfig, ["stop=END"]).stop == ["END"]
     assert from_arguments(EvalConfig, ["data.path=null", "stride=3"]) == EvalConfig(stride=3)
     assert from_arguments(SampleConfig, ["seed=3"], read).temperature == 1e-3  # on top of others
