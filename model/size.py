@@ -84,18 +84,6 @@ def count_parameters(model: GPT) -> Counter[str]:
     return parts
 
 
-def parameters_read(model: GPT) -> int:
-    """Return the number of weights that a token reads.
-
-    That is one row of an embedding, or all of one that is tied to lm_head.
-    """
-    read = count_parameters(model).total()
-    for module in model.modules():
-        if isinstance(module, nn.Embedding) and module.weight is not model.lm_head.weight:
-            read -= module.embedding_dim * (module.num_embeddings - 1)
-    return read
-
-
 def flops_per_token(model: GPT) -> float:
     """Return the floating-point operations per token of a forward and a backward pass.
 

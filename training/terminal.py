@@ -14,7 +14,7 @@ from data.prepare import TokenDataset
 from data.tasks import HELD_OUT, Data
 from data.tokenizer import gzip_bits
 from model.gpt import GPT
-from model.size import count_parameters, flops_per_token, parameters_read
+from model.size import count_parameters, flops_per_token
 from runs.metrics import Row
 from training.config import TrainConfig
 from training.device import peak_flops, peak_memory
@@ -166,12 +166,12 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
 
     # Describe the model. The heads are counted in a layer, because some forms have one for any n_head.
     parts = count_parameters(model)
-    reads = f" ({parameters_read(model):,} read by a token)" if parts["ngrams"] else ""
+    tables = f" ({parts['ngrams']:,} in tables of n-grams)" if parts["ngrams"] else ""
     in_blocks = sum(p.numel() for block in model.blocks for p in block.parameters())
     blocks = f"{plural(config.model.n_layer, 'block')} of {plural(model.attentions[0].n_head, 'head')}"
     return [
         *lines,
-        f"model     {parts.total():,} parameters{reads}, {in_blocks:,} of them in {blocks} ({config.model.attention}), "
-        f"{config.model.n_embd} wide",
+        f"model     {parts.total():,} parameters{tables}, {in_blocks:,} of them in {blocks} "
+        f"({config.model.attention}), {config.model.n_embd} wide",
         f"run       {length}",
     ]
