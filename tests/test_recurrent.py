@@ -13,7 +13,7 @@ from conftest import close, layer, random_gpt
 
 from model.attention import AttentionContext
 from model.attention.context import Call
-from model.attention.recurrent import CHUNK, in_chunks, token_by_token
+from model.attention.recurrent import CHUNK, NOTHING, in_chunks, token_by_token
 from model.cache import KVCache
 
 B, T, C, H, HKV, D = 2, 12, 16, 4, 2, 4
@@ -34,7 +34,8 @@ def test_chunks_give_the_values_states_and_gradients_of_one_token_after_the_othe
     for begins in (None, torch.rand(B, 1, N, generator=generator) < 0.1):
         results = []
         for scan in (token_by_token, in_chunks):
-            y, ended = scan(q, F.normalize(k, dim=-1), v, decay, beta, begins, state)
+            log_decay = decay if begins is None else decay.masked_fill(begins[..., None], NOTHING)
+            y, ended = scan(q, F.normalize(k, dim=-1), v, log_decay, beta, state)
             weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
             gradients = torch.autograd.grad((y * weight).sum() + ended.sum(), inputs, allow_unused=True)
             results.append((y, ended, *(torch.zeros(()) if g is None else g for g in gradients)))
@@ -53,7 +54,7 @@ def test_strong_decays_cost_no_precision(rate, channels):
     results = []
     for scan, dtype in ((token_by_token, torch.float64), (in_chunks, torch.float32)):
         leaves = [t.to(dtype).requires_grad_() for t in inputs]
-        y, ended = scan(*leaves[:5], None, leaves[5])
+        y, ended = scan(*leaves)
         results.append((y, ended, *torch.autograd.grad(y.square().sum() + ended.sum(), leaves)))
     for a, b in zip(*results, strict=True):
         close(b.double(), a, rtol=2e-5, atol=2e-5 * a.abs().max().item())
@@ -73,7 +74,7 @@ def test_a_long_text_is_one_graph_in_which_the_state_alone_is_unrolled(channels,
         q, log_decay, beta, state = (
             torch.rand(1, *shape) for shape in ((H, N, D), (H, N, channels), (H, N), (H, D, D))
         )
-        torch.compile(in_chunks, backend=backend, fullgraph=True)(q, q, q, -log_decay, beta, None, state)
+        torch.compile(in_chunks, backend=backend, fullgraph=True)(q, q, q, -log_decay, beta, state)
     assert (sizes[1] - sizes[0]) / 4 < 10
 
 

@@ -100,15 +100,6 @@ class AttentionContext:
         T = self.doc_starts.shape[1]
         return torch.arange(self.past, self.past + T, device=self.doc_starts.device) - self.doc_starts
 
-    def is_doc_start(self) -> Bool[Tensor, "B 1 T"] | None:
-        """Return which of the new tokens are the first of their text, for all heads.
-
-        It is None without doc_starts.
-        """
-        if self.doc_starts is None:
-            return None
-        return (self.places() == 0)[:, None]  # (B, T) -> (B, 1, T)
-
 
 class Call(NamedTuple):
     """The arguments of an attention function before a (T, S) matrix is made of them.

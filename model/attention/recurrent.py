@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from model.attention.context import AttentionContext, Call
@@ -45,7 +45,6 @@ LogDecay = Float[Tensor, "*#lead #H T _"]
 By channel, each row of the state fades at its own rate.
 """
 Beta = Float[Tensor, "*lead H T"] | None
-Begins = Bool[Tensor, "*#lead #H T"] | None
 State = Float[Tensor, "*lead H D Dv"]
 Chunks = Float[Tensor, "n N C D"]
 Fading = Float[Tensor, "n N C _"]
@@ -57,15 +56,11 @@ def token_by_token(
     v: Value,
     log_decay: LogDecay,
     beta: Beta,
-    begins: Begins,
     state: State,
 ) -> tuple[Output, State]:
-    """Return y and the last state, one token after the other.
-
-    `begins` marks tokens that find an empty state.
-    """
+    """Return y and the last state, one token after the other."""
     outputs = []
-    decay = emptied(log_decay, begins).exp()
+    decay = log_decay.exp()
     for t in range(q.shape[-2]):
         state = decay[..., t, :, None] * state
         key = k[..., t, :, None]  # (…, H, D, 1)
@@ -84,7 +79,6 @@ def in_chunks(
     v: Value,
     log_decay: LogDecay,
     beta: Beta,
-    begins: Begins,
     state: State,
 ) -> tuple[Output, State]:
     """Return the same as token_by_token, by matrix products in chunks of CHUNK tokens.
@@ -96,7 +90,7 @@ def in_chunks(
     """
     # 1) For all chunks at once: everything that needs no state. n counts the heads of all texts, N the chunks.
     *lead, T, _ = q.shape
-    log_decay = emptied(log_decay, begins).expand(*lead, T, -1)
+    log_decay = log_decay.expand(*lead, T, -1)
     q, k, v, log_decay = (chunked(t) for t in (q, k, v, log_decay))  # (…, H, T, D) -> (n, N, C, D)
     # The shares of the state before the chunk that are left at each token, and at the chunk's end.
     before = left_between(log_decay, -1)  # (n, N, C, 1 or D)
@@ -132,11 +126,6 @@ def in_chunks(
     y = (before * q) @ torch.stack(states, 1) + inside @ written
     y = y.view(*lead, -1, y.shape[-1])[..., :T, :]  # (n, N, C, Dv) -> (…, H, T, Dv), without the padding
     return y, state.view(*lead, *state.shape[-2:])
-
-
-def emptied(log_decay: LogDecay, begins: Begins) -> LogDecay:
-    """Return the decays with NOTHING for tokens that begin a text."""
-    return log_decay if begins is None else log_decay.masked_fill(begins[..., None], NOTHING)
 
 
 def chunked(x: Float[Tensor, "*lead T D"]) -> Chunks:
@@ -226,6 +215,10 @@ class Recurrent(MultiHeadAttention):
         """Read and write the state, in float32 at least, without autocast."""
         T = x.shape[1]
         log_decay, beta = self.rates(x)
+        if ctx.doc_starts is not None:
+            # The first token of a text finds an empty state.
+            is_first = ctx.places() == 0  # (B, T)
+            log_decay = log_decay.masked_fill(is_first[:, None, :, None], NOTHING)
         kept = ctx.layer_cache(self.layer_idx)
         # One token, as in decoding, would fill no chunk.
         scan = token_by_token if T == 1 else self.scan
@@ -233,7 +226,7 @@ class Recurrent(MultiHeadAttention):
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             q, k, v = (repeat_heads(upcast(t), self.n_head) for t in call[:3])
             state = kept.get("state", q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
-            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, ctx.is_doc_start(), state)
+            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, state)
         kept["state"] = state.detach()
         return y.to(x.dtype)
 
