@@ -284,6 +284,7 @@ class GatedDelta(Recurrent):
 
     unused_settings = ("qk_norm", *Recurrent.unused_settings)
     flops_of_state = 6.0
+    fades_by_channel = False
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         super().__init__(replace(config, qk_norm=False), layer_idx)
@@ -291,7 +292,8 @@ class GatedDelta(Recurrent):
         H = config.n_head
         self.beta = PerHead(C, H)
         # softplus gives 0.01 at first. e^a goes from 1 in the first head to 16 in the last: α from 0.99 to 0.85.
-        self.fade = PerHead(C, H, torch.full((H,), FADE))
+        decays = H * self.head_dim if self.fades_by_channel else H
+        self.fade = PerHead(C, decays, torch.full((decays,), FADE))
         rates = [math.log(1 + 15 * h / max(1, H - 1)) for h in range(H)]
         self.log_rate = nn.Parameter(torch.tensor(rates))
         self.out_norm = RMSNorm(self.head_dim, eps=NORM_EPS)
@@ -317,7 +319,4 @@ class KimiDelta(GatedDelta):
     has two narrow ones. kda+conv+gate_element has its convolution and gate.
     """
 
-    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
-        super().__init__(config, layer_idx)
-        channels = self.n_head * self.head_dim
-        self.fade = PerHead(config.n_embd, channels, torch.full((channels,), FADE))
+    fades_by_channel = True
