@@ -77,7 +77,9 @@ class GPT(nn.Module):
         """
         ctx = AttentionContext()
         if self.training and targets is not None:
-            ctx.collect_loss(tokens.device)
+            # attention=index adds to an auxiliary loss. It requires a gradient from the start: all compiled blocks then
+            # share one graph.
+            ctx.loss = torch.zeros((), device=tokens.device, requires_grad=True)
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if targets is None:
             return self.logits(x)
@@ -91,7 +93,8 @@ class GPT(nn.Module):
         if each:
             return nats_of_each(x, weight, targets, softcap, runtime.largest_chunk)
         nats = fused_cross_entropy(x, weight, targets, softcap, runtime.loss_and_gradient, runtime.largest_chunk)
-        return ctx.with_gradient_of_loss(nats)
+        # The auxiliary loss adds its gradient; the value stays.
+        return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())
 
     def hidden(
         self,

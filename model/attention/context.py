@@ -52,15 +52,6 @@ class AttentionContext:
         """The number of positions in the cache."""
         return 0 if self.cache is None else self.cache.position
 
-    def collect_loss(self, device: torch.device) -> None:
-        """Let the layers add to an auxiliary loss; only attention=index does."""
-        # It requires a gradient from the start: all compiled blocks then share one graph.
-        self.loss = torch.zeros((), device=device, requires_grad=True)
-
-    def with_gradient_of_loss(self, nats: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Return nats, with the auxiliary loss's gradient beside its own; the value stays."""
-        return nats if self.loss is None else nats + (self.loss - self.loss.detach())
-
     def layer_cache(self, layer_idx: int) -> dict[str, Tensor]:
         """Return the cache's tensors of a layer, to read and to write.
 
