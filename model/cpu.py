@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+Rows = Float[Tensor, "*lead C"]
 MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
 LARGE = 100_000
 """Weights from which a decoded product has a faster way than F.linear."""
@@ -21,7 +22,7 @@ SHORT = 256
 """Queries and keys up to which plain products beat the fused kernels."""
 
 
-def decodes(x: Float[Tensor, "..."]) -> bool:
+def decodes(x: Tensor) -> bool:
     """Return whether x belongs to an eager forward pass in inference mode, in float32 on a CPU.
 
     A decoded token reads every weight for little arithmetic: memory and the number of operators set its time.
@@ -50,9 +51,7 @@ def store_by_columns(model: nn.Module) -> None:
                 module.weight.data = module.weight.data.t().contiguous().t()
 
 
-def multiply(
-    x: Float[Tensor, "*lead C"], weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None
-) -> Float[Tensor, "*lead N"]:
+def multiply(x: Rows, weight: Float[Tensor, "N C"], bias: Float[Tensor, " N"] | None) -> Float[Tensor, "*lead N"]:
     """Return x Wᵀ + b in decoding.
 
     Each number of a row x weighs a column of W. FBGEMM's kernel for bags of embeddings makes this sum at the speed of
@@ -89,7 +88,7 @@ def shares(C: int, parts: int) -> tuple[Int[Tensor, " C"], Int[Tensor, " parts"]
     return torch.arange(C), torch.arange(parts) * C // parts
 
 
-def normalize(x: Float[Tensor, "*lead C"], weight: Float[Tensor, "*#lead C"], eps: float) -> Float[Tensor, "*lead C"]:
+def normalize(x: Rows, weight: Float[Tensor, "*#lead C"], eps: float) -> Rows:
     """Return x w / √(mean(x²) + ε) by four operators, or three for a single row.
 
     F.rms_norm is a composition of six on a CPU. A row of 128 channels takes 6 µs instead of 16, four heads of 32 take
@@ -132,7 +131,7 @@ def is_eager() -> bool:
     return not (torch.compiler.is_compiling() or is_transformed())
 
 
-def trains_norm(x: Float[Tensor, "*lead C"], weight: Float[Tensor, " C"]) -> bool:
+def trains_norm(x: Rows, weight: Float[Tensor, " C"]) -> bool:
     """Return whether FusedRMSNorm serves x in the dtype of weight: trained in eager mode."""
     if not x.is_cpu or not is_eager():
         return False
@@ -150,9 +149,7 @@ class FusedRMSNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Float[Tensor, "*lead C"], weight: Float[Tensor, " C"], eps: float
-    ) -> Float[Tensor, "*lead C"]:
+    def forward(ctx: Any, x: Rows, weight: Float[Tensor, " C"], eps: float) -> Rows:
         square_sum = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
         inverse_rms = square_sum.div_(len(weight)).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, inverse_rms)
@@ -160,7 +157,7 @@ class FusedRMSNorm(torch.autograd.Function):
         return (x * inverse_rms).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, dy: Float[Tensor, "*lead C"]) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, dy: Rows) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse_rms = ctx.saved_tensors
         if torch.is_grad_enabled():  # by create_graph=True: someone may ask for second derivatives
             y = F.rms_norm(x, weight.shape, weight, ctx.eps)
@@ -194,7 +191,7 @@ def keep_freed_memory() -> None:
         libc.mallopt(top_pad, 64 << 20)
 
 
-def product_dtype(x: Float[Tensor, "..."]) -> torch.dtype:
+def product_dtype(x: Tensor) -> torch.dtype:
     """Return the fastest type of products of x: its own, or float32 if a CPU would convert."""
     converts = x.is_cpu and (x.dtype == torch.float16 or (x.dtype == torch.bfloat16 and not multiplies_bf16()))
     return torch.float32 if converts else x.dtype

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model.cpu import FusedRMSNorm, decodes, multiply, normalize, trains_norm
+from model.cpu import FusedRMSNorm, Rows, decodes, multiply, normalize, trains_norm
 
 
 class Linear(nn.Linear):
@@ -21,7 +21,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, sum(parts), bias)
         self.parts = parts
 
-    def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead N"]:
+    def forward(self, x: Rows) -> Float[Tensor, "*lead N"]:
         if decodes(x) and type(self.weight) is nn.Parameter:
             return multiply(x, self.weight, self.bias)
         return super().forward(x)
@@ -35,7 +35,7 @@ class Linear(nn.Linear):
 class RMSNorm(nn.RMSNorm):
     """x w / √(mean(x²) + ε) (Zhang & Sennrich 2019)."""
 
-    def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
+    def forward(self, x: Rows) -> Rows:
         if self.eps is not None and decodes(x):
             return normalize(x, self.weight, self.eps)
         if trains_norm(x, self.weight):
@@ -49,7 +49,7 @@ class RMSNorm(nn.RMSNorm):
 class LayerNorm(nn.LayerNorm):
     """(x - mean) w / √(variance + ε) + b (Ba et al. 2016)."""
 
-    def forward(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead C"]:
+    def forward(self, x: Rows) -> Rows:
         weight = self.weight.to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         y = F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
