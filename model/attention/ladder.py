@@ -11,7 +11,7 @@ from torch import nn
 
 from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, attention_function, masked
 from model.attention.functions import matmul
-from model.attention.layer import MultiHeadAttention, Stream
+from model.attention.layer import Heads, MultiHeadAttention, Stream
 from model.attention.registry import form
 from model.config import POSITION_SETTINGS, AttentionConfig
 from model.layers import Linear
@@ -48,7 +48,7 @@ class Average(OneHead):
         self.v_proj = Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
         self.o_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def project(self, x: Stream) -> tuple[Query, Key, Value]:
+    def project(self, x: Stream) -> Heads:
         v = self.v_proj(x).unsqueeze(1)  # (B, T, C) -> (B, 1, T, C)
         return torch.zeros_like(v), torch.zeros_like(v), v
 
@@ -66,7 +66,7 @@ class Simple(OneHead):
     def make_projections(self, config: AttentionConfig) -> None:
         self.o_proj = nn.Identity()
 
-    def project(self, x: Stream) -> tuple[Query, Key, Value]:
+    def project(self, x: Stream) -> Heads:
         heads = x.unsqueeze(1)  # (B, T, C) -> (B, 1, T, C)
         return heads, heads, heads
 
@@ -87,7 +87,7 @@ class Stacked(MultiHeadAttention):
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         super().__init__(config, layer_idx, head_by_head)
 
-    def project(self, x: Stream) -> tuple[Query, Key, Value]:
+    def project(self, x: Stream) -> Heads:
         weights = self.qkv_proj.weight.split(self.head_dim)  # (n·D, C) -> n times (D, C)
         biases = [None] * len(weights) if self.qkv_proj.bias is None else self.qkv_proj.bias.split(self.head_dim)
         each = [F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]  # n times (B, T, D)

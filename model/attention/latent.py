@@ -12,7 +12,7 @@ from torch import Tensor
 from model.attention.context import AttentionContext, Call
 from model.attention.contract import Output, Query, Value
 from model.attention.functions import sdpa
-from model.attention.layer import NORM_EPS, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
+from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import Linear, RMSNorm
@@ -72,7 +72,7 @@ class LatentAttention(SplitKeys):
         self.v_up = Linear(self.latent, width, bias=False)
         self.o_proj = Linear(width, C, bias=config.bias)
 
-    def project(self, x: Stream) -> tuple[Query, Keys, Value]:
+    def project(self, x: Stream) -> Heads:
         """Return the queries, one key [rotated, c], and the values of all heads.
 
         The queries are (B, H, T, turned + D), the key is (B, 1, T, turned + latent).
@@ -150,7 +150,7 @@ class GroupedTied(SplitKeys):
         self.v_proj = Linear(C, self.kv_heads * D, bias=config.qkv_bias)
         self.o_proj = Linear(self.n_head * D, C, bias=config.bias)
 
-    def project(self, x: Stream) -> tuple[Query, Keys, Value]:
+    def project(self, x: Stream) -> Heads:
         """Return the queries, the keys [rotated, half of v], and the values."""
         q = self.per_head(self.q_proj(x))
         v = self.per_head(self.v_proj(x))

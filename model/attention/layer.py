@@ -37,6 +37,7 @@ NORM_EPS = 1e-6
 Stream = Float[Tensor, "*lead T C"]
 Keys = Float[Tensor, "B _ S E"]
 """Keys; under MLA their width differs from the queries'."""
+Heads = tuple[Query, Keys, Value]
 NewKeys = Float[Tensor, "B _ T E"]
 NewValues = Float[Tensor, "B _ T F"]
 
@@ -185,7 +186,7 @@ class MultiHeadAttention(nn.Module):
         if ctx.doc_starts is not None and ctx.doc_starts.shape != (B, T):
             raise ValueError(f"doc_starts {tuple(ctx.doc_starts.shape)} need the shape (B, T) of x {tuple(x.shape)}.")
 
-    def project(self, x: Stream) -> tuple[Query, Keys, Value]:
+    def project(self, x: Stream) -> Heads:
         """Return the queries, keys and values of x, normalised if the layer has QK-norm."""
         # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -9,7 +9,7 @@ from torch import nn
 from common.errors import SettingsError
 from model.attention.context import AttentionContext
 from model.attention.contract import Key, Query, Value
-from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
+from model.attention.layer import NORM_EPS, Heads, MultiHeadAttention, Stream
 from model.attention.modifiers import Modifier, PerHead
 from model.attention.registry import modifier
 from model.config import AttentionConfig
@@ -37,7 +37,7 @@ class JointNorm(Modifier):
         v: Value,
         x: Stream,
         ctx: AttentionContext,
-    ) -> tuple[Query, Key, Value]:
+    ) -> Heads:
         return self.normalize(q, self.q_norm), self.normalize(k, self.k_norm), v
 
     def normalize(self, heads: Query, norm: RMSNorm) -> Query:
@@ -71,7 +71,7 @@ class Conv(Modifier):
         v: Value,
         x: Stream,
         ctx: AttentionContext,
-    ) -> tuple[Query, Key, Value]:
+    ) -> Heads:
         # One convolution for all n = H + 2 Hkv heads. The last tap is the token's own, the one before it the previous
         # token's, and so on.
         new = torch.cat((q, k, v), 1)
@@ -108,7 +108,7 @@ class ValueEmbedding(Modifier):
         v: Value,
         x: Stream,
         ctx: AttentionContext,
-    ) -> tuple[Query, Key, Value]:
+    ) -> Heads:
         if ctx.tokens is None:
             raise ValueError("value_embedding needs the token ids of x: say them by AttentionContext(tokens=…).")
         # (B, T, Hkv·D) -> (B, T, Hkv, D) -> (B, Hkv, T, D)

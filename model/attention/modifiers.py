@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from common.errors import SettingsError
 from model.attention.context import AttentionContext, Call, add_bias, visible_keys
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
-from model.attention.layer import Keys, MultiHeadAttention, Stream
+from model.attention.layer import Heads, Keys, MultiHeadAttention, Stream
 from model.attention.masks import alibi_slopes
 from model.attention.registry import modifier
 from model.config import AttentionConfig
@@ -62,7 +62,7 @@ class Modifier(nn.Module):
         v: Value,
         x: Stream,
         ctx: AttentionContext,
-    ) -> tuple[Query, Keys, Value]:
+    ) -> Heads:
         """Change queries, keys and values before they are rotated and remembered."""
         return q, k, v
 
@@ -120,7 +120,7 @@ class ValueResidual(Modifier):
         v: Value,
         x: Stream,
         ctx: AttentionContext,
-    ) -> tuple[Query, Key, Value]:
+    ) -> Heads:
         # The first layer with this modifier finds no values yet, and leaves its own for the others.
         own, first = self.mixture.to(v.dtype)
         return q, k, own * v + first * ctx.shared.setdefault("values", v)
@@ -144,7 +144,7 @@ class KeyOffset(Modifier):
         v: Value,
         x: Stream,
         ctx: AttentionContext,
-    ) -> tuple[Query, Key, Value]:
+    ) -> Heads:
         half = k.shape[-1] // 2
         # The key of each row's previous token, for the first row from the cache.
         (before,) = ctx.previous(self.layer_idx, "last_key", k, 1)
