@@ -353,10 +353,6 @@ class Stick(Softmax):
 WEIGHTINGS = {"softmax": Softmax, "sigmoid": Sigmoid, "sparsemax": Sparsemax, "stick": Stick}
 
 
-def make_weighting(settings: Settings) -> Softmax:
-    return Softcap(settings.cap) if settings.form == "softcap" else WEIGHTINGS[settings.form]()
-
-
 class Operands:
     """Queries, keys and values as products want them, and buffers for a chunk's scores.
 
@@ -369,13 +365,17 @@ class Operands:
         self.settings = settings
 
         # The weighting, types and workspaces.
-        self.form = make_weighting(settings)
+        self.form = Softcap(settings.cap) if settings.form == "softcap" else WEIGHTINGS[settings.form]()
         self.dtype = wide_dtype(q)
         self.narrow = product_dtype(q)
         self.device = q.device
         self.rows = chunk_rows(q)
         self.buffers: dict[int, Tensor] = {}
         self.zero = q.new_zeros(1, dtype=self.dtype)
+        # Dropout draws from the same state in both passes.
+        self.generator = torch.Generator(self.device)
+        if inputs.seed is not None:
+            self.generator.manual_seed(int(inputs.seed))
 
         # Queries (N, G, T, D), keys (N, S, D) and values (N, S, Dv).
         self.B, self.H, self.T, _ = q.shape
@@ -407,11 +407,6 @@ class Operands:
     def by_group(self, x: Tensor) -> Tensor:
         """(B, H, T, …) -> (N, G, T, …)."""
         return x.reshape(self.N, self.G, *x.shape[2:])
-
-    def generator(self) -> torch.Generator:
-        """Return the generator of dropout, at the same state in both passes."""
-        seed = 0 if self.inputs.seed is None else int(self.inputs.seed)
-        return torch.Generator(self.device).manual_seed(seed)
 
     def ordered(self, x: Tensor, axis: int) -> Tensor:
         """Turn an axis of keys to the form's order, or back to that of the text."""
@@ -556,31 +551,27 @@ class Chunk:
         added = form.shift(self)
         if form.biased:
             added = added + self.statistic
-        if form.biased and self.column is not None:
-            rows = self.by_group(added + self.row)
-            torch.add(rows, self.column, out=self.by_group(space))
-            added = space
+            if self.column is not None:
+                rows = self.by_group(added + self.row)
+                torch.add(rows, self.column, out=self.by_group(space))
+                added = space
         keys = operands.keys[:, self.reach]
         scores = operands.multiply(added, self.read(operands.queries), keys.mT, space)
         if form.hidden:
             self.hide(scores, form.hidden)
         return scores
 
-    def dropout(
-        self,
-        p: float,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def dropout(self) -> Tensor:
         """Return 0 for weights that are dropped and 1 / (1 - p) for others: 16 random bits for each."""
         shape = self.space(0).shape
         count = math.prod(shape)
         # Four numbers in a word of 64 bits: to draw them takes most of the time.
         words = torch.empty(-(-count // 4), dtype=torch.int64, device=self.query.device)
-        words.random_(-(2**63), None, generator=generator)
+        words.random_(-(2**63), None, generator=self.operands.generator)
         bits = words.view(torch.int16)[:count].view(shape)
 
         # A number from -2^15 to 2^15 - 1 is dropped if it is below the share p of them.
-        dropped = round(p * 2**16)
+        dropped = round(self.operands.settings.dropout_p * 2**16)
         kept = bits >= dropped - 2**15
         return kept.to(self.operands.dtype).mul_(2**16 / (2**16 - dropped))
 
@@ -838,7 +829,6 @@ def forward_pass(operands: Operands, outputs: Outputs) -> None:
     form = operands.form
     p = operands.settings.dropout_p
     choice = make_choice(operands, outputs)
-    generator = operands.generator()
     y = operands.by_group(outputs.y)
     likely = operands.S
     for number, start in enumerate(range(0, operands.T, operands.rows)):
@@ -859,7 +849,7 @@ def forward_pass(operands: Operands, outputs: Outputs) -> None:
 
         # The results: weights times values, after dropout.
         if p:
-            weights.mul_(chunk.dropout(p, generator))
+            weights.mul_(chunk.dropout())
         values = operands.values[:, chunk.reach]
         part = torch.bmm(weights.to(operands.narrow), values)  # (N, G · n, keys) @ (N, keys, Dv)
         if factor is not None:
@@ -903,7 +893,6 @@ def backward_pass(
     p = operands.settings.dropout_p
     bias_learns = operands.bias or operands.inputs.sink is not None
     choice = make_choice(operands, outputs)
-    generator = operands.generator()
     dy = operands.by_group(dy)
     delta = dy.to(operands.dtype) * operands.by_group(outputs.y)
     delta = -delta.sum(-1, keepdim=True)  # (N, G, T, 1): of a row -Σ d w
@@ -928,7 +917,7 @@ def backward_pass(
         d = operands.multiply(operands.zero if p else less, arrived, values.mT, chunk.space(3))
         kept = weights
         if p:
-            kept = chunk.dropout(p, generator)
+            kept = chunk.dropout()
             d.mul_(kept).add_(less)
             kept.mul_(weights)
         operands.multiply(dv[..., reach], arrived.mT, kept.to(operands.narrow), dv[..., reach])
