@@ -202,7 +202,7 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
 
         # Count the weights first: building the shapes of a config.json with a billion layers would take forever.
         held = sum(tensor.numel() for tensor in weights.values())
-        needed = count_weights(config)[1]
+        needed = count_weights(config)
         if held < needed:
             raise ValueError(f"it has {held:,} weights, where its config.json asks for {needed:,}")
 

@@ -36,8 +36,8 @@ def without_weights(config: GPTConfig) -> GPT:
         return GPT(config)
 
 
-def count_weights(config: GPTConfig) -> tuple[int, int]:
-    """Return the number of weight tensors, and of numbers in them.
+def count_weights(config: GPTConfig) -> int:
+    """Return the number of weights of a model.
 
     Only one block per layer of the pattern is made. Raises SettingsError if torch cannot count a weight's numbers.
     """
@@ -51,15 +51,14 @@ def count_weights(config: GPTConfig) -> tuple[int, int]:
         widths = [f"model.{name}={getattr(config, name)}" for name in ("n_embd", "vocab_size", "block_size")]
         raise SettingsError("a weight would have more than 2^63 numbers", f"lower {' or '.join(widths)}") from None
     # Multiply the tensors of a block: block i stands for blocks i, i + kinds, …, below n_layer.
-    tensors = numbers = 0
+    numbers = 0
     for name, tensor in weights.items():
         times = 1
         if name.startswith("blocks."):
             block = int(name.split(".")[1])
             times = -((block - config.n_layer) // kinds)
-        tensors += times
         numbers += times * tensor.numel()
-    return tensors, numbers
+    return numbers
 
 
 def memory_of(device: torch.device) -> int:

@@ -261,8 +261,7 @@ def test_a_checkpoint_that_learned_text_and_has_no_tokenizer_is_damaged(saved):
 
 
 def test_layers_beyond_64_bits_are_counted():
-    tensors, numbers = count_weights(GPTConfig(n_layer=10**20, vocab_size=64))
-    assert tensors > 10**20 and numbers > tensors
+    assert count_weights(GPTConfig(n_layer=10**20, vocab_size=64)) > 10**20
 
 
 def test_a_whole_number_that_no_tensor_holds_may_stand_for_a_float_but_none_beyond_floats(saved):

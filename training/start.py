@@ -239,7 +239,7 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
     # token takes 8 for its id, and 2 for each number that its blocks get.
     model = config.model
     memory = memory_of(device)
-    parameters = count_weights(replace(model, vocab_size=model.vocab_size or FEWEST_IDS))[1]
+    parameters = count_weights(replace(model, vocab_size=model.vocab_size or FEWEST_IDS))
     state = 12 * parameters
     share = rank_batch_size(config, ranks.size)
     micro = config.micro_batch_size or share
