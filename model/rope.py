@@ -60,9 +60,7 @@ class Rope(NamedTuple):
                 given = f"model.rope_fraction={config.rope_fraction} of {given}"
             problem = f"model.position=rope rotates pairs of channels, but {given} makes {channels:g} channels"
             raise SettingsError(problem, "choose an even number, or another model.position")
-        if config.rope_scaling == "none":
-            return shared(cls(int(channels), config.rope_theta))
-        factor = config.rope_scaling_factor
+        factor = 1.0 if config.rope_scaling == "none" else config.rope_scaling_factor
         trained = config.rope_trained_length or config.block_size / factor
         return shared(cls(int(channels), config.rope_theta, config.rope_scaling, factor, trained))
 
