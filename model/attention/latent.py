@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from model.attention.context import AttentionContext, Call
-from model.attention.contract import Output, Query, Value
+from model.attention.contract import Output, Query, Value, repeat_heads
 from model.attention.functions import sdpa
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
@@ -118,7 +118,7 @@ class LatentAttention(SplitKeys):
     def of_queries(self, up: Linear) -> Float[Tensor, "H D latent"]:
         """Return the weights for each query head; with diff two of them share one."""
         weight = up.weight.view(self.n_head, -1, self.latent)  # (H·D, latent) -> (H, D, latent)
-        return weight.repeat_interleave(self.query_heads // self.n_head, 0)
+        return repeat_heads(weight, self.query_heads)
 
     def flops(self, block_size: int) -> float:
         """As the other forms: scores of turned + D channels, values of D."""

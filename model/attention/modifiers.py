@@ -76,7 +76,7 @@ class Modifier(nn.Module):
         v: Value,
         x: Stream,
         ctx: AttentionContext,
-    ) -> Float[Tensor, "..."]:
+    ) -> Output:
         """Change each head's result; v holds the values of the queries' own tokens."""
         return y
 
@@ -179,7 +179,7 @@ class LogN(Modifier):
             n = n.clamp(max=call.window or S)
 
         # Scale the queries: their scores then have the factor. All queries of a head share its σ.
-        factor = self.factor.repeat_interleave(H // len(self.factor))[:, None, None]
+        factor = repeat_heads(self.factor[:, None, None], H)
         return call._replace(q=call.q * (factor * n.log()).to(call.q.dtype))
 
 
