@@ -35,8 +35,10 @@ class Linear(nn.Linear):
 class RMSNorm(nn.RMSNorm):
     """x w / √(mean(x²) + ε) (Zhang & Sennrich 2019)."""
 
+    eps: float
+
     def forward(self, x: Rows) -> Rows:
-        if self.eps is not None and decodes(x):
+        if decodes(x):
             return normalize(x, self.weight, self.eps)
         if trains_norm(x, self.weight):
             rows = x.to(self.weight.dtype, memory_format=torch.contiguous_format)
@@ -56,7 +58,7 @@ class LayerNorm(nn.LayerNorm):
         return y.to(x.dtype)
 
 
-def autocast_dtype(x: Float[Tensor, "*shape"]) -> torch.dtype:
+def autocast_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which a module multiplies x: autocast's if it is enabled."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -48,7 +48,7 @@ def block_step(block: Block) -> AttentionStep:
 
 
 def norm_step(norm: nn.Module) -> Step:
-    if type(norm) is not RMSNorm or norm.eps is None:
+    if type(norm) is not RMSNorm:
         return norm
     weight = norm.weight
     eps = norm.eps

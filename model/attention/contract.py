@@ -96,7 +96,7 @@ def from_weights(weights: Callable[[Scores], Scores], cap: float | None = None) 
     return _named_as(weights, attention_function(compute))
 
 
-def masked(scores: Float[Tensor, "..."], allowed: Allowed, bias: Bias = None) -> Float[Tensor, "..."]:
+def masked(scores: Tensor, allowed: Allowed, bias: Bias = None) -> Tensor:
     """Return scores plus bias, −∞ for a key that is not allowed, in float32 or wider."""
     scores = upcast(scores) if bias is None else upcast(scores) + bias
     return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
