@@ -102,11 +102,11 @@ def check_results(name: str, modifier: Any) -> None:
             result = method(self, *arguments)
             if torch.compiler.is_compiling():  # a compiled graph cannot raise it
                 return result
-            found = shapes(result if count > 1 else (result,))
+            several = count > 1 and isinstance(result, tuple)
+            found = shapes(result if several else (result,))
             wanted = shapes(arguments[:count])
             if found != wanted:
-                returned = f"{modifier.__name__}.{method.__name__}() returned {', '.join(map(str, found))}"
-                problem = f"code={name}: {returned}, not {', '.join(map(str, wanted))}"
+                problem = f"code={name}: {modifier.__name__}.{method.__name__}() returned {found}, not {wanted}"
                 raise SettingsError(problem, "return its arguments, changed in value alone")
             return result
 
@@ -119,11 +119,10 @@ def check_results(name: str, modifier: Any) -> None:
         setattr(modifier, method, checked(vars(modifier)[method], changed[method]))
 
 
-def shapes(values: Any) -> list[tuple[int, ...] | str]:
+def shapes(values: tuple) -> str:
     """Return the shapes of tensors, and the types of other values."""
-    if not isinstance(values, tuple) or hasattr(values, "_fields"):
-        values = (values,)
-    return [tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__ for value in values]
+    each = [tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__ for value in values]
+    return ", ".join(map(str, each))
 
 
 def explained(name: str, error: BaseException) -> SettingsError:
