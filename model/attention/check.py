@@ -8,7 +8,7 @@ other keys.
 
 import copy
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -268,9 +268,9 @@ def main(arguments: list[str]) -> int:
             print(f"note: no gradient reaches {', '.join(untrained)} of {attention}\n")
 
     # Print a table for each dtype, and by default one of all combinations.
-    tables: list[tuple[torch.dtype, Iterable[str]]] = [(dtype, attentions or FORMS) for dtype in TOLERANCE]
+    tables = [(dtype, attentions or [*FORMS]) for dtype in TOLERANCE]
     if not attentions:
-        tables.append((torch.float32, combinations()))
+        tables.append((torch.float32, [*combinations()]))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     failures = 0
     print(f"torch {torch.__version__} on {device}; a number is the worst error as a share of what is allowed\n")
