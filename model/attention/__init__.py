@@ -53,7 +53,10 @@ def make_attention(config: AttentionConfig, layer_idx: int = 0) -> MultiHeadAtte
         if changes not in cls.modifiable:
             problem = f"attention={config.attention}: {config.form} has no {changes} for {name} to change"
             raise SettingsError(problem, f"leave out {name}, or choose another form")
-    return cls(config, layer_idx)
+    attention = cls(config)
+    for module in (attention, *attention.modifiers.values()):
+        module.layer_idx = layer_idx
+    return attention
 
 
 def unused_settings(config: AttentionConfig) -> set[str]:

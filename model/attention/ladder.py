@@ -27,8 +27,8 @@ class OneHead(MultiHeadAttention):
         *MultiHeadAttention.unused_settings,
     )
 
-    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
-        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), layer_idx, matmul)
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), matmul)
 
 
 @form("average")
@@ -41,8 +41,8 @@ class Average(OneHead):
     modifiable = ("window",)
     unused_settings = ("qk_norm", *POSITION_SETTINGS, *OneHead.unused_settings)
 
-    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
-        super().__init__(replace(config, position="none"), layer_idx)
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(replace(config, position="none"))
 
     def make_projections(self, config: AttentionConfig) -> None:
         self.v_proj = Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
@@ -84,8 +84,8 @@ class Stacked(MultiHeadAttention):
     share their parameters' names and values: a checkpoint fits both.
     """
 
-    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
-        super().__init__(config, layer_idx, head_by_head)
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config, head_by_head)
 
     def project(self, x: Stream) -> Heads:
         weights = self.qkv_proj.weight.split(self.head_dim)  # (n·D, C) -> n times (D, C)

@@ -53,6 +53,8 @@ class MultiHeadAttention(nn.Module):
     remember, see, attend or merge.
     """
 
+    layer_idx = 0
+    """The layer's place in the model, by which it finds its tensors in the cache; make_attention() sets it."""
     # Traits of a form, for the registry, the settings' checks, generation and the tests.
     modifiable: ClassVar[tuple[str, ...]] = (*SETTINGS.values(), *PARTS)
     """The parts that modifiers may change."""
@@ -68,15 +70,9 @@ class MultiHeadAttention(nn.Module):
     on_gpu = False
     """Whether to attend as on a GPU on any device; dry_run sets it to predict a GPU's memory."""
 
-    def __init__(
-        self,
-        config: AttentionConfig,
-        layer_idx: int = 0,
-        function: AttentionFunction | None = None,
-    ) -> None:
+    def __init__(self, config: AttentionConfig, function: AttentionFunction | None = None) -> None:
         """function: the attention function; by default the one that config.attention names."""
         super().__init__()
-        self.layer_idx = layer_idx
         self.n_head = self.query_heads = config.n_head  # a modifier may give each head more queries
         self.kv_heads = config.kv_heads
         self.head_dim = config.head_channels
@@ -315,5 +311,5 @@ class SoftCapped(MultiHeadAttention):
 
     unused_settings = ("latent_size",)
 
-    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
-        super().__init__(config, layer_idx, softcap(config.score_softcap))
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config, softcap(config.score_softcap))

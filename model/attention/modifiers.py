@@ -30,6 +30,8 @@ class Modifier(nn.Module):
     parameter.
     """
 
+    layer_idx = 0
+    """That of its layer."""
     changes: ClassVar[str]
     last: ClassVar[bool]
     # The needs of the modifier: the layer reads them before it makes its projections.
@@ -50,7 +52,6 @@ class Modifier(nn.Module):
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__()
-        self.layer_idx = layer.layer_idx
 
     def check_stack(self, layers: list[MultiHeadAttention], attention: str) -> None:
         """Raise SettingsError if the layers of a GPT, of the pattern `attention`, do not suit it."""

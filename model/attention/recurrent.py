@@ -203,8 +203,8 @@ class Recurrent(MultiHeadAttention):
     flops_of_state = 4.0
     """Floating-point operations for a token to read and write one number of the state."""
 
-    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
-        super().__init__(replace(config, position="none", attention_window=None), layer_idx, matmul)
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(replace(config, position="none", attention_window=None), matmul)
         self.scan = in_chunks
 
     def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
@@ -286,8 +286,8 @@ class GatedDelta(Recurrent):
     flops_of_state = 6.0
     fades_by_channel = False
 
-    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
-        super().__init__(replace(config, qk_norm=False), layer_idx)
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(replace(config, qk_norm=False))
         C = config.n_embd
         H = config.n_head
         self.beta = PerHead(C, H)
