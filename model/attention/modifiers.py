@@ -33,7 +33,8 @@ class Modifier(nn.Module):
     layer_idx = 0
     """That of its layer."""
     changes: ClassVar[str]
-    last: ClassVar[bool]
+    last = False
+    """Whether it acts after all others, in any order of registration or typing; one that adds a key must."""
     # The needs of the modifier: the layer reads them before it makes its projections.
     queries_per_head = 1
     replaces_qk_norm = False
@@ -230,13 +231,14 @@ class Fade(Forget):
         return self.rate[:, None].expand(x.shape[0], -1, x.shape[1])
 
 
-@modifier("sink", changes="scores", last=True)
+@modifier("sink", changes="scores")
 class Sink(Modifier):
     """One more key, of value zero and of score b, learned per head (gpt-oss, 2025).
 
     b = 0 is softmax1. A head may then attend to nothing. The result is y · σ(ln Σ exp(score) − b): a sink is a gate.
     """
 
+    last = True
     means_nothing: ClassVar[dict[str, str]] = {
         "sigmoid": "no key takes weight from others",
         "stick": "a share that no key takes goes nowhere already",

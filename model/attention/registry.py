@@ -40,11 +40,10 @@ def form(name: str) -> Callable[[Subject], Subject]:
     return lambda subject: _register(FORMS, name, subject)
 
 
-def modifier(name: str, *, changes: str, last: bool = False) -> Callable[[Subject], Subject]:
+def modifier(name: str, *, changes: str) -> Callable[[Subject], Subject]:
     """Register a Modifier under attention=FORM+NAME.
 
     changes: the part of a layer, one of PARTS. Forms without that part refuse the modifier.
-    last: act after all others, in any order of registration or typing; a modifier that adds a key must.
     """
 
     if changes not in PARTS:
@@ -52,7 +51,6 @@ def modifier(name: str, *, changes: str, last: bool = False) -> Callable[[Subjec
 
     def register(subject: Any) -> Any:
         subject.changes = changes
-        subject.last = last
         return _register(MODIFIERS, name, subject)
 
     return register
