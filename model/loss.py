@@ -160,12 +160,9 @@ class _SummedNats(torch.autograd.Function):
         targets = targets.masked_fill(~is_scored, 0)[:, None]
 
         # A task scores few targets: leave out the others if that waits for no device and there are numbers to read.
-        some = None
-        if x.is_cpu and type(targets) is Tensor and 0 < is_scored.sum() < len(is_scored):
-            some = is_scored
-            rows = rows[some]
-            scored = scored[some]
-            targets = targets[some]
+        leaves_out = x.is_cpu and type(targets) is Tensor and 0 < is_scored.sum() < len(is_scored)
+        if leaves_out:
+            rows, scored, targets = (t[is_scored] for t in (rows, scored, targets))
 
         # Loss and gradients, chunk by chunk.
         heads = padded(weight.to(dtype))
@@ -187,8 +184,8 @@ class _SummedNats(torch.autograd.Function):
 
         # The gradient of targets that do not count, or were left out, is 0.
         to_x = (to_x * scored).to(x.dtype)
-        if some is not None:
-            to_x = torch.zeros_like(x).masked_scatter_(some[:, None], to_x)
+        if leaves_out:
+            to_x = torch.zeros_like(x).masked_scatter_(is_scored[:, None], to_x)
         ctx.save_for_backward(to_x, to_heads[:ids].to(weight.dtype))
         return summed
 
