@@ -52,8 +52,7 @@ class KVCache:
             room = self.size if window is None else min(self.size, window + spare_rows(window))
             kept[name] = new.new_zeros(*new.shape[:2], room, new.size(3))
         rows = kept[name]
-        same = rows.shape[:2] == new.shape[:2] and rows.shape[3] == new.shape[3]
-        if not same:
+        if rows.shape[:2] != new.shape[:2] or rows.shape[3] != new.shape[3]:
             raise ValueError(f"rows {tuple(new.shape)} do not fit a cache of {tuple(rows.shape)}.")
         old = self.position - first
         if next_first == first:

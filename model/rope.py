@@ -52,7 +52,7 @@ class Rope(NamedTuple):
         Raises SettingsError if they would rotate half a pair of channels.
         """
         channels = config.rope_fraction * head_dim
-        if channels != int(channels) or channels % 2:
+        if channels % 2:
             given = f"model.n_embd={config.n_embd} / model.n_head={config.n_head}"
             if head_dim != config.n_embd / config.n_head:
                 given = f"model.head_size={config.head_size} of attention={config.attention}"

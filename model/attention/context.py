@@ -38,7 +38,7 @@ class AttentionContext:
     loss        auxiliary, in nats summed over tokens; layers add to it.
     """
 
-    mask: Shaped[Tensor, "..."] | None = None
+    mask: Tensor | None = None
     doc_starts: DocStarts = None
     tokens: Tokens | None = None
     cache: KVCache | None = None
@@ -175,7 +175,8 @@ def dense_arguments(call: Call) -> dict[str, Any]:
         k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
         if mask is not None:
             mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
-        others = call.sink.new_zeros(H, 1, S) if bias is None else bias
-        sink = call.sink[:, None, None].to(others.dtype)
-        bias = torch.cat((sink.expand(*others.shape[:-1], 1), others), -1)
+        if bias is None:
+            bias = call.sink.new_zeros(H, 1, S)
+        sink = call.sink[:, None, None].to(bias.dtype)
+        bias = torch.cat((sink.expand(*bias.shape[:-1], 1), bias), -1)
     return {"q": call.q, "k": k, "v": v, "mask": mask, "bias": bias, "is_causal": mask is None, "scale": call.scale}
