@@ -11,7 +11,6 @@ from torch import Tensor
 
 from model.attention.context import AttentionContext, Call
 from model.attention.contract import Output, Query, Value, repeat_heads
-from model.attention.functions import sdpa
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
@@ -57,7 +56,7 @@ class LatentAttention(SplitKeys):
         D = config.head_channels
         self.latent = config.latent_size or min(4, config.n_head) * D
         self.turned = max(2, D // 4 * 2)  # half of D, in pairs of channels
-        super().__init__(replace(config, n_kv_head=None), sdpa)
+        super().__init__(replace(config, n_kv_head=None))
         self.scale = (self.turned + D) ** -0.5  # also of queries that W_k has made wider
 
     def make_projections(self, config: AttentionConfig) -> None:
@@ -140,7 +139,7 @@ class GroupedTied(SplitKeys):
 
     def __init__(self, config: AttentionConfig) -> None:
         self.turned = max(1, config.head_channels // 2)
-        super().__init__(config, sdpa)
+        super().__init__(config)
 
     def make_projections(self, config: AttentionConfig) -> None:
         C = config.n_embd

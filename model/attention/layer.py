@@ -71,12 +71,13 @@ class MultiHeadAttention(nn.Module):
     """Whether to attend as on a GPU on any device; dry_run sets it to predict a GPU's memory."""
 
     def __init__(self, config: AttentionConfig, function: AttentionFunction | None = None) -> None:
-        """function: the attention function; by default the one that config.attention names."""
+        """function: the attention function; by default the one that config.attention names, for a class sdpa."""
         super().__init__()
         self.n_head = self.query_heads = config.n_head  # a modifier may give each head more queries
         self.kv_heads = config.kv_heads
         self.head_dim = config.head_channels
-        self.function = function or FORMS[config.form]
+        named = FORMS[config.form]
+        self.function = function or (sdpa if isinstance(named, type) else named)
         self.scale: float | None = None  # of the scores; None: 1/√D
         self.dropout = config.attention_dropout
         self.window = config.attention_window

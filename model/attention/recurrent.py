@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from model.attention.context import AttentionContext, Call
 from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
-from model.attention.functions import matmul
 from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
@@ -204,7 +203,7 @@ class Recurrent(MultiHeadAttention):
     """Floating-point operations for a token to read and write one number of the state."""
 
     def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(replace(config, position="none", attention_window=None), matmul)
+        super().__init__(replace(config, position="none", attention_window=None))
         self.scan = in_chunks
 
     def rates(self, x: Stream) -> tuple[LogDecay, Beta]:

@@ -10,7 +10,6 @@ from torch import Tensor
 from model.attention.chunked import by_chunks, chunked, nearest_of_equals, tie_gap
 from model.attention.context import AttentionContext, Call, visible_keys
 from model.attention.contract import AttentionFunction, Output, Scores, from_weights, upcast
-from model.attention.functions import sdpa
 from model.attention.layer import MultiHeadAttention, Stream
 from model.attention.masks import best_blocks, block_mask, causal_mask
 from model.attention.registry import form
@@ -76,7 +75,7 @@ class IndexedAttention(MultiHeadAttention):
     is_sparse = True
 
     def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(config, sdpa)
+        super().__init__(config)
         self.best = max(1, config.block_size // 4)
         self.index_heads = max(1, self.n_head // 2)
         parts = self.index_heads * self.head_dim, self.head_dim, self.index_heads
