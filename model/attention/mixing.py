@@ -26,7 +26,7 @@ class JointNorm(Modifier):
     replaces_qk_norm = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         self.q_norm = RMSNorm(layer.query_heads * layer.head_dim, eps=NORM_EPS)
         self.k_norm = RMSNorm(layer.kv_heads * layer.head_dim, eps=NORM_EPS)
 
@@ -58,7 +58,7 @@ class Conv(Modifier):
     needs_doc_starts = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         channels = (layer.query_heads + 2 * layer.kv_heads) * layer.head_dim
         identity = torch.tensor([0.0] * (self.width - 1) + [1.0])
         self.weight = nn.Parameter(identity.repeat(channels, 1))  # (channels, 4), the latest token last
@@ -93,7 +93,7 @@ class ValueEmbedding(Modifier):
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         vocab_size = getattr(config, "vocab_size", None)
         if vocab_size is None:
             problem = f"attention={config.attention}: value_embedding needs the number of token ids"

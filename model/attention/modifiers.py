@@ -6,7 +6,7 @@ equals the plain one. Modifiers act in the order of this file, but those that ad
 
 import difflib
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,8 @@ class Modifier(nn.Module):
         if (cls.mix, cls.score, cls.finish) == (Modifier.mix, Modifier.score, Modifier.finish):
             raise SettingsError(f"modifier {cls.__name__} changes nothing", "override mix(), score() or finish()")
 
-    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+    def __init__(self, *given: Any) -> None:
+        """given: the layer and its settings, which a subclass may read."""
         super().__init__()
 
     def check_stack(self, layers: list[MultiHeadAttention], attention: str) -> None:
@@ -107,7 +108,7 @@ class ValueResidual(Modifier):
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         self.mixture = nn.Parameter(torch.tensor([1.0, 0.0]))
 
     def check_stack(self, layers: list[MultiHeadAttention], attention: str) -> None:
@@ -162,7 +163,7 @@ class LogN(Modifier):
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         self.factor = nn.Parameter(torch.full((layer.n_head,), 0.43))
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
@@ -196,7 +197,7 @@ class Forget(Modifier):
     needs_doc_starts = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         # Solve ln σ(b) = −slope for b. By math, not torch: on the meta device (model/size.py) tensors have no numbers.
         bias = [-math.log(math.expm1(slope)) for slope in alibi_slopes(layer.n_head)]
         self.make_gate(config.n_embd, torch.tensor(bias))
@@ -246,7 +247,7 @@ class Sink(Modifier):
     }
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         if config.form in self.means_nothing:
             problem = f"attention={config.attention}: {self.means_nothing[config.form]} under {config.form}"
             raise SettingsError(problem, "leave out sink, or choose another form")
@@ -268,7 +269,7 @@ class Differential(Modifier):
     on_weights = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         self.weight = PerHead(config.n_embd, layer.n_head)
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
@@ -298,7 +299,7 @@ class Exclusive(Modifier):
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         self.strength = nn.Parameter(torch.zeros(layer.n_head))
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
@@ -320,7 +321,7 @@ class Gate(Modifier):
     each_channel = False
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         numbers = layer.head_dim if self.each_channel else 1
         self.gate = PerHead(config.n_embd, layer.n_head * numbers)
 
@@ -345,7 +346,7 @@ class GateSilu(Modifier):
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__(layer, config)
+        super().__init__()
         self.gate_proj = Linear(config.n_embd, layer.n_head * layer.head_dim, bias=False)
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
