@@ -136,7 +136,7 @@ def trains_norm(x: Rows, weight: Float[Tensor, " C"]) -> bool:
     if not x.is_cpu or not is_eager():
         return False
     needs_both = torch.is_grad_enabled() and x.requires_grad and weight.requires_grad
-    is_exact = weight.dtype in (torch.float32, torch.float64)
+    is_exact = weight.dtype.itemsize >= 4
     return needs_both and is_exact and torch.promote_types(x.dtype, weight.dtype) == weight.dtype
 
 

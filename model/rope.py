@@ -123,7 +123,7 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
     channels = 2 * rotation.shape[-2]
     if channels < x.shape[-1]:
         return torch.cat((rotate(x[..., :channels], rotation), x[..., channels:]), -1)
-    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    wide = x.float() if x.dtype.itemsize < 4 else x
     pairs = wide.unflatten(-1, (-1, 2))  # (…, H, T, D) -> (…, H, T, D/2, 2)
     if torch.compiler.is_compiling():
         # torch's compiler fuses real arithmetic, but has no complex numbers.
