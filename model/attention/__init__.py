@@ -27,12 +27,12 @@ from model.attention import functions, ladder, latent, layer, mixing, modifiers,
 from model.attention.context import AttentionContext
 from model.attention.functions import SOFTMAX
 from model.attention.layer import MultiHeadAttention
-from model.attention.registry import FORMS, MODIFIERS, SETTINGS, check_names, form, modifier
+from model.attention.registry import FORMS, MODIFIERS, SETTINGS, check_names
 from model.config import AttentionConfig
 
 __all__ = [
     "FORMS", "MODIFIERS", "SETTINGS", "SOFTMAX", "AttentionContext", "MultiHeadAttention", "check_names",
-    "form", "make_attention", "modifier", "unused_settings",
+    "make_attention", "unused_settings",
 ]  # fmt: skip
 
 
