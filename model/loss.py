@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model.layers import autocast_dtype
 
+HeadWeight = Float[Tensor, "V C"]
 IGNORE_INDEX = -1  # the target of a position that no loss counts; so does torch's own, F.cross_entropy's ignore_index
 IGNORED = (IGNORE_INDEX, -100)
 LARGEST_CHUNK = {"cpu": 64 << 20}  # bytes of float32 logits at a time; larger products no longer gain
@@ -23,7 +24,7 @@ With 2,048 tokens of 128 channels and 2,049 ids a CPU takes 66 ms for the loss, 
 
 def fused_cross_entropy(
     x: Float[Tensor, "*lead C"],
-    weight: Float[Tensor, "V C"],
+    weight: HeadWeight,
     targets: Int[Tensor, "*lead"],
     softcap: float | None = None,
     loss_and_gradient: Callable[..., Any] | None = None,
@@ -51,7 +52,7 @@ def fused_cross_entropy(
 @torch.no_grad()
 def nats_of_each(
     x: Float[Tensor, "*lead C"],
-    weight: Float[Tensor, "V C"],
+    weight: HeadWeight,
     targets: Int[Tensor, "*lead"],
     softcap: float | None = None,
     largest_chunk: int | None = None,
@@ -86,7 +87,7 @@ def scored_places(targets: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:
     return (targets != IGNORED[0]) & (targets != IGNORED[1])
 
 
-def padded(heads: Float[Tensor, "V C"]) -> Float[Tensor, "rows C"]:
+def padded(heads: HeadWeight) -> Float[Tensor, "rows C"]:
     """Return the heads with rows of zeros up to the device's MULTIPLE."""
     missing = -len(heads) % MULTIPLE.get(heads.device.type, 1)
     return F.pad(heads, (0, 0, 0, missing)) if missing else heads
@@ -146,7 +147,7 @@ class _SummedNats(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Float[Tensor, "N C"],
-        weight: Float[Tensor, "V C"],
+        weight: HeadWeight,
         targets: Int[Tensor, " N"],
         softcap: float | None,
         loss_and_gradient: Callable[..., Any],

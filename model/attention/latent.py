@@ -28,7 +28,7 @@ class SplitKeys(MultiHeadAttention):
     def make_rope(self, config: AttentionConfig) -> Rope:
         return Rope.of(replace(config, rope_fraction=1.0), self.turned)
 
-    def per_head(self, y: Float[Tensor, "B T HD"]) -> Float[Tensor, "B H T D"]:
+    def per_head(self, y: Stream) -> Query:
         return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def join(self, turned: Float[Tensor, "B 1 S half"], own: Float[Tensor, "B n S _"]) -> Float[Tensor, "B n S _"]:

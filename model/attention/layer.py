@@ -156,7 +156,7 @@ class MultiHeadAttention(nn.Module):
         # Merge the heads into a change to the residual stream.
         return self.merge(y)  # (B, H, T, D) -> (B, T, C)
 
-    def weights(self, x: Float[Tensor, "B T C"], ctx: AttentionContext | None = None) -> Float[Tensor, "B H T T"]:
+    def weights(self, x: Stream, ctx: AttentionContext | None = None) -> Float[Tensor, "B H T T"]:
         """Return the weights of forward(x) without dropout and cache, for pictures and statistics."""
         ctx = replace(ctx or AttentionContext(), cache=None, weights_only=True)
         self.check(x, ctx)
@@ -190,7 +190,7 @@ class MultiHeadAttention(nn.Module):
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.q_norm(q), self.k_norm(k), v
 
-    def rotate(self, heads: Float[Tensor, "B n T E"], ctx: AttentionContext) -> Float[Tensor, "B n T E"]:
+    def rotate(self, heads: Query, ctx: AttentionContext) -> Query:
         """Rotate queries or keys by their positions, if the layer has RoPE."""
         if self.rope is None:
             return heads

@@ -172,7 +172,7 @@ class LogN(Modifier):
         mask = None if call.mask is None else visible_keys(call)
         if mask is not None:
             # Count the keys in the mask. A row that sees none counts as 1: the logarithm stays finite.
-            mask = mask.expand(torch.broadcast_shapes(mask.shape, (1, S)))
+            mask = mask.expand(*mask.shape[:-1], S)
             n = mask.sum(-1, keepdim=True).clamp(min=1)  # (…, T, S) -> (…, T, 1)
         else:
             # Without a mask n is the position in the text, counted from 1, up to the window: no matrix is needed.

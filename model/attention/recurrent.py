@@ -44,6 +44,7 @@ LogDecay = Float[Tensor, "*#lead #H T _"]
 By channel, each row of the state fades at its own rate.
 """
 Beta = Float[Tensor, "*lead H T"] | None
+Rates = tuple[LogDecay, Beta]
 State = Float[Tensor, "*lead H D Dv"]
 Chunks = Float[Tensor, "n N C D"]
 Fading = Float[Tensor, "n N C _"]
@@ -127,7 +128,7 @@ def in_chunks(
     return y, state.view(*lead, *state.shape[-2:])
 
 
-def chunked(x: Float[Tensor, "*lead T D"]) -> Chunks:
+def chunked(x: Key) -> Chunks:
     """Cut the text into chunks, the last one padded with zeros.
 
     Padding neither fades nor writes: its ln α, keys and values are 0.
@@ -185,7 +186,7 @@ def halves(x: Float[Tensor, "*lead C D"], m: int) -> tuple[Float[Tensor, "*lead 
     return x.unflatten(-2, (-1, 2, m)).unbind(-3)
 
 
-def unit_length(x: Float[Tensor, "*lead D"]) -> Float[Tensor, "*lead D"]:
+def unit_length(x: Key) -> Key:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)  # as in Gated DeltaNet's own code
 
 
@@ -206,7 +207,7 @@ class Recurrent(MultiHeadAttention):
         super().__init__(replace(config, position="none", attention_window=None))
         self.scan = in_chunks
 
-    def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
+    def rates(self, x: Stream) -> Rates:
         """Return ln α and β; β is None if all of v is written."""
         return x.new_zeros(1, x.shape[1], 1), None
 
@@ -261,7 +262,7 @@ class Retention(Recurrent):
     SiLU gate are left out; retention+gate_silu has the gate.
     """
 
-    def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
+    def rates(self, x: Stream) -> Rates:
         head = torch.arange(self.n_head, dtype=torch.float32, device=x.device)
         log_decay = torch.log1p(-torch.exp2(-5 - head))
         return log_decay[:, None, None].expand(-1, x.shape[1], -1), None  # (H,) -> (H, T, 1)
@@ -297,7 +298,7 @@ class GatedDelta(Recurrent):
         self.log_rate = nn.Parameter(torch.tensor(rates))
         self.out_norm = RMSNorm(self.head_dim, eps=NORM_EPS)
 
-    def rates(self, x: Stream) -> tuple[LogDecay, Beta]:
+    def rates(self, x: Stream) -> Rates:
         fade = F.softplus(upcast(self.fade(x)))
         fade = fade.unflatten(1, (self.n_head, -1)).mT  # (B, H·n, T) -> (B, H, T, n)
         rate = upcast(self.log_rate).exp()[:, None, None]
