@@ -44,11 +44,11 @@ class Modifier(nn.Module):
     """Whether finish() combines weights too, for a head that has several."""
 
     def __init_subclass__(cls) -> None:
-        hooks = ("mix", "score", "finish")
-        for name in vars(cls).keys() - {*hooks}:
+        hooks = {"mix", "score", "finish"}
+        for name in vars(cls).keys() - hooks:
             if near := difflib.get_close_matches(name, hooks, n=1, cutoff=0.8):
                 raise SettingsError(f"modifier {cls.__name__} has {name}, which nothing calls", f"write {near[0]}()")
-        if (cls.mix, cls.score, cls.finish) == (Modifier.mix, Modifier.score, Modifier.finish):
+        if all(getattr(cls, hook) is getattr(Modifier, hook) for hook in hooks):
             raise SettingsError(f"modifier {cls.__name__} changes nothing", "override mix(), score() or finish()")
 
     def __init__(self, *given: Any) -> None:
@@ -285,7 +285,7 @@ class Differential(Modifier):
         v: Value,
         x: Stream,
         ctx: AttentionContext,
-    ) -> Float[Tensor, "..."]:
+    ) -> Tensor:
         first, second = y.unflatten(1, (-1, 2)).unbind(2)  # (B, 2H, T, Dv) -> twice (B, H, T, Dv)
         return first - torch.sigmoid(self.weight(x))[..., None] * second
 
