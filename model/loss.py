@@ -45,8 +45,8 @@ def fused_cross_entropy(
     torch raises RuntimeError on a CPU for other targets than ids and IGNORED; on a GPU, which is not waited for, its
     kernels assert that. There are no second derivatives: take F.cross_entropy of the logits for them.
     """
-    how = (softcap, loss_and_gradient or chunk_loss_and_gradient, largest_chunk)
-    return _SummedNats.apply(x.flatten(0, -2), weight, targets.flatten(), *how)
+    loss_and_gradient = loss_and_gradient or chunk_loss_and_gradient
+    return _SummedNats.apply(x.flatten(0, -2), weight, targets.flatten(), softcap, loss_and_gradient, largest_chunk)
 
 
 @torch.no_grad()

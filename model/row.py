@@ -107,7 +107,7 @@ def attention_step(layer: MultiHeadAttention) -> AttentionStep:
 
         # Remember, and see the keys in the window.
         keys, values = layer.remember(k.view(1, Hkv, 1, D), v.view(1, Hkv, 1, D), ctx)
-        first = 0 if layer.window is None else -layer.window
+        first = -(layer.window or 0)
         keys = keys[0, :, first:]  # (Hkv, S, D)
         values = values[0, :, first:]
 

@@ -213,7 +213,6 @@ class Recurrent(MultiHeadAttention):
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Read and write the state, in float32 at least, without autocast."""
-        T = x.shape[1]
         log_decay, beta = self.rates(x)
         if ctx.doc_starts is not None:
             # The first token of a text finds an empty state.
@@ -221,7 +220,7 @@ class Recurrent(MultiHeadAttention):
             log_decay = log_decay.masked_fill(is_first[:, None, :, None], NOTHING)
         kept = ctx.layer_cache(self.layer_idx)
         # One token, as in decoding, would fill no chunk.
-        scan = token_by_token if T == 1 else self.scan
+        scan = token_by_token if x.shape[1] == 1 else self.scan
         # Rounding errors of half precision would add up in the state. Autocast knows no meta device.
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             q, k, v = (repeat_heads(upcast(t), self.n_head) for t in call[:3])
