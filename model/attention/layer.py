@@ -71,7 +71,7 @@ class MultiHeadAttention(nn.Module):
     """Whether to attend as on a GPU on any device; dry_run sets it to predict a GPU's memory."""
 
     def __init__(self, config: AttentionConfig, function: AttentionFunction | None = None) -> None:
-        """function: the attention function; by default the one that config.attention names, for a class sdpa."""
+        """function: the attention function; by default that of config.attention, or sdpa."""
         super().__init__()
         self.n_head = self.query_heads = config.n_head  # a modifier may give each head more queries
         self.kv_heads = config.kv_heads
