@@ -64,8 +64,8 @@ def print_samples(
 ) -> str:
     """Print each sample after its prompt; return the text of the first one.
 
-    The first sample of a batch is streamed, the others follow when all are complete. Control characters become visible,
-    and a terminal shows the prompt dimmed. In an interactive session, Ctrl-C stops only the text.
+    The first sample of a batch is streamed, the others follow when all are complete. Control characters become visible.
+    In an interactive session, Ctrl-C stops only the text.
     """
     count = config.num_samples
     tokens = encode_prompt(tokenizer, prompt)

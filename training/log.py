@@ -80,7 +80,7 @@ class SummaryFile(Logger):
             seed=run.config.seed,
             step=step,
             parameters=count_parameters(run.model).total(),
-            parameters_in_blocks=sum(p.numel() for block in run.model.blocks for p in block.parameters()),
+            parameters_in_blocks=sum(p.numel() for p in run.model.blocks.parameters()),
             tokens=tokens,
             flops=tokens * flops_per_token(run.model),
             seconds=round(run.seconds, 3),

@@ -167,7 +167,7 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
     # Describe the model. The heads are counted in a layer, because some forms have one for any n_head.
     parts = count_parameters(model)
     tables = f" ({parts['ngrams']:,} in tables of n-grams)" if parts["ngrams"] else ""
-    in_blocks = sum(p.numel() for block in model.blocks for p in block.parameters())
+    in_blocks = sum(p.numel() for p in model.blocks.parameters())
     blocks = f"{plural(config.model.n_layer, 'block')} of {plural(model.attentions[0].n_head, 'head')}"
     return [
         *lines,
