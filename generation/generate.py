@@ -115,7 +115,7 @@ class Decoder:
     def __init__(self, model: GPT) -> None:
         self.model = model
         self.device = model.token_embedding.weight.device
-        # Both only make a step on a CPU faster.
+        # Both only make a step on a CPU faster: a token of a single text goes through model/row.py, not the layers.
         store_by_columns(model)
         self.row_blocks = block_steps(model)
 
