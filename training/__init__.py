@@ -1,1 +1,1 @@
-__version__ = "0.2.0"  # checkpoints name it
+__version__ = "0.3.0"  # checkpoints name it
