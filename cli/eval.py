@@ -76,7 +76,7 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores
         note = f"with a standard error from {2 * BLOCK_BYTES:,} bytes on"
         if stderr is not None:
             figure += f" ± {stderr:.4f}"
-            note = "standard error"
+            note = "standard error over the text, not over seeds"
         print(f"difference  {figure} bits/byte, the second less the first ({note})")
     return scores
 

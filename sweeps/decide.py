@@ -152,9 +152,6 @@ class Decide(Grid):
                 undecided = {number: each for number, each in enumerate(comparisons, 1) if each.verdict == OPEN}
                 if undecided:
                     self.run_pairs(pair, undecided)
-            for each in comparisons:
-                if each.verdict == OPEN:
-                    each.verdict = f"undecided after {self.max_pairs} pairs"
         failed = sum(each.verdict.startswith(FAILED) for each in comparisons)
         if failed:
             problem = f"{failed} of {len(comparisons)} variants stay undecided, because a job failed"
@@ -351,7 +348,9 @@ class Decide(Grid):
         alpha = self.record.alpha
         comparison.low, comparison.high = confidence_sequence(differences, alpha, self.max_pairs, self.late)
         is_larger_better = self.metric in LARGER
-        verdict = judge(differences, alpha, self.delta, is_larger_better, self.max_pairs, self.give_up) or OPEN
+        verdict = judge(differences, alpha, self.delta, is_larger_better, self.max_pairs, self.give_up)
+        if not verdict:
+            verdict = OPEN if comparison.pairs < self.max_pairs else f"undecided after {self.max_pairs} pairs"
         comparison.verdict = "confirmed" if self.confirm and verdict == "better" else verdict
 
     def write(self) -> str:
