@@ -205,7 +205,7 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
             logits = decoder._forward(torch.zeros(2, 16, dtype=torch.int64))
             found["prompt"] = watch.found()
             for _ in range(2):
-                drawn = sample(filter_logits(logits, params, torch.zeros_like(logits, dtype=torch.bool)), uniform)
+                drawn = sample(filter_logits(logits, params), uniform)
                 logits = decoder.model.logits(decoder.model.hidden(drawn[:, None], cache=decoder.cache)[:, -1]).float()
             found["token"] = watch.found() | {"logits": name(logits)}
     return found
