@@ -327,7 +327,7 @@ def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
 
 def test_a_run_on_a_short_text_ends_after_four_epochs(train_config, monkeypatch):
     lines, named = sized(train_config, monkeypatch, 5, count=400)
-    assert lines[2].strip() == "4 epochs end before max_minutes=5: only more text deserves more time"
+    assert lines[2].strip() == "4 epochs end before max_minutes=5: more time may pay with model.dropout=0.2"
     assert f"for {named.max_minutes:g} minutes" in lines[0] and ", 4.0 epochs, " in lines[0]
     whole, at_five = sized(train_config, monkeypatch, 5, count=4000)
     assert len(whole) == 2 and at_five.max_minutes == 5 and at_five.model == named.model
