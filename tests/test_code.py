@@ -322,6 +322,15 @@ def test_the_check_of_own_heads_of_another_shape_ends_in_a_sentence(tmp_path):
     )
 
 
+def test_the_check_of_an_own_layer_that_cannot_be_made_ends_in_a_sentence(tmp_path):
+    (tmp_path / "old.py").write_text(
+        "from model.attention.layer import MultiHeadAttention\nfrom model.attention.registry import form\n"
+        "@form('old')\nclass Old(MultiHeadAttention):\n    def __init__(self, config, layer_idx):\n        pass\n"
+    )
+    with pytest.raises(SettingsError, match=r"^code=\S+old\.py: TypeError: .*layer_idx"):
+        check.main(["old", f"code={tmp_path / 'old.py'}"])
+
+
 @pytest.mark.parametrize(
     "result",
     [

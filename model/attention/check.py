@@ -255,9 +255,9 @@ def main(arguments: list[str]) -> int:
     attentions = run_codes(arguments)
     files = [argument.removeprefix("code=") for argument in arguments if argument not in attentions]
     for attention in attentions:
-        layer = make_layer(attention)
         x = torch.randn(B, T, C)
         try:
+            layer = make_layer(attention)
             checked_output(layer, x, attention)
         except (RuntimeError, TypeError) as error:  # its arguments, or heads of another shape, do not fit
             if not files:
