@@ -50,6 +50,7 @@ class Source:
 
         # Find the files, and name the text.
         self.files = Files()
+        kind = "file"
         name = config.path
         if config.source == "stdlib":
             name = f"stdlib of {platform.python_implementation()} {sys.version[:4]}"
@@ -60,7 +61,9 @@ class Source:
         elif config.source == "tales":
             name = f"{config.tales.count:,} tales of seed {config.tales.seed}"
         elif config.path:
-            self.files = find_files(config.path, ENDINGS.get(config.source, ("",)))
+            endings = ENDINGS.get(config.source, ("",))
+            self.files = find_files(config.path, endings)
+            kind = f"{endings[0]} file".lstrip()
         else:
             # Do not look for a new revision on the hub: each start would need the network.
             name = f"dataset {config.name}, split {config.split}"
@@ -72,7 +75,6 @@ class Source:
         count = len(self.files)
         size = sum(size for size, _ in self.files.values())
         amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
-        kind = f"{ENDINGS[config.source][0]} file" if config.source in ENDINGS else "file"
         self.description = f"{name}: {plural(count, kind)}, {amount}" if self.files else f"{name}"
         """The text in words: "stdlib of CPython 3.11: 532 files, 10.4 MB"."""
 
@@ -126,7 +128,7 @@ class Source:
                     raise DataError(problem, "convert it, e.g. with iconv")
                 self._note("Files left out that are not text in UTF-8", 1, file)
                 return
-            # Report what a person rarely means to teach; it is read as it is.
+            # Report JSON lines and line ends of Windows: they are read as they are, but rarely meant to be learned.
             if file.endswith(ENDINGS["jsonl"]):
                 self._note("Files of JSON lines read as they are (data=jsonl reads a field of each line)", 1, file)
             if "\r\n" in block:

@@ -190,7 +190,7 @@ def random_gpt(seed: int = 0, **settings) -> GPT:
 
 @contextlib.contextmanager
 def started(command: list, **options) -> Iterator[subprocess.Popen]:
-    """A process with pipes that hears every signal, also under nohup, and that is killed at the end."""
+    """A process with pipes that hears every signal, also in the background or under nohup; killed at the end."""
 
     def hear() -> None:
         for number in (signal.SIGINT, signal.SIGHUP):

@@ -5,14 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-from functools import partial
 from math import inf, nan
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from conftest import random_gpt, run_here
+from conftest import random_gpt, run_here, started
 
 from common.errors import SettingsError, format_value
 from data.config import TokenizerConfig
@@ -90,32 +89,29 @@ def test_weights_are_cast_once_to_the_precision_asked_for(say, monkeypatch):
 # A process of its own: pipes, terminals, signals.
 
 
-def popen(run_directory: Path, *overrides: str, **options) -> subprocess.Popen:
-    arguments = [sys.executable, str(ROOT / "sample.py"), f"checkpoint={run_directory}", "device=cpu", *overrides]
-    return subprocess.Popen(arguments, **options)
+def command(run_directory: Path, *overrides: str) -> list[str]:
+    return [sys.executable, str(ROOT / "sample.py"), f"checkpoint={run_directory}", "device=cpu", *overrides]
 
 
 def test_a_pipe_gets_nothing_but_prompt_and_text_and_nothing_is_said_when_its_reader_leaves(run_directory, say):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = popen(run_directory, "prompt_file=-", "max_new_tokens=99", **pipes)
+    process = subprocess.Popen(command(run_directory, "prompt_file=-", "max_new_tokens=99"), **pipes)
     written, complaints = process.communicate(b"a\x1bb", timeout=60)
     assert process.returncode == 0 and complaints == b""
     assert written.decode() == say(prompt="a\x1bb", max_new_tokens=99) and written.startswith("a␛b".encode())
     assert not CONTROLS.search(written.decode())
-    process = popen(run_directory, "max_new_tokens=5000", **pipes)
+    process = subprocess.Popen(command(run_directory, "max_new_tokens=5000"), **pipes)
     process.stdout.read(10)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(60) == 0
 
 
 def test_ctrl_c_ends_a_text_in_one_line(run_directory):
-    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell has its background jobs ignore it
     # Greedily it never ends.
-    process = popen(run_directory, "max_new_tokens=1000000", "temperature=0", preexec_fn=heard, **pipes)
-    process.stdout.read(10)
-    process.send_signal(signal.SIGINT)
-    _, complaints = process.communicate(timeout=60)
+    with started(command(run_directory, "max_new_tokens=1000000", "temperature=0")) as process:
+        process.stdout.read(10)
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate(timeout=60)
     assert (process.returncode, complaints.decode()) == (130, "stopped by Ctrl-C\n")
 
 

@@ -260,10 +260,7 @@ def size_lines(
         rate = flops * config.tokens_per_step / seconds
 
     # End the run before the model learns a short text by heart.
-    length = minutes
-    ends_early = epochs(config, data, round(60 * minutes / seconds)) > EPOCHS
-    if ends_early:
-        length = EPOCHS * len(data.train) / config.tokens_per_step * seconds / 60
+    length = min(minutes, EPOCHS * len(data.train) / config.tokens_per_step * seconds / 60)
 
     # Predict the length and the loss of the run, and write its command.
     steps = round(60 * length / seconds)
@@ -279,8 +276,8 @@ def size_lines(
         f"size      for {deserved}, about {plural(steps, 'step')}, {passes:,.1f} epochs, roughly {bpb:.1f} bits/byte",
         f"          {command('train.py')} {shlex.join(words)}",
     ]
-    if ends_early:
-        asked = f"max_minutes={config.max_minutes:g}"
+    if length < minutes:
+        asked = f"max_minutes={minutes:g}"
         lines.append(f"          {EPOCHS} epochs end before {asked}: more time may pay with model.dropout=0.2")
     return lines
 

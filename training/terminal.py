@@ -122,10 +122,11 @@ class Terminal(Logger):
                 remedy = by_heart(config, data)
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
         elif isinstance(data, TokenDataset) and progress.metrics.get("val_loss", best) > 1.02 * best:
-            earlier = ", or lower eval_interval to catch the best" if progress.best_step <= config.eval_interval else ""
-            remedy = by_heart(config, data) + earlier
-            if epochs(config, data, progress.step) <= 1:
-                remedy = f"Every token was new: lower optimizer.lr={config.optimizer.lr:g}"
+            remedy = f"Every token was new: lower optimizer.lr={config.optimizer.lr:g}"
+            if epochs(config, data, progress.step) > 1:
+                remedy = by_heart(config, data)
+                if progress.best_step <= config.eval_interval:
+                    remedy += ", or lower eval_interval to catch the best"
             log.warning("since then the loss has risen; sample.py takes that step's checkpoint. %s", remedy)
 
 
