@@ -38,6 +38,7 @@ const number = (x, digits = 4) => (isFinite(x ?? NaN) ? x.toFixed(digits) : "–
 const grouped = x => Math.round(x).toLocaleString("en");
 const percent = share => {
   if (share >= 0.995 && share < 1) return "> 99 %";
+  if (share > 0 && share < 0.001) return "< 0.1 %";
   return `${share >= 0.0995 ? (100 * share).toFixed(0) : (100 * share).toPrecision(2)} %`;
 };
 

@@ -65,15 +65,9 @@ function listenToText(choose) {
   };
 }
 
-// A row of a table of tokens, with a bar for its weight. token: its text, or an element that shows it.
-function tokenRow(token, cells, weight, share, own) {
-  const bar = make("td", {textContent: percent(weight)});
-  bar.style.background = `linear-gradient(to right, var(--cell) ${100 * Math.min(1, share)}%, transparent 0)`;
-  return make(
-    "tr",
-    {className: own ? "own" : ""},
-    make("td", {className: "code"}, token),
-    ...cells.map(textContent => make("td", {textContent})),
-    bar,
-  );
+// A row of a table of tokens, with a bar for its share, from 0 to 1. token: an element that shows it.
+function tokenRow(token, share, own) {
+  const bar = make("td", {textContent: percent(share)});
+  bar.style.background = `linear-gradient(to right, var(--cell) ${100 * share}%, transparent 0)`;
+  return make("tr", {className: own ? "own" : ""}, make("td", {className: "code"}, token), bar);
 }

@@ -194,12 +194,12 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
     assert found["branch"] == [256, ord("a"), second, *written(model, "a" + chr(second), seed=2, **settings)]
     bits = -float(chances[ord("b")].log2())
     assert found == found | {
-        "seed": "2", "chosen": "“b”", "active": "t2", "tinted": 3, "rows": 2 * 8, "csv": 2 + 8 * 3,
+        "seed": "2", "chosen": "“b”", "active": "t2", "tinted": 2, "rows": 2 * 8, "csv": 2 + 8 * 2,
         "typed": [*ids, ord("!")], "next": "The next token", "options": 4,
         "shown": [[0, False], [0, True]], "empty": "", "said": "", "labels": ["L1 H1", "layer 1, head 1"],
         "times": [
-            "Before it: the model expected (choose one to go on from there)",
-            "After it: where “b” looks, to predict the next token",
+            "The model expected (choose one to go on from there)",
+            "Where the model looked to predict “b”",
         ],
     }  # fmt: skip
     assert found["surprise"].startswith(f"surprise {bits:.2f} bits")

@@ -160,7 +160,7 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
             passes = epochs(config, data, config.max_steps)
             length += f", {passes:.2f} epochs"
             if passes > EPOCHS:
-                length += f"; beyond {EPOCHS} a model may learn the text by heart"
+                length += f" (beyond {EPOCHS} a model may learn the text by heart)"
     else:
         counted = f"{plural(data.targets(block_size), 'answer')} in each sequence of {block_size:,} tokens"
         lines = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} sequences held out"]
