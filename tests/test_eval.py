@@ -1,6 +1,7 @@
 """python eval.py: the loss of a checkpoint, a comparison of two, and the tokens' surprise."""
 
 import json
+import logging
 import math
 import re
 import shutil
@@ -19,13 +20,14 @@ import generation.score
 from cli.eval import score_checkpoints, scoring_params
 from common.errors import CheckpointError, DataError, SettingsError
 from data.config import DataConfig, TokenizerConfig
-from data.tokenizer import make_tokenizer, train_bpe
+from data.tokenizer import gzip_bits, make_tokenizer, train_bpe
 from generation.config import EvalConfig, TextConfig
 from generation.score import Scores, ScoringParams, compare, score
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from runs.metrics import Evaluation
 from train import train
 from training.config import TrainConfig
+from training.start import open_data
 
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
 PLAIN = torch.autocast("cpu", enabled=False)
@@ -162,13 +164,16 @@ def both_figures(config: TrainConfig) -> tuple[Evaluation, dict[str, float]]:
     return out, json.loads((Path(config.run_dir) / "checkpoints/best/meta.json").read_text())["progress"]["metrics"]
 
 
-def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config, capsys):
+def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config, capsys, caplog):
+    caplog.set_level(logging.INFO, "tinygpt")
     train(train_config)
     out, trained = both_figures(train_config)
     assert (out.loss, out.bpb) == pytest.approx((trained["val_loss"], trained["val_bpb"]), rel=1e-5)
     assert out.bpb_stderr is None  # a single document
     shown = capsys.readouterr().out
     assert f"nats/token  {out.loss:.4f}" in shown and f"bits/byte   {out.bpb:.4f}" in shown
+    by_gzip = f"{gzip_bits(BYTE, open_data(train_config, None).val):.4f} bits/byte"
+    assert f"gzip        {by_gzip}" in shown and f"gzip      needs {by_gzip}" in caplog.text
 
 
 def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_config, text_file, tmp_path):

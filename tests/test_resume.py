@@ -285,6 +285,18 @@ def test_a_finished_run_says_what_to_raise_until_it_is_raised(config, end, caplo
     assert caplog.messages.count(said) == 1 and steps_of(config.run_dir)[-1] == 3
 
 
+def test_a_run_that_goes_on_elsewhere_says_what_differs_and_elsewhere_only(config, caplog):
+    caplog.set_level(logging.INFO, "tinygpt")
+    train(replace(config, max_steps=2))
+    again = replace(config, resume=config.run_dir)
+    train(replace(again, max_steps=3))
+    assert "by rounding" not in caplog.text
+    meta = read_meta(Path(config.run_dir) / "checkpoints/last")
+    forge(Path(config.run_dir) / "checkpoints/last", computed_on=meta.computed_on | {"threads": 64})
+    train(replace(again, max_steps=4))
+    assert f"with threads {torch.get_num_threads()} (was 64): the same text in the same order" in caplog.text
+
+
 def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config, tmp_path, monkeypatch):
     outputs = tmp_path / "outputs"
     for age, (name, stops) in enumerate({"first": 3, "second": 4, "complete": None}.items()):
