@@ -329,6 +329,8 @@ def test_a_damaged_checkpoint_is_passed_over_saying_so_and_set_aside(config, tmp
     content[len(content) // 2] ^= 4
     (last / member).write_bytes(content)
     (last.parent / ".step_4.1234.unfinished").mkdir()  # of a killed save
+    with training.start.open_run(replace(config, resume=config.run_dir)):
+        assert (last.parent / "last").readlink() == Path("step_6"), "killed now it would go on from there"
     train(replace(config, resume=config.run_dir))
     assert "; trying step_6." in caplog.text and "resuming at step 6" in caplog.text
     assert_same_run(tmp_path / "whole", config.run_dir)
