@@ -75,7 +75,9 @@ def print_samples(
     shown_prompt = visible(prompt)
 
     def heading(number: int) -> str:
-        return f"--- sample {number + 1} of {count}\n{shown_prompt}" if count > 1 else shown_prompt
+        if count == 1:
+            return shown_prompt
+        return f"--- sample {number + 1} of {count}, seed={config.seed + number}\n{shown_prompt}"
 
     first_text = ""
     try:

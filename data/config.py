@@ -7,7 +7,7 @@ from common.errors import SettingsError, at_least, fraction, one_of
 TOKENIZERS = ("bpe", "byte", "gpt2", "cl100k_base", "o200k_base")
 
 # The sources of text, with the default of val_fraction. A larger text needs a smaller share for a steady loss.
-VAL_FRACTIONS = {"stdlib": 0.04, "tales": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.01, "hf": 0.01}
+VAL_FRACTIONS = {"stdlib": 0.04, "tales": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.1, "hf": 0.01}
 # The synthetic tasks, with the default of data.task.vocab_size.
 VOCABULARIES = {"recall": 1024, "copy": 32, "induction": 16}
 SOURCES = (*VAL_FRACTIONS, "nanogpt", *VOCABULARIES)
@@ -81,7 +81,7 @@ class DataConfig:
     """For hf: the split to read."""
     val_fraction: float | None = None
     """Share of the text held out for validation.
-    If null: 0.04 for stdlib and tales, 0.1 for shakespeare and text, 0.01 for jsonl and hf."""
+    If null: 0.04 for stdlib and tales, 0.1 for shakespeare, text and jsonl, 0.01 for hf."""
     document_mask: bool = False
     """Confine attention to each token's own document."""
     cache_dir: str = "~/.cache/tinygpt"

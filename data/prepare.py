@@ -98,7 +98,8 @@ def prepare(
         # Map its tokens into memory.
         encoding = encoding or read_tokenizer(folder / "tokenizer.json")
         train, val = open_folder(folder, encoding, str(folder), "delete this folder: the next run makes it again")
-        return TokenDataset(encoding, train, val, folder.name, source.description, data.document_mask)
+        description = json.loads(read_foreign(folder / "meta.json"))["text"]
+        return TokenDataset(encoding, train, val, folder.name, description, data.document_mask)
 
 
 def is_whole(folder: Path) -> bool:
@@ -117,7 +118,7 @@ def make_folder(
     log: Log,
 ) -> None:
     """Write tokenizer.json, train.bin, val.bin and meta.json into a folder, atomically."""
-    log(f"Preparing {source.description} with tokenizer={tokenizer.name}, once.")
+    log(f"Preparing {source.describe()} with tokenizer={tokenizer.name}, once.")
     remove(folder)  # one that is not whole
     with replacing(folder) as unfinished:
         # Split, train the tokenizer, encode.
@@ -129,17 +130,17 @@ def make_folder(
         write_tokens(split, tokenizer, unfinished)
         # Check that nobody changed the text meanwhile, and that both splits have tokens.
         if Source(source.config).fingerprint != source.fingerprint:
-            problem = f"data={source.config.source} changes while it is read ({source.description})"
+            problem = f"data={source.config.source} changes while it is read ({source.describe()})"
             raise DataError(problem, "wait until nothing writes to it, or read a copy")
         for loss, (count, first_place) in source.losses.items():
             log(f"{loss}: {count:,}, first in {first_place}.")
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         if not (sizes["train.bin"] and sizes["val.bin"]):
-            problem = f"data={source.config.source} has no text, or too little to hold some out ({source.description})"
+            problem = f"data={source.config.source} has no text, or too little to hold some out ({source.describe()})"
             validation = f"raise data.val_fraction={source.config.validation_fraction:g}"
             raise DataError(problem, f"choose another data.path or data source, or {validation}")
-        meta = {"text": source.description, "sizes": sizes}
-        (unfinished / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        meta = {"text": source.describe(), "sizes": sizes}
+        (unfinished / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
 class Split:

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 
 from common.errors import DataError, first_line, naming, os_error_reason
 from common.files import reading, replacing, user_path
-from common.text import plural
+from common.text import plural, si
 from data.config import DIVISIBLE, DataConfig
 from data.tales import LISTS, RULES, tales
 from data.tokenizer import LONGEST, pieces, replace_surrogates
@@ -71,12 +71,8 @@ class Source:
             if local.is_dir():
                 self.files = find_files(str(local), setting="data.name")
 
-        # Describe it.
-        count = len(self.files)
-        size = sum(size for size, _ in self.files.values())
-        amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
-        self.description = f"{name}: {plural(count, kind)}, {amount}" if self.files else f"{name}"
-        """The text in words: "stdlib of CPython 3.11: 532 files, 10.4 MB"."""
+        self.name = name
+        self.kind = kind
 
         # Hash all that may change its content. Shakespeare is the same in every folder.
         files = {} if config.source == "shakespeare" else self.files
@@ -87,6 +83,18 @@ class Source:
         """A hash that changes if the text may have changed."""
         self.losses: dict[str, tuple[int, str]] = {}
         """{kind of loss: (count, first place)} of the latest reading."""
+        self.binary: set[str] = set()
+        """The files that it left out."""
+
+    def describe(self) -> str:
+        """Return the text in words: "stdlib of CPython 3.11: 532 files, 10.4 MB".
+
+        Before it is read, files that turn out to be binary count.
+        """
+        if not self.files:
+            return f"{self.name}"
+        sizes = [size for file, (size, _) in self.files.items() if file not in self.binary]
+        return f"{self.name}: {plural(len(sizes), self.kind)}, {si(sum(sizes), 3)}B"
 
     def documents(self) -> Iterator[Iterable[str]]:
         """Yield all documents; an empty one has no pieces."""
@@ -126,11 +134,12 @@ class Source:
                 if len(self.files) == 1:
                     problem = f"{file} is not text in UTF-8 (it is binary or of another encoding)"
                     raise DataError(problem, "convert it, e.g. with iconv")
+                self.binary.add(file)
                 self._note("Files left out that are not text in UTF-8", 1, file)
                 return
             # Report JSON lines and line ends of Windows: they are read as they are, but rarely meant to be learned.
             if file.endswith(ENDINGS["jsonl"]):
-                self._note("Files of JSON lines read as they are (data=jsonl reads a field of each line)", 1, file)
+                self._note("Files of JSON lines read as they are (data=jsonl reads a field, no other files)", 1, file)
             if "\r\n" in block:
                 self._note(
                     "Files with \\r\\n at line ends, which the model learns (to convert: sed -i 's/\\r$//')", 1, file

@@ -128,7 +128,7 @@ def gzip_bits(encoding: tiktoken.Encoding, tokens: np.ndarray) -> float:
 
 def save_tokenizer(encoding: tiktoken.Encoding, path: Path) -> None:
     """Write an encoding to `path` as JSON, for read_tokenizer()."""
-    path.write_text(json.dumps(tokenizer_content(encoding)), encoding="utf-8")
+    path.write_text(json.dumps(tokenizer_content(encoding)))
 
 
 @lru_cache(maxsize=1)

@@ -57,7 +57,7 @@ class SampleConfig(SamplingParams):
     """Samples to generate in one batch."""
     temperature: float = 0.8
     seed: int = 1
-    """Sample i has the seed `seed + i`."""
+    """Seed of the first sample; each next one has the next seed."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: str = "auto"

@@ -160,8 +160,8 @@ def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, lis
     split = None  # the tokens of the validation split, in the first checkpoint's ids
     if path is not None:
         source = Source(DataConfig(source="text", path=path))
-        description = source.description
         documents = ["".join(pieces) for pieces in source.documents()]
+        description = source.describe()
     else:
         description, split = validation_split(checkpoints[0])
         parts = np.split(split, np.flatnonzero(split == first.eot_token))

@@ -172,7 +172,7 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors")
     for file, content in (("config.json", config), ("generation_config.json", ends | {"pad_token_id": end_of_text})):
-        (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / file).write_text(json.dumps(content, indent=2) + "\n")
     return target.name
 
 

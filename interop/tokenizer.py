@@ -94,7 +94,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
         "ggml_pre": GGML_PRE.get(encoding.name),
     }
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.Encoding:

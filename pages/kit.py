@@ -38,11 +38,7 @@ def fill_page(file: str, title: str, data: Any) -> str:
     TITLE becomes the title, DATA plain data as JSON, and KIT.JS and the other scripts and styles these files.
     """
     here = Path(__file__).parent
-    script = json.dumps(
-        finite(data),
-        ensure_ascii=False,
-        separators=(",", ":"),
-    )
+    script = json.dumps(finite(data), separators=(",", ":"))
     values = {
         "TITLE": html.escape(title),
         "DATA": script.replace("<", "\\u003c"),  # the data may contain </script>

@@ -66,7 +66,7 @@ NUMBERS = [field.name for field in fields(Summary) if field.type == float | None
 def write_summary(directory: Path, summary: Summary) -> None:
     """Write a directory's summary.json: strict JSON, with null for NaN and infinity."""
     try:
-        replace_text(directory / NAME, json.dumps(finite(asdict(summary)), indent=2, allow_nan=False) + "\n")
+        replace_text(directory / NAME, json.dumps(finite(asdict(summary)), indent=2) + "\n")
     except OSError as error:
         log.error("%s cannot be written (%s).", directory / NAME, error.strerror)
 

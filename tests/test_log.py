@@ -32,7 +32,7 @@ from training.device import peak_flops, peak_memory
 from training.evaluation import evaluate, first_sequences
 from training.log import Loggers, MetricsFile, SummaryFile
 from training.start import open_run
-from training.terminal import Terminal, by_heart, describe
+from training.terminal import Terminal, describe
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -270,5 +270,16 @@ def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(trai
         run.progress.step = 1
         Terminal(run).log_result()
         assert "Every token was new: lower optimizer.lr=" in caplog.messages[-1]
-        bpe = replace(run.data, tokenizer=SimpleNamespace(name="bpe"))
-        assert by_heart(run.config, bpe).endswith("train fewer steps, set tokenizer=byte")
+
+
+def test_bytes_are_advised_where_most_tokens_of_bpe_are_rare(train_config):
+    with open_run(replace(train_config, sample_tokens=0)) as run:
+        for name, ids in (
+            ("bpe", "bpe with 257 ids; for so short a text try tokenizer=byte"),
+            ("byte", "byte with 257 ids"),
+        ):
+            data = replace(run.data, tokenizer=SimpleNamespace(name=name, n_vocab=257))
+            assert describe(run.config, data, run.model)[1].endswith(f", {ids}")
+        bpe = SimpleNamespace(name="bpe", n_vocab=257)
+        long = replace(data, tokenizer=bpe, train=run.data.train.repeat(150_000 // len(run.data.train) + 1))
+        assert describe(run.config, long, run.model)[1].endswith(", bpe with 257 ids")

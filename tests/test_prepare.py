@@ -111,7 +111,9 @@ def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monk
     (folder / "0.png").write_bytes(b"\0\1")
     for number, essay in enumerate(essays(300)):
         (folder / f"{number:04}.txt").write_bytes(essay.encode() + b"\xff" * (number in (200, 299)))
-    prepared(tmp_path, folder, log=(log := []))
+    read = prepared(tmp_path, folder, log=(log := [])).description
+    assert "301 files" in log[0] and read.startswith(f"{folder}: 300 files, ")
+    assert prepared(tmp_path, folder).description == read, "from the cache"
     lost = "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8)"
     assert log[1:] == [
         f"Files left out that are not text in UTF-8: 1, first in {folder / '0.png'}.",

@@ -54,7 +54,7 @@ def say(run_directory, capsys):
 def test_samples_come_in_their_order_each_as_if_it_were_the_only_one_and_the_seed_decides(say, batch_size):
     together = say(prompt="ab", num_samples=4, seed=5, batch_size=batch_size, stop=["\x0f"])
     alone = [say(prompt="ab", seed=5 + number, stop=["\x0f"]) for number in range(4)]
-    assert together == "".join(f"--- sample {n + 1} of 4\n{text}" for n, text in enumerate(alone))
+    assert together == "".join(f"--- sample {n + 1} of 4, seed={5 + n}\n{text}" for n, text in enumerate(alone))
     assert len(set(alone)) == 4 and all(text.startswith("ab") for text in alone)
     assert say(prompt="ab", temperature=1e-6) == say(prompt="ab", temperature=0.0) != alone[0]
 
@@ -156,7 +156,7 @@ def test_an_empty_line_continues_the_first_sample_a_prompt_may_have_lines_and_qu
     monkeypatch.setattr(sys, "stdin", io.StringIO("ab\\\n  c\\\n\n\n/quit\nnever read"))
     shown, first = say(interactive=True, num_samples=2, stop=["\x0f"]), say(prompt="ab\n  c\n", stop=["\x0f"])
     again = say(prompt=first.removesuffix("\n"), stop=["\x0f"])
-    assert "--- sample 1 of 2\n" + again in shown and shown.count(first[:-1]) == 3
+    assert "--- sample 1 of 2, seed=1\n" + again in shown and shown.count(first[:-1]) == 3
     assert shown.endswith("> ") and sys.stdin.read() == "never read"
 
 

@@ -212,5 +212,5 @@ def test_the_tales_that_are_judged_are_those_that_sample_writes(tmp_path, monkey
     config = SampleConfig(checkpoint=str(tmp_path / "one"), num_samples=3, max_new_tokens=512, device="cpu")
     write_samples(config)
     assert capsys.readouterr().out == "".join(
-        f"--- sample {n} of 3\n{visible(text)}\n" for n, text in enumerate(judged, 1)
+        f"--- sample {n} of 3, seed={n}\n{visible(text)}\n" for n, text in enumerate(judged, 1)
     )

@@ -44,7 +44,7 @@ def test_a_path_alone_chooses_text_or_parquet_and_each_source_has_its_own_share(
     shares = [DataConfig(source=source, path="a").validation_fraction for source in ("text", "jsonl", "hf")]
     assert [*shares, DataConfig().validation_fraction, DataConfig(source="shakespeare").validation_fraction] == [
         0.1,
-        0.01,
+        0.1,
         0.01,
         0.04,
         0.1,
@@ -81,7 +81,7 @@ def test_settings_that_cannot_be_are_refused_by_name(settings, named):
 
 def test_stdlib_is_the_library_of_this_interpreter_without_its_tests_and_what_is_installed():
     source = Source(DataConfig())
-    assert re.fullmatch(rf"stdlib of \w+ 3\.{sys.version_info.minor}: \d+ files, \d+\.\d MB", source.description)
+    assert re.fullmatch(rf"stdlib of \w+ 3\.{sys.version_info.minor}: \d+ files, [\d.]+ MB", source.describe())
     assert not any(re.search(r"/(site-packages|tests?|idle_test|__pycache__)/", file) for file in source.files)
     found = read(source)
     assert len(found) > 400 and sum(map(len, found)) > 8_000_000
@@ -98,7 +98,8 @@ def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files
     (tmp_path / "e.jsonl").write_text('{"text": "third"}\n')
     source = of_path(tmp_path)
     assert read(source) == ["first", "second", '{"text": "third"}\n']
-    raw = "Files of JSON lines read as they are (data=jsonl reads a field of each line)"
+    assert source.describe() == f"{tmp_path}: 4 files, 29 B"
+    raw = "Files of JSON lines read as they are (data=jsonl reads a field, no other files)"
     assert source.losses.pop(raw) == (1, f"{tmp_path}/e.jsonl")
     assert source.losses == {"Files left out that are not text in UTF-8": (2, f"{tmp_path}/c.bin")}
 
@@ -118,9 +119,9 @@ def test_a_glob_a_file_a_packed_file_and_one_at_home_are_read(tmp_path, monkeypa
         ("one.txt", ["one"]),
     ):
         assert read(of_path(tmp_path / name)) == read(of_path(f"~/{name}")) == expected
-    assert of_path(tmp_path / "one.txt").description == f"{tmp_path}/one.txt: 1 file, 3 bytes"
+    assert of_path(tmp_path / "one.txt").describe() == f"{tmp_path}/one.txt: 1 file, 3 B"
     (tmp_path / "a.jsonl").write_text("{}\n")
-    assert of_path(tmp_path, "jsonl").description == f"{tmp_path}: 1 .jsonl file, 3 bytes"  # of several files
+    assert of_path(tmp_path, "jsonl").describe() == f"{tmp_path}: 1 .jsonl file, 3 B"  # of several files
 
 
 def test_the_fingerprint_changes_with_the_files_and_settings_and_only_with_them(tmp_path, monkeypatch):
@@ -331,7 +332,7 @@ def test_records_stream_from_the_library_and_null_is_passed_over(tmp_path, monke
     for name in ("b.parquet", "a.parquet", "readme.md"):
         (tmp_path / name).write_text("x")
     hub = Source(DataConfig(source="hf", name="a/b", subset="en", split="test", text_field="body"))
-    assert hub.description == "dataset a/b, split test" and read(hub) == ["one", "two"]
+    assert hub.describe() == "dataset a/b, split test" and read(hub) == ["one", "two"]
     assert hub.losses["Records left out whose body is null"][0] == 1
     for path in (tmp_path, f"{tmp_path}/*.parquet"):
         assert read(of_path(path, "hf", text_field="body", split="test")) == ["one", "two"]

@@ -259,8 +259,10 @@ def size_lines(
         seconds, _ = measure(chosen)
         rate = flops * config.tokens_per_step / seconds
 
-    # End the run before the model learns a short text by heart.
-    length = min(minutes, EPOCHS * len(data.train) / config.tokens_per_step * seconds / 60)
+    # End the run before the model learns a short text by heart, unless dropout slows that down.
+    length = minutes
+    if not config.model.dropout:
+        length = min(minutes, EPOCHS * len(data.train) / config.tokens_per_step * seconds / 60)
 
     # Predict the length and the loss of the run, and write its command.
     steps = round(60 * length / seconds)

@@ -25,7 +25,7 @@ from training.run import Run
 log = logging.getLogger("tinygpt")
 
 EPOCHS = 4  # repeated as often, a text teaches almost as much as new text (Muennighoff et al. 2023)
-SMALL = 150_000  # tokens of a text in which most of bpe's tokens are rare: 300 KB
+SMALL = 150_000  # tokens: 300 KB
 QUIET = 25  # seconds without a line after which a run without a bar logs its progress
 
 
@@ -119,25 +119,21 @@ class Terminal(Logger):
         if progress.step and best > chance - 0.01:
             remedy = f"lower optimizer.lr={config.optimizer.lr:g}, or train longer"
             if isinstance(data, TokenDataset) and epochs(config, data, progress.step) > EPOCHS:
-                remedy = by_heart(config, data)
+                remedy = by_heart(config)
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
         elif isinstance(data, TokenDataset) and progress.metrics.get("val_loss", best) > 1.02 * best:
             remedy = f"Every token was new: lower optimizer.lr={config.optimizer.lr:g}"
             if epochs(config, data, progress.step) > 1:
-                remedy = by_heart(config, data)
+                remedy = by_heart(config)
                 if progress.best_step <= config.eval_interval:
                     remedy += ", or lower eval_interval to catch the best"
             log.warning("since then the loss has risen; sample.py takes that step's checkpoint. %s", remedy)
 
 
-def by_heart(config: TrainConfig, data: TokenDataset) -> str:
+def by_heart(config: TrainConfig) -> str:
     """Return the remedies for a text that the model learns by heart."""
     remedies = "The model learns its text by heart: add text, train fewer steps"
-    if not config.model.dropout:
-        remedies += ", set model.dropout=0.2"
-    if len(data.train) < SMALL and data.tokenizer.name == "bpe":
-        remedies += ", set tokenizer=byte"
-    return remedies
+    return remedies if config.model.dropout else f"{remedies}, set model.dropout=0.2"
 
 
 def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
@@ -155,6 +151,8 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
         scored = data.validation_tokens(block_size, targets_scored(config, config.max_steps))
         read = f"{len(data.train):,} for training, {len(data.val):,} for validation ({scored:,} in the last evaluation)"
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
+        if len(data.train) < SMALL and data.tokenizer.name == "bpe":  # most of whose tokens are rare then
+            ids += "; for so short a text try tokenizer=byte"
         lines = [f"text      {data.description}", f"tokens    {read}, {ids}"]
         if config.max_steps:
             passes = epochs(config, data, config.max_steps)
