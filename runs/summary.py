@@ -41,7 +41,7 @@ class Summary:
     cache_bytes_per_token: float | None = None
     peak_memory_mb: float | None = None
     val_loss: float | None = None
-    """Figure of the best evaluation, as the following ones."""
+    """Figure of the best evaluation, as all that begin with val_."""
     val_bpb: float | None = None
     val_bpb_stderr: float | None = None
     val_accuracy: float | None = None

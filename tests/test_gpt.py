@@ -12,8 +12,9 @@ from conftest import close, layer, random_gpt
 from torch import nn
 
 import model.loss
+from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS
-from model.config import GPTConfig
+from model.config import MLPS, GPTConfig
 from model.cpu import LARGE, store_by_columns
 from model.gpt import GPT
 from model.layers import LayerNorm, Linear, RMSNorm
@@ -63,7 +64,13 @@ def test_the_logits_are_those_of_the_architecture_written_out():
     x = x + (F.silu(inner @ gate.T) * (inner @ up.T)) @ block.mlp.down_proj.weight.T
     close(gpt(tokens), 5 * torch.tanh(normed(x, gpt.final_norm) @ gpt.lm_head.weight.T / 5))
     close(gpt.logits(gpt.hidden(tokens)), gpt(tokens))
-    for mlp, activation in (("relu2", lambda x: x.relu() ** 2), ("gelu", lambda x: x * (1 + (x / 2**0.5).erf()) / 2)):
+    activations = {
+        "relu2": lambda x: x.relu() ** 2,
+        "gelu": lambda x: x * (1 + (x / 2**0.5).erf()) / 2,
+        "gelu_tanh": lambda x: x * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2,
+    }
+    assert {"swiglu", *activations} == {*MLPS}
+    for mlp, activation in activations.items():
         other = random_gpt(mlp=mlp).blocks[0].mlp
         close(other(inner), activation(inner @ other.up_proj.weight.T) @ other.down_proj.weight.T)
 
@@ -82,6 +89,11 @@ def test_dropout_drops_half_of_the_embedding_and_of_what_each_layer_adds_and_dou
         kept = got != 0
         close(got, 2 * whole * kept)
         assert 0.4 < kept.float().mean() < 0.6
+
+
+def test_a_name_in_the_pattern_that_no_layer_has_is_refused_too():
+    with pytest.raises(SettingsError, match="attention=sdpa/nope: 'nope' is no form"):
+        random_gpt(n_layer=1, attention="sdpa/nope")
 
 
 def test_learned_positions_and_rope_end_where_they_were_made_for():
