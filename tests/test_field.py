@@ -129,6 +129,8 @@ def test_diff_is_two_calls_of_the_function_with_one_mask_and_bias():
         close(diff(x, AttentionContext(mask=mask)), diff.merge(results[0] - share * results[1]))
     weights = diff.weights(x)
     assert weights.shape == (B, H, T, T) and (weights < 0).any()
+    two, mask = layer("sdpa+diff", n_head=2), torch.rand(B, 1, T, T) > 0.3
+    close(two(x, AttentionContext(mask=mask.expand(-1, 2, -1, -1))), two(x, AttentionContext(mask=mask)))
 
 
 @torch.no_grad()
