@@ -104,7 +104,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         run.seed_dropout(step, start)
         with sync_gradients(run.ddp_model, last=(start == starts[-1])):
             with run.autocast:
-                # Divide by the targets of the global batch: the micro-batch size changes only the draws of dropout.
+                # Divide by the targets of the global batch: the micro-batch size changes dropout and roundings alone.
                 loss = run.ddp_model(inputs, targets, doc_starts=doc_starts) / run.targets_per_step
             # DDP averages gradients over the ranks; times the number of ranks, the mean is the sum.
             run.scaler.scale(loss * run.ranks.size).backward()

@@ -55,8 +55,8 @@ class Batches:
     seed: int
 
     def __post_init__(self) -> None:
-        # An epoch leaves out one sequence: it may then begin at any of the first block_size tokens. A text with room
-        # for a single sequence keeps it.
+        # An epoch leaves out one sequence: it may then begin at any of the first block_size tokens, or later if the
+        # text has a remainder. A text with room for a single sequence keeps it.
         self.sequences_per_epoch = max(1, len(self.tokens) // self.block_size - 1)
         # Keep two epochs in memory: a batch may have the last sequences of one and the first of the next.
         self.epoch = lru_cache(maxsize=2)(self.draw_epoch)

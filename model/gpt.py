@@ -68,8 +68,8 @@ class GPT(nn.Module):
         targets: the tokens that follow. The loss is -Σ log p(target) in nats; targets of -1 (ours) and -100 (torch's)
             do not count.
         doc_starts: the index of the first token of each token's document, counted from the first token in the cache.
-            A token sees nothing earlier, and learned positions begin there. Padding on the left is a document too. The
-            default is the document of the cache's last token; without a cache, one document from 0.
+            A token sees nothing earlier, and learned positions begin there. Padding on the left is a document too. By
+            default the tokens continue the document of the cache's last token; without a cache, one from 0.
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
         each: return, without a gradient, the nats of each position and whether its target is the likeliest token.
 

@@ -221,8 +221,8 @@ class MultiHeadAttention(nn.Module):
             k = k[..., -reach:, :]
             v = v[..., -reach:, :]
 
-        # Cut the mask to them, and count doc_starts from the first of them. Both begin at position 0, even if the cache
-        # has dropped the first keys.
+        # Mask and doc_starts come counted from position 0, even if the cache has dropped the first keys. Cut the mask
+        # to these keys, and count doc_starts from the first of them.
         mask = ctx.mask
         if mask is not None:
             mask = as_bool(mask)
