@@ -82,9 +82,9 @@ def prepare(
     folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     with os_errors_named("data.cache_dir", data.cache_dir, "used", "give a writable folder on a disk with room"):
         # Fill the folder, or wait for the process that does.
-        while not prepares and not is_whole(folder):
+        while (text := text_of(folder)) is None and not prepares:
             time.sleep(0.1)
-        if not is_whole(folder):
+        if text is None:
             root.mkdir(parents=True, exist_ok=True)
             if is_locked(root / ".lock"):
                 log(f"Another run is preparing a text in {root}; waiting for it.")
@@ -93,22 +93,24 @@ def prepare(
                 for leftover in root.glob(f".*{UNFINISHED}"):
                     remove(leftover)
                 # Ask again: another run may have filled it while this one waited for the lock.
-                if not is_whole(folder):
-                    make_folder(folder, source, encoding or tokenizer, log)
+                text = text_of(folder) or make_folder(folder, source, encoding or tokenizer, log)
         # Map its tokens into memory.
         encoding = encoding or read_tokenizer(folder / "tokenizer.json")
         train, val = open_folder(folder, encoding, str(folder), "delete this folder: the next run makes it again")
-        description = json.loads(read_foreign(folder / "meta.json"))["text"]
-        return TokenDataset(encoding, train, val, folder.name, description, data.document_mask)
+        return TokenDataset(encoding, train, val, folder.name, text, data.document_mask)
 
 
-def is_whole(folder: Path) -> bool:
-    """Return whether a folder of the cache has all files, in the sizes that meta.json gives."""
+def text_of(folder: Path) -> str | None:
+    """Return the description of a cached text, None if it is not whole.
+
+    It is whole if all files have the sizes that meta.json gives.
+    """
     try:
-        sizes = json.loads(read_foreign(folder / "meta.json"))["sizes"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        meta = json.loads(read_foreign(folder / "meta.json"))
+        is_whole = all((folder / name).stat().st_size == size for name, size in meta["sizes"].items())
+        return meta["text"] if is_whole else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return False
+        return None
 
 
 def make_folder(
@@ -116,8 +118,11 @@ def make_folder(
     source: Source,
     tokenizer: TokenizerConfig | Encoding,
     log: Log,
-) -> None:
-    """Write tokenizer.json, train.bin, val.bin and meta.json into a folder, atomically."""
+) -> str:
+    """Write tokenizer.json, train.bin, val.bin and meta.json into a folder, atomically.
+
+    Returns the description of the text that was read.
+    """
     log(f"Preparing {source.describe()} with tokenizer={tokenizer.name}, once.")
     remove(folder)  # one that is not whole
     with replacing(folder) as unfinished:
@@ -139,8 +144,9 @@ def make_folder(
             problem = f"data={source.config.source} has no text, or too little to hold some out ({source.describe()})"
             validation = f"raise data.val_fraction={source.config.validation_fraction:g}"
             raise DataError(problem, f"choose another data.path or data source, or {validation}")
-        meta = {"text": source.describe(), "sizes": sizes}
-        (unfinished / "meta.json").write_text(json.dumps(meta, indent=1))
+        text = source.describe()
+        (unfinished / "meta.json").write_text(json.dumps({"text": text, "sizes": sizes}, indent=1))
+    return text
 
 
 class Split:

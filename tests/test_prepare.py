@@ -249,7 +249,7 @@ def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
     ("name", "content"),
     [
         *(("train.bin", None), ("val.bin", b"00"), ("tokenizer.json", b"")),
-        *(("meta.json", content) for content in (None, b"", b"[]")),
+        *(("meta.json", content) for content in (None, b"", b"[]", b'{"sizes": {}}')),
         *(("meta.json", b'{"text": "a", "sizes": ' + sizes + b"}") for sizes in (b"7", b'{"train.bin": "7"}')),
     ],
 )
@@ -364,19 +364,22 @@ def test_a_large_text_is_prepared_in_bounded_memory(tmp_path, source):
     with file.open("w") as out:
         for _ in range(100_000_000 // len(block) + 1):
             out.write(block)
-    # The peak of its memory since it started; resource.getrusage() would begin with this process's.
+    # resource.getrusage() would begin with the peak of this process.
     code = f"""
 from pathlib import Path
+import torch
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import make_folder
 from data.texts import Source
-peak = lambda: int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-before, source = peak(), Source(DataConfig(source={source!r}, path={str(file)!r}))
+from training.device import peak_memory, reset_peak_memory
+source, cpu = Source(DataConfig(source={source!r}, path={str(file)!r})), torch.device("cpu")
+reset_peak_memory(cpu)
+before = peak_memory(cpu)
 make_folder(Path({str(tmp_path / "made")!r}), source, TokenizerConfig(), print)
-print(peak() - before)
+print(peak_memory(cpu) - before)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[-1]) < 130_000  # kilobytes; the text alone would add 100,000 to some 95,000
+    assert int(done.stdout.split()[-1]) < 130_000_000  # the text alone would add 100 MB to some 95
 
 
 # What training and evaluation read of it
