@@ -1,8 +1,8 @@
 """Generation: prefill a batch of prompts, then decode one token at a time with a KV cache.
 
 generate() is the loop. It calls Decoder, which turns tokens into logits, filter_logits() and sample(), which draw a
-token, and Detokenizer, which turns tokens into text. A sample depends on its prompt and its seed, never on the rest of
-the batch.
+token, and Detokenizer, which turns tokens into text. A sample depends on its prompt and its seed, and on the rest of
+the batch by rounding alone.
 """
 
 import codecs
