@@ -322,6 +322,13 @@ def test_the_check_of_own_heads_of_another_shape_ends_in_a_sentence(tmp_path):
     )
 
 
+def test_the_check_of_a_modifier_that_is_of_float32_alone_ends_in_a_sentence(tmp_path):
+    source = OWN_IDLE.replace("y * self.used", "y @ torch.eye(y.size(-1)) * self.used")
+    (tmp_path / "single.py").write_text(source)
+    with pytest.raises(SettingsError, match=r"^code=\S+single\.py, line 10: RuntimeError: .*same dtype"):
+        check.main(["sdpa+idle", f"code={tmp_path / 'single.py'}"])
+
+
 def test_the_check_of_an_own_layer_that_cannot_be_made_ends_in_a_sentence(tmp_path):
     (tmp_path / "old.py").write_text(
         "from model.attention.layer import MultiHeadAttention\nfrom model.attention.registry import form\n"
@@ -364,6 +371,45 @@ def test_the_check_finds_a_form_that_sees_the_future(tmp_path, capsys):
         result = run_here(*asked, *tiny(tmp_path, max_steps=2), cwd=tmp_path)
         assert result.returncode == 1 and "attention=cheat lets later tokens change earlier positions" in result.stderr
         assert "step 1" not in result.stdout
+
+
+# The plain layer until its weight moves from 0.
+HIDDEN = """
+import torch
+from torch import nn
+
+from model.attention.functions import matmul
+from model.attention.layer import MultiHeadAttention
+from model.attention.registry import form
+
+
+@form("hidden")
+class Hidden(MultiHeadAttention):
+    def __init__(self, config):
+        super().__init__(config, matmul)
+        self.share = nn.Parameter(torch.zeros(()))
+
+"""
+# Each result gets a share of the next token's, or of one that depends on how many tokens the pass has.
+NEXT = """
+    def merge(self, y):
+        return super().merge(y + self.share * torch.cat((y[..., 1:, :], y[..., :1, :]), -2))
+"""
+PLACE = """
+    def merge(self, y):
+        return super().merge(y + self.share * torch.arange(y.shape[-2])[:, None])
+"""
+
+
+@pytest.mark.parametrize(("step", "found_by"), [(NEXT, ["future", "document", "cache"]), (PLACE, ["cache"])])
+def test_a_mistake_in_a_form_that_begins_as_the_plain_layer_is_found(tmp_path, step, found_by):
+    (tmp_path / "hidden.py").write_text(HIDDEN + step)
+    run_code(str(tmp_path / "hidden.py"))
+    results = {name: check.run(name, "hidden", torch.device("cpu"), torch.float32) for name in check.CHECKS}
+    assert all(results[name].startswith("FAIL") for name in found_by), results
+    assert results["value+grad"].startswith("ok")
+    refuses = step == NEXT
+    assert check.sees_future(GPTConfig(attention="hidden", n_embd=32, vocab_size=2, block_size=16)) == refuses
 
 
 @pytest.mark.parametrize(

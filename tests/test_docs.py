@@ -57,7 +57,7 @@ from model.attention import check
 from model.config import GPTConfig
 from model.gpt import GPT
 
-for form in ("relu", "relu+head_scale", "sdpa+head_scale", "relu+sink+head_scale"):
+for form in ("relu", "relu+head_scale", "sdpa+head_scale", "relu+sink+head_scale", "kerple", "kerple+sink"):
     for name in check.CHECKS:
         assert check.run(name, form, torch.device("cpu"), torch.float32).startswith("ok"), (form, name)
 gpt = GPT(GPTConfig(attention="relu+head_scale/sdpa", vocab_size=9, n_layer=2))
@@ -66,15 +66,15 @@ assert "relu+head_scale" in check.combinations()
 """
 
 
-def own_form_and_modifier() -> list[str]:
-    """The first two blocks of Python in the page's section on an attention of one's own."""
+def own_attention() -> list[str]:
+    """The form, the modifier and the layer of the page's section on an attention of one's own."""
     text = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
     text = text[text.index("## Try your own attention") :]
-    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:2]
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:3]
 
 
-def test_the_form_and_the_modifier_of_the_page_keep_the_contract_in_a_file(tmp_path):
-    (tmp_path / "my_attention.py").write_text("".join(own_form_and_modifier()))
+def test_the_attentions_of_the_page_keep_the_contract_in_a_file(tmp_path):
+    (tmp_path / "my_attention.py").write_text("".join(own_attention()))
     registries = (registered.FORMS, registered.MODIFIERS, RAN)
     with contextlib.ExitStack() as stack:
         for registry in registries:
@@ -114,7 +114,7 @@ def test_attention_and_then_the_model_work_where_the_page_says_to_take_them_with
     text = text[text.index("## Attention in another project") :]
     bash, python = re.findall(r"^```(?:bash|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     subprocess.run(["bash", "-ec", bash.replace("../mine", str(tmp_path))], cwd=ROOT, check=True)
-    for name, block in zip(("functions", "modifiers"), own_form_and_modifier(), strict=True):
+    for name, block in zip(("functions", "modifiers"), own_attention(), strict=False):
         with (tmp_path / f"model/attention/{name}.py").open("a") as file:
             file.write("\n\n" + block)
     code = python + FOREIGN + USE

@@ -58,8 +58,11 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     largest = max(b.abs().max() for _, b in pairs)
     # retention and delta normalise results whose length may be small by chance: gradients' roundings grow.
     # The chunks' softcap rounds a score as one of ± cap.
-    rooms = {Recurrent: 10, SoftCapped: 2} if with_gradient else {}
-    room = max([rooms[cls] for cls in rooms if isinstance(layer, cls)], default=1)
+    room = 1
+    if with_gradient and isinstance(layer, Recurrent):
+        room = 10
+    elif with_gradient and isinstance(layer, SoftCapped):
+        room = 2
     scales = [room * b.abs().max().clamp(min=0.1 * largest) for _, b in pairs]
     return [(a / scale, b / scale) for (a, b), scale in zip(pairs, scales, strict=True)]
 
@@ -152,12 +155,13 @@ def make_layer(attention: str) -> MultiHeadAttention:
 
 
 def moved_layer(config: GPTConfig) -> MultiHeadAttention:
-    """Make a layer in eval mode, whose modifiers have moved from their initial values."""
+    """Make a layer in eval mode, whose weights have moved from their initial values."""
     layer = make_attention(config).eval()
     layer.register_forward_pre_hook(give_tokens)
-    # At their initial values most modifiers are the identity, which would hide a mistake.
-    for parameter in layer.modifiers.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
+    # At their initial values most modifiers and many own forms are the plain layer, which would hide a mistake.
+    for name, parameter in layer.named_parameters():
+        if not name.startswith(("qkv_proj", "o_proj", "q_norm", "k_norm")):  # the plain layer's are random or norms
+            parameter.data += 0.3 * torch.randn_like(parameter)
     return layer
 
 
@@ -179,7 +183,7 @@ def run(
     layer = make_layer(attention).to(device, dtype)
     # Leave out a check that cannot hold: rounding to bfloat16 may choose other keys, and some forms take no mask.
     rounds = dtype == torch.bfloat16 and layer.is_sparse
-    if (check == "value+grad" and rounds) or (check == "padding" and not layer.accepts_mask):
+    if (check in ("value+grad", "document") and rounds) or (check == "padding" and not layer.accepts_mask):
         return "n/a"
     with torch.no_grad():
         share = largest_error(CHECKS[check](layer, torch.randn(B, T, C, device=device, dtype=dtype)), dtype)
@@ -200,17 +204,17 @@ def largest_error(pairs: Pairs, dtype: torch.dtype) -> float:
 def sees_future(config: GPTConfig) -> bool:
     """Return whether later tokens change earlier positions in a layer with these settings.
 
-    A leak may need a long text: it has block_size tokens, at most LONGEST. Raises SettingsError if the layer does not
+    A leak may need a long text: it has block_size tokens, from 3 to LONGEST. Raises SettingsError if the layer does not
     return the shape of its input.
     """
-    length = max(2, min(config.block_size, LONGEST))
+    length = max(3, min(config.block_size, LONGEST))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layer = moved_layer(config)
         x = torch.randn(B, length, config.n_embd)
         y = checked_output(layer, x, config.attention)
         # At an even and an odd place, for layers that join tokens in pairs.
-        firsts = (length - 1, max(1, length - 2), 2 * length // 3, max(1, length // 3))
+        firsts = (length - 1, length - 2, 2 * length // 3, length // 3)
         pairs = [(with_other_end(layer, x, first), y[:, :first]) for first in firsts]
         return largest_error(pairs, torch.float32) > 1
 
@@ -226,10 +230,10 @@ def checked_output(layer: MultiHeadAttention, x: Tensor, attention: str) -> Tens
 
 def unreached(layer: MultiHeadAttention, x: Tensor) -> list[str]:
     """Return the names of the parameters that the gradient of a layer's output does not reach."""
-    names, parameters = zip(*layer.named_parameters(), strict=True)
+    parameters = dict(layer.named_parameters())
     y, loss = with_loss(layer, x, None)
-    gradients = torch.autograd.grad(y.sum() + loss, parameters, allow_unused=True)
-    return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
+    gradients = torch.autograd.grad(y.sum() + loss, [*parameters.values()], allow_unused=True)
+    return [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
 
 
 def combinations() -> Iterator[str]:
@@ -259,11 +263,11 @@ def main(arguments: list[str]) -> int:
         try:
             layer = make_layer(attention)
             checked_output(layer, x, attention)
+            untrained = unreached(layer.double(), x.double())  # as value+grad does
         except (RuntimeError, TypeError) as error:  # its arguments, or heads of another shape, do not fit
             if not files:
                 raise
             raise explained(files[0], error) from error
-        untrained = unreached(layer, x)
         if untrained:
             print(f"note: no gradient reaches {', '.join(untrained)} of {attention}\n")
 
