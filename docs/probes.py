@@ -56,14 +56,19 @@ class Probes:
 
     def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> list[list[float] | None]:
         """Return `function` of each layer's weights, a number for each of its heads."""
-        tokens = torch.from_numpy(rows.astype(np.int64)).to(self.model.token_embedding.weight.device)
-        doc_starts = None
-        if self.params.separator is not None:
-            doc_starts = torch.from_numpy(document_starts(rows, self.params.separator)).to(tokens.device)
+        device = self.model.token_embedding.weight.device
+        tokens = torch.from_numpy(rows.astype(np.int64)).to(device)
+        doc_starts = None if self.params.separator is None else torch.from_numpy(self.starts(rows)).to(device)
         with self.params.autocast:
             figures = for_each_layer(self.model, tokens, function, doc_starts)
         layers = zip(self.model.attentions, figures, strict=True)
         return [each.tolist() if attention.has_kv_cache else None for attention, each in layers]
+
+    def starts(self, rows: Int[np.ndarray, "B T"]) -> Int[np.ndarray, "B T"]:
+        """Return the first position that each token may see: its document's, or 0 without data.document_mask."""
+        if self.params.separator is None:
+            return np.zeros_like(rows, dtype=np.int64)
+        return document_starts(rows, self.params.separator)
 
     def induction(self, ids: int) -> dict[str, Any]:
         """Probe for induction heads (Olsson et al. 2022) with a random block that is repeated once.
@@ -102,16 +107,25 @@ class Probes:
         return {
             "trained": self.block_size,
             "windows": count,
+            "documents": self.params.separator is not None,
             "nats": np.mean(losses, axis=0).tolist(),
         }
 
     def heads(self, rows: Int[np.ndarray, "B T"]) -> dict[str, Any]:
         """Return figures of sinks (Gu et al. 2025) on held-out sequences.
 
-        first: each head's mean weight on the first token, over the queries after it. sink_mass: the mean over heads.
-        sink_share: the share of heads above SINK.
+        first: each head's mean weight on the first token that a query sees, over the queries after it. sink_mass: the
+        mean over heads. sink_share: the share of heads above SINK.
         """
-        first = self.by_head(rows, lambda weights: weights[:, :, 1:, 0].float().mean((0, 2)))
+        starts = torch.from_numpy(self.starts(rows))  # (B, T)
+        after = torch.arange(rows.shape[1]) > starts
+
+        def on_first(weights: Weights) -> Tensor:
+            first = starts.to(weights.device)[:, None, :, None].expand(*weights.shape[:3], 1)
+            by_query = weights.gather(-1, first).squeeze(-1).transpose(1, 2)  # (B, H, T, T) -> (B, T, H)
+            return by_query[after.to(weights.device)].float().mean(0)
+
+        first = self.by_head(rows, on_first)
         figures: dict[str, Any] = {"first": first}
         masses = np.array([mass for layer in first for mass in layer or ()])
         if len(masses):
@@ -169,6 +183,8 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
         ends = [length for length in lengths if length <= len(nats)] or [len(nats)]
         means = "  ".join(f"{end:,}: {np.mean(nats[end // 2 : end]):.3f}" for end in ends)
         yield f"positions   {means} nats/token, the mean of each length's second half"
+        if figures["by_position"]["documents"]:
+            yield "note        a token sees its own document alone: a position in the window says nothing about length"
     if None in induction["score"]:
         without = ", ".join(str(layer) for layer, row in enumerate(induction["score"]) if row is None)
         yield f"note        layer {without} keeps a state and has no score matrix: its heads are left out"

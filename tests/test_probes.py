@@ -39,6 +39,21 @@ def test_the_even_average_looks_back_and_at_the_first_token_as_often_as_chance()
     assert heads["sink_mass"] == pytest.approx(heads["first"][0][0]) and heads["sink_share"] == 0
 
 
+def test_a_query_of_a_later_document_has_that_documents_first_token():
+    rows = TOKENS[:48].reshape(3, 16).copy()
+    rows[rows == 60] = 0
+    rows[:, 5] = 60  # begins a document
+    params = OFF._replace(separator=60)
+    heads = Probes(random_gpt(attention="average"), params).heads(rows)
+    weights = [1 / (i + 1) for length in (5, 11) for i in range(1, length)]
+    assert heads["first"] == [pytest.approx([sum(weights) / len(weights)])] * 2
+    positions = Probes(random_gpt(), params).by_position(TOKENS)
+    induction = probes().induction(61)
+    said = [*probe_lines({"heads": heads, "induction": induction, "by_position": positions})]
+    assert "a token sees its own document alone" in said[-1] and positions["documents"]
+    assert not probes().by_position(TOKENS)["documents"]
+
+
 def test_the_induction_score_is_the_weight_on_what_followed_the_same_token(monkeypatch):
     measured, L = probes(), 8
     weights = torch.rand(2, 4, 2 * L, 2 * L)
