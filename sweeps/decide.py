@@ -297,7 +297,7 @@ class Decide(Grid):
         for number, comparison in undecided.items():
             self.add_pair(comparison, seed, outcomes[0], outcomes[number])
             name, verdict, count, mean, median, between = comparison.row(self.earliest)
-            figure = f"{record.metric} {mean}, median {median} ({between})"
+            figure = f"{record.metric} differs by {mean}, median {median} ({between})"
             print(visible(f"seed {seed}: {name} is {verdict}: {figure}, pair {count} of {self.max_pairs}"), flush=True)
         self.write()
 
@@ -347,8 +347,7 @@ class Decide(Grid):
         comparison.median = statistics.median(differences)
         alpha = self.record.alpha
         comparison.low, comparison.high = confidence_sequence(differences, alpha, self.max_pairs, self.late)
-        is_larger_better = self.metric in LARGER
-        verdict = judge(differences, alpha, self.delta, is_larger_better, self.max_pairs, self.give_up)
+        verdict = judge(differences, alpha, self.delta, self.metric in LARGER, self.max_pairs, self.give_up)
         if not verdict:
             verdict = OPEN if comparison.pairs < self.max_pairs else f"undecided after {self.max_pairs} pairs"
         comparison.verdict = "confirmed" if self.confirm and verdict == "better" else verdict

@@ -191,7 +191,7 @@ def test_the_page_says_what_the_recorded_pairs_do():
         low, high = confidence_sequence(known := differences[:n], ALPHA)
         middle = f"{np.mean(known):+.4g}, median {np.median(known):+.4g}"
         verdict = judge(known, ALPHA) or "open, no verdict before pair 7"
-        assert f"gate is {verdict}: val_bpb {middle} ({low:+.4g} to {high:+.4g}), pair {n} of 20\n" in page
+        assert f"gate is {verdict}: val_bpb differs by {middle} ({low:+.4g} to {high:+.4g}), pair {n} of 20\n" in page
 
 
 def test_the_pages_table_of_pairs_is_that_of_the_recorded_ones():
@@ -257,7 +257,7 @@ def test_each_variant_runs_with_the_seeds_of_the_first_until_it_is_decided(tmp_p
     said = capsys.readouterr().out
     assert said.count("seed 3: ") == 2 and "leaderboard.md" in said and (tmp_path / "decide.md").read_text() in said
     assert f"seed 3: attention=mla is open, no verdict before pair {len(differences)}: val_bpb" in said
-    assert f"is better: val_bpb {mean}, median {median} ({between}), pair {pairs} of 12\n" in said
+    assert f"is better: val_bpb differs by {mean}, median {median} ({between}), pair {pairs} of 12\n" in said
 
 
 def test_a_coin_says_which_run_of_a_pair_goes_first_and_the_same_when_it_is_typed_again(tmp_path):
@@ -275,7 +275,7 @@ def test_a_coin_says_which_run_of_a_pair_goes_first_and_the_same_when_it_is_type
 def test_pairs_that_are_equal_or_skewed_are_called_so(tmp_path, capsys):
     swept(decide(variants=VARIANTS[:2]), tmp_path / "equal", lambda settings: float(settings["seed"]))
     assert standing(tmp_path / "equal")["attention=mla"][:2] == ["no difference: 3 pairs are equal", "3"]
-    assert "seed 3: attention=mla is no difference: 3 pairs are equal: val_bpb +0" in capsys.readouterr().out
+    assert "seed 3: attention=mla is no difference: 3 pairs are equal: val_bpb differs by +0" in capsys.readouterr().out
 
     def skewed(settings: dict[str, str]) -> float:
         seed = int(settings["seed"])
@@ -591,7 +591,8 @@ def test_real_runs_that_are_equal_end_after_three_pairs_and_are_a_baseline_until
     first = run_here(*typed, variants.format(6), "hydra.sweep.dir=one", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert (
-        "seed 2: log_interval=6 is open, no verdict before pair 7: val_bpb +0, median +0 (-inf to +inf)" in first.stdout
+        "seed 2: log_interval=6 is open, no verdict before pair 7: val_bpb differs by +0, median +0 (-inf to +inf)"
+        in first.stdout
     )
     found = record_of(tmp_path / "one")
     (pairs,) = found["comparisons"]
