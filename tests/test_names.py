@@ -43,7 +43,10 @@ def in_conf(group: str, key: str) -> set[str]:
 
 def in_help(schema: type, field: str) -> set[str]:
     """The names that the first sentence of a field's docstring lists: a, b (why) or c."""
-    sentence = re.sub(r" \(.*?\)", "", setting_docs(schema)[field]).split(".")[0]
+    text = setting_docs(schema)[field]
+    while (without := re.sub(r" ?\([^()]*\)", "", text)) != text:  # the innermost parentheses first
+        text = without
+    sentence = text.split(".")[0]
     return {part for part in re.split(", | or ", sentence.rpartition(": ")[2]) if part.isidentifier()}
 
 

@@ -117,7 +117,7 @@ class Terminal(Logger):
             log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
         chance = math.log(data.vocab_size)
         if progress.step and best > chance - 0.01:
-            remedy = f"lower optimizer.lr={config.optimizer.lr:g}, or train longer"
+            remedy = f"lower optimizer.lr={config.optimizer.lr:g}, train longer, or hold out more of a small text"
             if isinstance(data, TokenDataset) and epochs(config, data, progress.step) > EPOCHS:
                 remedy = by_heart(config)
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
