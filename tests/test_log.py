@@ -264,7 +264,7 @@ def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(trai
             run.config = replace(run.config, eval_interval=10, model=replace(run.config.model, **changed))
             Terminal(run).log_result()
             assert caplog.messages[-1] == (
-                "since then the loss has risen; sample.py takes that step's checkpoint. "
+                "after its best step the loss rose; sample.py takes that step's checkpoint. "
                 f"The model learns its text by heart: {remedies}"
             )
         run.progress.step = 1

@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -259,34 +259,32 @@ def size_lines(
         seconds, _ = measure(chosen)
         rate = flops * config.tokens_per_step / seconds
 
-    # End the run before the model learns a short text by heart, unless dropout slows that down.
-    length = minutes
-    if not config.model.dropout:
-        length = min(minutes, EPOCHS * len(data.train) / config.tokens_per_step * seconds / 60)
+    # End the run before the model learns a short text by heart, unless dropout slows that down. Steps end it, for a
+    # machine may become faster.
+    steps = round(60 * minutes / seconds)
+    most = round(EPOCHS * len(data.train) / config.tokens_per_step)
+    asked = limit = f"max_minutes={minutes:g}"
+    if most < steps and not config.model.dropout:
+        steps = most
+        limit = f"max_steps={steps}"
 
-    # Predict the length and the loss of the run, and write its command.
-    steps = round(60 * length / seconds)
+    # Predict the loss of the run, and write its command.
     passes = epochs(config, data, steps)
     compute = flops * token_size * len(data.train) * passes
     # By the root, because texts differ less to a model than to bz2: a tenth too much for Shakespeare.
     bpb = (FLOOR + (compute / UNIT) ** LOSS_POWER) * math.sqrt(bits / SOURCE_CODE)
     names = ("model.n_layer", "model.n_embd", "model.n_head", "model.block_size", "batch_size")
     shape = [f"{name}={flat(asdict(chosen))[name]}" for name in names]
-    words = [*typed_arguments(("dry_run", "max_minutes", "model", *names)), f"max_minutes={length:.3g}", *shape]
-    deserved = f"{length:.3g} minutes and this text: {count_parameters(model).total():,} parameters"
+    replaced = ("dry_run", "max_minutes", "max_steps", "model", *names)
+    typed = [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in replaced]
+    deserved = f"{minutes:g} minutes and this text: {count_parameters(model).total():,} parameters"
     lines = [
         f"size      for {deserved}, about {plural(steps, 'step')}, {passes:,.1f} epochs, roughly {bpb:.1f} bits/byte",
-        f"          {command('train.py')} {shlex.join(words)}",
+        f"          {command('train.py')} {shlex.join([*typed, limit, *shape])}",
     ]
-    if length < minutes:
-        asked = f"max_minutes={minutes:g}"
+    if limit != asked:
         lines.append(f"          {EPOCHS} epochs end before {asked}: more time may pay with model.dropout=0.2")
     return lines
-
-
-def typed_arguments(without: Collection[str]) -> list[str]:
-    """Return the arguments of this command, but for the settings `without`."""
-    return [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in without]
 
 
 def with_width(config: TrainConfig, width: int) -> TrainConfig:

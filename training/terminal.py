@@ -127,7 +127,7 @@ class Terminal(Logger):
                 remedy = by_heart(config)
                 if progress.best_step <= config.eval_interval:
                     remedy += ", or lower eval_interval to catch the best"
-            log.warning("since then the loss has risen; sample.py takes that step's checkpoint. %s", remedy)
+            log.warning("after its best step the loss rose; sample.py takes that step's checkpoint. %s", remedy)
 
 
 def by_heart(config: TrainConfig) -> str:
