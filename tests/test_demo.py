@@ -205,6 +205,35 @@ def test_a_text_is_written_once_more_read_as_typed_and_chosen_token_by_token(tmp
     assert found["surprise"].startswith(f"surprise {bits:.2f} bits")
 
 
+@needs_browser
+def test_a_finished_text_says_so_and_can_be_written_once_more(tmp_path):
+    page = tmp_path / "demo.html"
+    write_demo(page, random_gpt(vocab_size=257))
+    script = """
+      const finished = async () => { while (!$("said").textContent) await new Promise(requestAnimationFrame); };
+      await finished();
+      const {sample} = Reading.prototype;
+      $("max_new_tokens").value = 12;
+      $("source").value = "ab";
+      await $("source").oninput();
+      $("write").click();
+      await finished();
+      Reading.prototype.sample = () => tokenizer.end;
+      $("write").click();
+      await finished();
+      const said = $("said").textContent;
+      Reading.prototype.sample = sample;
+      $("again").click();
+      await finished();
+      const count = places.length;
+      reading.likely = [[tokenizer.end, 0.5], [97, 0.2]];
+      choose(null);
+      return [said, count, $("likely").rows.length, $("likely").querySelectorAll("button").length];"""
+    said, count, rows, buttons = browse(page, script)
+    assert said == "0 tokens. The model ended the text: clear it to begin another."
+    assert 3 < count <= 15 and (rows, buttons) == (2, 1), "after <|endoftext|> nothing is written on"
+
+
 def test_a_page_takes_at_most_four_tenths_more_than_its_weights_and_has_no_address(tmp_path):
     model = GPT(GPTConfig(vocab_size=2048))  # of the default run
     tokenizer = train_bpe([Path(__file__).read_text(encoding="utf-8") * 3], 2048)
