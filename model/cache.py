@@ -45,8 +45,11 @@ class KVCache:
         end = self.position + new.size(2)
         if end > self.size:
             raise ValueError(f"the cache has room for {self.size} positions, not for {end}: make a larger one.")
+        # Row 0 of the tensor holds position `first`, and after this call `next_first`.
         first = first_kept(self.position, window)
         next_first = first_kept(end, window)
+
+        # The first call makes the tensor: room for all positions, or for a window's and a few more.
         kept = self.layers[layer]
         if name not in kept:
             room = self.size if window is None else min(self.size, window + spare_rows(window))
@@ -54,11 +57,13 @@ class KVCache:
         rows = kept[name]
         if rows.shape[:2] != new.shape[:2] or rows.shape[3] != new.shape[3]:
             raise ValueError(f"rows {tuple(new.shape)} do not fit a cache of {tuple(rows.shape)}.")
+
+        # Write the new rows after the `old` ones that are kept.
         old = self.position - first
         if next_first == first:
             rows[:, :, old : end - first] = new.detach()
             return rows[:, :, : end - first]
-        # Some rows leave: the others move to the front.
+        # The new queries still see all of them. Those that leave now are overwritten by the others.
         seen = torch.cat((rows[:, :, :old], new.detach()), 2)
         rows[:, :, : end - next_first] = seen[:, :, next_first - first :]
         return seen
