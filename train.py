@@ -29,7 +29,7 @@ from training.failures import explain_failures
 from training.log import Loggers
 from training.optimizer import schedule_factor, set_learning_rate
 from training.run import Run
-from training.start import open_run
+from training.start import open_run, try_trained
 
 log = logging.getLogger("tinygpt")
 
@@ -137,6 +137,7 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> None:
     is_saved = run.save()  # False if the run diverges
     max_tokens = targets_scored(run.config, run.progress.step if finished else None)
     with run_eagerly(run.compiled):  # each of the many shapes would compile
+        try_trained(run)
         result = evaluate_run(run, max_tokens)
         record_evaluation(run, result, max_tokens)
         sample = write_sample(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -20,9 +21,10 @@ from test_distributed import start_torchrun
 from test_launchers import needs_joblib, needs_submitit
 
 from common.errors import SettingsError
+from common.settings import from_arguments
 from data.config import VOCABULARIES
 from data.tasks import TASKS
-from model.attention import check
+from model.attention import check, make_attention
 from model.attention.code import RAN, run_code
 from model.attention.registry import FORMS, MODIFIERS
 from model.config import GPTConfig
@@ -30,6 +32,7 @@ from model.size import count_weights
 from runs.checkpoint import as_json, read_meta
 from runs.summary import read_summary
 from train import train
+from training.config import TrainConfig
 
 OWN = '''
 import torch
@@ -408,14 +411,42 @@ def test_a_mistake_in_a_form_that_begins_as_the_plain_layer_is_found(tmp_path, s
     results = {name: check.run(name, "hidden", torch.device("cpu"), torch.float32) for name in check.CHECKS}
     assert all(results[name].startswith("FAIL") for name in found_by), results
     assert results["value+grad"].startswith("ok")
-    refuses = step == NEXT
-    assert check.sees_future(GPTConfig(attention="hidden", n_embd=32, vocab_size=2, block_size=16)) == refuses
+    config = GPTConfig(attention="hidden", n_embd=32, vocab_size=2)
+    sees_future = contextlib.nullcontext() if step == PLACE else pytest.raises(SettingsError, match="later tokens")
+    with sees_future:
+        check.refuse_leak("hidden", check.moved_layer(config), torch.randn(16, 32))
+
+
+# One that sees the next token once training has moved its weight, as no trial at the beginning can know.
+LATE = (
+    HIDDEN.replace("torch.zeros(())", "torch.ones(())")
+    + """
+    def merge(self, y):
+        moved = (self.share - 1).abs() > LEAST
+        return super().merge(self.share * (y + moved * torch.cat((y[..., 1:, :], y[..., :1, :]), -2)))
+"""
+)
+
+
+@pytest.mark.parametrize(("least", "is_refused"), [(0.0, True), (1e9, False)])
+def test_a_layer_that_learns_to_see_the_future_is_refused_after_training(tmp_path, monkeypatch, least, is_refused):
+    (tmp_path / "late.py").write_text(LATE.replace("LEAST", str(least)))
+    monkeypatch.setattr("training.start.moved_layer", lambda config: make_attention(config).eval())
+    asked = ["attention=hidden", f"code={tmp_path / 'late.py'}", *tiny(tmp_path, max_steps=4), "model.dropout=0.1"]
+    asked = [word.replace("tokenizer=", "tokenizer.name=") for word in asked]
+    config = from_arguments(TrainConfig, [*asked, f"run_dir={tmp_path / 'run'}"])
+    if not is_refused:
+        train(config)
+    else:
+        with pytest.raises(SettingsError, match="^attention=hidden lets later tokens change earlier positions"):
+            train(config)
+    assert read_summary(tmp_path / "run").status == ("failed" if is_refused else "finished")
 
 
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        ("q[..., 1:, :]", "attention=mine makes (2, 15, 32) of tokens (2, 16, 32): return (…, H, T, Dv), a row"),
+        ("q[..., 1:, :]", "attention=mine makes (1, 15, 32) of tokens (1, 16, 32): return (…, H, T, Dv), a row"),
         ("q @ k", "code=mine.py, line 4: RuntimeError: Expected size"),
     ],
 )
