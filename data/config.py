@@ -96,7 +96,7 @@ class DataConfig:
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
         needs_path = self.source in ("text", "jsonl", "nanogpt") or (self.source == "hf" and not self.name)
         if needs_path and not self.path:
-            remedy = "give data.path=..., a file or folder, or for hf data.name=..., a dataset"
+            remedy = "give data.path=..., a file or folder (to a moved run, too), or for hf data.name=..., a dataset"
             raise SettingsError(f"data={self.source} has nothing to read", remedy)
 
     @property

@@ -128,7 +128,7 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
     free = tuple(f"{name}." for name in MAY_CHANGE_ON_RESUME)
     bound = [name for name in differing if not f"{name}.".startswith(free)]
     changed = [f"{name}={format_value(now[name])} (was {format_value(before[name])})" for name in bound]
-    changed += ["the text has changed"] * (data not in (None, saved.data))
+    changed += ["the text or its modification time has changed"] * (data not in (None, saved.data))
     if not changed:
         return
 

@@ -343,3 +343,16 @@ def test_a_plan_without_a_time_says_how_to_learn_the_size_of_new_weights(train_c
     assert "\nsize " not in plan_run(train_step, config)
     last = plan_run(train_step, train_config).splitlines()[-1]
     assert last == "size      set max_minutes=30, or another time, to learn which size the time and the text deserve"
+
+
+@pytest.mark.slow
+def test_the_pages_memory_of_a_cloud_gpu_is_the_predicted_one(tmp_path):
+    page = (ROOT / "docs/hardware.md").read_text(encoding="utf-8")
+    ((command, told),) = re.findall(r"^\| T4, 16 GB .*?`python (train.py .*?)` \| .*: ([\d.]+ GB), ", page, re.M)
+    text = [
+        "data.path=" + str(ROOT / "README.md"),
+        "tokenizer=byte",
+        "model.vocab_size=2048",
+    ]  # ids of the default text
+    done = run_here(*command.split(), "dry_run=true", "plan.device=t4", *text, cwd=tmp_path)
+    assert f"memory    {told} in a training step: " in done.stdout, done

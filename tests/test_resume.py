@@ -193,7 +193,9 @@ def test_settings_that_change_the_result_are_named_and_refused_and_others_may_ch
     others = replace(again, **changed, max_steps=9, eval_interval=2, log_interval=3, keep_checkpoints=1)
     train(replace(others, data=replace(config.data, cache_dir=f"{text_file.parent}/other"), recompute="block"))
     text_file.write_text(text_file.read_text() + "one more sentence.\n")
-    with pytest.raises(SettingsError, match="the text has changed: restore these, or set allow_changes=true"):
+    with pytest.raises(
+        SettingsError, match="the text or its modification time has changed: restore these, or set allow_changes=true"
+    ):
         train(replace(others, max_steps=10))
 
     # On the changed text the run keeps the tokens that its weights know, and begins to compare losses anew.
