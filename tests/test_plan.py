@@ -353,6 +353,6 @@ def test_the_pages_memory_of_a_cloud_gpu_is_the_predicted_one(tmp_path):
         "data.path=" + str(ROOT / "README.md"),
         "tokenizer=byte",
         "model.vocab_size=2048",
-    ]  # ids of the default text
+    ]
     done = run_here(*command.split(), "dry_run=true", "plan.device=t4", *text, cwd=tmp_path)
     assert f"memory    {told} in a training step: " in done.stdout, done
