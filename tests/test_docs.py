@@ -114,7 +114,7 @@ def test_attention_and_then_the_model_work_where_the_page_says_to_take_them_with
     text = text[text.index("## Attention in another project") :]
     bash, python = re.findall(r"^```(?:bash|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     subprocess.run(["bash", "-ec", bash.replace("../mine", str(tmp_path))], cwd=ROOT, check=True)
-    for name, block in zip(("functions", "modifiers"), own_attention(), strict=False):
+    for name, block in zip(("functions", "modifiers", "latent"), own_attention(), strict=True):
         with (tmp_path / f"model/attention/{name}.py").open("a") as file:
             file.write("\n\n" + block)
     code = python + FOREIGN + USE
