@@ -70,7 +70,7 @@ def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.inf
                 if not is_locked(run / ".lock") and not newest(run, read_meta).progress.finished:
                     return run
         place = run_dir or "outputs/ and multirun/"
-        say("resume=auto finds no unfinished run with a checkpoint in %s: a new run begins, as typed.", place)
+        say("resume=auto finds no unfinished run with a checkpoint in %s: the settings are for a new run.", place)
         return None
     run = user_path("resume", where)
     with reading("resume", where):

@@ -497,7 +497,6 @@ def test_auto_begins_a_new_run_if_none_has_a_checkpoint(tmp_path, monkeypatch, c
     assert inherited_settings({"resume": "auto"}) == ({}, {"resume": "null"})
     Path("outputs/day/hour/checkpoints").mkdir(parents=True)
     assert find_run("auto", None) is None
-    said = (
-        "resume=auto finds no unfinished run with a checkpoint in outputs/ and multirun/: a new run begins, as typed."
-    )
+    places = "outputs/ and multirun/"
+    said = f"resume=auto finds no unfinished run with a checkpoint in {places}: the settings are for a new run."
     assert caplog.messages == [said, said]
