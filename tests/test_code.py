@@ -428,6 +428,17 @@ LATE = (
 )
 
 
+def test_the_check_sees_a_leak_that_does_not_cross_the_middle(tmp_path):
+    prefix = """
+    def merge(self, y):
+        near = y[..., :8, :].mean(-2, keepdim=True).expand(*y.shape[:-2], min(8, y.shape[-2]), -1)
+        return super().merge(torch.cat((near, y[..., 8:, :]), -2))
+"""
+    (tmp_path / "prefix.py").write_text(HIDDEN + prefix)
+    run_code(str(tmp_path / "prefix.py"))
+    assert check.run("future", "hidden", torch.device("cpu"), torch.float32).startswith("FAIL")
+
+
 @pytest.mark.parametrize(("least", "is_refused"), [(0.0, True), (1e9, False)])
 def test_a_layer_that_learns_to_see_the_future_is_refused_after_training(tmp_path, monkeypatch, least, is_refused):
     (tmp_path / "late.py").write_text(LATE.replace("LEAST", str(least)))

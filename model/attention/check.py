@@ -91,9 +91,10 @@ def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list
 
 
 def future_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Leave all outputs before position 16 unchanged if later tokens change."""
-    changed = torch.cat((x[:, :16], torch.randn_like(x[:, 16:])), dim=1)
-    return [(layer(changed)[:, :16], layer(x)[:, :16])]
+    """Leave all outputs before a position unchanged if the tokens from there on change."""
+    y = layer(x)
+    other = torch.randn_like(x)
+    return [(layer(torch.cat((x[:, :first], other[:, first:]), 1))[:, :first], y[:, :first]) for first in range(1, T)]
 
 
 def padding_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
