@@ -58,7 +58,7 @@ class Probes:
         """Return `function` of each layer's weights, a number for each of its heads."""
         device = self.model.token_embedding.weight.device
         tokens = torch.from_numpy(rows.astype(np.int64)).to(device)
-        doc_starts = None if self.params.separator is None else torch.from_numpy(self.starts(rows)).to(device)
+        doc_starts = torch.from_numpy(self.starts(rows)).to(device)
         with self.params.autocast:
             figures = for_each_layer(self.model, tokens, function, doc_starts)
         layers = zip(self.model.attentions, figures, strict=True)

@@ -414,18 +414,7 @@ def test_a_mistake_in_a_form_that_begins_as_the_plain_layer_is_found(tmp_path, s
     config = GPTConfig(attention="hidden", n_embd=32, vocab_size=2)
     sees_future = contextlib.nullcontext() if step == PLACE else pytest.raises(SettingsError, match="later tokens")
     with sees_future:
-        check.refuse_leak("hidden", check.moved_layer(config), torch.randn(16, 32))
-
-
-# One that sees the next token once training has moved its weight, as no trial at the beginning can know.
-LATE = (
-    HIDDEN.replace("torch.zeros(())", "torch.ones(())")
-    + """
-    def merge(self, y):
-        moved = (self.share - 1).abs() > LEAST
-        return super().merge(self.share * (y + moved * torch.cat((y[..., 1:, :], y[..., :1, :]), -2)))
-"""
-)
+        check.refuse_leak("hidden", check.moved_layer(config), torch.randn(1, 16, 32))
 
 
 def test_the_check_sees_a_leak_that_does_not_cross_the_middle(tmp_path):
@@ -437,6 +426,17 @@ def test_the_check_sees_a_leak_that_does_not_cross_the_middle(tmp_path):
     (tmp_path / "prefix.py").write_text(HIDDEN + prefix)
     run_code(str(tmp_path / "prefix.py"))
     assert check.run("future", "hidden", torch.device("cpu"), torch.float32).startswith("FAIL")
+
+
+# One that sees the next token once training has moved its weight, as no trial at the beginning can know.
+LATE = (
+    HIDDEN.replace("torch.zeros(())", "torch.ones(())")
+    + """
+    def merge(self, y):
+        moved = (self.share - 1).abs() > LEAST
+        return super().merge(self.share * (y + moved * torch.cat((y[..., 1:, :], y[..., :1, :]), -2)))
+"""
+)
 
 
 @pytest.mark.parametrize(("least", "is_refused"), [(0.0, True), (1e9, False)])

@@ -223,10 +223,10 @@ def try_code(config: TrainConfig, file: str) -> None:
         try:
             torch.manual_seed(0)
             tried = moved_layer(settings)
-            x = torch.randn(length, settings.n_embd)
-            checked_output(tried, x[None], name)
+            x = torch.randn(1, length, settings.n_embd)
+            checked_output(tried, x, name)
             refuse_leak(name, tried, x)
-            untrained = unreached(tried, x[None, :2])
+            untrained = unreached(tried, x[:, :2])
         except Exception as error:  # of a person's file: any type
             raise explained(file, error) from error
         if untrained:
@@ -238,7 +238,7 @@ def try_code(config: TrainConfig, file: str) -> None:
 def try_trained(run: Run) -> None:
     """Raise SettingsError if layers with a person's file have learned to see later tokens."""
     if run.config.code:
-        text = first_sequences(run.model, run.data)[0][0]
+        text = first_sequences(run.model, run.data)[0][:1]
         with eval_mode(run.model):
             refuse_leak(run.config.model.attention, run.model.hidden, text)
 

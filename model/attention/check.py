@@ -92,9 +92,24 @@ def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list
 
 def future_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     """Leave all outputs before a position unchanged if the tokens from there on change."""
-    y = layer(x)
-    other = torch.randn_like(x)
-    return [(layer(torch.cat((x[:, :first], other[:, first:]), 1))[:, :first], y[:, :first]) for first in range(1, T)]
+    return with_other_ends(layer, x, torch.randn_like(x), 1)
+
+
+def with_other_ends(
+    function: Callable[[Tensor], Tensor],
+    x: Tensor,
+    other: Tensor,
+    step: int,
+) -> Pairs:
+    """Return the outputs before every step-th position, in pairs.
+
+    The first are those if x goes on with `other` from there on, the second those of x itself.
+    """
+    y = function(x)
+    return [
+        (function(torch.cat((x[:, :first], other[:, first:]), 1))[:, :first], y[:, :first])
+        for first in range(1, x.shape[1], step)
+    ]
 
 
 def padding_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
@@ -199,13 +214,11 @@ def largest_error(pairs: Pairs, dtype: torch.dtype) -> float:
 def refuse_leak(attention: str, function: Callable[[Tensor], Tensor], text: Tensor) -> None:
     """Raise SettingsError if later tokens change earlier results of a layer or a model.
 
-    From some eight positions on, others take the place of the text's (T, …). function: makes results (1, T, C) of a
-    text (1, T, …).
+    From some eight positions on, the tokens of text (1, T, …) give way to others. function: returns (1, T, C).
     """
-    for first in range(1, len(text), len(text) // 8 | 1):  # odd and even ones, for layers that join tokens in pairs
-        changed = torch.cat((text[:first], text.flip(0)[first:]))
-        change = (function(changed[None]) - function(text[None]))[:, :first]
-        if change.abs().max() > 1e-4:
+    step = text.shape[1] // 8 | 1  # odd and even positions, for layers that join tokens in pairs
+    for changed, y in with_other_ends(function, text, text.flip(1), step):
+        if (changed - y).abs().max() > 1e-4:
             problem = f"attention={attention} lets later tokens change earlier positions"
             raise SettingsError(problem, "correct it, for a layer that sees the future wins every comparison")
 
