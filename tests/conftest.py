@@ -47,6 +47,8 @@ PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 # The tests run on all cores side by side, each on one: threads that wait for each other are slower.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    torch.cuda.manual_seed_all = lambda seed: None  # it would note the whole stack at each torch.manual_seed()
 
 
 def gpu() -> str | None:
@@ -56,7 +58,9 @@ def gpu() -> str | None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported lives on: a sweep collects garbage after each job, among a million objects of torch
+    # What is imported lives on, a million objects of torch; and a sweep collects garbage after each job.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
