@@ -16,9 +16,8 @@ import conftest
 import pytest
 import torch
 import yaml
-from sweeping import ROOT, run, run_here, tiny
+from sweeping import ROOT, run_here, tiny
 from test_distributed import start_torchrun
-from test_launchers import needs_joblib, needs_submitit
 
 from common.errors import SettingsError
 from common.settings import from_arguments
@@ -308,8 +307,7 @@ def test_a_parameter_that_no_gradient_reaches_is_named(tmp_path, caplog):
     assert found.returncode == 0 and found.stderr.count(told) + found.stdout.count(told) == 1, found
 
 
-@pytest.mark.slow
-def test_the_check_of_own_heads_of_another_shape_ends_in_a_sentence(tmp_path):
+def test_the_command_of_the_check_ends_in_a_sentence_for_own_heads_of_another_shape(tmp_path):
     (tmp_path / "own.py").write_text(
         f"{BEGINNING}@form('short')\ndef short(q, k, v, **given):\n    return v[..., :3, :]\n"
     )
@@ -317,12 +315,12 @@ def test_the_check_of_own_heads_of_another_shape_ends_in_a_sentence(tmp_path):
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 1 and found.stderr.startswith(f"error: code={tmp_path / 'own.py'}: RuntimeError"), found
     assert "Traceback" not in found.stderr
-    (tmp_path / "own.py").write_text(OWN_IDLE)
-    command = [sys.executable, "-m", "model.attention.check", "sdpa+idle", f"code={tmp_path / 'own.py'}"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (
-        found.stdout.startswith("note: no gradient reaches modifiers.idle.unused of sdpa+idle\n") and not found.stderr
-    )
+
+
+def test_the_check_names_a_parameter_that_no_gradient_reaches(tmp_path, capsys):
+    (tmp_path / "idle.py").write_text(OWN_IDLE)
+    assert check.main(["sdpa+idle", f"code={tmp_path / 'idle.py'}"]) == 0
+    assert capsys.readouterr().out.startswith("note: no gradient reaches modifiers.idle.unused of sdpa+idle\n")
 
 
 def test_the_check_of_a_modifier_that_is_of_float32_alone_ends_in_a_sentence(tmp_path):
@@ -501,19 +499,6 @@ def test_jobs_of_one_process_run_each_its_own_file_and_a_comparison_notes_their_
 def test_a_sweep_says_of_a_broken_file_that_none_of_its_jobs_can_run(tmp_path):
     (tmp_path / "bad.py").write_text("x = 1\n")
     assert "code=bad.py: it registers nothing" in run_here("-m", "code=bad.py", "seed=1,2", cwd=tmp_path).stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher",
-    [pytest.param("joblib", marks=needs_joblib), pytest.param("submitit_local", marks=needs_submitit)],
-)
-def test_the_processes_of_a_sweep_run_the_file_too(own, tmp_path, launcher):
-    asked = ["-m", f"hydra/launcher={launcher}", "attention=relu,sdpa+head_scale", "hydra.sweep.dir=here"]
-    result = run(*asked, "code=own.py", *tiny(tmp_path, max_steps=2), cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
-    hashes = {read_summary(tmp_path / f"here/{job}").code_hash for job in (0, 1)}
-    assert hashes == {run_code(str(own), VOCABULARIES)}
 
 
 @pytest.mark.slow

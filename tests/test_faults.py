@@ -40,7 +40,7 @@ KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 from dataclasses import replace
-import torch, training.log, pages.report, training.terminal, training.start
+import sympy, torch, training.log, pages.report, training.terminal, training.start  # what a child would import
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
 from train import train
@@ -161,13 +161,14 @@ def short(train_config: TrainConfig) -> TrainConfig:
 
 
 MOMENTS = [3, 15, 35, 70]  # of three saves' 75 operations: in the first, at its link, in the second, in the last
-SLOW = [
-    pytest.param(n, marks=pytest.mark.slow) for n in range(0, 74, 2) if n not in MOMENTS
+ERRORS = [errno.ENOSPC, errno.EROFS]
+EACH = [(moment, code) for moment in MOMENTS for code in ERRORS]
+EACH += [
+    pytest.param(n, ERRORS[n // 2 % 2], marks=pytest.mark.slow) for n in range(0, 74, 2) if n not in MOMENTS
 ]  # the 75th removes an old one, which may fail
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
-@pytest.mark.parametrize("moment", [*MOMENTS, *SLOW])
+@pytest.mark.parametrize(("moment", "code"), EACH)
 def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, caplog, moment, code):
     with failing(moment, 10**6, code) as done, pytest.raises(CheckpointError, match=os.strerror(code)) as ended:
         train(short)

@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import signal
+from hashlib import sha256
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,12 +25,28 @@ has_joblib, has_submitit = (bool(find_spec(f"hydra_plugins.hydra_{name}_launcher
 needs_joblib = pytest.mark.skipif(not has_joblib, reason='needs pip install -e ".[parallel]"')
 needs_submitit = pytest.mark.skipif(not has_submitit, reason='needs pip install -e ".[slurm]"')
 
+OWN = """
+from model.attention.contract import from_weights
+from model.attention.registry import form
+
+@form("own")
+@from_weights
+def own(scores):
+    return scores.softmax(-1)
+"""
+
+
+def of_own_code(folder: Path) -> list[str]:
+    """Overrides for an attention of one's own, and its file."""
+    (folder / "own.py").write_text(OWN)
+    return ["code=own.py", "attention=own"]
+
 
 @pytest.mark.slow
 @needs_joblib
 def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(tmp_path):
     # The default folder's name is made up anew wherever it is resolved: workers must not make up their own.
-    text = tiny(tmp_path, max_steps=20, eval_interval=10)
+    text = [*tiny(tmp_path, max_steps=20, eval_interval=10), *of_own_code(tmp_path)]
     result = run(
         "-m",
         "hydra/launcher=joblib",
@@ -50,8 +68,9 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
     assert result.stdout.count("Preparing ") == 1
     alone = run("seed=2", "model.vocab_size=300", "run_dir=alone", *text, cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
-    both = [read_summary(folder).val_bpb for folder in (tmp_path / "alone", sweep / "1")]
-    assert both[0] == pytest.approx(both[1])
+    first, second = (read_summary(folder) for folder in (tmp_path / "alone", sweep / "1"))
+    assert first.val_bpb == pytest.approx(second.val_bpb) and first.code_hash == second.code_hash
+    assert first.code_hash == sha256((tmp_path / "own.py").read_bytes()).hexdigest()[:16]
 
 
 @pytest.mark.slow
@@ -102,11 +121,13 @@ def test_a_failing_job_does_not_end_the_others(tmp_path):
         "model.vocab_size=100,300",
         "hydra.sweep.dir=here",
         *tiny(tmp_path, max_steps=2),
+        *of_own_code(tmp_path),
     ]
     result = run(*sweep, cwd=tmp_path)
     assert result.returncode == 1 and "model.vocab_size=100 is less than the tokenizer's 257" in result.stdout
     assert result.stderr.count("Traceback") == 0
     assert len(list(tmp_path.glob("here/*/checkpoints/best"))) == 1
+    assert read_summary(tmp_path / "here/1").code_hash
 
 
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "submitit_slurm"])
