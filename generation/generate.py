@@ -196,11 +196,10 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
         kth_largest = logits.topk(params.top_k).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < kth_largest, -torch.inf)
     if params.top_p < 1:
-        descending, order = logits.sort(descending=True)
+        descending, order = logits.sort(stable=True, descending=True)
         probabilities = descending.softmax(-1)
         # A token is dropped if the likelier ones already reach p; the likeliest has none, and always stays.
-        likelier = cumulative_sum(probabilities, -1) - probabilities
-        dropped = likelier >= params.top_p
+        dropped = cumulative_sum(probabilities, -1) - probabilities >= params.top_p
         dropped = torch.empty_like(dropped).scatter_(-1, order, dropped)  # from descending order back to ids
         logits = logits.masked_fill(dropped, -torch.inf)
     if params.min_p > 0:

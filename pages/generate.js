@@ -80,11 +80,15 @@ class Reading {
       const least = scores.toSorted().at(-top_k) ?? -Infinity;
       scores = scores.map(score => (score < least ? -Infinity : score));
     }
-    let chances = softmax(scores);
+    const chances = softmax(scores);
     if (top_p < 1) {
-      let passed = 0;
-      const least = chances.toSorted().findLast(chance => (passed += chance) >= top_p) ?? 0;
-      chances = chances.map(chance => (chance < least ? 0 : chance));
+      // A token is dropped if the likelier ones already reach p; of equal ones the first ids are the likelier.
+      let likelier = 0;
+      for (const id of [...chances.keys()].sort((one, other) => chances[other] - chances[one])) {
+        const dropped = likelier >= top_p;
+        likelier += chances[id];
+        if (dropped) chances[id] = 0;
+      }
     }
     // Inverse transform sampling: the token at which the running sum passes a random share of the total.
     let left = random.next().value * sum(chances);

@@ -88,6 +88,21 @@ def test_the_page_writes_as_sample_py_does_and_its_logits_and_weights_are_the_mo
     torch.testing.assert_close(torch.tensor(heads), maps, rtol=0, atol=1e-4)
 
 
+@needs_browser
+def test_a_nucleus_that_ends_among_equals_keeps_the_tokens_that_sample_py_keeps(tmp_path):
+    model, page = random_gpt(vocab_size=270), tmp_path / "demo.html"
+    model.lm_head.weight.data[60:] = 0  # as those of ids that training has not seen
+    write_demo(page, model)
+    settings = dict(temperature=1.4, top_p=0.9, max_new_tokens=30)
+    asked = json.dumps(settings | dict(top_k=None))
+    found = browse(
+        page, f"return await Promise.all([1, 2, 3].map(seed => tinygpt.generate('', {{...{asked}, seed}})));"
+    )
+    assert [text["ids"] for text in found] == [written(model, "", seed=seed, **settings) for seed in (1, 2, 3)]
+    equal = [token for text in found for token in text["ids"] if token >= 60]
+    assert max(equal) < 255 and len({*equal}) > 10  # the first of the equal ones, and several of them
+
+
 def strings(count: int) -> list[str]:
     """Texts of the characters that the patterns of tokenizers tell apart."""
     parts = [
