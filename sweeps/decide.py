@@ -69,10 +69,10 @@ class Comparison:
     """The duration of the variant's runs."""
 
     def row(self, earliest: int) -> list[str]:
-        """Return the variant's cells in decide.md; no verdict comes before pair `earliest`."""
+        """Return the variant's cells in decide.md; better and worse come from pair `earliest` on."""
         verdict = self.verdict
         if verdict == OPEN and self.pairs < earliest:
-            verdict += f", no verdict before pair {earliest}"
+            verdict += f", neither better nor worse before pair {earliest}"
         if self.mean < self.low or self.mean > self.high:
             verdict += " for the typical pair (the pairs are skewed)"
         figures = ["–", "–", "–"]

@@ -190,7 +190,7 @@ def test_the_page_says_what_the_recorded_pairs_do():
     for n in range(1, 8):
         low, high = confidence_sequence(known := differences[:n], ALPHA)
         middle = f"{np.mean(known):+.4g}, median {np.median(known):+.4g}"
-        verdict = judge(known, ALPHA) or "open, no verdict before pair 7"
+        verdict = judge(known, ALPHA) or "open, neither better nor worse before pair 7"
         assert f"gate is {verdict}: val_bpb differs by {middle} ({low:+.4g} to {high:+.4g}), pair {n} of 20\n" in page
 
 
@@ -256,7 +256,7 @@ def test_each_variant_runs_with_the_seeds_of_the_first_until_it_is_decided(tmp_p
     assert [judge(differences[:n], 0.025, pairs=12) for n in (len(differences) - 1, len(differences))] == ["", "better"]
     said = capsys.readouterr().out
     assert said.count("seed 3: ") == 2 and "leaderboard.md" in said and (tmp_path / "decide.md").read_text() in said
-    assert f"seed 3: attention=mla is open, no verdict before pair {len(differences)}: val_bpb" in said
+    assert f"seed 3: attention=mla is open, neither better nor worse before pair {len(differences)}: val_bpb" in said
     assert f"is better: val_bpb differs by {mean}, median {median} ({between}), pair {pairs} of 12\n" in said
 
 
@@ -590,10 +590,8 @@ def test_real_runs_that_are_equal_end_after_three_pairs_and_are_a_baseline_until
     variants = "hydra.sweeper.variants=['log_interval=5','log_interval={}']"
     first = run_here(*typed, variants.format(6), "hydra.sweep.dir=one", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    assert (
-        "seed 2: log_interval=6 is open, no verdict before pair 7: val_bpb differs by +0, median +0 (-inf to +inf)"
-        in first.stdout
-    )
+    state = "is open, neither better nor worse before pair 7: val_bpb differs by +0, median +0 (-inf to +inf)"
+    assert f"seed 2: log_interval=6 {state}" in first.stdout
     found = record_of(tmp_path / "one")
     (pairs,) = found["comparisons"]
     assert pairs["verdict"] == "no difference: 3 pairs are equal" and pairs["own"] == pairs["first"]
