@@ -88,6 +88,7 @@ for name in dir(signal):
 signal.SIGBREAK = 12
 for name in OS:
     delattr(os, name)
+os.process_cpu_count = os.cpu_count  # Linux's, of Python 3.13, would call sched_getaffinity()
 shutil._use_fd_functions = False
 os.open = checked(os.open, refuse_folder)
 os.fsync = checked(os.fsync, refuse_unwritable)

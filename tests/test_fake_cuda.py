@@ -34,9 +34,12 @@ EVERY = [
 ]
 PASSES = ("training", "prompt", "token")
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not shutil.which("g++"), reason="compiles a library for Linux's loader by g++"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        sys.platform != "linux" or not shutil.which("g++"), reason="compiles a library by g++ for Linux"
+    ),
+    pytest.mark.skipif(bool(torch.version.cuda), reason="stands for the CUDA that a CPU build of torch lacks"),
+]
 
 
 @pytest.fixture(scope="module")
