@@ -78,13 +78,15 @@ class Browser:
             pass
         return self
 
-    def __exit__(self, failed: type[BaseException] | None, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: Any) -> None:
         self.process.kill()
         self.process.wait()
         self.log.seek(0)
         said = [line for line in self.log.read().decode(errors="replace").splitlines() if "CONSOLE" in line]
         self.log.close()
-        assert failed or not said, said
+        if error:
+            error.add_note(f"on the page's console: {said}")
+        assert error or not said, said
 
 
 def browse(page: Path, script: str, library: str = "", **looks: Any) -> Any:

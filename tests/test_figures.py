@@ -24,7 +24,7 @@ from training.pretrained import MAY_CHANGE_ON_INIT
 from training.run import DEFAULT_STEPS
 
 ROOT = Path(__file__).parent.parent
-NUMBERS = {5: "five", 8: "eight"}
+NUMBERS = dict(enumerate(["four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], 4))
 
 
 def page(name: str) -> str:

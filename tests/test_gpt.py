@@ -16,7 +16,7 @@ from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS
 from model.config import MLPS, GPTConfig
 from model.cpu import LARGE, store_by_columns
-from model.gpt import GPT
+from model.gpt import GPT, NORMS
 from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import IGNORE_INDEX, fused_cross_entropy
 from model.size import cache_bytes_per_token, count_parameters, count_weights, flops_per_token, without_weights
@@ -219,6 +219,13 @@ def test_norms_in_inference_mode_are_those_of_training_within_rounding():
                 close(norm(scale * x), wanted, rtol=1e-5, atol=1e-6)
     with torch.inference_mode():
         assert norm(torch.full((1, 24), torch.nan)).isnan().all() and norm(torch.full((2, 24), torch.inf)).isnan().all()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norms_result_has_the_type_of_its_input_whatever_its_weights(name):
+    norm = NORMS[name](GPTConfig(n_embd=24, n_head=2))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert norm(torch.randn(2, 3, 24, dtype=dtype)).dtype == dtype
 
 
 def test_norms_compute_in_the_type_of_their_input():
