@@ -4,7 +4,7 @@ SWEEP is the folder of  python train.py -m +experiment=scaling  , or of any swee
 the script reads its leaderboard.csv. Each size has its best learning rate, on average over the seeds. For every compute
 budget, a parabola of loss against log(parameters) gives the best size. A line through the best sizes in log-log space
 is the power law (Hoffmann et al. 2022, approach 2), for parameters with embeddings and without. An exponent's interval
-is two jackknife standard errors each way (Quenouille 1956): the law is fitted again without each of the sizes.
+is two jackknife standard errors each way (Quenouille 1956): the law is fitted again without each of the points.
 """
 
 from __future__ import annotations
