@@ -1,14 +1,17 @@
 """The documents are true: their code runs, their links resolve, their commands exist."""
 
 import contextlib
+import csv
 import functools
 import json
 import re
 import runpy
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -212,6 +215,17 @@ def test_a_pages_table_of_runs_is_what_its_command_makes_of_the_recorded_ones(na
     table = re.findall(r"^\|.*\n", capsys.readouterr().out, re.MULTILINE)
     assert "".join(table) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8") and len(table) > 4
     assert name != "tales.csv" or "".join(table) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_value_of_each_step_is_that_of_the_recorded_runs():
+    page, found = (ROOT / "docs/attention.md").read_text(encoding="utf-8"), defaultdict(list)
+    with (ROOT / "docs/results/ladder.csv").open(encoding="utf-8") as recorded:
+        for row in csv.DictReader(recorded):
+            found[row["attention"]].append(float(row["val_bpb"]))
+    for attention, losses in found.items():
+        mean, deviation = statistics.mean(losses), statistics.stdev(losses)
+        assert re.search(rf"^\| {attention} +\| 1, 2, 3 .* {mean:.4f} ± {deviation:.4f} +\|$", page, re.MULTILINE)
+    assert {*found} == {"average", "simple", "single_head", "stacked", "matmul", "sdpa"}
 
 
 TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_size=16", "data.path=notes.txt"]
