@@ -188,10 +188,10 @@ const MODIFIERS = {
   },
 
   // Bias F_i − F_j, with F the running sum of ln f, f = σ(x w + b) per head (Lin et al. 2025)
-  forget: {score: ({gate}, call) => fade(linear(gate, call.x), call)},
+  forget: {score: ({gate}, call) => fade(linear(gate, call.x), call, call.cache.forgotten)},
 
   // The same with one f per head for all tokens
-  fade: {score: ({rate}, call) => fade(rate, call)},
+  fade: {score: ({rate}, call) => fade(rate, call, call.cache.faded)},
 
   // One more key, of value zero and of score b per head
   sink: {score: ({bias}, {nothing}) => nothing.forEach((scores, h) => scores.push(bias[h]))},
@@ -213,13 +213,14 @@ const MODIFIERS = {
   gate_silu: {finish: ({gate_proj}, {x, y}) => multiply(y, linear(gate_proj, x), silu)},
 };
 
-// Add F_i − F_j to the scores, where F is the running sum of ln σ(logit); logits: one per head, of the newest token.
-function fade(logits, {scores, position, cache}) {
+// Add F_i − F_j to the scores, where F is the running sum of ln σ(logit); logits: one per head, of the newest token;
+// sums: F of the earlier tokens, to which its own is added.
+function fade(logits, {scores, position}, sums) {
   const logSigmoid = logit => Math.min(logit, 0) - Math.log1p(Math.exp(-Math.abs(logit)));
-  const before = cache.faded[position - 1];
-  const faded = Array.from(logits, (logit, h) => (before?.[h] ?? 0) + logSigmoid(logit));
-  cache.faded[position] = faded;
-  scores.forEach((head, h) => head.set(head.map((score, s) => score + faded[h] - cache.faded[s][h])));
+  const before = sums[position - 1];
+  const sum = Array.from(logits, (logit, h) => (before?.[h] ?? 0) + logSigmoid(logit));
+  sums[position] = sum;
+  scores.forEach((head, h) => head.set(head.map((score, s) => score + sum[h] - sums[s][h])));
 }
 
 // Multiply the results by gates, one per head or per channel.
@@ -250,7 +251,7 @@ class GPT {
 
   // An empty cache: the ids so far, and rows by position for each layer.
   cache() {
-    return {ids: [], layers: this.blocks.map(() => ({keys: [], values: [], unshifted: [], faded: []}))};
+    return {ids: [], layers: this.blocks.map(() => ({keys: [], values: [], unshifted: [], forgotten: [], faded: []}))};
   }
 
   // Read one more token. Returns the logits (V) of the next one, and the attention weights (S) of the heads of all layers.

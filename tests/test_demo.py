@@ -40,7 +40,9 @@ CONFIGS = {
     "alibi": dict(attention="softmax1+sink", position="alibi", mlp="relu2", tie_embeddings=True),
     "windows": dict(attention="sdpa+window/sdpa+nope", attention_window=5, logit_softcap=5.0, rope_fraction=0.5),
     "learned": dict(attention="einsum+gate+xsa+key_offset", n_kv_head=1, position="learned", mlp="gelu_tanh"),
-    "faded": dict(attention="loop+value_residual+forget/softmax1+fade+value_residual", head_size=6, position="none"),
+    "faded": dict(
+        attention="loop+value_residual+forget+fade/softmax1+fade+value_residual", head_size=6, position="none"
+    ),
     "yarn": dict(
         attention="bmm+fade+sink+gate_element", rope_scaling="yarn", rope_scaling_factor=4.0, rope_trained_length=8
     ),
