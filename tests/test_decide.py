@@ -367,7 +367,7 @@ def test_a_variant_that_is_not_ahead_is_given_up(tmp_path):
     found = {each["variant"]: each for each in record_of(tmp_path)["comparisons"]}
     assert found["attention=delta"]["verdict"] == "dropped: not ahead after 5 pairs"
     assert found["attention=mla"]["verdict"] == "no difference: 3 pairs are equal"
-    behind = [1.0, 2.0, -1.0, 3.0, 1.0]
+    behind = [0.1, 0.2, -0.1, 0.3, 0.1]
     assert judge(behind, 0.05, give_up=5) and not judge(behind[:4], 0.05, give_up=5) and not judge(behind, 0.05)
     assert not judge(behind, 0.05, larger=True, give_up=5) and judge(behind[::-1], 0.05, give_up=3)
 

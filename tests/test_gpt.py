@@ -19,6 +19,7 @@ from model.cpu import LARGE, store_by_columns
 from model.gpt import GPT, NORMS
 from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import IGNORE_INDEX, fused_cross_entropy
+from model.row import mlp_step
 from model.size import cache_bytes_per_token, count_parameters, count_weights, flops_per_token, without_weights
 from model.weights import load_weights, plain_weights
 from training.plan import LiveBytes
@@ -219,6 +220,13 @@ def test_norms_in_inference_mode_are_those_of_training_within_rounding():
                 close(norm(scale * x), wanted, rtol=1e-5, atol=1e-6)
     with torch.inference_mode():
         assert norm(torch.full((1, 24), torch.nan)).isnan().all() and norm(torch.full((2, 24), torch.inf)).isnan().all()
+
+
+@pytest.mark.parametrize("name", MLPS)
+def test_every_mlp_has_about_eight_weights_for_two_channels_and_a_step_for_a_single_token(name):
+    mlp = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=192, vocab_size=11, mlp=name)).blocks[0].mlp
+    assert sum(weight.numel() for weight in mlp.parameters()) == pytest.approx(8 * 192**2, rel=0.02)
+    assert mlp_step(mlp) is not mlp
 
 
 @pytest.mark.parametrize("name", NORMS)

@@ -280,8 +280,8 @@ def load_optimizer_state(
 
 # {name: (default steps of the warm-up, decay)}. A decay of 1 is the peak rate, 0 is final_factor. It is a function of
 # `left`, the fraction of the run that is left; of `whole`, the one that the warm-up has left; and of decay_fraction.
-# Steps are not given, for they are unknown if only the time ends the run. `left` falls from `whole`, after the warm-up,
-# to 0. Both are 1 at progress 0, and `whole` stays 1 if warmup_steps=0.
+# The run's steps are not given, for they are unknown if only the time ends it. `left` falls from `whole`, after the
+# warm-up, to 0. Both are 1 at progress 0, and `whole` stays 1 if warmup_steps=0.
 SCHEDULES = {
     "warmup_stable_decay": (10, lambda left, whole, tail: min(1.0, left / min(tail, whole)) if tail else 1.0),
     "cosine": (100, lambda left, whole, _: 0.5 * (1 - math.cos(math.pi * left / whole))),
