@@ -107,6 +107,7 @@ def test_peak_memory_is_within_a_tenth_of_the_measured():
         assert predicted == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.slow
 def test_predicting_takes_no_memory_and_less_is_predicted_where_less_is_kept(train_config):
     config = TrainConfig(model=GPTConfig(n_layer=2, n_head=32, n_embd=8192, block_size=256, vocab_size=50257))
     predicted = predict_memory(train_step, config, 1)
@@ -166,6 +167,7 @@ def test_a_step_is_measured_on_the_windows_of_a_micro_batch_unless_one_takes_too
         taken.clear()
 
 
+@pytest.mark.slow
 def test_memory_is_predicted_of_every_form_and_modifier(train_config):
     layers = [*FORMS, "sdpa+" + "+".join(MODIFIERS), "delta+conv+gate_silu"]
     model = replace(train_config.model, attention="/".join(layers), n_layer=len(layers), vocab_size=257)

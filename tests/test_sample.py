@@ -93,6 +93,7 @@ def command(run_directory: Path, *overrides: str) -> list[str]:
     return [sys.executable, str(ROOT / "sample.py"), f"checkpoint={run_directory}", "device=cpu", *overrides]
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_nothing_but_prompt_and_text_and_nothing_is_said_when_its_reader_leaves(run_directory, say):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(command(run_directory, "prompt_file=-", "max_new_tokens=99"), **pipes)
