@@ -161,14 +161,13 @@ def short(train_config: TrainConfig) -> TrainConfig:
 
 
 MOMENTS = [3, 15, 35, 70]  # of three saves' 75 operations: in the first, at its link, in the second, in the last
-ERRORS = [errno.ENOSPC, errno.EROFS]
-EACH = [(moment, code) for moment in MOMENTS for code in ERRORS]
-EACH += [
-    pytest.param(n, ERRORS[n // 2 % 2], marks=pytest.mark.slow) for n in range(0, 74, 2) if n not in MOMENTS
+SLOW = [
+    pytest.param(n, marks=pytest.mark.slow) for n in range(0, 74, 2) if n not in MOMENTS
 ]  # the 75th removes an old one, which may fail
 
 
-@pytest.mark.parametrize(("moment", "code"), EACH)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("moment", [*MOMENTS, *SLOW])
 def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, caplog, moment, code):
     with failing(moment, 10**6, code) as done, pytest.raises(CheckpointError, match=os.strerror(code)) as ended:
         train(short)

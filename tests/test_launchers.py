@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from conftest import started
 from sweeping import ROOT, command, run, run_here, tiny, wait_for
 
 from cli.with_torch import device_of_job
+from model.attention.code import digest
 from runs.summary import read_job, read_summary
 from sweeps.grid import jobs_at_once
 
@@ -70,7 +70,7 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
     assert alone.returncode == 0, alone.stderr
     first, second = (read_summary(folder) for folder in (tmp_path / "alone", sweep / "1"))
     assert first.val_bpb == pytest.approx(second.val_bpb) and first.code_hash == second.code_hash
-    assert first.code_hash == sha256((tmp_path / "own.py").read_bytes()).hexdigest()[:16]
+    assert first.code_hash == digest([tmp_path / "own.py"])
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_failing_job_does_not_end_the_others(tmp_path):
     assert result.returncode == 1 and "model.vocab_size=100 is less than the tokenizer's 257" in result.stdout
     assert result.stderr.count("Traceback") == 0
     assert len(list(tmp_path.glob("here/*/checkpoints/best"))) == 1
-    assert read_summary(tmp_path / "here/1").code_hash
+    assert read_summary(tmp_path / "here/1").code_hash == digest([tmp_path / "own.py"])
 
 
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "submitit_slurm"])
