@@ -46,8 +46,10 @@ BPE_CHARACTERS = 2_000
 AT_ONCE = 100
 # Characters of a job, enough that handing it to a thread takes little of its time.
 JOB = 1 << 16
-# Characters at the beginning of a text that decide which documents are held out. A shorter text stays in memory.
+# Characters at the beginning of a text that decide which hashes are held out. A shorter text stays in memory.
 HEAD = 32_000_000
+# Counters of documents and their copies. They bound the memory; so many that two documents rarely share one.
+COUNTERS = 1 << 20
 # The largest share of the validation text for one document and its copies, lest it decide the loss.
 LONGEST_SHARE = 1 / 30
 
@@ -140,10 +142,9 @@ def make_folder(
         for loss, (count, first_place) in source.losses.items():
             log(f"{loss}: {count:,}, first in {first_place}.")
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
-        if not (sizes["train.bin"] and sizes["val.bin"]):
+        if not all(sizes.values()):
             problem = f"data={source.config.source} has no text, or too little to hold some out ({source.describe()})"
-            validation = f"raise data.val_fraction={source.config.validation_fraction:g}"
-            raise DataError(problem, f"choose another data.path or data source, or {validation}")
+            raise DataError(problem, f"add text, or raise data.val_fraction={source.config.validation_fraction:g}")
         text = source.describe()
         (unfinished / "meta.json").write_text(json.dumps({"text": text, "sizes": sizes}, indent=1))
     return text
@@ -155,7 +156,7 @@ class Split:
     The documents with the lowest hashes are held out. So names and order do not matter, and copies are on one side.
     Never held out is a document that, with its copies, is longer than 1/30 of the validation text: it would decide the
     loss. If the others are less than twice `fraction` of the text, the end of every document is held out instead.
-    The constructor reads the first HEAD characters.
+    The constructor reads the text, and the first HEAD characters of a longer one before.
     """
 
     def __init__(self, source: Source, fraction: float) -> None:
@@ -164,22 +165,23 @@ class Split:
         # One of two rules is set below: hold out documents up to this hash, or all but the first characters of each.
         self.highest = -1
         self.kept: list[int] = []
-        wanted = self.size * fraction
-        self.longest = wanted * LONGEST_SHARE
-        # Sum the sizes of documents and their copies by hash. A document of several pieces is too long anyway.
+        # Sum the lengths of documents and their copies in the whole text.
+        copies = np.zeros(COUNTERS, np.int64)
+        for number, length in _hashes(self.documents()):
+            copies[number % COUNTERS] += length
+        self.frequent = copies > copies.sum() * fraction * LONGEST_SHARE
+        # Hold out the head's documents in the order of their hashes until that is enough, otherwise the end of each.
         sizes: Counter[int] = Counter()
-        for texts in self.head:
-            if len(texts) == 1:
-                sizes[_hash(texts[0])] += len(texts[0])
-        self.frequent = {number for number, size in sizes.items() if size > self.longest}
-        # Hold out documents in the order of their hashes until that is enough, otherwise the end of each.
-        free = sorted(sizes.keys() - self.frequent)
+        for number, length in _hashes(self.head):
+            if not self.frequent[number % COUNTERS]:
+                sizes[number] += length
+        free = sorted(sizes)
         sums = list(accumulate(sizes[number] for number in free))
+        wanted = self.size * fraction
         if free and sums[-1] >= 2 * wanted:
             self.highest = free[bisect_left(sums, wanted)]
         else:
-            lengths = (sum(map(len, document)) for document in self.documents())
-            self.kept = [length - int(length * fraction) for length in lengths]
+            self.kept = [length - int(length * fraction) for _, length in _hashes(self.documents())]
 
     def documents(self) -> Iterable[Iterable[str]]:
         """Return the documents of the whole text, from memory if it is small."""
@@ -189,26 +191,19 @@ class Split:
         """Yield the text of `documents`, the first ones or all, as pieces of a split."""
         for document, kept in zip(documents, self.kept or repeat(sys.maxsize), strict=False):
             texts = iter(document)
-            # Two pieces show whether there is only one: no other document is held out whole.
-            begun = list(islice(texts, 2))
-            if self._is_held_out(begun):
+            first = next(texts, "")
+            number = _hash(first)
+            if number <= self.highest and not self.frequent[number % COUNTERS]:
                 kept = 0
             # Cut the document after the first `kept` characters, and the piece in which they end.
             position = 0
-            for text in chain(begun, texts):
+            for text in chain([first], texts):
                 end = max(0, min(len(text), kept - position))
                 if end > 0:
                     yield "train", position == 0, text[:end]
                 if end < len(text):
                     yield "val", position <= kept, text[end:]
                 position += len(text)
-
-    def _is_held_out(self, begun: list[str]) -> bool:
-        """Return whether the document that begins with these two pieces is held out whole."""
-        if len(begun) != 1 or len(begun[0]) > self.longest:
-            return False
-        number = _hash(begun[0])
-        return number <= self.highest and number not in self.frequent
 
     def sample(self, most: int) -> Iterator[str]:
         """Yield about `most` characters of the training text, spread evenly over the head."""
@@ -235,6 +230,14 @@ def _beginning(documents: Iterable[Iterable[str]]) -> tuple[list[list[str]], int
             if size >= HEAD:
                 return head, size
     return head, size
+
+
+def _hashes(documents: Iterable[Iterable[str]]) -> Iterator[tuple[int, int]]:
+    """Yield the hash of each document's first piece, and the document's length."""
+    for document in documents:
+        texts = iter(document)
+        first = next(texts, "")
+        yield _hash(first), len(first) + sum(map(len, texts))
 
 
 def _hash(text: str) -> int:
@@ -320,7 +323,7 @@ def open_folder(
     try:
         # As plain arrays: slicing numpy's memmap class is several times slower.
         splits = [np.memmap(folder / f"{split}.bin", dtype, "r").view(np.ndarray) for split in SPLITS]
-        highest = max(int(ids.max()) for ids in splits)
+        highest = max(ids.max() for ids in splits)
         if highest >= encoding.n_vocab:
             raise ValueError(f"it has the id {highest}, and tokenizer={encoding.name} ids below {encoding.n_vocab}")
     except ValueError as error:

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -192,11 +193,20 @@ def test_many_documents_are_held_out_whole_whatever_their_order_and_long_and_fre
     assert len(split_texts([*texts, "one more"], 0.1)["val"]) == pytest.approx(len(found["val"]), abs=2)
 
 
-def test_beyond_what_is_looked_at_the_rule_stays(monkeypatch):
+@pytest.mark.parametrize("copies", [0, 1000, 20_000])
+def test_beyond_the_head_the_rule_stays_and_copies_are_counted_there(copies, monkeypatch):
     monkeypatch.setattr(prepare, "HEAD", 400_000)
-    found = split_texts([*essays(3000), *essays(3000), *(3 * essay for essay in essays(60))], 0.1)
-    assert len(found["val"]) == pytest.approx(600, rel=0.2) and set(found["val"]) - set(essays(700))
-    assert not set(found["val"]) & set(found["train"]) and max(map(len, found["val"])) < 800
+    often = [f"answer {number}\n" * 20 for number in range(20)]
+    long = ["".join(f"the {number} lines of {text}" for number in range(150)) for text in essays(40)]
+    texts = [*essays(3000), *essays(3000), *long, *often * (copies // len(often))]
+    found = split_texts(texts, 0.1)
+    limit = LONGEST_SHARE * 0.1 * sum(map(len, texts))
+    sizes = Counter[str]()
+    for text in found["val"]:
+        sizes[text] += len(text)
+    assert len(set(found["val"])) == pytest.approx(300, rel=0.2) and set(found["val"]) - set(essays(700))
+    assert not set(found["val"]) & set(found["train"]) and max(sizes.values()) <= limit
+    assert bool(set(often) & set(found["val"])) == (copies == 1000), "those few copies are no share of the text"
 
 
 def test_where_short_documents_are_too_little_all_lose_their_tails():
@@ -336,7 +346,7 @@ def test_two_runs_that_start_at_once_prepare_once_also_when_the_first_is_killed(
     ("name", "content", "message"),
     [
         ("binary.bin", b"\0\1", "binary.bin is not text"),
-        ("empty.txt", b"", r"has no text.*: choose another data\.path"),
+        ("empty.txt", b"", r"has no text.*: add text, or raise data\.val_fraction=0\.1"),
         ("short.txt", b"a", "too little to hold some out"),
         ("a.jsonl", b'{"text": "fine"}\n' * 3000 + b"broken\n", "line 3001 is not JSON"),
         ("full.txt", b"text " * 100, r"data\.cache_dir=.* cannot be used \(No space left on device\)"),
