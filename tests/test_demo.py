@@ -6,12 +6,14 @@ import errno
 import json
 import random
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from browser import AXE, browse, data_of, needs_axe, needs_browser
+from browser import AXE, Browser, browse, data_of, needs_axe, needs_browser
 from conftest import random_gpt, run_here, split_patterns, tokens_drawn
 
 import pages.demo
@@ -21,10 +23,10 @@ from data.tokenizer import END_OF_TEXT, encode_text, make_tokenizer, train_bpe
 from export import ExportConfig
 from generation.config import SamplingParams
 from generation.generate import encode_prompt
-from model.config import GPTConfig
+from model.config import MLPS, NORMS, GPTConfig
 from model.gpt import GPT
 from model.heads import for_each_layer
-from pages.demo import browser_tokenizer, demo_page, nearest
+from pages.demo import FORMS, MODIFIERS, browser_tokenizer, demo_page, nearest
 from runs.checkpoint import Checkpoint, Meta, Progress, save_checkpoint
 from training.config import TrainConfig
 
@@ -88,6 +90,61 @@ def test_the_page_writes_as_sample_py_does_and_its_logits_and_weights_are_the_mo
     torch.testing.assert_close(torch.tensor(logits), wanted, rtol=0, atol=1e-3)
     maps = torch.cat(for_each_layer(model, torch.tensor([ids]), lambda weights: weights[0, :, -1]))  # (heads, S)
     torch.testing.assert_close(torch.tensor(heads), maps, rtol=0, atol=1e-4)
+
+
+def drawn_models(count: int) -> Iterator[GPT]:
+    """Models that a page can compute, with settings drawn at random."""
+    rng = random.Random(1)
+
+    def layer() -> str:
+        kept = [name for name in rng.sample(MODIFIERS, len(MODIFIERS)) if rng.random() < 0.3]
+        return "+".join([rng.choice(FORMS), *kept])
+
+    while count:
+        position = rng.choice(["rope", "rope", "learned", "alibi", "none"])
+        settings = dict(
+            attention="/".join(layer() for _ in range(rng.randint(1, 3))), position=position,
+            head_size=rng.choice([None, 4, 6]), n_kv_head=rng.choice([None, 1, 2]), n_inner=rng.choice([None, 24]),
+            norm=rng.choice(NORMS), mlp=rng.choice(MLPS), logit_softcap=rng.choice([None, 5.0]),
+        )  # fmt: skip
+        settings |= {name: rng.random() < 0.5 for name in ("bias", "qkv_bias", "qk_norm", "tie_embeddings")}
+        if "window" in settings["attention"]:
+            settings["attention_window"] = rng.randint(1, 15)
+        if position == "rope":
+            scaling = rng.choice(["none", "linear", "yarn", "llama3"])
+            settings |= dict(rope_scaling=scaling, rope_scaling_factor=2.0, rope_fraction=rng.choice([0.5, 1.0]))
+        if rng.random() < 0.3:
+            settings |= dict(ngrams=rng.choice([[2], [2, 3]]), ngram_rows=50)
+        with suppress(SettingsError):  # of settings that do not fit together
+            yield random_gpt(count, n_layer=3, vocab_size=270, **settings)
+            count -= 1
+
+
+@pytest.mark.slow
+@needs_browser
+def test_random_models_are_computed_on_a_page_as_in_torch_at_each_token(tmp_path):
+    page, other, ids = tmp_path / "demo.html", tmp_path / "other.html", [256, *b"all of a window"]
+    write_demo(page, random_gpt(vocab_size=270))
+    script = """(other, ids) => {
+      const tensors = Object.entries(other.weights);
+      const unpacked = tensors.map(([name, packed]) => [name, new Float32Array(bytes(packed).buffer)]);
+      const model = new GPT(other, Object.fromEntries(unpacked));
+      const cache = model.cache();
+      const all = ids.map(id => model.forward(id, cache));
+      const padded = weights => [...weights, ...Array(ids.length - weights.length).fill(0)];
+      return [all.map(({logits}) => [...logits]), all.map(({heads}) => heads.map(padded))];
+    }"""
+    wrong = []
+    with Browser(page) as browser, torch.no_grad():
+        for model in drawn_models(60):
+            write_demo(other, model)
+            logits, heads = browser.run(f"({script})({json.dumps(data_of(other))}, {ids})")
+            maps = torch.cat(for_each_layer(model, torch.tensor([ids]), lambda weights: weights[0]))
+            error = (torch.tensor(logits) - model(torch.tensor([ids]))[0]).abs().max()
+            map_error = (torch.tensor(heads).transpose(0, 1) - maps).abs().max()
+            if max(error, map_error) > 1e-4:
+                wrong.append((model.config, error, map_error))
+    assert wrong == []
 
 
 @needs_browser
