@@ -32,6 +32,7 @@ from runs.checkpoint import as_json, read_meta
 from runs.summary import read_summary
 from train import train
 from training.config import TrainConfig
+from training.start import try_code
 
 OWN = '''
 import torch
@@ -268,8 +269,11 @@ def test_a_modifier_that_returns_another_shape_is_named(tmp_path, method, said):
     file = tmp_path / "own.py"
     head = "from model.attention.modifiers import Modifier\nfrom model.attention.registry import modifier\n"
     file.write_text(f"{head}@modifier('mine', changes='values')\nclass Mine(Modifier):\n    def {method}\n")
-    with pytest.raises(SettingsError, match=rf"code={file}: Mine\.{said}"):
+    with pytest.raises(SettingsError, match=rf"^Mine\.{said}"):
         check.main(["sdpa+mine", f"code={file}"])
+    run_code(str(file))
+    with pytest.raises(SettingsError, match=rf"^code={file}: Mine\.\w+\(\) returned"):
+        try_code(TrainConfig(model=GPTConfig(attention="sdpa+mine")), str(file))
 
 
 def test_a_modifier_that_reads_numbers_as_it_is_made_is_not_too_large(tmp_path):

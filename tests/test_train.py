@@ -239,7 +239,7 @@ def test_max_minutes_ends_the_run_and_its_schedule(train_config, caplog, monkeyp
     ticks = itertools.count(step=0.01)  # seconds, each time that somebody looks
     monkeypatch.setattr(training.run, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     train(replace(train_config, max_steps=None, max_minutes=0.02, eval_interval=10**9))
-    assert "0.02 minutes in steps of 8 × 16 tokens" in caplog.text
+    assert "0.02 min in steps of 8 × 16 tokens" in caplog.text
     found = [row for row in metrics(train_config.run_dir) if "lr" in row]
     assert found[-1]["lr"] < 0.1 * max(row["lr"] for row in found)
 

@@ -117,7 +117,7 @@ class Terminal(Logger):
             log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
         chance = math.log(data.vocab_size)
         if progress.step and best > chance - 0.01:
-            remedy = f"lower optimizer.lr={config.optimizer.lr:g}, train longer, or hold out more of a small text"
+            remedy = f"lower optimizer.lr={config.optimizer.lr:g}, or train longer"
             if isinstance(data, TokenDataset) and epochs(config, data, progress.step) > EPOCHS:
                 remedy = by_heart(config)
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
@@ -145,7 +145,7 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
     """Return the lines that describe a run's data, model and length; config has its max_steps."""
     # Describe the data, and the length of the run.
     block_size = config.model.block_size
-    length = plural(config.max_steps, "step") if config.max_steps else f"{config.max_minutes:g} minutes in steps"
+    length = plural(config.max_steps, "step") if config.max_steps else f"{config.max_minutes:g} min in steps"
     length += f" of {config.batch_size} × {block_size} tokens"
     if isinstance(data, TokenDataset):
         scored = data.validation_tokens(block_size, targets_scored(config, config.max_steps))

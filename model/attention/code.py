@@ -80,7 +80,7 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
         if before == [*registries]:
             raise SettingsError("it registers nothing", "decorate a function or a class with @form or @modifier")
         for modifier in MODIFIERS.keys() - before[1].keys():
-            check_results(name, MODIFIERS[modifier])
+            check_results(MODIFIERS[modifier])
     except (Exception, SystemExit) as error:
         for registry, content in zip(registries, before, strict=True):
             registry.clear()
@@ -90,7 +90,7 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
     return sorted(Path(each.__file__) for each in loaded if each.__file__)
 
 
-def check_results(name: str, modifier: Any) -> None:
+def check_results(modifier: Any) -> None:
     """Let a modifier's methods raise SettingsError for results that do not fit.
 
     Those of another type or shape than they got.
@@ -102,11 +102,10 @@ def check_results(name: str, modifier: Any) -> None:
             result = method(self, *arguments)
             if torch.compiler.is_compiling():  # a compiled graph cannot raise it
                 return result
-            several = count > 1 and isinstance(result, tuple)
-            found = shapes(result if several else (result,))
+            found = shapes(result if count > 1 and isinstance(result, tuple) else (result,))
             wanted = shapes(arguments[:count])
             if found != wanted:
-                problem = f"code={name}: {modifier.__name__}.{method.__name__}() returned {found}, not {wanted}"
+                problem = f"{modifier.__name__}.{method.__name__}() returned {found}, not {wanted}"
                 raise SettingsError(problem, "return its arguments, changed in value alone")
             return result
 
