@@ -61,11 +61,12 @@ def count_weights(config: GPTConfig) -> int:
     return numbers
 
 
-def memory_of(device: torch.device) -> int:
-    """Return the total memory of a device in bytes, used or not; for a CPU the RAM."""
+def memory_of(device: torch.device) -> tuple[int, int]:
+    """Return the free and the total memory of a device in bytes; for a CPU of the RAM."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    return psutil.virtual_memory().total
+        return torch.cuda.mem_get_info(device)
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
 
 
 def count_parameters(model: GPT) -> Counter[str]:

@@ -24,7 +24,7 @@ from common.settings import from_arguments
 from data.config import VOCABULARIES
 from data.tasks import TASKS
 from model.attention import check, make_attention
-from model.attention.code import RAN, run_code
+from model.attention.code import RAN, explained, run_code
 from model.attention.registry import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.size import count_weights
@@ -176,7 +176,7 @@ def test_a_file_that_seeds_changes_no_number_of_the_run(tmp_path):
         (None, "code=FILE cannot be read (No such file or directory): give a Python file that registers a form, a"),
         ("this is no Python\n", "code=FILE, line 1: SyntaxError: invalid syntax: correct the file."),
         ("\0", "code=FILE"),
-        ("x = 1\n", "code=FILE: it registers nothing: decorate a function or a class with @form or @modifier."),
+        ("x = 1\n", "code=FILE registers nothing: decorate a function or a class with @form or @modifier."),
         (USED + "import sys\nsys.exit(3)\n", "code=FILE, line 4: SystemExit: 3: correct the file."),
         (USED + "form('mine')(None)\n", "code=FILE, line 3: the name 'mine' is taken: choose"),
         (USED + "form('sdpa')(None)\n", "code=FILE, line 3: the name 'sdpa' is taken: choose"),
@@ -269,11 +269,8 @@ def test_a_modifier_that_returns_another_shape_is_named(tmp_path, method, said):
     file = tmp_path / "own.py"
     head = "from model.attention.modifiers import Modifier\nfrom model.attention.registry import modifier\n"
     file.write_text(f"{head}@modifier('mine', changes='values')\nclass Mine(Modifier):\n    def {method}\n")
-    with pytest.raises(SettingsError, match=rf"^Mine\.{said}"):
+    with pytest.raises(SettingsError, match=rf"^code={file}: Mine\.{said}"):
         check.main(["sdpa+mine", f"code={file}"])
-    run_code(str(file))
-    with pytest.raises(SettingsError, match=rf"^code={file}: Mine\.\w+\(\) returned"):
-        try_code(TrainConfig(model=GPTConfig(attention="sdpa+mine")), str(file))
 
 
 def test_a_modifier_that_reads_numbers_as_it_is_made_is_not_too_large(tmp_path):
@@ -333,6 +330,48 @@ def test_the_check_of_a_modifier_that_is_of_float32_alone_ends_in_a_sentence(tmp
     (tmp_path / "single.py").write_text(source)
     with pytest.raises(SettingsError, match=r"^code=\S+single\.py, line 10: RuntimeError: .*same dtype"):
         check.main(["sdpa+idle", f"code={tmp_path / 'single.py'}"])
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("y * (self.used / (self.used - 1))", "^attention=sdpa\\+idle gives infinity or NaN: look at its divisions"),
+        (
+            "(self.__dict__.setdefault('n', []).append(1), y * self.used * len(self.n))[1]",
+            "two results for the same tok",
+        ),
+        ("y * self.use", r"^code=\S+own\.py, line 10: AttributeError: .*'use'"),
+        ("y * self.layer_sizes['heads']", r"^code=\S+own\.py, line 10: AttributeError"),
+        ("y * torch.ones(24).to(y.dtype)[: y.size(1)] if y.dtype is torch.bfloat16 else y", r"line 10: RuntimeError: "),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_mistake_of_an_own_modifier_ends_in_a_sentence_of_the_check_and_of_a_run(tmp_path, body, said, command):
+    file = tmp_path / "own.py"
+    file.write_text(OWN_IDLE.replace("y * self.used", body))
+    run_code(str(file))
+    if command == "check":
+        with pytest.raises(SettingsError, match=said):
+            check.main(["sdpa+idle", f"code={file}"])
+    elif "bfloat16" not in body:
+        with pytest.raises(SettingsError, match=said), explained(str(file)):
+            try_code(TrainConfig(model=GPTConfig(attention="sdpa+idle")))
+
+
+def test_a_run_names_the_line_of_an_own_modifier_that_cannot_be_made(tmp_path):
+    source = OWN_IDLE.replace("super().__init__(layer, config)", "super().__init__(layer, config.n_heads)")
+    (tmp_path / "own.py").write_text(source)
+    found = run_here("attention=sdpa+idle", "code=own.py", *tiny(tmp_path), cwd=tmp_path)
+    assert found.returncode == 1
+    assert "error: code=own.py, line 7: AttributeError: 'GPTConfig' object has no attribute 'n_heads'" in found.stderr
+
+
+def test_a_modifier_that_is_wrong_only_for_documents_with_a_cache_fails(tmp_path, capsys):
+    wrong = "y if ctx.cache is None or ctx.doc_starts is None else y * 2"
+    (tmp_path / "own.py").write_text(OWN_IDLE.replace("y * self.used", wrong))
+    assert check.main(["sdpa+idle", f"code={tmp_path / 'own.py'}"]) == 1
+    row = re.search(r"^sdpa\+idle .*", capsys.readouterr().out, re.M)[0]
+    assert row.count("FAIL") == 1 and re.fullmatch(r".*FAIL \S+ +ok \S+ *", row), row
 
 
 def test_the_check_of_an_own_layer_that_cannot_be_made_ends_in_a_sentence(tmp_path):
@@ -460,7 +499,7 @@ def test_a_layer_that_learns_to_see_the_future_is_refused_after_training(tmp_pat
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        ("q[..., 1:, :]", "attention=mine makes (1, 15, 32) of tokens (1, 16, 32): return (…, H, T, Dv), a row"),
+        ("q[..., 1:, :]", "attention=mine makes (2, 2, 32) of tokens (2, 3, 32): return (…, H, T, Dv), a row"),
         ("q @ k", "code=mine.py, line 4: RuntimeError: Expected size"),
     ],
 )
@@ -503,7 +542,7 @@ def test_jobs_of_one_process_run_each_its_own_file_and_a_comparison_notes_their_
 
 def test_a_sweep_says_of_a_broken_file_that_none_of_its_jobs_can_run(tmp_path):
     (tmp_path / "bad.py").write_text("x = 1\n")
-    assert "code=bad.py: it registers nothing" in run_here("-m", "code=bad.py", "seed=1,2", cwd=tmp_path).stderr
+    assert "code=bad.py registers nothing" in run_here("-m", "code=bad.py", "seed=1,2", cwd=tmp_path).stderr
 
 
 @pytest.mark.slow

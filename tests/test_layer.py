@@ -78,11 +78,9 @@ def top_left(q, k, v, **arguments):
     [
         (broken(scale=0.9 / 8**0.5), "value+grad"),
         (lambda q, k, v, **arguments: matmul(q, k, v.detach(), **arguments), "value+grad"),
-        (lambda *qkv, **arguments: matmul(*qkv, **arguments) * torch.nan, "value+grad"),
         (broken(is_causal=False), "future"),
         *((broken(is_causal=True, mask=None), check) for check in ("padding", "document")),
         (top_left, "cache"),
-        (broken(dropout_p=0.1), "cache"),
     ],
 )
 def test_a_broken_attention_is_noticed_and_one_with_a_kink_passes(monkeypatch, attend, noticed_by):
@@ -91,6 +89,22 @@ def test_a_broken_attention_is_noticed_and_one_with_a_kink_passes(monkeypatch, a
     monkeypatch.setitem(FORMS, "softmax1", leaky_attention)
     for dtype in (torch.float32, torch.bfloat16):
         assert check.run(noticed_by, "softmax1", CPU, dtype).startswith("ok")
+
+
+@pytest.mark.parametrize(
+    ("attend", "sentence"),
+    [
+        (lambda *qkv, **arguments: matmul(*qkv, **arguments) * torch.nan, "attention=sdpa gives infinity or NaN: look"),
+        (
+            broken(dropout_p=0.1),
+            r"attention=sdpa gives two results for the same tokens: keep state in ctx\.layer_cache",
+        ),
+    ],
+)
+def test_a_layer_that_is_not_finite_or_not_repeatable_is_refused(monkeypatch, attend, sentence):
+    monkeypatch.setitem(FORMS, "sdpa", attend)
+    with pytest.raises(SettingsError, match=sentence):
+        check.make_layer("sdpa")
 
 
 def test_failures_are_counted_and_become_the_exit_status(monkeypatch, capsys):

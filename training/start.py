@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from data.prepare import prepare
 from data.tasks import Data, TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
-from model.attention.check import checked_output, moved_layer, refuse_leak, unreached
+from model.attention.check import moved_layer, refuse_leak, unreached
 from model.attention.code import explained, run_code
 from model.cpu import keep_freed_memory
 from model.gpt import GPT
@@ -63,6 +64,9 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
         log.disabled = not ranks.is_first
         if in_notebook() and not log.handlers:
             stack.callback(log.removeHandler, show_log())
+        log_handler = MemoryHandler(1)  # keeps the log until the run has a directory
+        log.addHandler(log_handler)
+        stack.callback(log.removeHandler, log_handler)
         device = choose_device(config.device, ranks.local_rank, ranks.local_size)
         ranks.join(device)
         if device.type == "cpu":
@@ -74,7 +78,7 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
         saved = ranks.broadcast(checkpoint_to_resume(config, stack) if ranks.is_first else None)
         run = build_run(config, ranks, device, saved)
         if ranks.is_first:
-            prepare_directory(run, saved, stack)
+            prepare_directory(run, saved, log_handler, stack)
         run.directory = ranks.broadcast(run.directory)
 
         stack.callback(run.checkpointer.wait)
@@ -201,34 +205,30 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Set determinism; SettingsError if the model is too large, fails, or wandb is not set up."""
-    refuse_too_large(config, device, ranks)
-    if config.code:
-        try_code(config, config.code)
+    with explained(config.code):
+        refuse_too_large(config, device, ranks)
+        if config.code:
+            try_code(config)
     if config.wandb.active_mode == "online" and ranks.is_first:
         check_key()
 
     # Set determinism, only if it changes: that imports torch's compiler, which takes longer than torch itself.
     if config.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic with this one
-        torch.backends.cudnn.benchmark = False
     if config.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(config.deterministic)
 
 
-def try_code(config: TrainConfig, file: str) -> None:
+def try_code(config: TrainConfig) -> None:
     """Raise SettingsError if layers with a person's file fail at a trial, or see later tokens."""
     length = min(config.model.block_size, 1024)  # a leak may need a long text
     for layer, name in enumerate(config.model.attention.split("/")):
         settings = replace(config.model.at(layer), vocab_size=FEWEST_IDS)
-        try:
-            torch.manual_seed(0)
-            tried = moved_layer(settings)
-            x = torch.randn(1, length, settings.n_embd)
-            checked_output(tried, x, name)
-            refuse_leak(name, tried, x)
-            untrained = unreached(tried, x[:, :2])
-        except Exception as error:  # of a person's file: any type
-            raise explained(file, error) from error
+        torch.manual_seed(0)
+        tried = moved_layer(settings)
+        x = torch.randn(1, length, settings.n_embd)
+        refuse_leak(name, tried, x)
+        untrained = unreached(tried, x)
         if untrained:
             log.warning(
                 "attention=%s: no gradient reaches %s, so training does not change it.", name, ", ".join(untrained)
@@ -248,7 +248,7 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
     # Estimate the least that the run needs. A parameter takes 4 bytes each for weight, gradient and Muon's momentum. A
     # token takes 8 for its id, and 2 for each number that its blocks get.
     model = config.model
-    memory = memory_of(device)
+    _, memory = memory_of(device)
     parameters = count_weights(replace(model, vocab_size=model.vocab_size or FEWEST_IDS))
     state = 12 * parameters
     share = rank_batch_size(config, ranks.size)
@@ -296,10 +296,10 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> Saved | None:
     return None
 
 
-def prepare_directory(run: Run, saved: Saved | None, stack: ExitStack) -> None:
-    """Give the run a new directory, or the checkpoint's without later files; write its settings.
+def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler, stack: ExitStack) -> None:
+    """Give the run a new directory, or the checkpoint's without later files; write to it.
 
-    It stays locked until the stack is closed.
+    It gets the settings and the log, and stays locked until the stack is closed.
     """
     directory = saved.path.parent.parent if saved else Path(run.config.run_dir or "outputs")
     with os_errors_named("resume" if saved else "run_dir", directory, "written", WRITABLE):
@@ -319,7 +319,7 @@ def prepare_directory(run: Run, saved: Saved | None, stack: ExitStack) -> None:
         # Write the settings, and begin to log.
         written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
         replace_text(directory / "config.yaml", written)
-        log_to(directory, stack)
+        log_to(directory, log_handler, stack)
 
     # Tell where a resumed run goes on, and whether its last bits may differ.
     if saved:

@@ -123,21 +123,31 @@ def padding_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
 
 
 def document_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
-    """Treat each of several documents in a row as if it were alone."""
+    """Treat each of several documents in a row as if it were alone, also in pieces."""
     doc_starts = torch.zeros(B, T, dtype=torch.long, device=x.device)
     doc_starts[1, 10:] = 10
     alone = torch.cat((layer(x[1:, :10]), layer(x[1:, 10:])), dim=1)
-    return [(layer(x, AttentionContext(doc_starts=doc_starts)), torch.cat((layer(x[:1]), alone)))]
+    y = layer(x, AttentionContext(doc_starts=doc_starts))
+    return [(y, torch.cat((layer(x[:1]), alone))), (in_pieces(layer, x, doc_starts), y)]
 
 
 def cached(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     """Compute the same in two chunks of prefill and one-token steps as in one pass."""
+    return [(in_pieces(layer, x), layer(x))]
+
+
+def in_pieces(layer: MultiHeadAttention, x: Tensor, doc_starts: Tensor | None = None) -> Tensor:
+    """Return a layer's output with a cache, in two chunks of prefill and one-token steps."""
     cache = KVCache(T)
     pieces = []
     for piece in x.split((9, 7, *[1] * 8), dim=1):
-        pieces.append(layer(piece, AttentionContext(cache=cache)))
-        cache.position += piece.size(1)
-    return [(torch.cat(pieces, dim=1), layer(x))]
+        ctx = AttentionContext(cache=cache)
+        last = cache.position + piece.size(1)
+        if doc_starts is not None:
+            ctx.doc_starts = doc_starts[:, cache.position : last]
+        pieces.append(layer(piece, ctx))
+        cache.position = last
+    return torch.cat(pieces, dim=1)
 
 
 CHECKS = {
@@ -168,10 +178,12 @@ def moved_layer(config: GPTConfig) -> MultiHeadAttention:
     """Make a layer in eval mode, whose weights have moved from their initial values."""
     layer = make_attention(config).eval()
     layer.register_forward_pre_hook(give_tokens)
+    check_output(layer, config)
     # At their initial values most modifiers and many own forms are the plain layer, which would hide a mistake.
     for name, parameter in layer.named_parameters():
         if not name.startswith(("qkv_proj", "o_proj", "q_norm", "k_norm")):  # the plain layer's are random or norms
             parameter.data += 0.3 * torch.randn_like(parameter)
+    check_output(layer, config)
     return layer
 
 
@@ -224,13 +236,18 @@ def refuse_leak(attention: str, function: Callable[[Tensor], Tensor], text: Tens
 
 
 @torch.no_grad()
-def checked_output(layer: MultiHeadAttention, x: Tensor, attention: str) -> Tensor:
-    """Return a layer's output; SettingsError if its shape is not that of x."""
+def check_output(layer: MultiHeadAttention, config: GPTConfig) -> None:
+    """Raise SettingsError if a layer's output is not finite, repeatable and of x's shape."""
+    x = torch.ones(2, min(3, config.block_size), config.n_embd)
     y = layer(x)
+    attention = f"attention={config.attention}"
     if y.shape != x.shape:
-        problem = f"attention={attention} makes {tuple(y.shape)} of tokens {tuple(x.shape)}"
+        problem = f"{attention} makes {tuple(y.shape)} of tokens {tuple(x.shape)}"
         raise SettingsError(problem, "return (…, H, T, Dv), a row for each query")
-    return y
+    if not y.isfinite().all():
+        raise SettingsError(f"{attention} gives infinity or NaN", "look at its divisions, roots and logarithms")
+    if (y - layer(x)).abs().max() > 1e-4:
+        raise SettingsError(f"{attention} gives two results for the same tokens", "keep state in ctx.layer_cache()")
 
 
 def unreached(layer: MultiHeadAttention, x: Tensor) -> list[str]:
@@ -260,19 +277,19 @@ def main(arguments: list[str]) -> int:
 
     arguments: the attentions, and code=FILE for a file that registers them.
     """
-    # Run the files first: they register names. Try every layer once, before the long work, to find a mistake.
+    # Run the files first: they register names.
     attentions = run_codes(arguments)
-    files = [argument.removeprefix("code=") for argument in arguments if argument not in attentions]
+    file = next((argument.removeprefix("code=") for argument in arguments if argument not in attentions), None)
+    with explained(file):
+        return check_all(attentions)
+
+
+def check_all(attentions: list[str]) -> int:
+    """Print the table of some attentions, or of all; return 1 if a check failed."""
+    # Try every layer once, before the long work, to find a mistake.
     for attention in attentions:
-        x = torch.randn(B, T, C)
-        try:
-            layer = make_layer(attention)
-            checked_output(layer, x, attention)
-            untrained = unreached(layer.double(), x.double())  # as value+grad does
-        except (RuntimeError, TypeError) as error:  # its arguments, or heads of another shape, do not fit
-            if not files:
-                raise
-            raise explained(files[0], error) from error
+        layer = make_layer(attention)
+        untrained = unreached(layer.double(), torch.randn(B, T, C).double())  # as value+grad does
         if untrained:
             print(f"note: no gradient reaches {', '.join(untrained)} of {attention}\n")
 

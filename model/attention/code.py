@@ -4,8 +4,10 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
+from itertools import dropwhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,22 +77,23 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
     before = [dict(registry) for registry in registries]
     try:
         # A seed means the same with and without the file.
-        with torch.random.fork_rng(devices=[]):
+        with explained(name), torch.random.fork_rng(devices=[]):
             exec(compile(source, path, "exec"), vars(module))
         if before == [*registries]:
-            raise SettingsError("it registers nothing", "decorate a function or a class with @form or @modifier")
-        for modifier in MODIFIERS.keys() - before[1].keys():
-            check_results(MODIFIERS[modifier])
-    except (Exception, SystemExit) as error:
+            problem = f"code={name} registers nothing"
+            raise SettingsError(problem, "decorate a function or a class with @form or @modifier")
+    except SettingsError:
         for registry, content in zip(registries, before, strict=True):
             registry.clear()
             registry.update(content)
-        raise explained(name, error) from error
+        raise
+    for modifier in MODIFIERS.keys() - before[1].keys():
+        check_results(name, MODIFIERS[modifier])
     loaded = [each for key, each in sys.modules.items() if key.startswith(f"{package.__name__}.") and each != module]
     return sorted(Path(each.__file__) for each in loaded if each.__file__)
 
 
-def check_results(modifier: Any) -> None:
+def check_results(name: str, modifier: Any) -> None:
     """Let a modifier's methods raise SettingsError for results that do not fit.
 
     Those of another type or shape than they got.
@@ -105,7 +108,7 @@ def check_results(modifier: Any) -> None:
             found = shapes(result if count > 1 and isinstance(result, tuple) else (result,))
             wanted = shapes(arguments[:count])
             if found != wanted:
-                problem = f"{modifier.__name__}.{method.__name__}() returned {found}, not {wanted}"
+                problem = f"code={name}: {modifier.__name__}.{method.__name__}() returned {found}, not {wanted}"
                 raise SettingsError(problem, "return its arguments, changed in value alone")
             return result
 
@@ -120,22 +123,33 @@ def check_results(modifier: Any) -> None:
 
 def shapes(values: tuple) -> str:
     """Return the shapes of tensors, and the types of other values."""
-    each = [tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__ for value in values]
-    return ", ".join(map(str, each))
+    return ", ".join(
+        str(tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__ for value in values
+    )
 
 
-def explained(name: str, error: BaseException) -> SettingsError:
-    """Print the traceback of an error in code=NAME, from the file on; return its sentence."""
-    setting = f"code={name}"
-    path = path_of(name)
-    trace = error.__traceback__ and error.__traceback__.tb_next
-    lines = [frame.lineno for frame in traceback.extract_tb(trace) if frame.filename == str(path)]
-    if isinstance(error, SyntaxError) and error.lineno:
-        lines.append(error.lineno)
-    if lines:
-        setting += f", line {lines[0]}"
-        if os.environ.get("RANK", "0") == "0":
-            traceback.print_exception(error.with_traceback(trace))
-    if isinstance(error, SettingsError):
-        return SettingsError(f"{setting}: {error.problem}", error.remedy)
-    return SettingsError(f"{setting}: {traceback.format_exception_only(error)[-1].strip()}", "correct the file")
+@contextmanager
+def explained(name: str | None) -> Iterator[None]:
+    """Turn an error in code=NAME into a SettingsError with its line; print its traceback.
+
+    Without a name all errors pass, and a SettingsError that is not of the file does.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if name is None:
+            raise
+        trace = traceback.extract_tb(error.__traceback__)
+        frames = [*dropwhile(lambda frame: frame.filename != str(path_of(name)), trace)]
+        line = frames[0].lineno if frames else getattr(error, "lineno", None)  # of a SyntaxError
+        fault = SettingsError(traceback.format_exception_only(error)[-1].strip(), "correct the file")
+        if isinstance(error, SettingsError):
+            if not frames:
+                raise
+            fault = error
+        place = f"code={name}"
+        if line:
+            place += f", line {line}"
+            if os.environ.get("RANK", "0") == "0":
+                traceback.print_exception(error, limit=-len(frames))  # from the file on
+        raise SettingsError(f"{place}: {fault.problem}", fault.remedy) from error
