@@ -139,8 +139,8 @@ def make_folder(
         if Source(source.config).fingerprint != source.fingerprint:
             problem = f"data={source.config.source} changes while it is read ({source.describe()})"
             raise DataError(problem, "wait until nothing writes to it, or read a copy")
-        for loss, (count, first_place) in source.losses.items():
-            log(f"{loss}: {count:,}, first in {first_place}.")
+        for loss, (count, places) in source.losses.items():
+            log(f"{loss}: {count:,}, first in {', '.join(places)}.")
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         if not all(sizes.values()):
             problem = f"data={source.config.source} has no text, or too little to hold some out ({source.describe()})"

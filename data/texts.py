@@ -81,8 +81,8 @@ class Source:
         added = [name, LISTS, RULES] if config.source == "tales" else [self.separator]
         self.fingerprint = fingerprint(files, *asked, *filter(None, added))
         """A hash that changes if the text may have changed."""
-        self.losses: dict[str, tuple[int, str]] = {}
-        """{kind of loss: (count, first place)} of the latest reading."""
+        self.losses: dict[str, tuple[int, list[str]]] = {}
+        """{kind of loss: (count, first places)} of the latest reading."""
         self.binary: set[str] = set()
         """The files that it left out."""
 
@@ -171,8 +171,8 @@ class Source:
         return text
 
     def _note(self, loss: str, count: int, where: str) -> None:
-        before, first = self.losses.get(loss, (0, where))
-        self.losses[loss] = before + count, first
+        before, places = self.losses.get(loss, (0, []))
+        self.losses[loss] = before + count, [*places, where][:10]
 
 
 def divided(blocks: Iterable[str], separator: str | None) -> Iterator[Iterable[str]]:
@@ -262,7 +262,7 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
     """
 
     def fail(error: OSError) -> None:  # os.walk() would pass over a closed folder
-        raise error
+        raise OSError(error.errno, f"{error.strerror}: {error.filename}")
 
     root = user_path(setting, path)
     found = [root]

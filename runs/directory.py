@@ -7,6 +7,7 @@ import logging
 import secrets
 from contextlib import ExitStack, suppress
 from datetime import datetime
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,8 +16,6 @@ import yaml
 from common.errors import SettingsError
 from common.files import lock, user_path
 from common.text import LogFormatter, flat
-
-log = logging.getLogger("tinygpt")
 
 LOGS = ("metrics.jsonl", "report.jsonl", "train.log")
 
@@ -56,17 +55,13 @@ def log_sizes(run: Path) -> dict[str, int]:
     return {name: (run / name).stat().st_size for name in LOGS if (run / name).is_file()}
 
 
-def log_to(directory: Path, stack: ExitStack) -> None:
-    """Log to a run's train.log until the stack is closed."""
+def log_to(directory: Path, collected: MemoryHandler, stack: ExitStack) -> None:
+    """Write the collected log, and all that follows, to train.log until the stack is closed."""
     file = plain_file(directory / "train.log")
     handler = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(LogFormatter("[%(asctime)s] %(message)s"))
     stack.callback(handler.close)
-    log.addHandler(handler)
-    stack.callback(log.removeHandler, handler)
-    if not log.isEnabledFor(logging.INFO):  # a program that did not set up logging calls train()
-        stack.callback(log.setLevel, log.level)
-        log.setLevel(logging.INFO)
+    collected.setTarget(handler)  # the next line writes those before it
 
 
 def lock_run(run: Path, stack: ExitStack, setting: str = "run_dir") -> None:

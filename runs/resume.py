@@ -29,16 +29,38 @@ log = logging.getLogger("tinygpt")
 # Settings that a resumed run may change: the run's end, its output and its hardware.
 MAY_CHANGE_ON_RESUME = (
     *OF_THIS_INVOCATION,
-    *("code", "max_steps", "max_minutes", "max_flops", "max_skipped_steps"),
-    *("log_interval", "eval_interval", "eval_batch_size", "checkpoint_interval", "keep_checkpoints"),
-    *("sample_tokens", "sample_prompt", "wandb", "data.path", "data.cache_dir"),
-    *("device", "compile", "deterministic", "recompute", "micro_batch_size"),
+    "code",
+    "max_steps",
+    "max_minutes",
+    "max_flops",
+    "max_skipped_steps",
+    "log_interval",
+    "eval_interval",
+    "eval_batch_size",
+    "checkpoint_interval",
+    "keep_checkpoints",
+    "sample_tokens",
+    "sample_prompt",
+    "wandb",
+    "data.path",
+    "data.cache_dir",
+    "device",
+    "compile",
+    "deterministic",
+    "recompute",
+    "micro_batch_size",
 )
 
 # Settings of the model on which no weight depends. They may change with allow_changes.
 WITHOUT_WEIGHTS = [
-    *("model.dropout", "model.attention_dropout", "model.attention_window", "model.score_softcap"),
-    *("model.logit_softcap", "model.rope_theta", "model.rope_scaling", "model.rope_scaling_factor"),
+    "model.dropout",
+    "model.attention_dropout",
+    "model.attention_window",
+    "model.score_softcap",
+    "model.logit_softcap",
+    "model.rope_theta",
+    "model.rope_scaling",
+    "model.rope_scaling_factor",
     "model.rope_trained_length",
 ]
 

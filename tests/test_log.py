@@ -258,8 +258,8 @@ def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(trai
         run.progress.evaluated, run.progress.metrics = 20, {"val_loss": 2.5, "val_tokens": 100}
         run.progress.step = 200
         for changed, remedies in (
-            ({}, "add text, train fewer steps, set model.dropout=0.2, or lower eval_interval to catch the best"),
-            ({"dropout": 0.1}, "add text, train fewer steps, or lower eval_interval to catch the best"),
+            ({}, "add text or train fewer steps, or set model.dropout=0.2"),
+            ({"dropout": 0.1}, "add text or train fewer steps"),
         ):
             run.config = replace(run.config, eval_interval=10, model=replace(run.config.model, **changed))
             Terminal(run).log_result()
@@ -272,6 +272,20 @@ def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(trai
         assert "Every token was new: lower optimizer.lr=" in caplog.messages[-1]
 
 
+def test_the_log_of_a_run_begins_with_what_was_said_of_its_text(train_config, tmp_path):
+    (folder := tmp_path / "texts").mkdir()
+    for number in range(12):
+        (folder / f"{number:02}.bin").write_bytes(b"\0")
+    (folder / "a.txt").write_text("a line of text\n" * 300)
+    data = replace(train_config.data, path=str(folder), cache_dir=str(tmp_path / "cache"))
+    train(replace(train_config, data=data, max_steps=1))
+    lines = [line.partition("] ")[2] for line in (tmp_path / "run/train.log").read_text().splitlines()]
+    named = ", ".join(str(folder / f"{number:02}.bin") for number in range(10))
+    assert lines[0].startswith(f"Preparing {folder}: 13 files, ")
+    assert lines[1] == f"Files left out that are not text in UTF-8: 12, first in {named}."
+    assert lines[2].startswith("text  ")
+
+
 def test_bytes_are_advised_where_most_tokens_of_bpe_are_rare(train_config):
     with open_run(replace(train_config, sample_tokens=0)) as run:
         for name, ids in (
@@ -280,6 +294,8 @@ def test_bytes_are_advised_where_most_tokens_of_bpe_are_rare(train_config):
         ):
             data = replace(run.data, tokenizer=SimpleNamespace(name=name, n_vocab=257))
             assert describe(run.config, data, run.model)[1].endswith(f", {ids}")
+            tuned = replace(run.config, init_from="run")  # its tokenizer is the run's
+            assert describe(tuned, data, run.model)[1].endswith(f"{name} with 257 ids")
         bpe = SimpleNamespace(name="bpe", n_vocab=257)
         long = replace(data, tokenizer=bpe, train=run.data.train.repeat(150_000 // len(run.data.train) + 1))
         assert describe(run.config, long, run.model)[1].endswith(", bpe with 257 ids")

@@ -118,7 +118,7 @@ def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monk
     lost = "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8)"
     assert log[1:] == [
         f"Files left out that are not text in UTF-8: 1, first in {folder / '0.png'}.",
-        f"{lost}: 2, first in {folder / '0200.txt'}.",
+        f"{lost}: 2, first in {folder / '0200.txt'}, {folder / '0299.txt'}.",
     ]
 
 

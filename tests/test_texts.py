@@ -100,8 +100,10 @@ def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files
     assert read(source) == ["first", "second", '{"text": "third"}\n']
     assert source.describe() == f"{tmp_path}: 4 files, 29 B"
     raw = "Files of JSON lines read as they are (data=jsonl reads a field, no other files)"
-    assert source.losses.pop(raw) == (1, f"{tmp_path}/e.jsonl")
-    assert source.losses == {"Files left out that are not text in UTF-8": (2, f"{tmp_path}/c.bin")}
+    assert source.losses.pop(raw) == (1, [f"{tmp_path}/e.jsonl"])
+    assert source.losses == {
+        "Files left out that are not text in UTF-8": (2, [f"{tmp_path}/{name}" for name in ("c.bin", "e.bin")])
+    }
 
 
 def test_a_glob_a_file_a_packed_file_and_one_at_home_are_read(tmp_path, monkeypatch):
@@ -167,8 +169,8 @@ def test_text_is_read_as_it_is_and_what_is_not_utf8_becomes_u_fffd_and_is_counte
     source = of_path(tmp_path / "a.txt")
     for _ in range(2):
         assert read(source) == [text]
-        assert source.losses.pop(CRLF, None) == ((1, f"{tmp_path}/a.txt") if "\r\n" in text else None)
-        assert [*source.losses.values()] == [(lost, f"{tmp_path}/a.txt")] * bool(lost)
+        assert source.losses.pop(CRLF, None) == ((1, [f"{tmp_path}/a.txt"]) if "\r\n" in text else None)
+        assert [*source.losses.values()] == [(lost, [f"{tmp_path}/a.txt"])] * bool(lost)
 
 
 @pytest.mark.parametrize("name", ["big.txt", "big.txt.gz", "big.jsonl"])
@@ -194,10 +196,10 @@ def test_jsonl_gives_one_document_a_line_and_passes_over_null(tmp_path):
     source = of_path(tmp_path, "jsonl", text_field="body", separator=None)
     assert read(source) == ["one", "two\nlines\u2028", "<|endoftext|>", "packed \ufffd half \ufffd"]
     assert source.losses == {
-        "Records left out whose body is null": (2, f"{tmp_path}/a.jsonl line 7"),
+        "Records left out whose body is null": (2, [f"{tmp_path}/a.jsonl line {line}" for line in (7, 9)]),
         "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8)": (
             2,
-            f"{tmp_path}/b.jsonl.gz line 1",
+            [f"{tmp_path}/b.jsonl.gz line 1"],
         ),
     }
 
@@ -278,8 +280,8 @@ def test_places_that_cannot_be_read_are_refused_by_name(tmp_path, monkeypatch):
         of_path("~nobody-here/a")
     with pytest.raises(DataError, match=f"^data.name={tmp_path} names no regular file"):
         Source(DataConfig(source="hf", name=str(tmp_path)))
-    monkeypatch.setattr(os, "scandir", mock.Mock(side_effect=PermissionError(13, "Permission denied", "secret")))
-    with pytest.raises(SettingsError, match=f"data.path={tmp_path} cannot be read .Permission denied"):
+    monkeypatch.setattr(os, "scandir", mock.Mock(side_effect=PermissionError(13, "Permission denied", "a/secret")))
+    with pytest.raises(SettingsError, match=f"data.path={tmp_path} cannot be read .Permission denied: a/secret.: give"):
         of_path(tmp_path)
 
 

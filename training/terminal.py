@@ -125,15 +125,13 @@ class Terminal(Logger):
             remedy = f"Every token was new: lower optimizer.lr={config.optimizer.lr:g}"
             if epochs(config, data, progress.step) > 1:
                 remedy = by_heart(config)
-                if progress.best_step <= config.eval_interval:
-                    remedy += ", or lower eval_interval to catch the best"
             log.warning("after its best step the loss rose; sample.py takes that step's checkpoint. %s", remedy)
 
 
 def by_heart(config: TrainConfig) -> str:
     """Return the remedies for a text that the model learns by heart."""
-    remedies = "The model learns its text by heart: add text, train fewer steps"
-    return remedies if config.model.dropout else f"{remedies}, set model.dropout=0.2"
+    remedies = "The model learns its text by heart: add text or train fewer steps"
+    return remedies if config.model.dropout else f"{remedies}, or set model.dropout=0.2"
 
 
 def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
@@ -149,9 +147,10 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
     length += f" of {config.batch_size} × {block_size} tokens"
     if isinstance(data, TokenDataset):
         scored = data.validation_tokens(block_size, targets_scored(config, config.max_steps))
-        read = f"{len(data.train):,} for training, {len(data.val):,} for validation ({scored:,} in the last evaluation)"
+        evaluation = "the last evaluation" if config.max_steps else "an evaluation"
+        read = f"{len(data.train):,} for training, {len(data.val):,} for validation ({scored:,} in {evaluation})"
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
-        if len(data.train) < SMALL and data.tokenizer.name == "bpe":  # most of whose tokens are rare then
+        if len(data.train) < SMALL and data.tokenizer.name == "bpe" and not config.init_from:  # most tokens are rare
             ids += "; for so short a text try tokenizer=byte"
         lines = [f"text      {data.description}", f"tokens    {read}, {ids}"]
         if config.max_steps:
@@ -165,12 +164,11 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
 
     # Describe the model. The heads are counted in a layer, because some forms have one for any n_head.
     parts = count_parameters(model)
-    tables = f" ({parts['ngrams']:,} in tables of n-grams)" if parts["ngrams"] else ""
     in_blocks = sum(p.numel() for p in model.blocks.parameters())
     blocks = f"{plural(config.model.n_layer, 'block')} of {plural(model.attentions[0].n_head, 'head')}"
     return [
         *lines,
-        f"model     {parts.total():,} parameters{tables}, {in_blocks:,} of them in {blocks} "
+        f"model     {parts.total():,} parameters, {in_blocks:,} of them in {blocks} "
         f"({config.model.attention}), {config.model.n_embd} wide",
         f"run       {length}",
     ]
